@@ -1,4 +1,4 @@
-//! Makes Rust of gRPC's proto files, with the feature `grpc`.
+//! Generates Rust code from the gRPC proto files, with the feature `grpc`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,14 +1,14 @@
-//! An actor of the host's own that speaks with the engine in messages.
+//! A host's actor that exchanges messages with the engine.
 //!
 //! `Listener` makes two requests. Their tokens arrive in its mailbox as [`TokenEvent`]s, like any other message. One
-//! answer it hears to the end; the other it cancels after a few tokens, with a [`CancelRequest`] through the engine's
+//! answer it reads to the end; the other it cancels after a few tokens, with a [`CancelRequest`] through the engine's
 //! doors.
 //!
 //! ```text
 //! cargo run --example actor_client
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::path::Path;
 use std::sync::Arc;

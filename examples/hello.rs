@@ -1,10 +1,10 @@
-//! The shortest host: an engine with its defaults, on the model that the library brings along, answers a question.
+//! The shortest host: an engine with default settings and the bundled model answers a question.
 //!
 //! ```text
 //! cargo run --example hello
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use actix::System;
 use souffleur::config::EngineConfig;

@@ -1,4 +1,4 @@
-//! An engine on the host's own Arbiter, used by messages only.
+//! An engine on the host's Arbiter, used through messages only.
 //!
 //! `Listener` lives on the same Arbiter as the engine's actors. It sends [`Generate`] through the engine's doors
 //! itself: two samples of one prompt as one call, so that the prompt is encoded once. It takes no permits: a request
@@ -8,7 +8,7 @@
 //! cargo run --example own_arbiter
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::path::Path;
 use std::time::Duration;

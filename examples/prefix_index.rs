@@ -10,7 +10,7 @@
 //! cargo run --example prefix_index
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;

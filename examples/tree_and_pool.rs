@@ -7,7 +7,7 @@
 //! cargo run --example tree_and_pool
 //! ```
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::sync::Arc;
 

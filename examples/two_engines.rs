@@ -8,10 +8,10 @@
 //! curl -N -d 'Who are you?' http://127.0.0.1:8080/first
 //! ```
 //!
-//! With `--check` the program asks both engines over a socket, stops the first, shows that the second still answers,
+//! With `--check` the program calls both engines over a socket, stops the first, shows that the second still answers,
 //! and ends.
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Lists the kernels' sources, and their pack if there is one.
+//! Embeds the kernels' sources, and the pack of compiled kernels if there is one.
 //!
 //! A file that is new here is seen once this or one of the others changes: cargo could watch the folder only with all
 //! that is below.
@@ -46,7 +46,7 @@ fn main() {
 
 /// In the order of their names.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).expect("the sources are beside this");
+    let entries = fs::read_dir(dir).expect("the sources are in the folder");
     let mut files: Vec<_> = entries
         .map(|entry| entry.expect("the folder can be read").path())
         .filter(|path| path.extension().is_some_and(|found| found == extension))

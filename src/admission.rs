@@ -1,4 +1,4 @@
-//! How much may be inside the engine at once: requests and prompt tokens, counted by permits.
+//! Admission limits: permits count the requests and prompt tokens inside the engine.
 //!
 //! A mailbox bounds nothing in actix, so admission does: a permit is taken before a request is sent to the engine and
 //! given back when its last event goes out.
@@ -81,7 +81,7 @@ impl Admission {
         })
     }
 
-    /// Takes no more requests.
+    /// Admits no more requests.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
@@ -102,7 +102,7 @@ impl Admission {
     }
 }
 
-/// Adds `n` unless that passes `limit`; a single request larger than the limit is let in alone.
+/// Adds `n` unless that passes `limit`; a single request larger than the limit is admitted alone.
 fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
     counter
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {

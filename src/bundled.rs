@@ -1,4 +1,4 @@
-//! The model inside this library: a tiny one, on which an engine with the default configuration starts.
+//! The bundled model: a tiny one inside this library, which the default configuration serves.
 //!
 //! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
 //! one way to load a model instead of two, and an installed program needs no other files. The folder's name

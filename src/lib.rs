@@ -38,7 +38,7 @@
 //! # For hosts
 //!
 //! - [`engine`]: starts an engine, on its own thread or on an Arbiter of the host's; the handle
-//! - [`request`], [`sink`], [`admission`]: the values that go in and come out, and how many requests may be inside
+//! - [`request`], [`sink`], [`admission`]: requests and their events, and the admission limits
 //! - `hub` (the feature `hub`): downloads models that a configuration names by their ids on the Hugging Face hub
 //! - [`bundled`]: the model inside this library, on which an engine with the default configuration starts
 //! - [`config`]: every key, its default and its bounds; [`error`]: every way to fail

@@ -34,7 +34,7 @@ pub struct GenerateRequest {
     pub constraint: Option<Arc<Constraint>>,
     /// The embedding of the prompt is wanted, and no output: `max_new_tokens` counts as 0.
     pub pooling: Option<Pooling>,
-    /// How the output is taken apart into text, reasoning and tool calls; `None` for plain text.
+    /// How the output is parsed into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
@@ -75,7 +75,7 @@ pub enum Prompt {
     Tokens(Arc<[u32]>),
     /// A conversation, rendered by the model's chat template.
     Chat(Arc<ChatPrompt>),
-    /// Vectors, each in the place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
+    /// Vectors, each in place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
     Vectors(Arc<PromptVectors>),
 }
 
@@ -103,7 +103,7 @@ impl Prompt {
     }
 }
 
-/// Nothing is free, or a list of empty lists would be.
+/// Lists, objects and scalars count as at least a byte, so that a list of empty lists has a cost.
 fn text_bytes_of(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     match value {
@@ -182,7 +182,7 @@ pub struct KnownTurns {
     pub has_answer: bool,
 }
 
-/// How an output is taken apart into [`OutputPiece`]s, in the formats that the engine was started with.
+/// How an output is parsed into [`OutputPiece`]s, in the formats that the engine was started with.
 #[derive(Clone, Debug, Default)]
 pub struct OutputParsing {
     /// The tools that may be called; `None`: calls are left in the text.
@@ -214,9 +214,9 @@ impl Event {
 /// New text and tokens of one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Final text; may trail `tokens`. Empty if the request's output is taken apart.
+    /// Final text; may trail `tokens`. Empty if the request's output is parsed.
     pub text: String,
-    /// The text of a request whose output is taken apart.
+    /// The text of a request whose output is parsed.
     pub pieces: Vec<OutputPiece>,
     /// New output tokens.
     pub tokens: Vec<u32>,

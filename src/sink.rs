@@ -1,4 +1,4 @@
-//! Where the events of one request go, with the guarantee of exactly one terminal event.
+//! The event sink of one request, which delivers exactly one terminal event.
 //!
 //! A sink that is dropped without its terminal event (its actor died, its message was never handled) sends
 //! `Failed(engine_down)` itself.
@@ -211,8 +211,8 @@ impl Drop for EventSink {
             let reason = if self.is_inside {
                 "the request was dropped inside the engine: send it again"
             } else {
-                "the actors that the request was sent to have stopped: send it again, through doors that \
-                 EngineHandle::doors() gives now"
+                "the actors that the request was sent to have stopped: send it again, through the current \
+                 EngineHandle::doors()"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

@@ -340,7 +340,7 @@ impl Run {
             .collect()
     }
 
-    /// Gives everything back, also after a difference, and checks that every page is there once.
+    /// Releases everything, after a difference too, and checks that each page is free exactly once.
     fn finish(&mut self) -> Result<()> {
         for (_, lock) in self.locks.drain() {
             self.tree.unlock(lock);

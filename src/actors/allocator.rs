@@ -1,4 +1,4 @@
-//! The Allocator: owns the free pages and the free rows, alone. A page is freed and granted here.
+//! The Allocator actor, the only owner of the free pages and rows: frees and grants them.
 
 use actix::{Actor, Context, Handler, Recipient};
 

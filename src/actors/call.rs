@@ -1,4 +1,4 @@
-//! Requests that came together: each of their prompts is here once, for any number of samples.
+//! A call: requests that arrive together. It holds each of their prompts once, for any number of samples.
 //!
 //! The sender of the requests makes it: examining a large prompt would delay the Tokenizer.
 
@@ -26,7 +26,7 @@ pub struct Asked {
     pub cancel: CancelFlag,
 }
 
-/// The form that a request asks of its output.
+/// The requested form of an output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutputForm {
     pub(crate) constraint: Option<Arc<Constraint>>,
@@ -51,7 +51,7 @@ pub(crate) struct Weighed {
 }
 
 impl Prompts {
-    /// Requests have one prompt if they share its memory, and that of the form of their outputs.
+    /// Requests share a prompt if they share its memory and that of their output form.
     pub(crate) fn of<'a>(requests: impl Iterator<Item = &'a GenerateRequest>) -> Self {
         let mut prompts = Self::default();
         let mut known = FxHashMap::default();
@@ -70,7 +70,7 @@ impl Prompts {
         self.distinct[self.of_request[request]].estimated_tokens
     }
 
-    /// Which of the distinct prompts is that of a request.
+    /// The index of a request's prompt among the distinct ones.
     pub(crate) fn index_of(&self, request: usize) -> usize {
         self.of_request[request]
     }

@@ -21,7 +21,7 @@ pub struct Obituary {
 }
 
 impl Obituary {
-    /// That of one actor or thread of one generation of the unit.
+    /// The obituary of one actor or thread of one generation of the unit.
     pub fn new(actor: &'static str, generation: u64, to: Recipient<ActorDied>) -> Self {
         Self {
             actor,
@@ -53,7 +53,7 @@ impl Drop for Obituary {
     }
 }
 
-/// The [`Obituary`] of an actor or thread with which the whole unit goes down.
+/// The [`Obituary`] of an actor or thread whose death ends the whole unit.
 ///
 /// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak. The
 /// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.

@@ -23,7 +23,7 @@ use crate::state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
 
-/// How long the thread waits for a step before it asks the device whether the one in flight has ended.
+/// Time that the thread waits for a step before it polls the device for the end of the one in flight.
 const GLANCE: Duration = Duration::from_micros(20);
 
 /// The front.
@@ -62,7 +62,7 @@ struct Answers {
 pub type ExecutorFactory = dyn Fn() -> Result<Box<dyn executor::Executor>, LoadError> + Send + Sync;
 
 impl ExecutorThread {
-    /// Starts a thread and loads the executor there; the receiver hears how that went. `eos_token_ids` end outputs.
+    /// Starts a thread and loads the executor there; the receiver gets the result. `eos_token_ids` end outputs.
     ///
     /// # Errors
     /// When the thread cannot be started.

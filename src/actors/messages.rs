@@ -85,7 +85,7 @@ pub struct TokensReady {
 }
 
 /// Host or server -> Tokenizer, rare: where a request's prompt left the tree, and why. `None` for an id that is
-/// unknown, not admitted yet or forgotten, and with the diagnosis off.
+/// unknown, not admitted yet or no longer recorded, and with the diagnosis off.
 #[derive(Debug, Message)]
 #[rtype(result = "Option<Box<PrefixReport>>")]
 pub struct GetPrefixReport {
@@ -110,7 +110,7 @@ pub struct Submit {
 pub struct CancelRequest {
     /// The request.
     pub rid: RequestId,
-    /// Which request of that id, known by its flag; `None` for whichever has it.
+    /// Which request of that id, known by its flag; `None` for any request with the id.
     pub flag: Option<CancelFlag>,
 }
 
@@ -139,7 +139,7 @@ impl Message for Box<StepPlanned> {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub enum StoreNews {
-    /// It begins to serve, or ends for good.
+    /// It begins to serve, or has failed permanently.
     Serves(bool),
     /// Answers [`StoreOrder::Find`], also in place of a store that is late.
     Found {
@@ -263,14 +263,14 @@ pub struct PoliciesSet {
     pub radix_eviction_policy: &'static str,
 }
 
-/// Host or server -> Scheduler, rare: forgets every cached prefix that no pin keeps, with the next plan. Refused while a
-/// request runs or waits.
+/// Host or server -> Scheduler, rare: flushes every cached prefix that no pin keeps, with the next plan. Refused while
+/// a request runs or waits.
 #[derive(Debug, Message)]
 #[rtype(result = "Result<CacheFlushed, RequestError>")]
 pub struct FlushCache;
 
 /// Host or server -> Scheduler, rare: begins or ends a pause. Steps in flight end; no other is planned until the end of
-/// the pause. Requests that come in meanwhile wait. A unit that is built anew during a pause is paused.
+/// the pause. Requests that come in meanwhile wait. A unit that is rebuilt during a pause is paused.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
@@ -338,7 +338,7 @@ impl Message for Box<ReservePages> {
 pub struct RunStep {
     /// The step.
     pub plan: Box<StepPlan>,
-    /// The emptied rows of an earlier step's result, for their memory; without any the executor allocates new ones.
+    /// The emptied rows of an earlier step's result, to be reused; without any the executor allocates new ones.
     pub spent: Option<Vec<RowResult>>,
 }
 
@@ -360,7 +360,7 @@ pub struct SequencesEnded {
 pub struct ActorDied {
     /// The name of the actor or thread that died.
     pub actor: &'static str,
-    /// Which life of the unit it belonged to: a late note of an earlier life is ignored.
+    /// The generation of its unit: a late note of an earlier generation is ignored.
     pub generation: u64,
     /// It panicked.
     pub panicked: bool,
@@ -395,11 +395,11 @@ impl std::fmt::Debug for StepDone {
     }
 }
 
-/// The addresses that one request crosses, as recipients, which hide the actors.
+/// The mailbox addresses that a request needs, as recipients, which hide the actors.
 ///
-/// They are the addresses of the current actors. When one of these dies all are built anew, and old doors are closed: a
+/// They are the addresses of the current actors. When one of these dies all are rebuilt, and old doors are closed: a
 /// request that is sent through them fails with `engine_down`, `send` returns `MailboxError::Closed`, and a one-way
-/// message (a cancel) is dropped, since no request of that life is left. New ones come from `EngineHandle::doors`.
+/// message (a cancel) is dropped, since no request of that generation is left. `EngineHandle::doors` returns new ones.
 #[derive(Clone)]
 pub struct Doors {
     /// The Tokenizer.
@@ -449,7 +449,7 @@ impl Doors {
 pub struct StoreOrders {
     /// The orders. All but `Discard` are answered by `StoreNews`.
     pub orders: Vec<StoreOrder>,
-    /// How fast the executor prefills, in tokens a second; `None` before it has.
+    /// The executor's prefill rate in tokens per second; `None` before the first prefill.
     pub prefill_tokens_per_s: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! The RadixCache and the Allocator without an engine: an account of who holds which prefix.
+//! A prefix index without an engine: the RadixCache and the Allocator, driven by an actor of the host.
 //!
 //! An actor of the host replaces the Scheduler. It sends plans and receives [`StepPlanned`]; it owns the pages and
 //! locks that it was granted and hands them back in the settlements of a later plan. Plans run one at a time: the next
@@ -38,7 +38,7 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Starts both actors on the calling Arbiter; `planned` hears the answer to every plan.
+    /// Starts both actors on the calling Arbiter; `planned` receives the answer to every plan.
     ///
     /// # Panics
     /// Outside an actix System, as every start of an actor.
@@ -73,7 +73,7 @@ impl PrefixIndex {
         self.plan.post(Box::new(plan));
     }
 
-    /// Whom to ask how much of a prompt is held. Asking changes nothing, and needs no plan.
+    /// The recipient of queries for the cached part of a prompt. They change nothing, and need no plan.
     pub fn peek(&self) -> Recipient<PeekPrefix> {
         self.peek.clone()
     }

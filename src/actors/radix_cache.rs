@@ -1,4 +1,4 @@
-//! The RadixCache: owns the prefix tree, alone. A match is answered here.
+//! The RadixCache actor, the only owner of the prefix tree: answers matches and runs the tree's leg of plans.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const FEED_INTERVAL: Duration = Duration::from_millis(10);
 pub struct RadixCache {
     cache: Box<dyn PrefixCache>,
     allocator: Mailbox<Box<ReservePages>>,
-    /// The Scheduler, which asks; a host that plans by itself does not.
+    /// The Scheduler; a host that plans by itself has none.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     /// Receiver of the tree's changes, if they are published.
     feed: Option<ChangeFeed>,
@@ -48,7 +48,7 @@ impl RadixCache {
         }
     }
 
-    /// The actor, with somebody to answer probes to.
+    /// The actor, with a recipient for answers to probes.
     pub fn answering(self, scheduler: Mailbox<Box<PrefixesProbed>>) -> Self {
         Self {
             scheduler: Some(scheduler),

@@ -1,8 +1,8 @@
-//! The waits between attempts to build a unit anew.
+//! The backoff between attempts to rebuild a unit.
 
 use std::time::Duration;
 
-/// How often a unit is built anew after a death, and after which waits.
+/// The number of attempts to rebuild a unit after a death, and the waits before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RebuildRules {
     /// Attempts, the first of them at once.

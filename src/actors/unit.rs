@@ -1,4 +1,4 @@
-//! The unit of life and death: five actors and the executor thread, wired together.
+//! The unit of failure: five actors and the executor thread, wired together, which start and stop together.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -52,9 +52,9 @@ pub struct Blueprint {
     pub executor: Arc<ExecutorFactory>,
     /// The KV store, if there is one.
     pub store: Option<Arc<StoreSetup>>,
-    /// How often and after which waits building it again is tried.
+    /// The number of attempts to rebuild it, and the waits before them.
     pub rebuild: RebuildRules,
-    /// After how long, and how often then, a request that is still inside is logged; `None` for never.
+    /// Time after which, and then interval at which, a request in flight is logged; `None` for never.
     pub log_long_requests: Option<Duration>,
 }
 
@@ -69,7 +69,7 @@ impl Blueprint {
 /// Recipients of the state that outlives a unit.
 #[derive(Clone)]
 pub struct Survivor {
-    /// Hears who has died.
+    /// Receives deaths.
     pub died: Recipient<ActorDied>,
     /// Keeps the hosts' settings.
     pub keeper: Recipient<HostSettings>,
@@ -82,7 +82,7 @@ pub struct Unit {
     stop: Vec<Recipient<StopActor>>,
     /// Stops last, after the others' last orders.
     store: Option<Recipient<StopActor>>,
-    /// `None` once somebody waits for it.
+    /// `None` once it is awaited.
     executor_thread: Option<JoinHandle<()>>,
     tokenizer_arbiter: Option<Arbiter>,
     ledger: Arc<PoolLedger>,
@@ -109,7 +109,7 @@ impl Unit {
         Ok(wire(&blueprint, generation, (survivor, set), thread))
     }
 
-    /// Which life this is.
+    /// The generation of the unit.
     pub fn generation(&self) -> u64 {
         self.generation
     }

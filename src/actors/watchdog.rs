@@ -18,7 +18,7 @@ use crate::actors::unit::{Blueprint, Survivor, Unit};
 use crate::error::{LoadError, StartError};
 use crate::metrics::DeathMetrics;
 
-/// Those whose death ends the unit.
+/// The actors and threads whose death ends the unit.
 pub const MORTALS: [&str; 6] = [
     "tokenizer",
     "scheduler",
@@ -37,7 +37,7 @@ pub const FIRST_GENERATION: u64 = 1;
 /// The doors of the current unit; `None` while there is none.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
 
-/// Why the engine gave up; `None` while there is hope.
+/// Why the engine stays down; `None` while rebuilds are tried.
 pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
 
 /// Handle -> Watchdog: stop the unit and yourself. Answers when the executor thread has ended.
@@ -50,7 +50,7 @@ pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: DoorSlot,
     unit: Option<Unit>,
-    /// The generation of the unit that is open or will be opened next: older deaths mean nothing.
+    /// The generation of the unit that is open or will be opened next: deaths in older ones are ignored.
     generation: u64,
     /// The hosts' settings: the next unit begins with them.
     set: HostSettings,
@@ -104,7 +104,7 @@ impl Watchdog {
         *self
             .doors
             .write()
-            .expect("nobody panics with the door slot") = Some(unit.doors());
+            .expect("no holder of the slot's lock panics") = Some(unit.doors());
         self.unit = Some(unit);
         if let Some(died) = self.died_early.take() {
             ctx.notify(died);
@@ -115,7 +115,7 @@ impl Watchdog {
         *self
             .doors
             .write()
-            .expect("nobody panics with the door slot") = None;
+            .expect("no holder of the slot's lock panics") = None;
         self.unit.take()
     }
 
@@ -147,7 +147,7 @@ impl Watchdog {
             Ok(unit) if self.is_stopping => self.end(unit, ctx),
             Ok(unit) => {
                 self.failed_attempts = 0;
-                tracing::warn!(generation = unit.generation(), "the engine is rebuilt");
+                tracing::warn!(generation = unit.generation(), "engine rebuilt");
                 self.open(unit, ctx);
             }
             Err(_) if self.is_stopping => self.leave(ctx),
@@ -160,16 +160,16 @@ impl Watchdog {
         let attempts = self.failed_attempts;
         if let StartError::Load(LoadError::Replaced { .. }) = error {
             // No wait brings the model back that its clients know by this name.
-            tracing::error!(%error, "the engine is not rebuilt with other files and stays down");
+            tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
             return self.give_up(&format!("the engine died and is not rebuilt: {error}"));
         }
         let Some(wait) = self.rules.wait_after(attempts) else {
-            tracing::error!(%error, attempts, "the engine cannot be rebuilt and stays down");
+            tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down");
             let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
             return self.give_up(&format!("{reason}, the last: {error}"));
         };
         let wait_s = wait.as_secs_f64();
-        tracing::error!(%error, attempts, wait_s, "the engine cannot be rebuilt, another attempt follows");
+        tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
         let next = ctx.run_later(wait, |watchdog, ctx| {
             watchdog.next_attempt = None;
             watchdog.rebuild(None, ctx);

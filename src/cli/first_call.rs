@@ -1,4 +1,4 @@
-//! A first call of a server that its model can answer.
+//! The example call that `serve` suggests at its start, which the served model can answer.
 
 use serde_json::json;
 use souffleur::model::text::{ChatPrompt, TextModel};

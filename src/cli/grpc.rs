@@ -26,7 +26,9 @@ impl GrpcServing {
         };
         let ended = actix_web::rt::time::timeout(READING_PATIENCE, &mut server).await;
         if ended.is_err() {
-            tracing::warn!("a client of gRPC reads its answer too slowly: it is cut off");
+            tracing::warn!(
+                "closing gRPC connections of clients that read their answers too slowly"
+            );
             server.abort();
         }
     }
@@ -53,7 +55,7 @@ impl GrpcDoor {
             ))
         })?;
         if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, "gRPC");
+            tracing::info!(%address, "serving gRPC");
         }
         Ok(Self {
             listener: Some(listener),
@@ -68,7 +70,7 @@ impl GrpcDoor {
         let state = state.clone();
         let server = actix_web::rt::spawn(async move {
             if let Err(error) = souffleur::server::grpc::run(listener, state).await {
-                tracing::error!(%error, "gRPC has ended");
+                tracing::error!(%error, "gRPC server failed");
             }
         });
         GrpcServing {

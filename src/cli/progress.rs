@@ -4,7 +4,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use souffleur::engine::Progress;
 use souffleur::hub::Transfer;
 
-/// A download is logged each time that this part of it has come.
+/// A download is logged after each such part of it.
 const LOGGED_PERCENT: u64 = 10;
 
 /// Shows bytes read of all bytes, and clears itself at the end.
@@ -21,7 +21,7 @@ pub fn weights_bar() -> Progress {
     })
 }
 
-/// Shows how much of a model has come: as a bar on a terminal, else as lines of the log.
+/// Shows the progress of a download: as a bar on a terminal, else as lines of the log.
 pub fn download_bar() -> impl FnMut(Transfer<'_>) {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template(

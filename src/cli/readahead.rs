@@ -1,4 +1,4 @@
-//! Readahead of the program's own pages.
+//! Asks the system to read the program's file ahead, for a fast start.
 
 /// More than is ever loaded of the program: debug information, which comes after that, need not be read.
 #[cfg(target_os = "linux")]

@@ -34,7 +34,7 @@ pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
     if replayed.has_gap {
         let n_dropped = replayed.n_dropped;
         return Err(in_file(format!(
-            "has a gap: the disk did not follow and records are missing ({n_dropped} are counted); what is behind them cannot be replayed"
+            "has a gap: the disk was too slow and records are missing ({n_dropped} are counted); records after the gap cannot be replayed"
         )));
     }
     Ok(())
@@ -74,10 +74,10 @@ fn show(replayed: &Replayed) {
         (Some(_), _) => "not reached",
         (None, LogEnd::Closed) => "the engine stopped",
         (None, LogEnd::SizeLimit) => "the log reached its maximum size",
-        (None, LogEnd::CutOff) => "cut off: whatever was not written whole is missing",
+        (None, LogEnd::CutOff) => "cut off: incomplete records at its end are missing",
     };
     say(format_args!("end           {ending}"));
     if replayed.difference.is_none() {
-        say("every plan came out as recorded");
+        say("every plan equals the recorded one");
     }
 }

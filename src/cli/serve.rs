@@ -96,7 +96,7 @@ async fn serve(
                 break Ok(());
             }
             () = hang_ups.next() => {
-                tracing::info!("SIGHUP changes nothing: settings are read at the start, SIGTERM stops the server");
+                tracing::info!("ignoring SIGHUP: settings are read at start; SIGTERM stops the server");
             }
             ended = &mut serving => return finish(ended),
         }
@@ -123,7 +123,7 @@ fn start_on_thread(config: EngineConfig) -> Starting {
     receiver
 }
 
-/// Waits until the engine has failed for good: the process must end then, since a supervisor would take it for a
+/// Waits until the engine has failed permanently: the process must end then, since a supervisor would take it for a
 /// server.
 async fn failure(slot: &EngineSlot) -> Arc<str> {
     match slot.engine() {
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Dies of its first step.
+    /// Panics in its first step.
     struct Mortal;
 
     impl Executor for Mortal {
@@ -274,7 +274,7 @@ mod tests {
             starting
         };
         let client = std::thread::spawn(move || {
-            // Until the engine is in its place, and then until it dies of a request.
+            // Until the engine is stored, and then until a request kills it.
             loop {
                 let answer = ask(address);
                 if !answer.contains("\"loading\"") {

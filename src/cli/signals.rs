@@ -114,7 +114,7 @@ impl Signals {
         })
     }
 
-    /// With the one of a terminal that is gone, which stays as it was otherwise: `nohup` has it ignored.
+    /// Handles SIGHUP too. Without this its disposition stays: `nohup` ignores it.
     pub fn with_hang_up(self) -> io::Result<Self> {
         Ok(Self {
             hang_up: Some(signal(SignalKind::hangup())?),

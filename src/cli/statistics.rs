@@ -1,4 +1,4 @@
-//! Medians, percentiles and lines through points.
+//! Medians, percentiles and line fits.
 
 use serde::Serialize;
 

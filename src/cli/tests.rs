@@ -1,3 +1,5 @@
+//! The command line's flags and defaults.
+
 use souffleur::config::EngineConfig;
 use souffleur::config::keys::{Form, Key, Keys};
 use souffleur::server::ServerConfig;

@@ -17,7 +17,7 @@ use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::BatchRules;
 use crate::state::scheduler::policy::PriorityOrder;
 
-/// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
+/// Requests admitted beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
 /// new request. Requests beyond these are rejected at any priority.
 const PRIORITY_DOOR_REQUESTS: usize = 64;
 
@@ -150,7 +150,7 @@ impl EngineConfig {
         (!every.is_zero()).then_some(every)
     }
 
-    /// How often a unit of actors is built anew, and after which waits.
+    /// The number of attempts to rebuild a unit of actors, and the waits before them.
     pub fn rebuild_rules(&self) -> RebuildRules {
         RebuildRules {
             attempts: self.rebuild_attempts,

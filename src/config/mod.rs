@@ -149,8 +149,8 @@ keys::keys! {
         #[flag(MEMORY.takes("TOKENS"))]
         #[range(1..=MAX_CHOSEN_TOKENS)]
         ds_heavy_token_num: usize = 256,
-        /// With `--enable-double-sparsity`: by what the file ranks channels, by queries and keys (qk), queries (q) or keys
-        /// (k).
+        /// With `--enable-double-sparsity`: the statistic by which the file ranks channels: queries and keys (qk), queries
+        /// (q) or keys (k).
         #[flag(MEMORY.rare())]
         ds_heavy_channel_type: ChannelType = ChannelType::Qk,
         /// With `--enable-double-sparsity`: number of tokens, its own among them, that a query must see to be sparse; in
@@ -234,7 +234,7 @@ keys::keys! {
         /// Folder in which the KV store keeps cached prefixes on disk, so that they outlive memory and restarts; without it
         /// nothing is stored.
         ///
-        /// Whoever can read the folder and has the model can learn what prompts said: it is readable by its owner only, and not
+        /// A reader of the folder who has the model can reconstruct prompts: it is readable by its owner only, and not
         /// encrypted.
         #[flag(MEMORY.takes("DIR"))]
         kv_disk_path: Option<PathBuf> = None,
@@ -260,7 +260,7 @@ keys::keys! {
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]
         kv_prefetch_timeout_base_s: f64 = 1.0,
-        /// With `--kv-disk-path`: seconds that it waits besides for each 1,024 tokens.
+        /// With `--kv-disk-path`: additional seconds that it waits for each 1,024 tokens.
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]
         kv_prefetch_timeout_per_ki_token_s: f64 = 0.25,
@@ -289,7 +289,7 @@ keys::keys! {
         /// Publishes over ZeroMQ which blocks of tokens the prefix cache holds, as SGLang does, for routers and indexers: JSON
         /// such as {"publisher": "zmq", "endpoint": "tcp://*:5557"}.
         ///
-        /// Whoever connects to that port reads the tokens of all prompts. docs/kv-events.md describes the events, and every
+        /// Every client that connects to that port reads the tokens of all prompts. docs/kv-events.md describes the events, and every
         /// key of the object: endpoint, replay_endpoint, topic, buffer_steps, hwm, max_queue_size, format, encoding,
         /// block_size.
         #[flag(MEMORY.takes("JSON").rare())]

@@ -32,7 +32,7 @@ pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
 /// A day.
 pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
-/// Longest wait between two attempts to build the actors anew, in seconds.
+/// Longest wait between two attempts to rebuild the actors, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
 /// Room for a few blocks of any model.
 pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
@@ -207,7 +207,7 @@ impl EngineConfig {
             return Ok(());
         }
         check(!self.disable_radix_cache, "kv_disk_path", || {
-            "is given, but disable_radix_cache is on: what is stored comes from the prefix cache, leave one of the two out"
+            "is given, but disable_radix_cache is on: the KV store saves the prefix cache's blocks, leave one of the two out"
                 .to_owned()
         })?;
         let page = self.page_size as usize;

@@ -1,4 +1,4 @@
-//! The memory that an engine on a GPU is planned by, and the making of its executor.
+//! Starts an engine on a GPU: its memory budget and its executor.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -284,7 +284,7 @@ pub(super) fn notice_unused() {
     if let Some(version) = driver::installed() {
         tracing::info!(
             cuda = %version,
-            "there is a CUDA driver, and the CPU is used: --device cuda uses the GPU"
+            "using the CPU although there is a CUDA driver: --device cuda selects the GPU"
         );
     }
 }

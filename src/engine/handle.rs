@@ -1,4 +1,4 @@
-//! A host's side of one engine.
+//! [`EngineHandle`]: a host's interface to one engine.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
@@ -29,12 +29,12 @@ use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::CacheFlushed;
 use crate::state::scheduler::stats::EngineStats;
 
-/// How one request is let in.
+/// Admits one request.
 type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 
-/// How long cancelled requests get to end at a shutdown whose deadline has passed.
+/// Grace for cancelled requests at a shutdown whose deadline has passed.
 const CANCEL_GRACE: Duration = Duration::from_secs(2);
-/// How long the step that runs gets to end after that.
+/// Grace for the running step after that.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
@@ -229,7 +229,7 @@ impl EngineHandle {
             .map_err(down)?
     }
 
-    /// Forgets every cached prefix, except pinned ones, and returns the freed counts.
+    /// Flushes every cached prefix, except pinned ones, and returns the freed counts.
     ///
     /// # Errors
     /// [`RequestError::Busy`] while a request runs or waits; nothing has changed then. [`RequestError::EngineDown`].
@@ -267,7 +267,7 @@ impl EngineHandle {
     }
 
     /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
-    /// unknown, not admitted yet or forgotten, and with `prefix_diagnostics` off.
+    /// unknown, not admitted yet or no longer recorded, and with `prefix_diagnostics` off.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -292,7 +292,7 @@ impl EngineHandle {
             .inner
             .doors
             .read()
-            .expect("nobody panics with the door slot");
+            .expect("no holder of the slot's lock panics");
         let down = || RequestError::EngineDown("no actors are running".to_owned());
         doors.clone().ok_or_else(down)
     }
@@ -332,7 +332,7 @@ impl EngineHandle {
         self.inner.max_prefill_tokens
     }
 
-    /// How long the lists and names of a request may be.
+    /// Limits on the lists and names of a request.
     pub fn request_limits(&self) -> &RequestLimits {
         &self.inner.request_limits
     }
@@ -354,9 +354,9 @@ impl EngineHandle {
         failure.borrow().is_some() || failure.has_changed().is_err()
     }
 
-    /// Waits until the engine has failed for good, and says why: an actor died and no attempt to rebuild the actors
-    /// worked, the model's files have changed since they were loaded, or the host stopped the actors' Arbiter. Never
-    /// ends for an engine that was shut down. Safe to drop while it waits.
+    /// Waits until the engine has failed permanently, and returns the reason: an actor died and no attempt to rebuild
+    /// the actors worked, the model's files have changed since they were loaded, or the host stopped the actors'
+    /// Arbiter. Never ends for an engine that was shut down. Safe to drop while it waits.
     pub async fn failed(&self) -> Arc<str> {
         let mut failure = self.inner.failure.clone();
         let reason = match failure.wait_for(Option::is_some).await {
@@ -380,7 +380,7 @@ impl EngineHandle {
         self.inner.admission.close();
     }
 
-    /// Takes no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
+    /// Admits no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
     /// stops the actors and their threads. Needs a tokio runtime with a timer. A step that takes longer than a few
     /// seconds more is abandoned: its thread ends with it.
     pub async fn shutdown(&self, deadline: Duration) {
@@ -395,14 +395,16 @@ impl EngineHandle {
         }
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
-            tracing::warn!("the executor is still in a step: it ends with that step, nobody waits");
+            tracing::warn!(
+                "the executor thread is still in a step: not waiting for it, it ends after that step"
+            );
             return;
         }
         let thread = self
             .inner
             .thread
             .write()
-            .expect("nobody panics with the thread slot")
+            .expect("no holder of the slot's lock panics")
             .take();
         if let Some(thread) = thread {
             join(thread).await;

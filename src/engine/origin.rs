@@ -1,4 +1,4 @@
-//! The executor of a rebuild has the model that the engine loaded first, or none.
+//! Makes sure that a rebuilt executor loads the same model files as the first one.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The parts that an engine runs on, made from a configuration.
+//! Builds the parts of an engine from its configuration.
 
 #[cfg(test)]
 mod tests;
@@ -287,7 +287,7 @@ impl EngineParts {
     }
 }
 
-/// The configuration with a model in it: the bundled one if it names none.
+/// The configuration, with the bundled model if it names none.
 fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadError> {
     if !config.model_path.as_os_str().is_empty() {
         return Ok(Cow::Borrowed(config));
@@ -298,7 +298,7 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
     }))
 }
 
-/// The model of a configuration, and its sparsity where contexts are attended to in part.
+/// The model of a configuration, and its double sparsity.
 fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsity>), StartError> {
     let mut model = cpu::describe(
         &config.model_path,
@@ -310,7 +310,10 @@ fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsi
     let sparsity = config.double_sparsity();
     let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
     if let Some(sparsity) = &sparsity {
-        tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+        tracing::info!(
+            kv = &*sparsity.tag,
+            "double sparsity enabled: long-context attention is approximate"
+        );
     }
     Ok((model, sparsity))
 }
@@ -319,7 +322,7 @@ fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsi
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
     let said = path.to_string();
-    tracing::debug!(path = %said, "kernels of the CPU");
+    tracing::debug!(path = %said, "CPU kernel path");
     Ok(said.into())
 }
 
@@ -335,7 +338,7 @@ fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
 /// The formats that the configuration names, or those of the model.
 ///
 /// # Errors
-/// A format that is named and one of the model that no output follows at once.
+/// A named format and a format of the model that exclude each other.
 fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputFormats, ConfigError> {
     let formats = OutputFormats {
         tool: match config.tool_call_parser.as_str() {

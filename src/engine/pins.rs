@@ -75,7 +75,7 @@ impl EngineHandle {
         let name = self.inner.next_soft_pin.fetch_add(1, Ordering::Relaxed);
         doors.pin_softly.do_send(PinSoftly {
             name,
-            // A pin that an earlier unit held went with it.
+            // A pin of an earlier unit ended with it.
             replaces: replaces.map(|pin| pin.name),
             namespace,
             tokens,

@@ -1,8 +1,8 @@
-//! How far the loading of a model is.
+//! The progress of loading a model.
 
 use std::sync::Arc;
 
-/// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
+/// Receives how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
 #[derive(Clone)]
 pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
 
@@ -16,7 +16,7 @@ impl Progress {
         (self.0)(done_bytes, all_bytes);
     }
 
-    /// Hears nothing.
+    /// Receives nothing.
     pub fn silent() -> Self {
         Self::new(|_, _| ())
     }

@@ -24,7 +24,7 @@ use crate::store::{
     Stop, StoreConfig, block_tokens,
 };
 
-/// Raised by hand whenever the kernels of the CPU give other bits for the same weights and tokens: blocks of before are
+/// Raised by hand whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
 /// then another engine's. Those of a GPU are named by their sources.
 const KERNEL_EPOCH: u32 = 2;
 /// The share of the KV pool that buffers take, and the least that they take.
@@ -35,7 +35,7 @@ const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
 /// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode reads
 /// all weights, hundreds of times as much.
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
-/// Bytes that a step saves which does nothing else: some milliseconds, for which a request that comes in waits.
+/// Bytes that a step saves which does nothing else: some milliseconds, for which an arriving request waits.
 const SAVED_BYTES_AT_REST: u64 = 16 << 20;
 /// Bytes that are loaded for a request at a time, if a block is no larger: decoding requests wait for the copy.
 const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
@@ -376,7 +376,7 @@ mod tests {
         fs::copy(weights, &copy).expect("a writable folder");
         fs::rename(&copy, weights).expect("the same file system");
         let error = identified(&parts).expect_err("a file was replaced");
-        assert!(error.contains("has changed since"), "{error}");
+        assert!(error.contains("changed while it was loaded"), "{error}");
         let again = identified(&start()).expect("nothing has changed since");
         assert_eq!(again.fingerprint(), print);
     }

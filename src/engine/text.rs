@@ -9,7 +9,7 @@ use crate::model::gguf::{self, Gguf};
 use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 
-/// All that a model's files say of texts.
+/// The tokenizer, chat template and sampling defaults of a model's files.
 pub(super) struct TextSide {
     /// Its tokenizer and chat template, unless the configuration goes without.
     pub text: Option<TextModel>,
@@ -51,14 +51,14 @@ fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
         Some(Ok(text)) => Ok(text),
         unusable if dir.join("tokenizer.json").is_file() => {
             if let Some(Err(error)) = unusable {
-                tracing::warn!(%error, "the tokenizer.json beside the file is used");
+                tracing::warn!(%error, "failed to read the vocabulary of the GGUF file, using the tokenizer.json in its folder");
             }
             TextModel::load(dir)
         }
         Some(Err(error)) => Err(error),
         None => Err(LoadError::Format {
             file: file.to_owned(),
-            reason: "has no vocabulary: put the model's tokenizer.json beside it, or send token ids with \
+            reason: "has no vocabulary: put the model's tokenizer.json into its folder, or send token ids with \
                      --skip-tokenizer-init"
                 .to_owned(),
         }),

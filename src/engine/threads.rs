@@ -1,4 +1,4 @@
-//! The threads that an engine computes on.
+//! The number of compute threads of an engine.
 
 use crate::kernels::cpu::default_threads;
 

@@ -1,4 +1,4 @@
-//! Which channels of a model's keys matter, over the tokens of a text: a file for double sparsity.
+//! Calibrates double sparsity: ranks the channels of a model's keys over the tokens of a text.
 
 use std::path::PathBuf;
 

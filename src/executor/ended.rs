@@ -1,4 +1,4 @@
-//! Rows whose output has ended, so that steps which were planned before that was known feed them nothing.
+//! Rows whose output has ended: steps that were planned before that was known feed them no tokens.
 //!
 //! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. The
 //! executor records the starts and results of rows here, and skips such rows before a step begins. That costs nothing
@@ -64,7 +64,7 @@ impl EndedRows {
         }
     }
 
-    /// A row has another sequence now. The one before may have another row by now.
+    /// A row has a new sequence now. The old one may have a new row by now.
     fn forget(&mut self, seq: SeqId, row: RowId) {
         if self.sequences.get(&seq).is_some_and(|had| had.row == row) {
             self.sequences.remove(&seq);
@@ -132,7 +132,7 @@ impl SkippedRows {
         self.0.is_empty()
     }
 
-    /// Puts results into their places that say so: no token, and none fed.
+    /// Inserts the results of skipped rows: no token, and none fed.
     pub fn put_back(self, results: &mut Vec<RowResult>) {
         for (place, seq) in self.0 {
             let result = RowResult {

@@ -1,4 +1,4 @@
-//! The executor's end of the store: where saved blocks go, and where fetched ones come from.
+//! The executor's interface to the store: takes saved blocks and provides fetched ones.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub trait BlockPort: Send {
     }
 }
 
-/// A buffer of the store in the hands of a device, whose copies outlast the calls that begin them.
+/// A buffer of the store in use by a device, whose copies outlast the calls that begin them.
 pub trait HostBuffer: Send {
     /// Its bytes. Their address is fixed for as long as [`Self::owner`] is held, even after the buffer is dropped.
     fn bytes_mut(&mut self) -> &mut [u8];

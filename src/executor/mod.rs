@@ -1,7 +1,7 @@
-//! The trait of everything that runs steps, and the executors that there are.
+//! The trait [`Executor`], which runs steps, and its implementations.
 //!
-//! A [`StepPlan`] speaks of rows, positions and pages only; tensors, weights and KV buffers stay on the
-//! executor's side. Every implementation runs on its own OS thread and is handed steps in the order of their
+//! A [`StepPlan`] contains rows, positions and pages only; tensors, weights and KV buffers stay on the executor's side.
+//! Every implementation runs on its own OS thread and is handed steps in the order of their
 //! [`StepId`](crate::ids::StepId).
 
 #[doc(hidden)]
@@ -67,10 +67,10 @@ pub trait Executor: Send {
     /// # Errors
     /// [`StepError::Lost`], also when no step is in flight.
     fn finish(&mut self) -> Result<StepOutput, StepError> {
-        Err(StepError::Lost("no step is under way".to_owned()))
+        Err(StepError::Lost("no step is in flight".to_owned()))
     }
 
-    /// Takes back the results of an earlier step, for their memory; by default they are dropped.
+    /// Takes back the results of an earlier step for reuse; by default they are dropped.
     fn recycle(&mut self, rows: Vec<RowResult>) {
         drop(rows);
     }

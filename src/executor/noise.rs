@@ -1,4 +1,4 @@
-//! Decoding after a context of noise: the cost of a step there, without the prefill.
+//! Decodes after a context of random K/V: the cost of a step there, without the prefill.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct NoiseRequest {
     pub threads: usize,
     /// Binds them to cores.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are divided among nodes of memory.
+    /// Whether they, the weights and the pool are partitioned among NUMA nodes.
     pub numa: Numa,
     /// Tokens in a page.
     pub page_size: usize,

@@ -1,4 +1,4 @@
-//! Results of a step, and the memory that they come back with.
+//! Results of a step, in buffers that later steps reuse.
 
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ pub(super) struct SpentResults {
 }
 
 impl SpentResults {
-    /// Results of a step that says nothing yet, one for each row of the plan.
+    /// Empty results of a step, one for each row of the plan.
     pub(super) fn begin(&mut self, plan: &StepPlan) -> Vec<RowResult> {
         let mut rows = self.spent.pop().unwrap_or_default();
         rows.extend(plan.rows.iter().map(|work| RowResult {

@@ -1,4 +1,4 @@
-//! An executor's knowledge of its rows, from plans alone.
+//! The executor's record of its rows, derived from plans alone.
 //!
 //! All state here advances when a step is launched: with one step in flight, the tokens that earlier steps sample are
 //! counted before they have been read.
@@ -20,7 +20,7 @@ use crate::state::step::{
 /// The rows of an executor, by row id; row 0 is padding and stays empty.
 pub(super) struct Rows {
     rows: Vec<Option<Row>>,
-    /// Those in use when a step was lost, until they start again.
+    /// Rows that were in use when a step was lost, until they start again.
     lost: FxHashSet<RowId>,
     limits: Limits,
     scratch: check::Scratch,
@@ -54,7 +54,7 @@ impl Rows {
     pub(super) fn check(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if let Some(row) = self.lost_row(plan) {
             return Err(StepError::Lost(format!(
-                "row {row} goes on with what an earlier step has lost"
+                "row {row} continues from the results of a lost step"
             )));
         }
         check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)

@@ -29,7 +29,7 @@ impl Script {
         }
     }
 
-    /// Returns all tokens that are said after a prompt, `eos` among them.
+    /// Returns all output tokens after a prompt, `eos` among them.
     pub fn answer(&self, prompt: &[u32]) -> Vec<u32> {
         let mut answer = (self.answers)(prompt);
         answer.push(self.eos);

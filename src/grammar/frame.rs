@@ -1,4 +1,4 @@
-//! The structure around an answer.
+//! The structure around an answer: none, or messages with headers.
 
 use crate::state::output::OutputStart;
 

@@ -1,4 +1,4 @@
-//! A parser whose lexer was started within its limit of work.
+//! Creates llguidance's parser, and bounds the work of starting its lexer.
 
 use std::panic::AssertUnwindSafe;
 
@@ -9,7 +9,7 @@ use llguidance::{ParserFactory, TokenParser, panic_utils};
 /// The parser of a grammar.
 ///
 /// # Errors
-/// llguidance's words, also where a limit of work is reached.
+/// llguidance's message, also where a limit of work is reached.
 pub(super) fn parser(
     factory: &ParserFactory,
     grammar: TopLevelGrammar,

@@ -18,7 +18,7 @@ pub struct GrammarLimits {
     pub schema_nodes: usize,
     /// Objects and arrays of a JSON schema inside one another.
     pub schema_depth: usize,
-    /// How long a request waits for its grammar once the compiler has begun.
+    /// Time limit of a request's wait for its grammar, from the start of the compilation.
     pub compile_time: Duration,
     /// Compilations in flight, abandoned ones included.
     pub compiling: usize,

@@ -1,4 +1,4 @@
-//! The tokens of a vocabulary that are more than their letters, and texts taken apart at their names.
+//! The special tokens of a vocabulary, and texts split at their names.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -53,7 +53,7 @@ impl Markers {
             .map(|(_, id)| *id)
     }
 
-    /// Takes a text apart: the name of a marker is the marker.
+    /// Splits a text: the name of a marker is the marker.
     pub(super) fn spans(&self, text: &str) -> Vec<Span> {
         let mut spans = Vec::new();
         let mut plain = String::new();

@@ -101,7 +101,7 @@ impl Part {
         }
     }
 
-    /// Whether it may go on until the text after it.
+    /// Whether it may continue until the text after it.
     pub(super) fn is_unlimited(&self) -> bool {
         match self {
             Self::Free(_) => true,

@@ -30,7 +30,7 @@ impl Tokens {
         vocab_size: usize,
     ) -> Result<Self, String> {
         let pieces = text.pieces();
-        let pieces = pieces.ok_or("the tokenizer spells bytes in a way that is not known")?;
+        let pieces = pieces.ok_or("the tokenizer has an unknown byte encoding")?;
         let n_tokens = pieces.len().min(vocab_size);
         let mut eos = eos_token_ids.to_vec();
         eos.retain(|&id| (id as usize) < n_tokens);

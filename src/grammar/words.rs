@@ -9,7 +9,7 @@ const INSTEAD: [(&str, &str); 13] = [
     ),
     (
         "'referencing' feature",
-        "a $ref leads to nothing in the schema",
+        "a $ref names nothing in the schema",
     ),
     ("fuel", TOO_COMPLEX),
     ("too big", TOO_COMPLEX),
@@ -34,7 +34,7 @@ const INSTEAD: [(&str, &str); 13] = [
     ),
     (
         "Regex is empty",
-        "a pattern and the other keywords beside it allow no text",
+        "a pattern and the other keywords next to it allow no text",
     ),
     (
         "Failed to generate regex",
@@ -68,7 +68,7 @@ mod tests {
             ),
             (
                 "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref 'x'",
-                "leads to nothing",
+                "names nothing",
             ),
             (
                 "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",

@@ -46,7 +46,7 @@ struct Texts {
     others: Option<String>,
     /// Terminals that each text matches.
     conditions: Vec<String>,
-    /// That no end is in them. A text that stops at its first end says so itself.
+    /// The condition that no end occurs in them; a text that stops at its first end needs none.
     before_ends: Option<String>,
     /// A regular expression that the beginning of the first one does not match.
     not_at_first: Option<String>,
@@ -419,7 +419,7 @@ impl Writer<'_> {
     fn endless(&self) -> FieldError {
         let field = self.source.field;
         let reason = format!(
-            "{field} has free text that something other than a text follows: put a text after it, or a tag around it"
+            "{field} has free text followed by something other than a text: put a text after it, or a tag around it"
         );
         FieldError::new(field, reason)
     }

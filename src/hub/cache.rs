@@ -55,7 +55,7 @@ impl RepoCache {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Remembers which commit the revision is at.
+    /// Stores which commit the revision is at.
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
         // Then a cache that cannot be written is as good as another.
         if self.known_commit().as_deref() == Some(commit) {

@@ -212,7 +212,7 @@ impl<'a> Client<'a> {
         )
     }
 
-    /// Asks, and goes where the answer sends.
+    /// Sends a request and follows redirects.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {

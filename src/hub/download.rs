@@ -41,7 +41,7 @@ impl Downloads<'_> {
         file.bytes.saturating_sub(here)
     }
 
-    /// Makes sure that the snapshot has the file. `at` hears how many of its bytes are here.
+    /// Makes sure that the snapshot has the file. `at` receives the number of bytes present.
     pub fn ensure(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
         let blob = self.cache.blob(&file.etag);
         let is_here = || size_of_file(&blob) == Some(file.bytes);
@@ -87,7 +87,7 @@ struct Fetch<'a> {
     file: &'a RemoteFile,
     /// Where it is written until it is whole.
     path: PathBuf,
-    /// Hears how many of its bytes are here.
+    /// Receives the number of bytes present.
     at: &'a mut dyn FnMut(u64),
 }
 
@@ -123,7 +123,7 @@ impl Fetch<'_> {
         named.map_err(self.io())
     }
 
-    /// Asks again, from where it broke off, until all bytes are here.
+    /// Resumes after interruptions until all bytes are present.
     fn complete(&mut self, partial: &mut Partial) -> Result<(), HubError> {
         let file = self.file;
         let mut attempts = 0;
@@ -154,7 +154,7 @@ impl Fetch<'_> {
                 file = file.path,
                 bytes = partial.bytes,
                 reason,
-                "the download broke off and is asked for again"
+                "the download was interrupted, resuming"
             );
             wait(self.downloads.settings, attempts);
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::id::RepoId;
 
-/// Why a model of the hub could not be had. No text holds the token or the query of a signed address.
+/// Why a model of the hub could not be downloaded. No text holds the token or the query of a signed address.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// A setting that cannot be used.
@@ -19,7 +19,7 @@ pub enum HubError {
         reason: String,
     },
     /// The token has characters that no header carries. It is not shown.
-    #[error("the token in {place} has characters that no token has: copy it again")]
+    #[error("invalid Hugging Face token in {place}: copy it again")]
     BadToken {
         /// The variable or file.
         place: String,
@@ -77,7 +77,7 @@ pub enum HubError {
         /// The missing files, and the present ones.
         reason: String,
     },
-    /// The hub may not be asked, and the cache does not have the model.
+    /// Requests to the hub are off, and the cache does not have the model.
     #[error("{repo} at revision {revision:?} is not complete in {}, and {why}", cache.display())]
     NotCached {
         /// The repository.
@@ -108,7 +108,7 @@ pub enum HubError {
         what: String,
     },
     /// An answer that is not the hub's.
-    #[error("{host} answered for {what} with something else than the hub's protocol: {reason}")]
+    #[error("{host} sent an invalid answer for {what}: {reason}")]
     Protocol {
         /// The host that was asked.
         host: String,
@@ -119,7 +119,7 @@ pub enum HubError {
     },
     /// Fewer bytes came than the file has, again and again.
     #[error(
-        "{file}: only {got_bytes} of {bytes} bytes came in {attempts} attempts: start again later, it goes on from there"
+        "{file}: only {got_bytes} of {bytes} bytes came in {attempts} attempts: start again later, the download resumes"
     )]
     Truncated {
         /// The file in the repository.

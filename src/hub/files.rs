@@ -13,7 +13,7 @@ const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Files that are read in addition to the weights, if present.
-const BESIDE: [&str; 6] = [
+const SMALL: [&str; 6] = [
     CONFIG,
     "generation_config.json",
     TOKENIZER,
@@ -37,17 +37,17 @@ const SHOWN_NAMES: usize = 12;
 /// How much of a model is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All that it takes to run it.
+    /// All files that running it needs.
     Whole,
-    /// Its shape: without the weights, if another file says it.
+    /// Its shape: without the weights, if another file has it.
     Shape,
 }
 
 /// The files that make a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Small files.
-    pub beside: Vec<&'static str>,
+    /// Configuration, tokenizer and template.
+    pub small: Vec<&'static str>,
     pub weights: WeightFiles,
 }
 
@@ -58,7 +58,7 @@ impl Choice {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
             // Other programs may have left out files that they do not read.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
-                self.beside.contains(&TOKENIZER) && self.beside.contains(&TOKENIZER_CONFIG)
+                self.small.contains(&TOKENIZER) && self.small.contains(&TOKENIZER_CONFIG)
             }
             (WeightFiles::Gguf(files), Wish::Quantisation(name)) => {
                 let first = files.first();
@@ -93,7 +93,7 @@ pub(super) fn choose(
         reason,
     };
     let gguf = |files: Vec<String>| Choice {
-        beside: Vec::new(),
+        small: Vec::new(),
         weights: WeightFiles::Gguf(files),
     };
     let models = gguf_models(names);
@@ -113,12 +113,12 @@ pub(super) fn choose(
                 (Extent::Whole, false) => WeightFiles::Sharded,
             };
             let wanted = match extent {
-                Extent::Whole => &BESIDE[..],
-                Extent::Shape => &BESIDE[..1],
+                Extent::Whole => &SMALL[..],
+                Extent::Shape => &SMALL[..1],
             };
-            let beside = wanted.iter().copied().filter(|name| names.contains(*name));
+            let small = wanted.iter().copied().filter(|name| names.contains(*name));
             Ok(Choice {
-                beside: beside.collect(),
+                small: small.collect(),
                 weights,
             })
         }
@@ -133,7 +133,7 @@ pub(super) fn choose(
 pub(super) fn max_bytes(name: &str) -> u64 {
     match name {
         TOKENIZER => MAX_TOKENIZER_BYTES,
-        name if name == INDEX || BESIDE.contains(&name) => MAX_TEXT_BYTES,
+        name if name == INDEX || SMALL.contains(&name) => MAX_TEXT_BYTES,
         _ => u64::MAX,
     }
 }
@@ -354,10 +354,10 @@ mod tests {
             "vocab.json",
         ];
         let whole = choice(&names, "a/b", Extent::Whole).expect("it is a model");
-        assert_eq!(whole.beside, ["config.json", "tokenizer.json"]);
+        assert_eq!(whole.small, ["config.json", "tokenizer.json"]);
         assert_eq!(whole.weights, WeightFiles::Sharded);
         let shape = choice(&names, "a/b", Extent::Shape).expect("it is a model");
-        assert_eq!(shape.beside, ["config.json"]);
+        assert_eq!(shape.small, ["config.json"]);
         assert_eq!(shape.weights, WeightFiles::None);
         let single = choice(&["config.json", SINGLE, INDEX], "a/b", Extent::Whole);
         assert_eq!(single.expect("it is a model").weights, WeightFiles::Single);

@@ -59,10 +59,10 @@ pub struct Transfer<'a> {
     pub all_bytes: u64,
 }
 
-/// Hears how far a download is. It is not called if nothing has to be downloaded.
+/// Receives the progress of a download. It is not called if nothing has to be downloaded.
 pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 
-/// Downloads the model that a configuration names by its id, as far as it is not in the cache, and puts its path in place
+/// Downloads the model that a configuration names by its id, except for files in the cache, and puts its path in place
 /// of the id. The model keeps the id as its name unless the configuration gives another.
 ///
 /// # Errors
@@ -97,14 +97,14 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A hub by its settings. Nothing is asked yet.
+    /// A hub by its settings. Nothing is requested yet.
     pub fn new(settings: HubSettings) -> Self {
         Self { settings }
     }
 
     /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
     ///
-    /// The hub is asked which commit the revision is at, unless the revision is one and the cache certainly has its model.
+    /// Queries the hub for the revision's commit, unless the revision is one and the cache certainly has its model.
     /// If the hub cannot be reached or refuses, a complete model in the cache is taken, unless the hub has no such revision.
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl Hub {
         loop {
             match client.listing() {
                 Err(error) if error.may_pass() && attempts < LISTING_ATTEMPTS => {
-                    tracing::debug!(%error, "the hub is asked again");
+                    tracing::debug!(%error, "retrying the request to the hub");
                     download::wait(&self.settings, attempts);
                     attempts += 1;
                 }
@@ -173,7 +173,7 @@ impl Hub {
     /// Explains that neither the hub nor the cache has the model.
     fn neither(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
         if error.may_pass() {
-            let why = format!("the hub cannot be asked ({error}): try again later");
+            let why = format!("the hub is not available ({error}): try again later");
             self.not_cached(model, revision, &why)
         } else {
             error
@@ -201,13 +201,13 @@ struct Download<'a> {
 impl Download<'_> {
     /// Small files first: with the weights, which come last, a model is complete.
     fn run(&self, extent: Extent, watch: Watch<'_>) -> Result<PathBuf, HubError> {
-        let Choice { beside, weights } = files::choose(
+        let Choice { small, weights } = files::choose(
             &self.model.repo,
             &self.listing.names(),
             &self.model.wish,
             extent,
         )?;
-        for name in beside {
+        for name in small {
             self.downloads.ensure(&self.describe(name)?, &mut |_| ())?;
         }
         let snapshot = self.downloads.cache.snapshot(self.downloads.commit);
@@ -310,12 +310,12 @@ struct Found {
 }
 
 impl Found {
-    /// The path, where the hub is not asked. The log names a GGUF file that the hub might not.
+    /// The path, without a request to the hub. The log names a GGUF file that the hub might not.
     fn taken_unasked(self) -> PathBuf {
         if !self.is_certain && self.path.is_file() {
             tracing::warn!(
                 file = %self.path.display(),
-                "this file is used because it is in the cache: the hub may have one that fits the name better"
+                "using this file from the cache: the hub may have one that fits the name better"
             );
         }
         self.path

@@ -34,7 +34,7 @@ fn found(file: Option<&Path>) -> Vec<Vec<u8>> {
         None => load_native_certs(),
     };
     for error in &read.errors {
-        tracing::debug!(%error, "unreadable certificates");
+        tracing::debug!(%error, "failed to read certificates");
     }
     if let (Some(file), true) = (file, read.certs.is_empty()) {
         tracing::warn!(file = %file.display(), "no certificates in this file, using Mozilla's roots");

@@ -53,7 +53,7 @@ pub struct HubSettings {
     pub cache: PathBuf,
     /// Sent to the endpoint's host and to no other.
     pub token: Option<Token>,
-    /// Nothing is asked of any host.
+    /// No request goes to any host.
     pub is_offline: bool,
     /// PEM file with the roots that TLS trusts instead of the system's.
     pub roots: Option<PathBuf>,
@@ -199,18 +199,18 @@ mod tests {
 
     #[test]
     fn the_variables_are_those_of_huggingface_hub() {
-        let plain = read(&[("HOME", "/nobody")]).expect("it is usable");
-        assert_eq!(plain.cache, Path::new("/nobody/.cache/huggingface/hub"));
+        let plain = read(&[("HOME", "/home/ada")]).expect("it is usable");
+        assert_eq!(plain.cache, Path::new("/home/ada/.cache/huggingface/hub"));
         assert_eq!((plain.endpoint.as_str(), plain.token), (ENDPOINT, None));
         assert!(!plain.is_offline);
         let cache = |variables: &[(&str, &str)]| read(variables).expect("it is usable").cache;
-        let home = ("HOME", "/nobody");
+        let home = ("HOME", "/home/ada");
         let hf = ("HF_HOME", "~/hf");
         assert_eq!(
             cache(&[home, ("XDG_CACHE_HOME", "/x")]),
             Path::new("/x/huggingface/hub")
         );
-        assert_eq!(cache(&[home, hf]), Path::new("/nobody/hf/hub"));
+        assert_eq!(cache(&[home, hf]), Path::new("/home/ada/hf/hub"));
         assert_eq!(cache(&[home, hf, ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
         assert_eq!(
             cache(&[hf, ("HUGGINGFACE_HUB_CACHE", "/d")]),
@@ -253,7 +253,7 @@ mod tests {
             ("HF_HUB_DOWNLOAD_TIMEOUT", "0", "positive number"),
             ("HF_TOKEN", "hf secret", "HF_TOKEN has characters"),
         ] {
-            let error = read(&[("HOME", "/nobody"), (name, value)]).expect_err("it is wrong");
+            let error = read(&[("HOME", "/home/ada"), (name, value)]).expect_err("it is wrong");
             let text = error.to_string();
             assert!(text.contains(name) && text.contains(part), "{text}");
             assert!(!text.contains("secret"), "{text}");

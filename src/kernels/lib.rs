@@ -1,8 +1,9 @@
 //! Device kernels: one trait for all backends.
 //!
-//! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
-//! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`], [`tensor_view`],
-//! [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
+//! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and does not know
+//! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`],
+//! [`tensor_view`], [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files.
+//! `kernels/README.md` lists every kernel and its CPU twin.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
@@ -172,7 +173,7 @@ pub trait Backend {
     /// of another one.
     ///
     /// # Shapes
-    /// As of [`Self::project_qkv`].
+    /// As for [`Self::project_qkv`].
     fn project_queries(
         &mut self,
         x: &Self::Operand,

@@ -58,7 +58,7 @@ impl RandomTensor {
         elements.map(|index| random_element(self.seed, index))
     }
 
-    /// Makes the elements, as they would lie in a file.
+    /// Makes the elements, in the layout of a file.
     pub fn bytes(&self) -> Vec<u8> {
         let values = self.values();
         match self.dtype {

@@ -64,7 +64,7 @@ pub struct DeltaNetShape {
 pub enum HeadOrder {
     /// Neighbours.
     Grouped,
-    /// Those whose numbers differ by a multiple of the key heads.
+    /// Heads whose numbers differ by a multiple of the key heads.
     Tiled,
 }
 

@@ -1,9 +1,9 @@
-//! From a router's logits to the experts of a token, and how much each of them counts.
+//! Expert routing: from a router's logits to a token's experts and their weights.
 
 /// The formula by which a router's logits become experts and weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts that there are.
+    /// Number of experts.
     pub n_experts: usize,
     /// Experts that a token goes through, at least one and at most all.
     pub n_used: usize,
@@ -23,7 +23,7 @@ pub const MAX_GROUPS: usize = 64;
 /// Groups of experts with neighbouring ids, of equal size: a token goes through experts of the best groups only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// Groups that there are, at most [`MAX_GROUPS`].
+    /// Number of groups, at most [`MAX_GROUPS`].
     pub n_groups: usize,
     /// Groups that a token chooses among. They have as many experts as a token goes through, or more.
     pub n_used: usize,
@@ -34,7 +34,7 @@ pub struct Groups {
 /// The score of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// That of its best expert.
+    /// The score of its best expert.
     Best,
     /// The sum of those of its best two.
     BestTwo,

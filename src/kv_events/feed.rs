@@ -286,7 +286,7 @@ mod tests {
         assert!(world.feed.pass_on(&mut world.tree), "it is lost");
         let mut stored = 0;
         loop {
-            let text = world.read().expect("something was told");
+            let text = world.read().expect("something was published");
             stored += text.matches("stored").count();
             if !world.feed.pass_on(&mut world.tree) {
                 break;
@@ -306,7 +306,7 @@ mod tests {
             world.insert(&tokens);
         }
         world.tree.note_changes();
-        assert!(world.feed.pass_on(&mut world.tree), "half is told");
+        assert!(world.feed.pass_on(&mut world.tree), "half is published");
         assert_eq!(world.read().as_deref(), Some("cleared stored stored "));
         assert!(!world.feed.pass_on(&mut world.tree));
         assert_eq!(world.read().as_deref(), Some("stored stored "));

@@ -86,7 +86,7 @@ impl Listener {
                 let (stream, _) = listener.accept().await?;
                 if let Err(error) = presence::set_up(&stream) {
                     // The connection is already closed; its task will find out.
-                    tracing::debug!(%error, "a connection takes no options");
+                    tracing::debug!(%error, "failed to set options of a KV event connection");
                 }
                 Box::new(stream)
             }
@@ -233,7 +233,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kv");
         drop(UnixListener::bind(&path).expect("nothing is there"));
-        assert!(path.exists(), "nobody has removed it");
+        assert!(path.exists(), "it is not removed");
         let bound = bind(&path).expect("it is stale");
         // The listener keeps another file at its path.
         fs::remove_file(&path).expect("it is there");

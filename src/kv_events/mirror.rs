@@ -99,7 +99,7 @@ impl BlockMirror {
             }
             Above::Node(above) => {
                 let Some(above) = self.node(*above) else {
-                    debug_assert!(false, "node {above} stands above one and was never told");
+                    debug_assert!(false, "unknown parent node {above}");
                     return;
                 };
                 let tail = above.tail(self.block_size);
@@ -138,7 +138,7 @@ impl BlockMirror {
     fn split(&mut self, upper: u32, lower: u32, at: usize) {
         let place = self.nodes.get_mut(lower as usize);
         let Some(mut below) = place.and_then(Option::take) else {
-            debug_assert!(false, "node {lower} is cut and was never told");
+            debug_assert!(false, "unknown node {lower} is split");
             return;
         };
         let n_blocks = (below.head.len() + at) / self.block_size;
@@ -281,7 +281,7 @@ mod tests {
                     };
                     for (node, end) in nodes {
                         let branch: Vec<u32> = (100..100 + 2 * block.max(step) as u32).collect();
-                        let behind = events(&mut mirror, &[store(9, Some(node), &branch)]);
+                        let after = events(&mut mirror, &[store(9, Some(node), &branch)]);
                         let path = [&tokens[..end], &branch].concat();
                         let mut fresh = BlockMirror::new(page(page_size), block, IdFormat::Default);
                         let straight = events(&mut fresh, &[store(0, None, &path)]);
@@ -289,7 +289,7 @@ mod tests {
                             [KvEvent::Stored(blocks)] => blocks.ids.clone(),
                             other => panic!("{other:?}"),
                         };
-                        let new = ids(&behind);
+                        let new = ids(&after);
                         let straight = ids(&straight);
                         assert_eq!(straight[end / block..], new, "{node} of {at} and {again}");
                         events(&mut mirror, &[CacheChange::Removed { node: 9 }]);

@@ -1,4 +1,4 @@
-//! Timeouts for peers, and the bound of one message from them.
+//! Timeouts for peers, and the size limit of their messages.
 
 use std::time::Duration;
 

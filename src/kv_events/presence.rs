@@ -83,7 +83,7 @@ mod tests {
         let (stream, _) = tokio::join!(TcpStream::connect(addr), listener.accept());
         let stream = stream.expect("it listens");
         assert!(!SockRef::from(&stream).keepalive().expect("an option"));
-        set_up(&stream).expect("options that there are");
+        set_up(&stream).expect("the options exist");
         assert!(SockRef::from(&stream).keepalive().expect("an option"));
         #[cfg(target_os = "linux")]
         {
@@ -129,7 +129,7 @@ mod tests {
     async fn a_peer_that_speaks_is_not_asked() {
         let (mut reader, mut peer) = tokio::io::duplex(64);
         peer.write_all(&[0, 1, b'a']).await.expect("there is room");
-        let frame = next_frame(&mut reader, 64, || panic!("it has spoken"), || None).await;
+        let frame = next_frame(&mut reader, 64, || panic!("it is not asked"), || None).await;
         assert_eq!(frame.expect("it came").body, b"a");
     }
 

@@ -175,7 +175,7 @@ impl KvEventPublisher {
             port = info.endpoint_port_base,
             replay_port = info.replay_endpoint_port_base,
             block_size = info.block_size,
-            "KV events are published"
+            "publishing KV events"
         );
         Ok(Self {
             news,
@@ -213,7 +213,7 @@ impl Drop for KvEventPublisher {
         let _ = self.stop.take().map(|stop| stop.send(()));
         let waited = self.ended.recv_timeout(STOPPING_PATIENCE);
         if matches!(waited, Err(RecvTimeoutError::Timeout)) {
-            tracing::warn!("the publisher of KV events does not stop");
+            tracing::warn!("the KV event publisher did not stop in time");
         }
     }
 }
@@ -229,7 +229,7 @@ impl DeathWatch {
     fn failed(mut self, error: &io::Error) {
         if let Some(deaths) = self.0.take() {
             deaths.died(NAME);
-            tracing::error!(%error, "the publisher of KV events died: nothing is published until the engine starts again");
+            tracing::error!(%error, "the KV event publisher died: nothing is published until the engine restarts");
         }
     }
 }
@@ -241,7 +241,7 @@ impl Drop for DeathWatch {
             let panicked = std::thread::panicking();
             tracing::error!(
                 panicked,
-                "the publisher of KV events died: nothing is published until the engine starts again"
+                "the KV event publisher died: nothing is published until the engine restarts"
             );
         }
     }

@@ -62,7 +62,9 @@ pub(super) async fn read_question(
         }
         let number: Result<[u8; 8], _> = frame.body.try_into();
         let Ok(number) = number else {
-            return Err(ZmtpError::Peer("asks for a batch by no number of 8 bytes"));
+            return Err(ZmtpError::Peer(
+                "requests a batch without a number of 8 bytes",
+            ));
         };
         let first = u64::from_be_bytes(number);
         return Ok(Some(Question { envelope, first }));

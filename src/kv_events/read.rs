@@ -63,7 +63,7 @@ impl<'de> Visitor<'de> for EventVisitor {
     type Value = EventFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an event by names or by places")
+        f.write_str("an event as a map or as an array")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<EventFields, A::Error> {
@@ -150,7 +150,7 @@ mod tests {
         assert!(decode(&payload[..payload.len() - 2]).is_err());
         assert!(decode(b"").is_err());
         let other = rmp_serde::to_vec(&(1.5, [("BlockMoved", [1])], 0)).expect("a vector");
-        let error = decode(&other).expect_err("nobody knows it");
+        let error = decode(&other).expect_err("it is unknown");
         assert!(error.to_string().contains("BlockMoved"), "{error}");
     }
 }

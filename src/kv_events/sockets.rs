@@ -91,7 +91,9 @@ pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: 
                 }
                 note_end(ended, &sockets.complaints);
             }
-            Err(error) => tracing::debug!(host, %error, "no subscriber is there"),
+            Err(error) => {
+                tracing::debug!(host, %error, "failed to connect to a KV event subscriber")
+            }
         }
         sleep(wait).await;
         wait = LAST_RETRY.min(wait * 2);
@@ -110,7 +112,7 @@ async fn accept<F>(
         let stream = match listener.accept().await {
             Ok(stream) => stream,
             Err(error) => {
-                let what = "a reader of KV events cannot connect";
+                let what = "failed to accept a KV event subscriber";
                 sockets.complaints.log(what, &error);
                 sleep(ACCEPT_RETRY).await;
                 continue;
@@ -118,7 +120,7 @@ async fn accept<F>(
         };
         if open.get() >= MAX_CONNECTIONS {
             let reason = format_args!("the limit of {MAX_CONNECTIONS} connections is reached");
-            let what = "a reader of KV events was turned away";
+            let what = "rejected a KV event subscriber";
             sockets.complaints.log(what, &reason);
             continue;
         }
@@ -136,9 +138,9 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
         Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
-            tracing::debug!(%error, "a reader of KV events is gone");
+            tracing::debug!(%error, "a KV event subscriber left");
         }
-        Err(error) => complaints.log("a reader of KV events was disconnected", &error),
+        Err(error) => complaints.log("disconnected a KV event subscriber", &error),
     }
 }
 

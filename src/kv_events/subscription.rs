@@ -43,12 +43,12 @@ pub enum SubscribeError {
     Off,
     /// The limit of concurrent readers is reached.
     #[error(
-        "{} readers of KV events are there, which is the limit: end another one first",
+        "the limit of {} KV event subscriptions is reached: end another one first",
         MAX_READERS
     )]
     TooMany,
     /// The publisher has stopped.
-    #[error("the publisher of KV events has stopped")]
+    #[error("the KV event publisher has stopped")]
     Stopped,
 }
 

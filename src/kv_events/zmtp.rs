@@ -32,10 +32,10 @@ pub enum ZmtpError {
     #[error("the peer was silent for too long")]
     Late,
     /// The peer did not answer a PING.
-    #[error("the peer did not say that it is there")]
+    #[error("the peer did not answer a PING")]
     Silent,
     /// The peer requested nothing for too long.
-    #[error("the peer asked for nothing for too long")]
+    #[error("the peer sent no request for too long")]
     Idle,
 }
 
@@ -113,7 +113,7 @@ pub async fn handshake(
     if answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
         Ok(version)
     } else {
-        Err(ZmtpError::Peer("is no socket that this one can talk to"))
+        Err(ZmtpError::Peer("has an incompatible socket type"))
     }
 }
 
@@ -127,7 +127,7 @@ pub async fn read_frame(
 ) -> Result<Frame, ZmtpError> {
     let flags = reader.read_u8().await?;
     if flags & !(MORE | LONG | COMMAND) != 0 {
-        return Err(ZmtpError::Peer("sends what is no frame"));
+        return Err(ZmtpError::Peer("sends an invalid frame header"));
     }
     let n_bytes = match flags & LONG {
         0 => u64::from(reader.read_u8().await?),
@@ -215,7 +215,9 @@ fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<PeerVersion, ZmtpError>
         return Err(ZmtpError::Peer("uses a ZMTP version before 3.0"));
     }
     if &peer[12..32] != MECHANISM {
-        return Err(ZmtpError::Peer("wants security, and this socket has none"));
+        return Err(ZmtpError::Peer(
+            "requires a security mechanism, and this socket has none",
+        ));
     }
     Ok(match (peer[10], peer[11]) {
         (3, 0) => PeerVersion::V3_0,
@@ -242,14 +244,14 @@ fn peer_type(body: &[u8]) -> Option<&[u8]> {
     if name != b"READY" {
         return None;
     }
-    while let Some((key, behind)) = with_length(rest) {
-        let (n_bytes, behind) = behind.split_first_chunk::<4>()?;
+    while let Some((key, value)) = with_length(rest) {
+        let (n_bytes, value) = value.split_first_chunk::<4>()?;
         let n_bytes = usize::try_from(u32::from_be_bytes(*n_bytes)).ok()?;
-        let (value, behind) = behind.split_at_checked(n_bytes)?;
+        let (value, after) = value.split_at_checked(n_bytes)?;
         if key.eq_ignore_ascii_case(b"Socket-Type") {
             return Some(value);
         }
-        rest = behind;
+        rest = after;
     }
     None
 }

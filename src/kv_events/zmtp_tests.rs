@@ -106,7 +106,11 @@ fn peers_of_other_protocols_are_told_apart() {
     };
     assert_eq!(shaken(&changed(11, 0)), Ok(PeerVersion::V3_0));
     for (peer, socket, reason) in [
-        (with_ready(&subscriber), SocketType::Router, "can talk to"),
+        (
+            with_ready(&subscriber),
+            SocketType::Router,
+            "incompatible socket",
+        ),
         (changed(0, b'G'), SocketType::Pub, "no ZMTP greeting"),
         (changed(10, 2), SocketType::Pub, "before 3.0"),
         (changed(12, b'P'), SocketType::Pub, "security"),

@@ -1,4 +1,4 @@
-//! The tokens that the radix tree gave up.
+//! Metrics of tokens evicted from the radix tree.
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 

@@ -1,4 +1,4 @@
-//! Which actors died.
+//! Metrics of actors that died.
 
 use metrics::{Counter, counter};
 

@@ -50,7 +50,7 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
 /// A Prometheus page on which the counters of seconds have the type of counters.
 ///
 /// The counters of `metrics` are whole numbers, and other units under the same name would be wrong on every page but
-/// ours: so they are recorded as gauges in seconds, and only their type is mended here.
+/// ours: so they are recorded as gauges in seconds, and only their type is corrected here.
 pub fn with_counter_types(page: &str) -> String {
     let is_mended = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
     let mut mended = String::with_capacity(page.len());
@@ -167,7 +167,7 @@ const GAUGES: [(&str, &str); 36] = [
     ("souffleur_states_cached", "States in the prefix cache."),
     (
         "souffleur_states_max",
-        "States that there is memory for; 0 where no layer keeps any.",
+        "States that fit into memory; 0 where no layer keeps any.",
     ),
     (
         "souffleur_window_pages_used",
@@ -222,7 +222,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_kv_store_short_fetches_total",
-        "Fetches from the KV store that brought less than was asked for, by reason.",
+        "Fetches from the KV store that returned fewer blocks than requested, by reason.",
     ),
     (
         "souffleur_kv_store_unwritten_tokens_total",
@@ -275,7 +275,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "sglang:num_grammar_total",
-        "Grammars asked for, of a prompt with many samples once.",
+        "Requested grammars; a prompt with many samples counts once.",
     ),
     (
         "sglang:num_grammar_cache_hit_total",
@@ -300,7 +300,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_encoded_prompt_bytes_total",
-        "Text of prompts that was rendered and encoded, of a prompt with many samples once, in bytes.",
+        "Text of prompts that was rendered and encoded, in bytes; a prompt with many samples counts once.",
     ),
     ("souffleur_actor_deaths_total", "Actors that died."),
     ("souffleur_steps_planned_total", "Steps planned."),
@@ -314,7 +314,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_integrity_failures_total",
-        "Plans at which free, evictable, protected and private tokens were not the pool: a bug.",
+        "Plans at which free, evictable, protected and private tokens did not add up to the pool: a bug.",
     ),
     (
         "souffleur_prefix_misses_total",

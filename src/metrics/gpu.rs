@@ -1,4 +1,4 @@
-//! The time of a GPU.
+//! Metrics of a GPU's busy and idle time.
 
 use metrics::{Gauge, gauge};
 

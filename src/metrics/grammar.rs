@@ -1,4 +1,4 @@
-//! Grammars of structured output, from the request for one to the compiled one.
+//! Metrics of grammars of structured output, from the request to the compiled grammar.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Counts of the events that were published of the prefix cache.
+//! Metrics of published KV events.
 
 use metrics::{Counter, Gauge, counter, gauge};
 
@@ -24,7 +24,7 @@ pub(super) const COUNTERS: [(&str, &str); 6] = [
     ),
     (
         "souffleur_kv_event_lost_changes_total",
-        "Changes of the cache that the publisher of KV events had no room for; the cache is told again then.",
+        "Cache changes dropped because the KV event publisher's queue was full; it then publishes the whole cache again.",
     ),
     (
         "souffleur_kv_event_skipped_batches_total",
@@ -32,7 +32,7 @@ pub(super) const COUNTERS: [(&str, &str); 6] = [
     ),
     (
         "souffleur_kv_event_replays_total",
-        "Times that somebody asked for KV events again.",
+        "Replay requests of KV event subscribers.",
     ),
 ];
 

@@ -1,4 +1,4 @@
-//! The load of an engine, for balancers of several.
+//! Metrics of an engine's load, for load balancers.
 
 use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;

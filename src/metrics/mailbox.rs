@@ -1,4 +1,4 @@
-//! The messages that wait in an actor's mailbox, and the time that its handlers take.
+//! Metrics of actors' mailboxes: waiting messages and handler times.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The order of a Prometheus page.
+//! Sorts a Prometheus page, so that pages can be compared and compress well.
 
 /// The lines of one family: its help and type, then its samples.
 #[derive(Default)]

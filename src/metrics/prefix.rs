@@ -1,4 +1,4 @@
-//! Why prompts were not cached.
+//! Metrics of cache misses, by cause.
 
 use metrics::{Counter, counter};
 

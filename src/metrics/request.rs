@@ -1,4 +1,4 @@
-//! The tokens and times of requests, as the Tokenizer sees them.
+//! Metrics of requests' tokens and times, as the Tokenizer sees them.
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
@@ -28,7 +28,7 @@ pub struct RequestMetrics {
     streaming: ByKind,
     whole: ByKind,
     cached_tokens: Counter,
-    /// Of `cached_tokens_total` for the KV store, which most engines go without.
+    /// The labels of `cached_tokens_total` for the KV store, which most engines lack.
     stored_labels: Vec<Label>,
     inter_token_seconds: Histogram,
     prompt_tokens_histogram: Histogram,

@@ -1,4 +1,4 @@
-//! Queues, pool and steps, as the Scheduler sees them.
+//! Metrics of queues, pool and steps, as the Scheduler sees them.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use super::{EngineLoad, scheduler_labels, with_label};
 use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;
 
-/// Seconds of work after which `gen_throughput` is computed anew.
+/// Seconds of work after which `gen_throughput` is computed again.
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 

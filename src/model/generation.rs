@@ -98,7 +98,7 @@ fn within_vocabulary(ids: impl Iterator<Item = u32>, vocab_size: usize) -> Vec<u
         tracing::warn!(
             ?beyond,
             vocab_size,
-            "an eos_token_id lies outside the vocabulary and is left out: no output can end with it"
+            "ignoring an eos_token_id outside the vocabulary"
         );
     }
     within

@@ -72,7 +72,7 @@ pub enum Entry {
     },
     /// Tree and pools answered the open plan.
     Planned(Box<PlannedDigest>),
-    /// The state was asked for its next message.
+    /// A call for the state's next message.
     Next,
     /// Requests whose cancel flag the previous call found raised.
     CancelsSeen(Vec<IntakeId>),

@@ -86,7 +86,7 @@ pub enum LogError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// The magic number is missing.
-    #[error("is no message log: it does not begin with SOUFLOG and its version")]
+    #[error("is not a message log: it does not begin with SOUFLOG and its version")]
     NoLog,
     /// A different version of the engine wrote it.
     #[error(

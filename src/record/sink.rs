@@ -84,7 +84,7 @@ impl LogSink {
                 let _writing: Sender<()> = writing;
                 if let Err(error) = writer.run(&to_write) {
                     writer.shared.is_closed.store(true, Ordering::Relaxed);
-                    tracing::error!(%error, "the message log cannot be written and ends");
+                    tracing::error!(%error, "failed to write the message log: recording stops");
                 }
             })?;
         Ok(Arc::new(Self {
@@ -130,7 +130,7 @@ impl Drop for LogSink {
         self.blocks = None;
         let patience = self.written.recv_timeout(CLOSING_PATIENCE);
         if patience == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
-            tracing::warn!("the message log was not written to its end: the disk does not answer");
+            tracing::warn!("the message log is incomplete: its disk does not respond");
         }
     }
 }
@@ -219,7 +219,7 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "the disk does not follow: the message log has a gap and is of no use behind it"
+            "the disk is too slow for the message log: records are missing, and later ones cannot be replayed"
         );
     }
 }
@@ -248,7 +248,7 @@ impl<W: Write> Writer<W> {
             if !self.fits(packed.len()) {
                 tracing::info!(
                     max_bytes = self.max_bytes,
-                    "the message log has reached its greatest size and ends"
+                    "the message log reached its size limit: recording stops"
                 );
                 self.shared.is_closed.store(true, Ordering::Relaxed);
                 return self.end(LogEnd::SizeLimit);

@@ -42,7 +42,7 @@ impl AnswerBudget {
     }
 
     /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants none. A
-    /// call above the limit is let in alone.
+    /// call above the limit is admitted alone.
     ///
     /// # Errors
     /// 503 if other answers have the memory.

@@ -66,12 +66,12 @@ impl BodyCharge {
         self.grow_large(bytes)
     }
 
-    /// The charge of another body to the same budget: nothing yet.
-    pub(super) fn beside(&self) -> Self {
+    /// An empty charge to the same budget, for another body.
+    pub(super) fn sibling(&self) -> Self {
         BodyBudget(self.shares.clone()).open()
     }
 
-    /// Gives back all but `bytes` bytes.
+    /// Releases all but `bytes` bytes.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let small = self.small.min(bytes);
         let large = self.large.min(bytes - small);

@@ -20,7 +20,7 @@ pub(super) struct CachedTokens {
 }
 
 impl CachedTokens {
-    /// Of one request.
+    /// The cached tokens of one request.
     pub(super) fn of(usage: &Usage) -> Self {
         let storage = usage.loaded_tokens;
         let is_stored = storage > 0;

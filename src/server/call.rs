@@ -18,9 +18,9 @@ pub(super) const MAX_RID_BYTES: usize = 256;
 pub(super) struct CallLimits<'a> {
     /// Most prompts times samples.
     pub(super) max_requests: usize,
-    /// The same, as far as the call's WebSocket has room for them.
+    /// The same, limited by the free places of the call's WebSocket.
     pub(super) websocket: Option<WebSocketRoom>,
-    /// How long the lists and names of each request may be.
+    /// Limits on the lists and names of each request.
     pub(super) request: &'a RequestLimits,
     /// Prompts of vectors; `None` where none are taken.
     pub(super) vectors: Option<VectorLimits>,

@@ -22,7 +22,7 @@ const MAX_SESSIONS: usize = 1 << 16;
 /// Each is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
-/// The routes that are asked so often that their lines would be all of the log.
+/// Routes that are polled so often that their lines would fill the log.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 
 const SERVER: Flag = Flag::under("Server");
@@ -30,8 +30,7 @@ const RARE: Flag = SERVER.rare();
 const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
 
 keys! {
-    /// Everything that decides how the server listens and what it takes. `config/default.toml` says the same with
-    /// reasons.
+    /// The server's settings: where it listens, its keys and its limits. `config/default.toml` lists them with reasons.
     pub struct ServerConfig {
         /// Address to listen on.
         #[flag(SERVER.takes("ADDRESS"))]
@@ -46,7 +45,7 @@ keys! {
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
         /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
-        /// Without a key everybody is served. /health, /health_generate, /ready, /metrics, /openapi.json and /docs never need
+        /// Without a key the server accepts every client. /health, /health_generate, /ready, /metrics, /openapi.json and /docs never need
         /// it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
@@ -54,11 +53,11 @@ keys! {
         /// /set_policy, /flush_cache, /pause_generation, /continue_generation, /open_session, /close_session,
         /// /set_internal_state and abort_all of /abort_request.
         ///
-        /// It also opens every other route. If it is not set, nobody gets the full report of /debug/prefix, and every
-        /// client may use the others.
+        /// It also opens every other route. If it is not set, no client gets the full report of /debug/prefix, and
+        /// every client may use the others.
         #[flag(SERVER.takes("KEY"))]
         admin_api_key: Option<ApiKey> = None,
-        /// Whether /openapi.json and the page /docs, which show it, are there.
+        /// Whether to serve /openapi.json and the page /docs, which shows it.
         #[flag(SERVER)]
         api_docs: bool = true,
         /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
@@ -74,7 +73,7 @@ keys! {
         #[range(1..=MAX_BATCH_REQUESTS)]
         max_batch_requests: usize = 1024,
         /// Maximum total bytes that all request bodies may occupy while they are received and parsed, and the tools and
-        /// constraints of requests under way.
+        /// constraints of requests in flight.
         #[flag(RARE.takes("BYTES"))]
         max_bodies_bytes: usize = 256 << 20,
         /// Maximum total bytes, over all answers, that prompt log probabilities and the tokens of /tokenize may occupy
@@ -119,7 +118,7 @@ keys! {
         /// Maximum total bytes of the tokens that open sessions hold.
         #[flag(RARE.takes("BYTES"))]
         sessions_max_bytes: usize = 64 << 20,
-        /// Seconds after which a session that nobody uses is closed.
+        /// Seconds after which an unused session is closed.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
         sessions_idle_s: u32 = 3600,
@@ -142,7 +141,7 @@ keys! {
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]
         health_generate_timeout_s: u32 = 20,
-        /// Seconds that running requests may go on once the server is told to stop.
+        /// Seconds that running requests may take to finish once the server stops.
         #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
         shutdown_deadline_s: u32 = 30,
         /// Whether each HTTP request gets a line in the log, at level info, with its id, status and duration.
@@ -161,7 +160,7 @@ keys! {
         /// URL to which traces are sent as protobuf, such as `http://localhost:4318/v1/traces`; turns `--enable-trace` on.
         #[flag(RARE.takes("URL"))]
         otlp_traces_endpoint: Option<String> = None,
-        /// Comma-separated web origins, besides the server's own, whose pages may send requests, such as
+        /// Comma-separated web origins, in addition to the server's own, whose pages may send requests, such as
         /// `https://chat.example`; * allows all.
         #[flag(SERVER.takes("ORIGINS"))]
         allowed_origins: Vec<String> = Vec::new(),

@@ -43,7 +43,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
         .about("With the admin key the report has more, excerpts of prompts among it.")
         .at("rid", "the id of a recently admitted request")
         .answers(report.shape(), "the report")
-        .fails(404, "nothing is remembered of the request")
+        .fails(404, "there is no diagnosis of the request")
         .needs_engine("there is no engine")
         .done()
 }

@@ -1,5 +1,5 @@
-//! Arguments of calls with the digits that were sent. A parsed value holds an integer beyond 64 bits as a float, which a
-//! chat template would print with other digits; templates read the JSON of arguments themselves, as Python does.
+//! Keeps the digits of numbers in tool-call arguments. A parsed value holds an integer beyond 64 bits as a float, which a
+//! chat template would print with other digits; templates parse the JSON of arguments themselves, as Python does.
 
 use serde_json::Value;
 

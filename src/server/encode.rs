@@ -1,4 +1,4 @@
-//! Encoding texts for clients who want their tokens and no answer.
+//! Encodes texts for clients who want tokens and no answer.
 //!
 //! It takes no place in the engine and none of the Tokenizer's time: one such text is encoded at a time, on a thread for
 //! blocking work, and the others wait with their bodies, whose memory is bounded.
@@ -28,7 +28,7 @@ pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiErro
 /// gone.
 ///
 /// # Errors
-/// Those of the work; the engine is not there, or has no tokenizer.
+/// The errors of the work; there is no engine, or it has no tokenizer.
 pub(super) async fn with_tokenizer<T: Send + 'static>(
     state: &AppState,
     charges: Charges,
@@ -49,7 +49,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
 /// The tokens of a text, without a prompt's leading ones if it continues another. Its body is charged to the caller.
 ///
 /// # Errors
-/// Those of encoding; it has more tokens than the model takes.
+/// The errors of encoding; it has more tokens than the model takes.
 pub(super) async fn text(
     state: &AppState,
     prompt: Arc<str>,
@@ -68,7 +68,7 @@ pub(super) async fn text(
 /// The tokens of a conversation's prompt.
 ///
 /// # Errors
-/// Those of rendering and encoding; it has more tokens than the model takes.
+/// The errors of rendering and encoding; it has more tokens than the model takes.
 pub(super) async fn chat(
     state: &AppState,
     prompt: ChatPrompt,
@@ -99,8 +99,8 @@ pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, Re
 /// Encodes a text, with the tokens around a prompt if it `is_whole`.
 ///
 /// # Errors
-/// Those of encoding; it has more tokens than a prompt may have, which is known before all of it is encoded: that takes
-/// some hundred times its bytes.
+/// The errors of encoding; the text has more tokens than a prompt may have, which is detected before all of it is
+/// encoded, because that takes about a hundred times its bytes.
 pub(super) fn encode(
     text: &TextModel,
     prompt: &str,

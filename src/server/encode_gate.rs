@@ -1,4 +1,4 @@
-//! The turns of texts that are encoded for clients who want their tokens and no answer.
+//! The queue of texts for `encode`: one is encoded at a time, since the model needs the cores.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ pub(super) struct Fields {
     max_values: usize,
     /// Values that were read with all that is in them.
     values: usize,
-    /// Those of them that the prompt is made of.
+    /// Those of the values that the prompt is made of.
     prompt_values: usize,
     charge: BodyCharge,
     /// The charge for values that are kept as long as the request.
@@ -59,11 +59,11 @@ impl Fields {
                 max_values,
                 values: 0,
                 prompt_values: 0,
-                request_charge: charge.beside(),
+                request_charge: charge.sibling(),
                 charge,
             }),
             Object::TooMany => Err(ApiError::invalid(format!(
-                "body has more than {MAX_FIELDS} fields: leave out those that nobody reads"
+                "body has more than {MAX_FIELDS} fields: leave out those that the server ignores"
             ))),
             Object::None => Err(ApiError::invalid(
                 "body is not a JSON object: send {\"field\": value, ...}",
@@ -98,7 +98,7 @@ impl Fields {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
 
-    /// Takes a field out with all that is in it.
+    /// Takes a field out with its whole content.
     ///
     /// # Errors
     /// Names the limit of values in one body, before they are made.
@@ -107,7 +107,7 @@ impl Fields {
         raw.map(|raw| self.tree(name, &raw)).transpose()
     }
 
-    /// Reads JSON with all that is in it, to make a prompt of it.
+    /// Parses JSON in full, to make a prompt of it.
     ///
     /// # Errors
     /// As [`Fields::take_tree`].
@@ -127,7 +127,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Reads JSON with all that is in it, to keep it as long as the request.
+    /// Parses JSON in full, to keep it as long as the request.
     ///
     /// # Errors
     /// As [`Fields::take_tree`].
@@ -235,8 +235,8 @@ impl Fields {
             max_values: self.max_values,
             values: self.values,
             prompt_values: 0,
-            charge: self.charge.beside(),
-            request_charge: self.charge.beside(),
+            charge: self.charge.sibling(),
+            request_charge: self.charge.sibling(),
         })
     }
 

@@ -10,7 +10,7 @@ use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, object};
 use super::state::AppState;
 
-/// Forgets every cached prefix, except pinned ones, and answers with the freed counts; 400 while a request runs or
+/// Flushes every cached prefix, except pinned ones, and answers with the freed counts; 400 while a request runs or
 /// waits. SGLang takes a GET too, which any web page could send: here it is POST alone.
 pub(super) async fn flush_cache(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let flushed = state.loaded()?.engine.flush_cache().await?;

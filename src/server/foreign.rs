@@ -126,7 +126,7 @@ pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError>
     names.iter().try_for_each(|name| refuse_one(fields, name))
 }
 
-/// Refuses the first of `names` that would change the answer, and leaves all other fields be.
+/// Refuses the first of `names` that would change the answer, and ignores all other fields.
 pub(super) fn refuse_these(fields: &mut Fields, names: &[&str]) -> Result<(), ApiError> {
     names.iter().try_for_each(|name| refuse_one(fields, name))
 }

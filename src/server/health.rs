@@ -1,4 +1,4 @@
-//! Questions about the server and its engine: health, models, information, metrics.
+//! Routes about the server and its engine: health, models, information, metrics.
 
 use actix_web::HttpResponse;
 use actix_web::web::{Data, Path};
@@ -61,7 +61,7 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     Err(RequestError::EngineDown(reason.to_owned()).into())
 }
 
-/// Answers `GET /health_generate`: 200 once the engine has generated a token, for all who ask at that time.
+/// Answers `GET /health_generate`: 200 once the engine has generated a token, for all clients that wait then.
 pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.serving()?.engine;
     let timeout_s = state.config().health_generate_timeout_s;
@@ -184,7 +184,7 @@ pub(super) fn health_operation(_: &Facts) -> Operation {
 }
 
 pub(super) fn ready_operation(_: &Facts) -> Operation {
-    describe(Group::Server, "Are new requests taken?")
+    describe(Group::Server, "Does the server accept requests?")
         .answers(status(), "they are")
         .needs_engine("the engine is being loaded or rebuilt, or the server shuts down")
         .done()

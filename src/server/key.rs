@@ -1,5 +1,4 @@
-//! The key that clients show: `Authorization: Bearer <key>`, as OpenAI's clients send it, or `x-api-key: <key>`, as
-//! Anthropic's do.
+//! Checks API keys: `Authorization: Bearer <key>`, as OpenAI's clients send it, or `x-api-key: <key>`, as Anthropic's do.
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};

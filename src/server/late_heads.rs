@@ -24,7 +24,7 @@ pub(super) struct LateHeads<S> {
     is_logged: bool,
     /// The connection has waited for a head since then.
     waits_since: Instant,
-    /// The answer as far as the socket has not taken it.
+    /// The rest of the answer, which the socket has not taken.
     unsent: Vec<u8>,
 }
 

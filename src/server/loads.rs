@@ -131,7 +131,7 @@ impl RankLoad {
 }
 
 impl Memory {
-    /// Nothing is known of the memory of a host's own executor.
+    /// The memory of a host's own executor is unknown.
     fn of(model: &ModelInfo) -> Option<Self> {
         let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
         model.memory.as_ref().map(|memory| Self {
@@ -142,7 +142,7 @@ impl Memory {
     }
 }
 
-/// Tokens that are held and tokens that wait to be: the one number to compare engines by.
+/// Tokens in use plus waiting tokens: the one number to compare engines by.
 fn total_tokens(load: &EngineLoad) -> usize {
     load.stats.used_tokens() + load.pending.waiting
 }
@@ -163,7 +163,7 @@ pub(super) async fn loads(
     })))
 }
 
-/// The moment of a load, as RFC 3339 has it.
+/// The time of a load, in RFC 3339's format.
 pub(super) fn now() -> String {
     humantime::format_rfc3339_millis(SystemTime::now()).to_string()
 }
@@ -204,8 +204,9 @@ fn rank_load() -> Shape {
         .has("num_total_reqs", count())
         .has(
             "num_waiting_uncached_tokens",
-            count()
-                .about("tokens not computed yet: what of them is cached is known at an admission"),
+            count().about(
+                "tokens not computed yet; the cached part of a prompt is known at its admission",
+            ),
         )
         .has("num_used_tokens", count().about(held))
         .has(

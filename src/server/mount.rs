@@ -69,7 +69,7 @@ where
     closed(cfg, resource(path, route, "POST"));
 }
 
-/// As [`post_admin`], and PUT does the same, as SGLang has it.
+/// As [`post_admin`], and PUT does the same, as in SGLang.
 pub(super) fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,

@@ -13,8 +13,8 @@ use super::openapi::shape::{Shape, name_of, object, text};
 use super::state::AppState;
 use crate::field::{Field, Shallow};
 
-/// Plans no more work until generation is continued. The modes are SGLang's: `abort` cancels every request inside, those
-/// that come later wait; `in_place` leaves them all as they are.
+/// Plans no more work until generation is continued. The modes are SGLang's: `abort` cancels every request in flight,
+/// and those that arrive later wait; `in_place` keeps them all.
 pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let cancels = match fields.string("mode")?.as_deref() {
@@ -60,9 +60,9 @@ pub(super) fn operation(_: &Facts) -> Operation {
     let mode = name_of(["abort", "in_place"]).or("abort");
     let fields = object().takes(
         "mode",
-        mode.about("`abort` cancels what is inside, `in_place` keeps it"),
+        mode.about("`abort` cancels the requests in flight, `in_place` keeps them"),
     );
-    describe(Group::Control, "Plan no more work")
+    describe(Group::Control, "Pause generation")
         .about("New requests wait.")
         .takes(fields.shape(), json!({"mode": "in_place"}))
         .answers(status(), "generation is paused")
@@ -71,7 +71,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
 }
 
 pub(super) fn go_on_operation(_: &Facts) -> Operation {
-    describe(Group::Control, "End a pause")
+    describe(Group::Control, "Resume generation")
         .answers(status(), "generation continues")
         .fails(415, "there is a body, which is not declared as JSON")
         .needs_engine("there is no engine")

@@ -1,6 +1,6 @@
 //! The one probe that all clients of `/health_generate` share.
 //!
-//! However many clients ask, and leave before the answer: at most one request is in the engine, on a reserved place,
+//! For any number of clients, also ones that disconnect, at most one request is in the engine, on a reserved place,
 //! and its outcome is valid for a while.
 
 use std::sync::{Mutex, PoisonError};
@@ -38,10 +38,10 @@ impl Probe {
         timeout_s: u32,
     ) -> Result<(), ApiError> {
         let mut pending = self.join(|ended| {
-            // Not in this handler: it is dropped with the connection of who asked first.
+            // Not in this handler: it is dropped with the connection of the first client.
             rt::spawn(run(engine.clone(), timeout_s, ended));
         });
-        let lost = || RequestError::EngineDown("the probe was lost: ask again".to_owned());
+        let lost = || RequestError::EngineDown("the probe was lost: try again".to_owned());
         let ended = pending.wait_for(Option::is_some).await;
         let ended = ended.map_err(|_| lost())?;
         let outcome = ended.as_ref().map(|ended| ended.outcome.clone());

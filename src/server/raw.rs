@@ -84,7 +84,7 @@ impl Raw {
         self.parse_seed(name, std::marker::PhantomData)
     }
 
-    /// Parses it with all that is in it, which is to be counted before.
+    /// Parses it in full; its values must have been counted before.
     ///
     /// # Errors
     /// As [`Raw::parse`].

@@ -221,7 +221,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         json!({"query": "Is it open? ", "items": ["Yes", "No"], "label_token_ids": [5, 6]});
     describe(
         Group::SgLang,
-        "How likely tokens are behind a query and each of some items",
+        "The probability of each label token after the query and an item",
     )
     .takes(table().shape(facts).shape(), example)
     .answers(

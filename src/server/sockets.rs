@@ -23,13 +23,13 @@ use super::late_heads::LateHeads;
 
 /// Seconds for the last bytes to reach slow clients, and for idle connections to close.
 const FLUSH_S: u64 = 2;
-/// How long a connection that is being closed may take.
+/// Time limit for closing a connection.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server of `app` on `listener`, to be awaited or spawned.
 ///
 /// # Errors
-/// Those of the socket.
+/// The errors of the socket.
 pub(super) fn listen<F, A, S, B>(
     app: F,
     listener: TcpListener,

@@ -1,11 +1,11 @@
-//! How single tokens are spelled, for log probabilities and for echoing prompts of token ids.
+//! The text of single tokens, for log probabilities and for echoed prompts of token ids.
 
 use std::sync::Arc;
 
 use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
-/// The vocabulary, as far as clients see it.
+/// The part of the vocabulary that clients see.
 pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;

@@ -27,7 +27,7 @@ const MAX_COUNTS: usize = 2;
 /// Renders the Prometheus page.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The place of an engine that is loaded while the server answers already. Cheap to clone.
+/// The slot for an engine that is loaded while the server already answers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct EngineSlot(Arc<OnceLock<Result<Loaded, String>>>);
 
@@ -44,7 +44,7 @@ impl EngineSlot {
         let _ = self.0.set(Ok(Loaded { engine, spelling }));
     }
 
-    /// Sets why there will be no engine: clients get the reason.
+    /// Records why there will be no engine: clients get the reason.
     pub fn fail(&self, reason: impl Into<String>) {
         let _ = self.0.set(Err(reason.into()));
     }

@@ -10,7 +10,7 @@ use crate::request::{Finished, GenerateRequest};
 
 /// Makes traces.
 pub trait Traces: Send + Sync {
-    /// An HTTP request has come in.
+    /// An HTTP request has arrived.
     fn begin(&self, call: &CallStart<'_>) -> Box<dyn Trace>;
 }
 

@@ -1,4 +1,4 @@
-//! The frame of every request: its id, SGLang's HTTP metrics by route and method, its line in the access log, its trace.
+//! Middleware around every request: its id, SGLang's HTTP metrics by route and method, its access log line, its trace.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -104,7 +104,7 @@ impl Drop for Active {
     }
 }
 
-/// Lives until the last byte is with the connection, or the body is dropped: then it reports to the exchange.
+/// Lives until the connection has the last byte, or the body is dropped: then it reports to the exchange.
 struct Open {
     exchange: Arc<Exchange>,
     ended: Ended,

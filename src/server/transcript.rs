@@ -8,7 +8,7 @@ use crate::request::{Delta, Event, FinishReason, OutputPiece, Usage};
 use crate::state::output::push_piece;
 use crate::state::sampling::TokenLogprobs;
 
-/// Log probabilities that a worker writes at a stretch: a few milliseconds with the texts of the tokens.
+/// Log probabilities that a worker writes without yielding: a few milliseconds with the texts of the tokens.
 const MAX_PIECE_ENTRIES: usize = 2048;
 /// About how many bytes of JSON a log probability takes.
 const ENTRY_JSON_BYTES: usize = 40;
@@ -35,7 +35,7 @@ pub(super) struct TranscriptEnd {
 }
 
 impl News {
-    /// Takes an event apart.
+    /// Splits an event into content and end.
     ///
     /// # Errors
     /// The reason of a failed request.
@@ -102,7 +102,7 @@ impl News {
             && self.end.is_none()
     }
 
-    /// True if a client would learn nothing from it.
+    /// True if it holds nothing for the client.
     pub(super) fn is_empty(&self) -> bool {
         self.is_of_the_prompt() && self.delta.input_logprobs.is_empty()
     }
@@ -116,7 +116,7 @@ fn entries_at(place: &TokenLogprobs) -> usize {
     1 + place.top.len() + place.chosen.len()
 }
 
-/// Cuts log probabilities so that a part has as many as can be written at a stretch, or is a single position.
+/// Cuts log probabilities so that a part has as many as can be written without yielding, or is a single position.
 fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>> {
     let mut places = places.into_iter().peekable();
     iter::from_fn(move || {

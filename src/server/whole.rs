@@ -1,5 +1,5 @@
-//! Whole JSON answers. A large one is written on another thread and sent in pieces, so that a worker's other clients
-//! wait for neither.
+//! Non-streamed JSON answers. A large one is serialised on another thread and sent in pieces, so that a worker's other
+//! clients wait for neither.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! The words for a prompt that is too long.
+//! Errors for prompts that are too long, in the words that clients of each API look for.
 //!
 //! Agents shorten a conversation when an error says that it is too long, and detect that by the words of their API: a
 //! code or a status is not enough for most of them. docs/api.md lists the agents and their words.

@@ -1,5 +1,5 @@
-//! Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Nothing is known of the prompts but their
-//! lengths, so no two share anything.
+//! Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Only the prompts' lengths are
+//! known, so no two share a prefix.
 
 use std::io::BufRead;
 use std::time::SystemTime;

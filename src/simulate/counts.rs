@@ -1,4 +1,4 @@
-//! Numbers of tokens, as programs write them into traces.
+//! Parses token counts of traces.
 
 use super::error::{Place, SimulateError};
 use super::trace::MAX_TOKENS;

@@ -68,16 +68,16 @@ struct VirtualEngine<'a> {
     outcome: Outcome,
 }
 
-/// The requests that have been let in.
+/// The admitted requests.
 #[derive(Default)]
 struct Inside {
     requests: usize,
     prompt_tokens: usize,
-    /// The next request of the trace to be let in.
+    /// The next request of the trace to admit.
     next: usize,
-    /// Those before it have come.
+    /// The number of requests that have arrived.
     arrived: usize,
-    /// Those before it that wait outside have been counted.
+    /// The number of arrived requests that were counted if they wait outside.
     seen_outside: usize,
 }
 
@@ -160,7 +160,7 @@ impl<'a> VirtualEngine<'a> {
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
-    /// Admits the requests that have come, up to the admission limits; the others wait outside, in order.
+    /// Admits the requests that have arrived, up to the admission limits; the others wait outside, in order.
     fn let_in(&mut self, requests: &[TraceRequest]) {
         while requests
             .get(self.inside.arrived)

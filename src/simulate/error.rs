@@ -1,4 +1,4 @@
-//! Why something cannot be simulated.
+//! Errors of simulations.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::error::{ConfigError, LoadError, StartError};
 /// Why something cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
-    /// A file cannot be opened or read, or is no trace at all.
+    /// A file cannot be opened or read, or is not a trace.
     #[error("{}: {reason}", file.display())]
     File {
         /// The file.

@@ -51,13 +51,13 @@ pub struct Hardware {
     /// Rates of the disk of the KV store, in GB/s: an assumption, since the disk is no part of the device. Without them there
     /// is no store.
     pub disk_read_gb_s: Option<f64>,
-    /// The same of writes.
+    /// The same for writes.
     pub disk_write_gb_s: Option<f64>,
     /// The time of a read of the disk before its first byte, in microseconds.
     pub disk_latency_us: Option<f64>,
     /// Peak rates of dense matrix products.
     pub tflops: Tflops,
-    /// Part of the peak bandwidth that kernels reach: an assumption, no data sheet says it.
+    /// Part of the peak bandwidth that kernels reach: an assumption that is in no data sheet.
     pub bandwidth_efficiency: f64,
     /// Part of the peak FLOP/s that kernels reach: an assumption too.
     pub flops_efficiency: f64,
@@ -88,7 +88,7 @@ impl Hardware {
     /// A device by its name, or from a file.
     ///
     /// # Errors
-    /// An unknown name, with those there are; a file that cannot be used, with key and value.
+    /// An unknown name, with a list of the known ones; a file that cannot be used, with key and value.
     pub fn load(name_or_file: &str) -> Result<Self, SimulateError> {
         if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_file) {
             return Self::parse(Path::new(name), text);

@@ -1,5 +1,5 @@
-//! The engine in virtual time: the states of [`crate::state`] as they are, a trace or a synthetic load that comes in,
-//! and a roofline model in the place of the executor.
+//! Simulates the engine in virtual time: the real states of [`crate::state`], a trace or a synthetic load, and a roofline
+//! model in place of the executor.
 //!
 //! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. The
 //! engine's own code is simulated; the duration of a step is modelled ([`roofline`]), and nothing else.

@@ -14,7 +14,7 @@ use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, b
 /// A prompt of the greatest length has 32,768 ids.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// Latest time: three centuries. Counted from 1970 it may be, in nanoseconds it is not.
+/// Latest time: three centuries, which admits milliseconds since 1970, but no nanoseconds.
 const MAX_TIMESTAMP_MS: f64 = 1e13;
 
 /// Parses the first `limit` requests.

@@ -1,4 +1,4 @@
-//! The outcomes of the requests, and the state of the pool meanwhile.
+//! The outcomes of requests, and the pool's usage meanwhile.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const FIRST_INTERVAL_S: f64 = 1e-3;
 pub struct RequestOutcome {
     /// When it came, in seconds.
     pub arrival_s: f64,
-    /// When its first token was there, if it has one.
+    /// Time of its first token, if it has one.
     pub first_token_s: Option<f64>,
     /// When its last token was there.
     pub last_token_s: f64,
@@ -60,7 +60,7 @@ pub struct Moment {
     pub running_requests: usize,
     /// Requests that wait inside.
     pub waiting_requests: usize,
-    /// Requests that came and are not let in yet.
+    /// Requests that arrived and are not admitted yet.
     pub outside_requests: usize,
     /// Prompt tokens of admitted requests so far.
     pub prompt_tokens: u64,
@@ -171,7 +171,7 @@ pub struct Outcome {
     pub largest_batch: usize,
     /// Nodes evicted from the tree.
     pub evicted_nodes: u64,
-    /// Requests that were not admitted: as many or as large prompts inside as may be. They wait outside.
+    /// Requests that wait outside: the limit of requests or of prompt tokens was reached.
     pub waited_outside: usize,
     /// The engine's own counters at the end.
     pub stats: EngineStats,

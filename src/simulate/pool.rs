@@ -51,7 +51,7 @@ pub fn model_info(
         .context_length
         .unwrap_or_else(|| model.context_tokens());
     let windowed = match config.device {
-        // As the engine has it there.
+        // As in the engine.
         Device::Cuda(_) => None,
         Device::Auto | Device::Cpu => windowed(config, model, &layout, context_length),
     };
@@ -154,7 +154,7 @@ mod tests {
         assert!((tokens - bytes / 131_072.0).abs() < 3.0, "{tokens}");
         assert_eq!(
             info(Some(10_000_000))
-                .expect("nobody asks for memory")
+                .expect("no limit of memory is set")
                 .max_total_tokens,
             10_000_000
         );

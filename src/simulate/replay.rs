@@ -1,4 +1,4 @@
-//! Prompts alone, one after another: how much of them a cache of a given size would have held.
+//! Replays prompts alone, in order: the hit rate of a cache of a given size.
 //!
 //! For each prompt: match its whole pages, make room for the others, insert it whole at its end. Nothing else is
 //! inside, so the result depends on the prompts' order only, not on time or hardware.

@@ -1,4 +1,4 @@
-//! How long a step takes: the larger of the time for its bytes and the time for its FLOPs, once for the products with
+//! The roofline model of a step's time: the larger of the time for its bytes and the time for its FLOPs, once for the products with
 //! weights and once for attention, and an overhead.
 //!
 //! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and

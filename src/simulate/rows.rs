@@ -1,4 +1,4 @@
-//! The executor's answers about the rows of a step.
+//! The simulated executor's results for the rows of a step.
 
 use smallvec::smallvec;
 

@@ -1,4 +1,4 @@
-//! Requests as a trace knows them: when they come, how long they are, which blocks their prompts are made of.
+//! The requests of a trace: arrival times, lengths, and the blocks of their prompts.
 //!
 //! Tokens are made when a request comes in and dropped when it ends: a trace of 145 million prompt tokens stays small.
 

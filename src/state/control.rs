@@ -1,4 +1,4 @@
-//! The control states: their construction, and the passage of plans between them.
+//! The states of the control plane (scheduler, tree, pools), and how plans pass between them.
 //!
 //! An engine's actors, replays, simulations, benches and tests all start from a [`ControlSetup`]. Without actors, plans
 //! run by [`ControlStates::advance`], or leg by leg by [`ControlStates::carry`]; an actor runs the legs of its state

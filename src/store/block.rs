@@ -1,5 +1,5 @@
-//! Buffers for blocks in memory: a fixed number of each kind, made on first use, or ahead of it if there is time, and
-//! kept.
+//! The pool of buffers for blocks in memory: a fixed number of each kind, allocated on first use or in idle time, and
+//! never freed.
 
 use std::any::Any;
 use std::fmt;
@@ -73,7 +73,7 @@ impl PoolState {
             Ok(buffer) => Some(buffer),
             Err(error) => {
                 if !self.has_said.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, bytes, "no memory for a buffer of the KV store: lower kv_host_bytes");
+                    tracing::warn!(%error, bytes, "failed to allocate a KV store buffer: lower kv_host_bytes");
                 }
                 None
             }

@@ -1,4 +1,4 @@
-//! The parts of a block.
+//! The byte layout of a block: its planes, layer by layer.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Blocks that the store dropped, and the reasons: for the diagnosis of misses only.
+//! Blocks that the store dropped, and the reasons, for the diagnosis of misses.
 
 use rustc_hash::FxHashMap;
 

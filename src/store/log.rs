@@ -76,7 +76,7 @@ impl IndexLog {
         match file.write_at(&encode(entry), offset) {
             Ok(()) => self.n_entries += 1,
             Err(error) => {
-                tracing::debug!(%error, "the log of the KV store cannot be written");
+                tracing::debug!(%error, "failed to write the KV store's index log");
                 self.file = None;
                 let _ = files.remove_file(&self.path);
             }

@@ -36,7 +36,7 @@ impl StepBeat {
 
 /// The rests of a thread while an engine computes.
 pub(super) struct Pace {
-    /// Of one core.
+    /// The share of one core that it may use.
     share: f64,
     beat: StepBeat,
     seen: u64,

@@ -56,7 +56,7 @@ pub struct Commit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The store does not serve: it is starting, or off.
-    #[error("the KV store does not serve yet, or no more")]
+    #[error("the KV store is not ready, or has stopped")]
     NotServing,
     /// The queue of requests is full.
     #[error("the KV store request queue is full")]
@@ -115,7 +115,7 @@ pub enum Answer {
         /// Why it is less than requested.
         short: Option<Short>,
     },
-    /// Nothing came.
+    /// No answer came.
     Late {
         /// The requesting sequence.
         seq: SeqId,

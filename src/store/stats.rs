@@ -32,7 +32,7 @@ counts! {
     records,
     /// Bytes that they take, with slots that wait for reuse.
     disk_bytes,
-    /// Bytes of the folders of other fingerprints, when last looked at.
+    /// Bytes of the folders of other fingerprints, at the last scan.
     foreign_bytes,
     /// Requests that were refused because the store did not serve.
     refused_not_serving,

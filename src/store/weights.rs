@@ -24,7 +24,7 @@ const MAX_KEPT_BYTES: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
     /// A file cannot be read.
-    #[error("{} cannot be read to tell its weights from others: {error}", path.display())]
+    #[error("{} cannot be read to hash its weights: {error}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum DigestError {
     },
     /// A file is no longer the one that was loaded.
     #[error(
-        "{} has changed since it began to be loaded, so which weights the engine has is not known: start it again",
+        "{} changed while it was loaded, so the loaded weights are unknown: start the engine again",
         path.display()
     )]
     Changed {
@@ -41,7 +41,7 @@ pub enum DigestError {
         path: PathBuf,
     },
     /// [`Stop`] was set.
-    #[error("the engine stops")]
+    #[error("the engine is stopping")]
     Stopped,
 }
 
@@ -261,7 +261,10 @@ mod tests {
         fs::rename(at("c"), at("b")).expect("same folder");
         let error = hash(&seen).expect_err("one file is another");
         assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
-        assert!(error.to_string().contains("start it again"), "{error}");
+        assert!(
+            error.to_string().contains("start the engine again"),
+            "{error}"
+        );
         // The same goes for equal bytes in another file: these may not be the ones that were loaded.
         fs::write(at("c"), "one").expect("it can be written");
         fs::rename(at("c"), at("b")).expect("same folder");

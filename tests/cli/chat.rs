@@ -197,7 +197,7 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     assert_eq!(asked["stream"], json!(true));
     assert!(
         asked.get("top_p").is_none(),
-        "what is not given is the server's: {asked}"
+        "the server's default applies: {asked}"
     );
     begin(&mut stream);
     event(&mut stream, json!({"delta": {"reasoning_content": "hm"}}));
@@ -208,7 +208,7 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     assert!(killed.expect("there is a kill").success());
     read_exactly(&mut child, "\n");
     let is_over = !matches!(stream.read(&mut [0]), Ok(bytes) if bytes > 0);
-    assert!(is_over, "the server sees that nobody reads on");
+    assert!(is_over, "the server sees that the client disconnected");
     stdin.write_all(b"Two\n").expect("it reads");
     let (mut stream, asked) = server.asked();
     let kept = json!({"role": "assistant", "content": "First, "});

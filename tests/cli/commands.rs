@@ -1,4 +1,4 @@
-//! Commands that end by themselves.
+//! Commands that end without a signal, such as `generate` and `plan`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -415,7 +415,7 @@ fn a_recorded_answer_replays_and_a_damaged_log_is_exit_code_1() {
     for part in [
         "requests      1:",
         "end           the engine stopped",
-        "every plan came out as recorded",
+        "every plan equals the recorded one",
     ] {
         assert!(text.contains(part), "{text}");
     }

@@ -71,7 +71,7 @@ impl Binary {
         std::fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }
 
-    /// Asks it to stop and expects a graceful end.
+    /// Sends SIGTERM and expects a graceful end.
     pub fn stop(self) {
         let sent = kill("TERM", &self.process_id()).expect("kill runs");
         assert!(sent.success(), "it is gone already:\n{}", self.log());

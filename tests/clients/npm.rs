@@ -60,8 +60,8 @@ pub fn home() -> TempDir {
     home
 }
 
-/// Runs a program that has its arguments in this home, with nothing of this process's environment but the path, and returns
-/// its output.
+/// Runs a program that has its arguments in this home, without this process's environment except for the path, and
+/// returns its output.
 pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -> String {
     let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
     let file = |path: &Path| fs::File::create(path).expect("the home is writable");

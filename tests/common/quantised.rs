@@ -15,7 +15,7 @@ pub type Parts = Vec<(&'static str, Stored)>;
 /// Makes the tensors of a module `[outputs, inputs]`, and its values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
 
-/// Quantises the linear modules among the tensors of a model but for one. `write` may put the values into the plain tensor.
+/// Quantises the linear modules among a model's tensors, except one. `write` may put the values into the plain tensor.
 pub fn quantise_linear(
     tensors: &mut BTreeMap<String, Stored>,
     quantise: Quantise,

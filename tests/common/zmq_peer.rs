@@ -96,7 +96,7 @@ impl Peer {
         let mut answers = Vec::new();
         loop {
             let frames = self.read_frames();
-            assert_eq!(frames[0], b"", "behind the envelope of a REQ");
+            assert_eq!(frames[0], b"", "after the envelope of a REQ");
             if frames[2] == (-1_i64).to_be_bytes() {
                 assert_eq!(
                     (&frames[1], &frames[3], frames.len()),

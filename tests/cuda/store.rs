@@ -1,5 +1,5 @@
-//! Prefixes that outlive memory and engines: a prompt that a GPU computed, an engine that ended, and the loaded prompt
-//! give the same output, for any timing of copies and any copy that the driver refuses.
+//! Prefixes that outlive memory and engines: a prompt loaded from the store gives the output of a computed one, for any
+//! timing of copies and any copy that the driver refuses.
 
 use std::path::Path;
 

@@ -56,7 +56,7 @@ async fn check(setup: Setup, model: &str) {
         tokens.push(collect(generation).await.tokens);
     }
     if setup.dtype == F32_PAGES_OF_1_GRAPHS.dtype {
-        assert_eq!(tokens[1], alone, "{model}, beside others, {setup:?}");
+        assert_eq!(tokens[1], alone, "{model}, with others, {setup:?}");
     }
     world.assert_whole().await;
     world.stop().await;

@@ -109,7 +109,7 @@ fn a_driver_that_cannot_be_used_is_described() {
         ),
         (
             &[("CUSIM_FAIL_ALLOCATION", "1")],
-            &["GPU 0", "first allocation", "OUT_OF_MEMORY", "nvidia-smi"],
+            &["GPU 0", "failed to allocate", "OUT_OF_MEMORY", "nvidia-smi"],
         ),
     ];
     for (variables, parts) in table {
@@ -188,7 +188,7 @@ fn a_driver_that_is_not_used_is_mentioned() {
     assert!(output.status.success(), "{output:?}");
     assert!(stdout(&output).contains("memory available"), "{output:?}");
     assert!(
-        stderr(&output).contains("--device cuda uses the GPU"),
+        stderr(&output).contains("--device cuda selects the GPU"),
         "{output:?}"
     );
     let output = plan(&["--device", "cpu"], Some(&emulated()), &[]);

@@ -116,7 +116,7 @@ fn memory_is_pinned_by_whole_pages() {
     let start = pages.as_mut_ptr();
     // SAFETY: the pages live longer than their pinning.
     let pinned = unsafe { device.pin(&mut pages[PAGE_BYTES + 100..PAGE_BYTES + 200]) }.unwrap();
-    for beside in [
+    for range in [
         PAGE_BYTES..PAGE_BYTES + 100,
         PAGE_BYTES + 200..PAGE_BYTES + 300,
         PAGE_BYTES - 1..PAGE_BYTES + 1,
@@ -124,8 +124,8 @@ fn memory_is_pinned_by_whole_pages() {
         0..3 * PAGE_BYTES,
     ] {
         // SAFETY: as above.
-        let refused = unsafe { device.pin(&mut pages[beside.clone()]) };
-        assert_eq!(refused.unwrap_err().code, ALREADY_REGISTERED, "{beside:?}");
+        let refused = unsafe { device.pin(&mut pages[range.clone()]) };
+        assert_eq!(refused.unwrap_err().code, ALREADY_REGISTERED, "{range:?}");
     }
     let n_bytes = |range: &std::ops::Range<usize>| range.end - range.start;
     // SAFETY: no other code touches the pages.

@@ -1,4 +1,4 @@
-//! Executors and actors that misbehave on purpose, and the model that comes with the repository.
+//! Test doubles: executors and actors that misbehave on purpose. Also the bundled model.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Clients that disconnect.
+//! Clients that disconnect from an embedded engine.
 
 use std::time::Duration;
 

@@ -165,7 +165,7 @@ async fn requests_end_with_the_hosts_arbiter() {
     dropped
         .recv_timeout(PATIENCE)
         .expect("the executor's thread ends");
-    assert!(!engine.is_alive(), "nobody is behind the doors");
+    assert!(!engine.is_alive(), "the actors have stopped");
     within(engine.shutdown(Duration::from_secs(1))).await;
 }
 

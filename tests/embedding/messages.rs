@@ -75,14 +75,14 @@ async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
         tokens: [1, 2].into(),
     });
     plan.post(Box::new(request));
-    let death = within(deaths.recv()).await.expect("a death is told");
+    let death = within(deaths.recv()).await.expect("a death is reported");
     assert_eq!(
         (death.actor, death.generation, death.panicked),
         ("radix_cache", 7, true)
     );
     assert!(allocator.connected());
     drop((plan, allocator));
-    let death = within(deaths.recv()).await.expect("a death is told");
+    let death = within(deaths.recv()).await.expect("a death is reported");
     assert_eq!((death.actor, death.panicked), ("allocator", false));
     assert!(answers.try_recv().is_err(), "nothing was planned");
 }

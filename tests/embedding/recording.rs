@@ -120,7 +120,7 @@ async fn load(world: &World) {
         }));
     }
     for collected in collecting {
-        collected.await.expect("nobody panics");
+        collected.await.expect("no task panics");
     }
 }
 

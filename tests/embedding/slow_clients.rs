@@ -1,4 +1,4 @@
-//! Clients that do not read.
+//! Clients that do not read their events.
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::Generation;

@@ -293,7 +293,7 @@ async fn check_evacuated(setup: &Setup<'_>) {
             "preempted" => stats.preemptions,
             _ => stats.preemptions.min(stats.evicted_tokens),
         };
-        assert!(evacuated > 0, "{setup}: nobody was {how}: {stats:?}");
+        assert!(evacuated > 0, "{setup}: no request was {how}: {stats:?}");
         world.stop().await;
         let got: Vec<_> = got.into_iter().map(|(_, got)| got).collect();
         assert_same(&got, &expected, &format!("{setup}, {how}"));

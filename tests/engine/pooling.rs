@@ -1,4 +1,4 @@
-//! Requests for embeddings: their prompts use the cache as far as they can, and stay in it.
+//! Requests for embeddings: their prompts use the cache where possible, and stay in it.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Prefixes outlive a restart: a prompt that was computed, an engine that ended, and a prompt that is loaded give the same
-//! tokens and log probabilities, bit for bit. Real models on the CPU executor, a real store in a temporary folder.
+//! Prefixes outlive a restart: a prompt loaded from the store gives the tokens and log probabilities of a computed one,
+//! bit for bit. Real models on the CPU executor, a real store in a temporary folder.
 
 use std::path::Path;
 

@@ -110,7 +110,7 @@ impl Build {
     }
 }
 
-/// An executor whose steps a test lets through one by one.
+/// An executor whose steps a test releases one by one.
 pub struct Gated<E: ?Sized> {
     pub inner: Box<E>,
     pub gate: Option<crossbeam_channel::Receiver<()>>,

@@ -1,4 +1,4 @@
-//! All kernels through NVIDIA's compiler: no spills, no more registers than budgeted, and the committed pack.
+//! Compiles all kernels with NVIDIA's compiler: no spills, registers within budget, and the committed pack matches.
 
 use std::process::Command;
 

@@ -3,6 +3,7 @@
 
 mod circles;
 mod functions;
+mod glossary;
 mod imports_of_files;
 mod words;
 

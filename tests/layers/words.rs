@@ -1,4 +1,4 @@
-//! Words that a reader of the field stumbles over are rare in comments, documents and messages, and get rarer.
+//! Budgets of words that readers of the field stumble over, in comments, documents and messages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// The files with prose, without what clients, models and other projects wrote.
-fn prose(folder: &Path, found: &mut Vec<PathBuf>) {
+pub(super) fn prose(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the folder can be read").path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();

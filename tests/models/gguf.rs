@@ -92,7 +92,7 @@ fn without_the_unsaid(config: &mut Value) {
     for (key, value) in edits {
         config[key] = value;
     }
-    // Of two weights of YaRN files have one.
+    // GGUF files hold one of YaRN's two weights.
     if let Some(all) = config["rope_scaling"].get("mscale_all_dim").cloned() {
         config["rope_scaling"]["mscale"] = all;
     }
@@ -298,7 +298,7 @@ fn a_file_is_described_as_its_folder_is() {
     assert_eq!(made.weights_bytes, own.weights_bytes);
 }
 
-/// A matrix in Q8_0 as far as its rows are whole blocks, and the f32 matrix with the same values.
+/// A matrix in Q8_0 where its rows are whole blocks, and the f32 matrix with the same values.
 fn in_blocks(tensor: Tensor) -> (Tensor, Tensor) {
     let whole = tensor.sizes.len() == 2 && tensor.sizes[0].is_multiple_of(32);
     if !whole {

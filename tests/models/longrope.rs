@@ -73,7 +73,7 @@ fn bits(rows: &[(u32, u32)], chunk: u32) -> Vec<Vec<Vec<u32>>> {
 fn the_longest_output_decides_and_the_neighbours_do_not() {
     let short = bits(&[(1, ORIGINAL - PROMPT_TOKENS)], PROMPT_TOKENS);
     let long = bits(&[(1, ORIGINAL - PROMPT_TOKENS + 1)], PROMPT_TOKENS);
-    assert_eq!(short[0][0], long[0][0], "nothing turns at position 0");
+    assert_eq!(short[0][0], long[0][0], "position 0 is not rotated");
     assert_ne!(short[0][1], long[0][1]);
     assert_eq!(short, bits(&[(1, 4)], 7), "shorter ones are short as well");
     assert_eq!(long, bits(&[(1, 200)], 3), "longer ones are long as well");

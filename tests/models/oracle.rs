@@ -52,8 +52,8 @@ impl Prompt {
         all.filter(|at| self.has_clear_experts(*at)).collect()
     }
 
-    /// Holds the errors where the experts are clear to twice those of transformers in bf16: the largest, and the median
-    /// of each token's largest, which a few tokens of transformers that are far off do not raise.
+    /// Asserts that, where the choice of experts is clear, errors are at most twice those of transformers in bf16: the
+    /// largest, and the median of each token's largest, which a few outliers of transformers do not raise.
     fn check_rounded(&self, ours: &[Vec<f32>], expected: &[Vec<f32>], about: &str) {
         let clear = self.clear();
         let pairs = clear.iter().map(|at| (&ours[*at], &expected[*at]));

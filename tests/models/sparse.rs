@@ -90,7 +90,7 @@ fn no_cut_neighbour_page_thread_or_cached_prefix_changes_a_bit() {
                     ..base.clone()
                 };
                 let got = behind_prefix(&mut load(name, &options), page_size as u32, cached);
-                let what = format!("{name}, {dtype:?}, pages of {page_size}, behind {cached}");
+                let what = format!("{name}, {dtype:?}, pages of {page_size}, {cached} cached");
                 assert_same(&got, &expected, &what);
             }
         }

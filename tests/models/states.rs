@@ -84,8 +84,8 @@ fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
     run_from(executor, begun(&prompt(), 1, None), cuts)
 }
 
-/// The same of a row that begins so. Its pages are those of the run before, moved by as many as there are cuts and one: keys
-/// and values that are not written are then those of other tokens.
+/// The same for a row that begins so. Its pages are those of the run before, moved by as many as there are cuts and
+/// one: keys and values that are not written are then those of other tokens.
 fn run_from(executor: &mut CpuExecutor, begun: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
     let first_page = 1 + cuts.iter().sum::<u32>() % 97;
     let mut step = plan(0);
@@ -324,7 +324,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
             from: Some(slot(2)),
         });
     }),
-    ("without the state after them", |step, prompt| {
+    ("without the state that follows them", |step, prompt| {
         step.starts[0] = begun(prompt, 1, Some((10, 2)));
         step.starts[0].state = Some(StateStart {
             live: slot(1),

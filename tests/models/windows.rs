@@ -64,7 +64,7 @@ fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimi
     }
 }
 
-/// A model at work for its own control states.
+/// A model and the control states that plan its steps.
 struct Engine {
     states: ControlStates,
     executor: CpuExecutor,
@@ -131,7 +131,7 @@ impl Engine {
         });
     }
 
-    /// Two steps under way at a time, as an engine has them.
+    /// Two steps in flight, as in an engine.
     fn drain(&mut self) {
         let mut under_way = std::collections::VecDeque::new();
         loop {

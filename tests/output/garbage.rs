@@ -1,4 +1,4 @@
-//! Text without a plan.
+//! Random pieces of text and tags, in no valid order.
 
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 

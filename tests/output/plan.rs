@@ -1,4 +1,4 @@
-//! An answer, made up before its transcript is written.
+//! A random answer, made before its transcript is written.
 
 use serde_json::{Map, Value};
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
@@ -234,7 +234,7 @@ impl Plan {
         }
     }
 
-    /// Writes a call that is one without a tag, too.
+    /// Writes a call that is recognised without a tag, too.
     fn bare_object(&mut self, rng: &mut fastrand::Rng) {
         let arguments = Value::Object(values::arguments(rng));
         let written = values::json_text(&arguments, rng);

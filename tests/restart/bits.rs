@@ -1,4 +1,4 @@
-//! A prompt that was computed, a process that was killed, and the same prompt, loaded: equal tokens and log probabilities,
+//! A prompt whose K/V was loaded after its process was killed gives the tokens and log probabilities of a computed one,
 //! bit for bit.
 
 use souffleur::kernels::cpu::Isa;

@@ -142,9 +142,9 @@ const DAMAGES: [Damage; 12] = [
 /// Swaps the two records.
 fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
     let (low, high) = (first.min(second), first.max(second));
-    let (before, behind) = bytes.split_at_mut(high);
-    let len = (high - low).min(behind.len());
-    before[low..low + len].swap_with_slice(&mut behind[..len]);
+    let (before, after) = bytes.split_at_mut(high);
+    let len = (high - low).min(after.len());
+    before[low..low + len].swap_with_slice(&mut after[..len]);
 }
 
 #[test]

@@ -44,7 +44,9 @@ fn blocks_that_were_loaded_are_told_like_blocks_that_were_computed() {
     let first = launch.start_serving();
     first.ask(&prompt(1));
     first.wait_until_written(STORED_TOKENS);
-    first.wait_until("both blocks are told", || stored(&first).len() >= n_blocks);
+    first.wait_until("both blocks are published", || {
+        stored(&first).len() >= n_blocks
+    });
     let before = stored(&first);
     first.kill();
 
@@ -52,6 +54,8 @@ fn blocks_that_were_loaded_are_told_like_blocks_that_were_computed() {
     // Blocks on the disk are published once a request has loaded them.
     assert_eq!(stored(&second), []);
     assert_eq!(second.ask(&prompt(1)).stored, STORED_TOKENS);
-    second.wait_until("both blocks are told", || stored(&second).len() >= n_blocks);
+    second.wait_until("both blocks are published", || {
+        stored(&second).len() >= n_blocks
+    });
     assert_eq!(stored(&second)[..n_blocks], before[..n_blocks]);
 }

@@ -1,4 +1,4 @@
-//! The same on a GPU, which is emulated: `--device cuda` with a store, from flags to files.
+//! The same restarts on an emulated GPU: `--device cuda` with a store, from flags to files.
 
 use tempfile::TempDir;
 

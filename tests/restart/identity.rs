@@ -106,7 +106,7 @@ fn other_weights_under_the_same_name_load_nothing() {
     let file = folder.path().join("model.safetensors");
     let weights = fs::read(&file).expect("it is there");
     let mut others = weights.clone();
-    // The mantissa of the last value: the smallest change that there is.
+    // The mantissa of the last value: the smallest possible change.
     let last = others.len() - 2;
     others[last] ^= 1;
     fs::write(&file, &others).expect("it can be written");

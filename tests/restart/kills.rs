@@ -10,7 +10,7 @@ use crate::http::stream;
 use crate::server::{Launch, Server, call};
 use crate::{BLOCK_TOKENS, kills, model, number};
 
-/// Kills without `SOUFFLEUR_RESTART_KILLS`.
+/// Number of kills if `SOUFFLEUR_RESTART_KILLS` is not set.
 const FEW: u64 = 2;
 /// Prompts that are answered, and written, before the load that is killed.
 const SETTLED: u32 = 6;
@@ -20,7 +20,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 const VOCABULARY: u32 = 2000;
 /// Maximum number of prompts in the load.
 const MOST: u32 = 8;
-/// Room for some of the rounds: later ones take the place of earlier ones.
+/// Space for some of the rounds: later ones replace earlier ones.
 const DISK_BYTES: &str = "50331648";
 
 /// A prompt of a dozen blocks and some more: long enough that it pays to load it. No two begin alike.
@@ -152,7 +152,7 @@ fn what_was_answered_before_a_kill_is_found_and_right() {
             "kill {kill}: {found} of {tokens} tokens are found\n{}",
             server.log()
         );
-        // Some of the load, as far as it was written.
+        // Some prompts of the load, if they were written.
         for seed in settled.end..next {
             reference.check(&server, seed);
         }

@@ -24,7 +24,7 @@ fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
     let said = first.ask(&prompt(1)).said;
     first.wait_until_written(STORED_TOKENS);
     let second = stored(folder.path()).start();
-    // While it waits for the folder, and after it has given up.
+    // While it waits for the folder, and after its timeout.
     assert_eq!(second.ask(&prompt(1)).said, said);
     second.wait_until("it gives up", || {
         second.log().contains("another engine uses the KV store")

@@ -129,15 +129,15 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
         ask(json!({"input": "hello", "store": false}))["store"],
         false
     );
-    pinned("what is not kept is not pinned", 2);
+    pinned("a response that is not stored is not pinned", 2);
     delete(world.addr, &path_of(&fork)).ok();
-    pinned("what is deleted is not pinned", 1);
+    pinned("a deleted response is not pinned", 1);
     // Three are kept: the newest evict the others.
     for input in ["hello 1", "hello 2", "hello 3"] {
         ask(json!({ "input": input }));
     }
     assert_eq!(get(world.addr, &path_of(&second)).status, 404);
-    pinned("what is forgotten is not pinned", 3);
+    pinned("an evicted response is not pinned", 3);
     post(world.addr, "/flush_cache", &json!({})).ok();
     pinned("a flush ends all", 0);
     let warm = ask(json!({"input": "hello", "generate": false}));

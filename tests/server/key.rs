@@ -1,4 +1,4 @@
-//! A server with a key.
+//! API keys: which routes need one, and which accept the admin key only.
 
 use souffleur::server::{ApiKey, ServerConfig};
 
@@ -7,7 +7,7 @@ use crate::routes::{self, Route};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-/// The paths that everyone may read.
+/// The paths that need no key.
 const OPEN: [&str; 7] = [
     "/health",
     "/health_generate",

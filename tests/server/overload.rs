@@ -1,4 +1,4 @@
-//! More requests than the admission limit.
+//! A server that gets more requests than the admission limit.
 
 use serde_json::json;
 

@@ -35,13 +35,13 @@ impl Log {
             let only = Targets::new().with_target("souffleur::access", tracing::Level::INFO);
             let lines = fmt::layer().with_ansi(false).with_writer(&LOG);
             let subscriber = registry().with(lines.with_filter(only));
-            tracing::subscriber::set_global_default(subscriber).expect("nobody else installs one");
+            tracing::subscriber::set_global_default(subscriber).expect("it is the only one");
         });
         &LOG
     }
 
     fn lines(&self) -> MutexGuard<'_, Vec<String>> {
-        self.lines.lock().expect("nobody panics with the lines")
+        self.lines.lock().expect("no holder of the lines panics")
     }
 
     /// The line with all these parts, once it is there.
@@ -52,7 +52,7 @@ impl Log {
         let waited = self
             .more
             .wait_timeout_while(self.lines(), PATIENCE, |lines| find(lines).is_none());
-        let (lines, _) = waited.expect("nobody panics with the lines");
+        let (lines, _) = waited.expect("no holder of the lines panics");
         find(&lines).unwrap_or_else(|| panic!("no line with {parts:?} in {lines:?}"))
     }
 }

@@ -241,7 +241,10 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
     let events = events(world.addr, json!({"input": "patch", "tools": tools}));
     check_order(&events);
     let response = &events[events.len() - 1]["response"];
-    assert_eq!(response["tools"], tools, "they are told back as they came");
+    assert_eq!(
+        response["tools"], tools,
+        "they are returned as they were sent"
+    );
     let item = &response["output"][0];
     assert_eq!(item["type"], "custom_tool_call");
     assert_eq!(
@@ -487,7 +490,7 @@ fn a_full_store_forgets_the_oldest() {
             .iter()
             .map(|id| get(world.addr, &path(id)).status)
             .collect();
-        // A client that continues a forgotten response gets an error; the others continue.
+        // A client that continues a deleted response gets an error; the others continue.
         for (id, status) in ids.iter().zip(&found) {
             let next = json!({"input": "hello", "previous_response_id": id});
             if *status == 404 {

@@ -169,7 +169,7 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
     assert!(!page.body.contains("some-name"), "{}", page.body);
     // The recorder is the whole binary's: other tests may be requesting a model.
     let labels = format!(r#"sglang:http_requests_active{{{route},method="GET"}} 0"#);
-    wait_until("nobody asks for a model", || {
+    wait_until("no client requests a model", || {
         let page = get(world.addr, "/metrics").body;
         page.lines().any(|line| line.starts_with(&labels))
     });

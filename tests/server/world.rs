@@ -211,7 +211,7 @@ pub fn recorder() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         PrometheusBuilder::new()
             .install_recorder()
-            .expect("nobody else installs a recorder")
+            .expect("it is the only recorder")
     })
 }
 

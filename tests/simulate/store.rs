@@ -1,4 +1,4 @@
-//! The engine with a KV store in virtual time: one load worked out by hand, hits against a naive store, any load.
+//! The engine with a KV store in virtual time: one load computed by hand, hits against a naive store, any load.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

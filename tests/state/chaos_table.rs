@@ -24,7 +24,7 @@ pub struct Mix {
     pub eviction: Option<&'static str>,
     pub page_size: u32,
     pub mixed_chunk: bool,
-    /// In whole pages, as the configuration has it.
+    /// In whole pages, as in the configuration.
     pub chunk_tokens: Option<usize>,
     /// With preemption.
     pub priority: bool,

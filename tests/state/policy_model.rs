@@ -1,5 +1,4 @@
-//! The order that the queue should have, computed slowly: the checker of every plan of every test, and random
-//! queues for each policy.
+//! A naive model of the queue's order, which checks every plan of every test, and random queues for each policy.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};

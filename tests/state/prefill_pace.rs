@@ -1,5 +1,5 @@
-//! A long prompt and a stream, on machines whose steps take a known time: the engine's states in virtual time, two steps
-//! ahead as the engine is.
+//! A long prompt during a stream, on machines whose steps take a known time: the engine's states in virtual time, with
+//! two steps in flight as in the engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

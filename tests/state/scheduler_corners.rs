@@ -138,7 +138,11 @@ fn corner_4_cancelled_chunked_request_gives_back_its_pages_with_a_chunk_in_fligh
 fn turn_until_retracted(world: &mut World) {
     let mut turns = 0;
     while world.stats().retracted_requests == 0 {
-        assert!(world.turn(), "nobody was retracted: {:?}", world.stats());
+        assert!(
+            world.turn(),
+            "no request was retracted: {:?}",
+            world.stats()
+        );
         world.finish_plan();
         turns += 1;
         assert!(turns < 10_000);

@@ -431,7 +431,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
 }
 
-/// The situations in the scripts of one machine: small scripts are no use if they are tame.
+/// The situations in the scripts of one machine: small scripts are useless without rare situations.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     retracts: bool,

@@ -327,7 +327,7 @@ fn step_that_was_to_end_a_long_prompt_is_planned_again_with_the_request_that_pre
     assert_eq!(world.stats().preemptions, 1);
 }
 
-/// One row; a running request, and one that is better by far, with the plan `legs` legs under way.
+/// One row; a running request, and one that is better by far, with the plan `legs` legs in flight.
 fn about_to_preempt(turns: usize, legs: usize) -> World {
     let mut world = world(1, 512, rules(Some(10)));
     world.submit(ask(0, 8, 6, Some(0)));

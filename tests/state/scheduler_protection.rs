@@ -165,7 +165,7 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
     for (prompt_tokens, shared) in [(200, 0), (400, 0), (100, 512)] {
         let configured = first_tokens(BatchRules::default(), prompt_tokens, shared);
         let unprotected = first_tokens(off(), prompt_tokens, shared);
-        println!("{prompt_tokens} tokens behind {shared}: first tokens at steps {configured:?}");
+        println!("{prompt_tokens} tokens after {shared}: first tokens at steps {configured:?}");
         assert_eq!(configured, unprotected);
     }
     // Sixteen chunks: from the third on, those that have begun get one token before the next begins.
@@ -199,9 +199,9 @@ fn decodes_that_ride_take_their_tokens_off_the_chunk() {
         rows.collect::<Vec<_>>()
     });
     let third = |rows: &Vec<std::ops::Range<u32>>| rows.len() == 3;
-    let beside: Vec<_> = steps.filter(third).map(|rows| rows[0].clone()).collect();
+    let mixed: Vec<_> = steps.filter(third).map(|rows| rows[0].clone()).collect();
     // 16 - 2 = 14 tokens, floored to pages at the first; a continued chunk is not floored.
-    assert_eq!(beside[..3], [0..12, 12..26, 26..40]);
+    assert_eq!(mixed[..3], [0..12, 12..26, 26..40]);
     assert_eq!(world.watch.mixed_steps, 3);
     world.assert_clean();
 }

@@ -134,7 +134,10 @@ impl Life {
         match self.end.as_ref().expect("every request ends") {
             End::StopFound => {}
             End::Told(RequestEnd::Finished(FinishReason::Abort)) => {
-                assert!(self.flag.is_raised(), "{rid} was cancelled by nobody");
+                assert!(
+                    self.flag.is_raised(),
+                    "{rid} was cancelled without its flag"
+                );
             }
             End::Told(RequestEnd::Finished(reason)) => {
                 assert_eq!(self.delivered, self.natural_output(), "{rid}");

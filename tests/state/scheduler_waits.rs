@@ -373,7 +373,7 @@ impl WaitLog {
         self.roomy_steps += 1;
         assert!(
             self.roomy_steps <= self.rules.owed_decodes,
-            "nobody starts in step {} with {room:?} for {:?}, beside {:?}",
+            "no request starts in step {} with {room:?}: {:?} wait, {:?} run",
             self.steps,
             self.waiting,
             self.inside
@@ -459,7 +459,7 @@ impl WaitLog {
         }
         assert!(
             self.steps < latest,
-            "nobody started in {} steps since step {from}, while {:?} waited: those inside take {} at most",
+            "no request started in {} steps since step {from}, while {:?} waited: those that run take at most {}",
             pause + 1,
             self.waiting,
             latest - from

@@ -30,7 +30,7 @@ impl Watched {
     }
 }
 
-/// The stage of a request, as far as the steps show.
+/// The stage of a request that the steps show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Waiting,

@@ -106,7 +106,7 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
                 most <= seen + spare,
                 "{most} of {window} in pages of {page}"
             );
-            assert_eq!(last, 0, "the prompt's end is nobody's to keep");
+            assert_eq!(last, 0, "no request keeps the prompt's end");
             world.assert_clean();
         }
     }
@@ -320,7 +320,7 @@ fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() 
         let tail = 15_usize.div_ceil(page) + 1;
         world.leave(2 * tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (120, 120));
-        assert_eq!(world.peek(&old[..80]), 0, "nobody ended there");
+        assert_eq!(world.peek(&old[..80]), 0, "no request ended there");
         world.leave(tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (0, 120));
         world.leave(0);
@@ -406,7 +406,7 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
         let mut lengths = BTreeSet::new();
         for len in (1..=12).rev().map(|n| 16 * n) {
             let expected = (0..=len).rev().step_by(page).find(is_whole);
-            let expected = expected.expect("nothing is seen behind nothing");
+            let expected = expected.expect("an empty prefix needs no window");
             lengths.insert(expected);
             assert_eq!(
                 world.peek(&prompt[..len]),

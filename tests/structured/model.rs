@@ -1,4 +1,4 @@
-//! An engine with a tokenizer, and the requests that it is asked.
+//! An engine with a tokenizer, and requests to it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use souffleur::state::grammar::{Constraint, JsonWhitespace};
 
 use crate::world::{Gated, World, within};
 
-/// A grammar that any text follows.
+/// A grammar that allows any text.
 pub const EVERY_TEXT: &str = "(?s:.*)";
-/// Tokens of two requests that come first and grow longer than the others: the second is let in when the first has begun,
+/// Tokens of two requests that come first and grow longer than the others: the second is sent when the first has begun,
 /// whose growth is reserved no longer.
 pub const GROWING_TOKENS: u32 = 100;
 /// Tokens of a pool that either of those fits into, and in which they cannot both end.
@@ -35,13 +35,13 @@ pub struct Model {
     closing: Arc<[(u32, f32)]>,
 }
 
-/// Everything that a request sent.
+/// All that a request's stream gave.
 #[derive(Debug)]
 pub struct Said {
     /// The deltas' texts.
     pub text: String,
     pub tokens: Vec<u32>,
-    /// Bits of their log probabilities, if they were wished for.
+    /// Bits of their log probabilities, if requested.
     pub logprobs: Vec<u32>,
     pub end: FinishReason,
     pub num_retractions: u32,

@@ -14,7 +14,7 @@ use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents,
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
-/// Requests that come first, may say anything and grow as [`GROWING_TOKENS`] says.
+/// Requests that are sent first, are unconstrained and grow as [`GROWING_TOKENS`] says.
 const GROWING: std::ops::Range<usize> = 0..2;
 
 #[tokio::test]

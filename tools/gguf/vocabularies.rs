@@ -103,10 +103,10 @@ fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
         ends: ends.iter().map(|&id| model.token(id)).collect(),
         ..Told::default()
     };
-    let beside = |suffix: &str| PathBuf::from(format!("{}{suffix}", file.display()));
+    let sidecar = |suffix: &str| PathBuf::from(format!("{}{suffix}", file.display()));
     let (Ok(texts), Ok(ids)) = (
-        fs::read_to_string(beside(".inp")),
-        fs::read_to_string(beside(".out")),
+        fs::read_to_string(sidecar(".inp")),
+        fs::read_to_string(sidecar(".out")),
     ) else {
         return Ok(told);
     };

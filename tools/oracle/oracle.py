@@ -1,4 +1,4 @@
-"""Runs transformers on model folders and records what it computes, for the engine to be compared with.
+"""Runs transformers on model folders and records its outputs, the reference for the engine.
 
     python tools/oracle/oracle.py DIR ...            writes oracle.json and oracle.safetensors into each DIR
     python tools/oracle/oracle.py --out FOLDER DIR   writes them into FOLDER/<name of DIR>

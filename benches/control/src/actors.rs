@@ -1,4 +1,4 @@
-//! The control plane as it runs: the actors on one Arbiter, and in the executor's place one that answers at once.
+//! The control plane with its actors on one Arbiter, and an executor that answers at once.
 
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};

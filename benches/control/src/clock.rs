@@ -1,4 +1,4 @@
-//! Time of one operation: the process's CPU time over a batch, many batches, the median.
+//! Times one operation: the process's CPU time per operation, as the median over many batches.
 
 use rustix::time::{ClockId, clock_gettime};
 

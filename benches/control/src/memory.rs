@@ -1,4 +1,4 @@
-//! Bytes a cached token, after a long random run in a separate process.
+//! Measures the bytes per cached token after a long random run, in a separate process.
 //!
 //! The resident memory of the process, less its size before the tree grew: the allocator's headers and holes count.
 

@@ -1,4 +1,4 @@
-//! Prompts made from their number, so that a million of them need no memory.
+//! Prompts generated from their index, so that a million of them need no memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One table: the measures, the figures of peers, and whether ours are slower.
+//! Prints one table: our measurements, those of the peers, and which of ours are slower.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! The rows about the whole control plane: admission of one request, and whole steps.
+//! Benchmarks of the whole control plane: admission of one request, and whole steps.
 
 use crate::actors::decode_us;
 use crate::clock::Times;
@@ -7,13 +7,13 @@ use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
 use souffleur::state::scheduler::submission::Submission;
 
-/// Steps of which one value is the mean.
+/// Steps of a measurement, whose mean is one value.
 const STEPS: usize = 20;
 const BATCHES: usize = 51;
 const ADMISSIONS: usize = 201;
 /// Leaves of the tree that admissions meet.
 const LEAVES: u64 = 100_000;
-/// Life of each request, in steps, in a batch in which requests come and go.
+/// Steps that each request takes, in a batch whose requests are replaced as they end.
 const LIFE_STEPS: u32 = 64;
 
 const BATCH_SIZES: [u32; 4] = [1, 64, 256, 1024];
@@ -84,7 +84,7 @@ fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
     us
 }
 
-/// The step that admits it replaces a decode, and the step that it ends is such a decode.
+/// The time includes the end of the others' decode in flight, and the plan of the step that admits the request.
 fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64 {
     engine.take_spent_us();
     engine.submit(request);

@@ -1,4 +1,4 @@
-//! One interface to the two trees.
+//! The interface through which the benchmark drives either radix tree, ours or kv-index.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 pub trait Subject {
     /// The arguments of an insert in addition to its key.
     type Given;
-    /// The rest of an insert, which is to be put away.
+    /// Leftovers of an insert, which are dropped after the clock stops.
     type Left;
-    /// The rest of an eviction, which is to be put away.
+    /// Leftovers of an eviction, which are dropped after the clock stops.
     type Evicted;
 
     fn given(&mut self, n_tokens: usize) -> Self::Given;
@@ -25,20 +25,20 @@ pub trait Subject {
     fn matched(&mut self, key: &[u32]) -> usize;
     /// Makes a node end where `key` does, within a longer node.
     fn split(&mut self, key: &[u32]);
-    /// Evicts the leaves that were not used for longest.
+    /// Evicts the least recently used leaves.
     fn evict(&mut self, n_tokens: usize) -> Self::Evicted;
     fn put_away(&mut self, left: Self::Left);
     fn free(&mut self, evicted: Self::Evicted);
     fn cached_tokens(&self) -> usize;
 
-    /// An insert without a clock.
+    /// An insert that is not timed.
     fn add(&mut self, key: &Arc<[u32]>) {
         let given = self.given(key.len());
         let left = self.insert(key, given);
         self.put_away(left);
     }
 
-    /// An eviction without a clock.
+    /// An eviction that is not timed.
     fn remove(&mut self, n_tokens: usize) {
         let evicted = self.evict(n_tokens);
         self.free(evicted);

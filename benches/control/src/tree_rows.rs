@@ -1,4 +1,4 @@
-//! The rows about the two trees.
+//! Benchmarks of the two radix trees.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ impl HeapTop {
     const BLOCKS: usize = 4;
     const BLOCK_BYTES: usize = 100_000;
 
-    /// To be called when much is held.
+    /// Call it while much memory is held.
     fn keep(&mut self) {
         if self.0.len() < Self::BLOCKS {
             self.0.push(vec![0; Self::BLOCK_BYTES]);
@@ -149,7 +149,7 @@ impl HeapTop {
     }
 }
 
-/// Runs `operation` once for each key and hands back the time of one.
+/// Runs `operation` once for each key and returns the time of one.
 fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
     let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
     let mut left = Vec::with_capacity(keys.len());
@@ -288,7 +288,7 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     rows
 }
 
-/// A large tree under one of the two.
+/// A large tree of either implementation.
 struct Grove<S> {
     tree: S,
     /// Prompts `oldest..next` are in the tree, if nothing but this has evicted.
@@ -364,7 +364,7 @@ impl<S: Subject> Grove<S> {
         us
     }
 
-    /// With the way of the pages back to where they can be granted again.
+    /// The time includes the return of the pages to the pool.
     fn evictions_freed(&mut self, n: usize) -> f64 {
         let us = time_us(n, || {
             for _ in 0..n {
@@ -398,7 +398,7 @@ impl<S: Subject> Grove<S> {
         us
     }
 
-    /// Cuts leaves in their middle, each once: the newest, downwards.
+    /// Splits leaves in the middle, each once, from the newest to older ones.
     fn splits(&mut self) -> f64 {
         let prompts: Vec<Arc<[u32]>> = (0..BATCH)
             .map(|_| {

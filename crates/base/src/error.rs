@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Seconds after which a client that met an overload should come back.
+/// Seconds after which a client should retry after an overload.
 pub const RETRY_AFTER_S: u32 = 1;
 
 /// A number as messages show it: with an exponent where it would have many zeros.
@@ -36,7 +36,7 @@ pub fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
     }
 }
 
-/// Why a field of a request is not taken.
+/// Why a field of a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct FieldError {
@@ -154,7 +154,7 @@ pub enum RequestError {
     OutOfMemory,
     /// An operation that needs an engine without requests, on one that has some.
     #[error(
-        "{running} requests run and {waiting} wait, the cache is flushed when there are none: try again then"
+        "{running} requests run and {waiting} wait, a flush of the cache needs an idle engine: try again later"
     )]
     Busy {
         /// How many run.
@@ -193,7 +193,7 @@ pub enum RequestError {
     /// The step that held this request failed.
     #[error("step failed: {0}")]
     Step(#[from] StepError),
-    /// The engine went down while the request was in flight.
+    /// The engine died while the request was in flight.
     #[error("the engine is down: {0}")]
     EngineDown(String),
     /// The engine is shutting down and takes no new requests.
@@ -328,7 +328,7 @@ pub enum LoadError {
     },
     /// A file is not the one that the engine has loaded.
     #[error(
-        "{} is not the file that was loaded: {what}. Start the engine again to serve what is there now",
+        "{} is not the file that was loaded: {what}. Start the engine again to serve the new file",
         file.display()
     )]
     Replaced {

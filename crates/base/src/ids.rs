@@ -57,7 +57,7 @@ numeric_id! {
     PageId(u32)
 }
 numeric_id! {
-    /// One row of the page table (the seeds' `req_pool_idx`). Row 0 is padding and is never granted.
+    /// One row of the page table (SGLang's `req_pool_idx`). Row 0 is padding and is never granted.
     RowId(u32)
 }
 
@@ -76,7 +76,7 @@ impl IntakeId {
     /// is replayed with it.
     const PROBE: u64 = 1 << 63;
 
-    /// The same number, as that of a probe: it counts among no client's requests.
+    /// The same number, marked as that of a probe, which is no client's request.
     pub const fn of_probe(self) -> Self {
         Self(self.0 | Self::PROBE)
     }

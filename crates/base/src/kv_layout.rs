@@ -1,4 +1,4 @@
-//! The memory that each layer keeps of a sequence: the pages and the tree do not depend on a page's content.
+//! The KV layout: the memory that each layer keeps for a sequence. Pages and tree do not depend on it.
 //!
 //! Sizes follow from a [`KvLayout`], layer by layer: those of the pools, the memory plan, the simulation's traffic.
 //!
@@ -29,7 +29,7 @@ pub enum LayerKv {
     Pages(PagedKv),
     /// Keys and values of the last tokens, in window pages.
     Window {
-        /// Of each of those tokens.
+        /// The layout of each of those tokens' keys and values.
         pages: PagedKv,
         /// How many of them a query sees, its own among them.
         tokens: usize,
@@ -54,7 +54,7 @@ impl LayerKv {
         }
     }
 
-    /// Bytes that one token takes for good: none in window pages.
+    /// Bytes that one token takes for as long as its sequence runs: none in window pages.
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Pages(pages) => pages.bytes_per_token(),
@@ -162,7 +162,7 @@ impl KvLayout {
         layers.map(LayerKv::window_bytes_per_token).sum()
     }
 
-    /// Bytes that one token takes in all layers (the seeds' cell size), window pages aside.
+    /// Bytes that one token takes in all layers (SGLang's cell size), window pages aside.
     pub fn bytes_per_token(&self) -> u64 {
         self.layers.iter().map(LayerKv::bytes_per_token).sum()
     }

@@ -1,9 +1,9 @@
-//! Reading forward through hostile bytes.
+//! Reads a GGUF header forward, as hostile input.
 
 /// Metadata and names of tensors end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
-/// Reads little-endian numbers and strings one after the other, and never beyond the bytes that there are. Errors are
+/// Reads little-endian numbers and strings one after the other, and never beyond the end of the bytes. Errors are
 /// the end of a sentence that begins with the file's name.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -78,7 +78,7 @@ impl<'a> Cursor<'a> {
         let left = self.left() as u64;
         if count.saturating_mul(least_bytes) > left {
             return Err(format!(
-                "{what} is {count}, and the {left} bytes that follow cannot hold as many: the file is not whole, \
+                "{what} is {count}, and the {left} bytes that follow cannot hold as many: the file is incomplete, \
                  download it again"
             ));
         }
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
             );
         }
         format!(
-            "ends at byte {}, inside {what}: the file is not whole, download it again",
+            "ends at byte {}, inside {what}: the file is incomplete, download it again",
             self.bytes.len()
         )
     }

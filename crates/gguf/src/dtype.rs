@@ -70,7 +70,7 @@ pub enum Quantization {
     Int4,
 }
 
-/// The use of a matrix, as far as its format depends on it.
+/// The uses of a matrix that decide its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixRole {
     /// A product inside the model, or an embedding that is only looked up.

@@ -1,4 +1,4 @@
-//! Files that are mapped to be read.
+//! Memory-mapped files.
 
 // The one `unsafe` of the weights: mapping a file.
 #![allow(unsafe_code)]
@@ -58,7 +58,7 @@ impl MappedFile {
                     .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
             };
             if let Err(error) = dropped {
-                tracing::debug!(file = %self.file.display(), %error, "pages of a loaded tensor stay in memory");
+                tracing::debug!(file = %self.file.display(), %error, "failed to release the pages of a loaded tensor");
             }
         }
         #[cfg(not(unix))]

@@ -229,7 +229,7 @@ fn number(kind: Kind, bytes: &[u8]) -> f64 {
     }
 }
 
-/// The metadata of a file, to be asked by key. An absent key is `None`; one of the wrong type or size is an error that
+/// The metadata of a file, read by key. An absent key is `None`; one of the wrong type or size is an error that
 /// names file, key, value and limit.
 #[derive(Clone, Copy)]
 pub struct Metadata<'a> {

@@ -28,7 +28,7 @@ pub struct PartName {
 }
 
 impl PartName {
-    /// Takes a file's name apart; `None` if it is not that of a part.
+    /// Parses a file's name; `None` if it is not that of a part.
     pub fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_suffix(EXTENSION)?;
         let (rest, count) = rest.rsplit_once("-of-")?;
@@ -117,7 +117,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
         let path = file.with_file_name(name.of(number));
         if !path.exists() {
             let reason = format!(
-                "is part 1 of {count}, and {} is not beside it: download it too",
+                "is part 1 of {count}, and {} is not in the same folder: download it too",
                 name.of(number)
             );
             return Err(format_error(file, reason));
@@ -149,10 +149,12 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
         // Opening the file gives the system's error.
         [] => return Ok(()),
         [only] => {
-            format!("part {number} of {count} is not there, only part {only} is: download it too")
+            format!(
+                "part {number} of {count} is missing, only part {only} is there: download it too"
+            )
         }
         [begin @ .., last] => format!(
-            "part {number} of {count} is not there, the parts {} and {last} are: download it too",
+            "part {number} of {count} is missing, the parts {} and {last} are there: download it too",
             begin.join(", ")
         ),
     };
@@ -172,7 +174,7 @@ fn part_number(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     Ok(index + 1)
 }
 
-/// Takes the name of the first of several parts apart.
+/// Parses the name of the first of several parts.
 fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
     let file_name = first.path().file_name().and_then(|name| name.to_str());
     let name = file_name.and_then(PartName::parse);

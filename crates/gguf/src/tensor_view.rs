@@ -1,11 +1,11 @@
-//! Weights on the host, as a backend takes them over.
+//! A view of a weight on the host, which a backend copies.
 
 use half::{bf16, f16};
 
 use crate::blocks::BlockType;
 use crate::dtype::Dtype;
 
-/// How the elements of a tensor lie in a file.
+/// The layout of a tensor's elements in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
     /// One by one.
@@ -82,7 +82,7 @@ impl RowOrder {
     }
 }
 
-/// A tensor as it lies in a file: row-major, little endian, at any alignment.
+/// A tensor in a file: row-major, little endian, at any alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     /// How its elements are stored.

@@ -171,7 +171,7 @@ fn place(
         let end = start + tensor.bytes as u128;
         if end > file_bytes as u128 {
             return Err(format!(
-                "tensor {name} ends at byte {end}, the file at byte {file_bytes}: the file is not whole, download it \
+                "tensor {name} ends at byte {end}, the file at byte {file_bytes}: the file is incomplete, download it \
                  again"
             ));
         }

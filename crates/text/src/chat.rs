@@ -51,7 +51,7 @@ pub(super) struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThoughtForm {
     /// In addition to the content.
-    Beside,
+    WithContent,
     /// A message with calls has thoughts or content: it refuses both.
     InsteadOfContent,
 }
@@ -63,7 +63,7 @@ impl ThoughtForm {
         if source.contains("message.contentandmessage.thinking") {
             Self::InsteadOfContent
         } else {
-            Self::Beside
+            Self::WithContent
         }
     }
 }

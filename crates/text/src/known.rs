@@ -73,15 +73,15 @@ impl TextModel {
         }
         let end = self.token(end)?;
         let place = beginning.rfind(&end)?;
-        let behind = &beginning[place + end.len()..];
-        behind.trim().is_empty().then_some(behind)
+        let rest = &beginning[place + end.len()..];
+        rest.trim().is_empty().then_some(rest)
     }
 
     /// Whether tokens after `last` decode to these texts. Some tokenizers put a blank before every text.
     fn go_together(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
         let before = self.decode(&[last], false, true);
         let both = self.decode(&[&[last], tokens].concat(), false, true);
-        let behind = both.strip_prefix(before.as_str());
-        behind.is_some_and(|behind| behind == texts.concat())
+        let rest = both.strip_prefix(before.as_str());
+        rest.is_some_and(|rest| rest == texts.concat())
     }
 }

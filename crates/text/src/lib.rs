@@ -186,7 +186,7 @@ impl TextModel {
             .filter(|id| self.tokenizer.get_added_tokens_decoder().contains_key(id))
     }
 
-    /// Returns whether a token is special: texts leave it out unless they are asked to keep it.
+    /// Returns whether a token is special: texts leave it out unless the caller keeps it.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.tokenizer.get_added_tokens_decoder();
         added.get(&id).is_some_and(|token| token.special)
@@ -359,7 +359,7 @@ fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
         .collect()
 }
 
-/// Bytes of the longest token. Asked id by id: a copy of the vocabulary would take several times as long.
+/// Bytes of the longest token. Computed id by id: a copy of the vocabulary would take several times as long.
 fn longest(tokenizer: &Tokenizer) -> usize {
     let ids = 0..tokenizer.get_vocab_size(false) as u32;
     let tokens = ids.filter_map(|id| tokenizer.id_to_token(id));

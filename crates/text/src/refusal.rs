@@ -1,4 +1,4 @@
-//! The refusal of a request whose chat cannot be rendered.
+//! Errors of requests whose chat cannot be rendered.
 
 use souffleur_base::error::RequestError;
 

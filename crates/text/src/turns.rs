@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ChatPrompt, TextModel};
 
-/// The tokens that open turns in a model's chat template, as far as they could be detected.
+/// The tokens that open turns in a model's chat template, those that were detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnMarks {
     /// The tokens between the instructions and the first words of the user.

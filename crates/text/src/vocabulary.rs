@@ -30,7 +30,7 @@ pub(super) enum Spelling {
 }
 
 impl TextModel {
-    /// Returns what each token adds to a text, by id; `None` if the tokenizer spells bytes in a way that is not known
+    /// Returns what each token adds to a text, by id; `None` if the tokenizer has a byte encoding that is not known
     /// here.
     pub fn pieces(&self) -> Option<Vec<TokenPiece>> {
         let spelling = self.spelling?;

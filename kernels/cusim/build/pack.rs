@@ -1,5 +1,4 @@
-//! Reads machine code of A100, the device that is emulated, out of `kernels.pack`; `pack.py` in the folder of the kernels
-//! describes the form.
+//! Reads the machine code for A100, the emulated device, from `kernels.pack`; `kernels/pack.py` describes the format.
 
 use std::fs;
 use std::io::Read;

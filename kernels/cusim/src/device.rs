@@ -21,11 +21,11 @@ pub enum Fault {
     Launch(i32),
     /// A kernel ends with this error while it runs; the device answers everything with it from then on.
     Kernel(i32),
-    /// A stream's wait for an event is forgotten: it succeeds and orders nothing.
+    /// A stream's wait for an event is skipped: it succeeds and orders nothing.
     StreamWait,
-    /// The host's wait for an event is forgotten: it succeeds at once.
+    /// The host's wait for an event is skipped: it succeeds at once.
     HostWait,
-    /// An attribute of a kernel is forgotten: setting it succeeds and sets nothing.
+    /// An attribute of a kernel is ignored: setting it succeeds and sets nothing.
     Attribute,
     /// A copy between the host and the device, of one byte or more, is refused at once with this error; the device stays
     /// sound.
@@ -134,7 +134,7 @@ impl Device {
         (!text.is_empty()).then(|| String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Ends the device's context as the driver's reset does: memory is freed and an error forgotten.
+    /// Ends the device's context as the driver's reset does: memory is freed and an error cleared.
     pub fn reset(self) {
         let reset: Symbol<unsafe extern "C" fn(c_int) -> c_int> = function(b"cusim_reset");
         // SAFETY: as above.

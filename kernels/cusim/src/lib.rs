@@ -22,7 +22,7 @@ pub fn library() -> &'static Path {
     Path::new(env!("CUSIM_LIBRARY"))
 }
 
-/// Loads the library into this process, for good: from then on opening `libcuda.so` by name returns it.
+/// Loads the library into this process permanently: from then on opening `libcuda.so` by name returns it.
 ///
 /// # Panics
 /// If it cannot be loaded.

@@ -1,4 +1,4 @@
-//! Where blocks change hands between the executor's thread and the store, by ticket.
+//! Exchanges blocks between the executor's thread and the store, by ticket.
 //!
 //! The executor never waits for the store and the store never for the executor: one side puts blocks down, and the
 //! other takes them when the message about them arrives, or they are discarded.
@@ -56,7 +56,7 @@ impl BlockDesk {
         self.lock().saved.remove(&ticket)
     }
 
-    /// Gives back the blocks of a ticket.
+    /// Releases the blocks of a ticket.
     pub fn discard(&self, ticket: Ticket) {
         let mut desk = self.lock();
         let left = (desk.saved.remove(&ticket), desk.fetched.remove(&ticket));
@@ -85,7 +85,7 @@ impl BlockDesk {
     }
 
     fn lock(&self) -> MutexGuard<'_, OnDesk> {
-        // Nothing that is done under the lock can be half done.
+        // No operation under the lock can stop halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -151,7 +151,7 @@ impl BlockPort for DeskPort {
     }
 }
 
-/// A buffer that a device has, and the desk that it goes back to.
+/// A buffer in use by a device, and the desk that it returns to.
 struct DeskBuffer {
     block: HostBlock,
     desk: BlockDesk,

@@ -1,4 +1,4 @@
-//! The KvStore: carries the Scheduler's orders to the store and its answers back, and answers in its place when it is late.
+//! The KvStore actor: passes the Scheduler's orders to the store and its answers back, or answers for a late store.
 //!
 //! It does no I/O and never waits: the [`Store`] has its own thread. Its death ends the store alone: the unit continues
 //! without one.
@@ -27,14 +27,14 @@ use crate::store::{
 
 pub use desk::BlockDesk;
 
-/// How much longer than its deadline an answer is waited for, in case the store's thread cannot answer.
+/// Grace after an answer's deadline, in case the store's thread cannot answer.
 const GRACE: Duration = Duration::from_millis(500);
 /// How often the size of the store is recorded.
 const STATS_EVERY: Duration = Duration::from_secs(2);
 
 /// Everything that it takes to start a store, and to start it again with a new unit.
 pub struct StoreSetup {
-    /// Where it is and how much it may take.
+    /// Its location and limits.
     pub config: StoreConfig,
     /// The shape of its blocks.
     pub geometry: Geometry,
@@ -53,10 +53,10 @@ pub struct KvStore {
     store: Option<Store>,
     /// Names of blocks, while the store serves.
     paths: Option<Paths>,
-    /// Questions that are not answered yet, and the timers that answer instead.
+    /// Unanswered requests to the store, and the timers that answer in its place.
     finds: FxHashMap<SeqId, SpawnHandle>,
     fetches: FxHashMap<Ticket, SpawnHandle>,
-    /// It has let an answer wait beyond its time, and has said nothing since.
+    /// An answer is overdue, and none has arrived since.
     is_late: bool,
     metrics: StoreMetrics,
 }
@@ -83,7 +83,7 @@ impl KvStore {
         self
     }
 
-    /// Its end is no death.
+    /// From now on its end is not reported as a death.
     fn disarm(&mut self) {
         if let Some((own, thread)) = &mut self.mourned {
             own.disarm();
@@ -134,16 +134,16 @@ impl KvStore {
         self.fetches.insert(ticket, timer);
     }
 
-    /// From here on no request waits for the store, until it answers something: the disk under it hangs.
+    /// No request waits for the store until it answers again: its disk hangs.
     fn note_late(&mut self) {
         if !std::mem::replace(&mut self.is_late, true) {
-            tracing::warn!("the KV store does not answer: requests go on without it until it does");
+            tracing::warn!("the KV store does not respond: requests run without it until it does");
         }
     }
 
     fn cancel(&self, ticket: Ticket) {
         if let Some(store) = &self.store {
-            // A store that takes nothing more has forgotten the fetch.
+            // A store that takes no more orders has dropped the fetch.
             let _ = store.cancel(ticket);
         }
     }
@@ -172,7 +172,7 @@ impl KvStore {
             TierState::Identifying => tracing::info!("KV store: computing the model fingerprint"),
             TierState::Recovering => tracing::info!("KV store: recovering its index"),
             TierState::Serving { keys, records } => {
-                tracing::info!(records, "the KV store serves");
+                tracing::info!(records, "KV store ready");
                 self.paths = Some(Paths::new(keys));
                 self.scheduler.post(StoreNews::Serves(true));
             }
@@ -409,7 +409,7 @@ impl Handler<StopActor> for KvStore {
         let (ended, has_ended) = oneshot::channel();
         std::thread::spawn(move || {
             if store.is_some_and(|store| !store.shut_down()) {
-                tracing::warn!("the KV store did not end in time: its disk does not answer");
+                tracing::warn!("the KV store did not stop in time: its disk does not respond");
             }
             // The waiting side may have gone.
             let _ = ended.send(());

@@ -17,7 +17,7 @@ impl Scheduler {
         // They were taken before, with the same cache and the same names.
         let set_again = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
-                tracing::error!(what, reason, "a policy cannot be set again after a rebuild");
+                tracing::error!(what, reason, "failed to restore a policy after a rebuild");
             }
         };
         if let Some(name) = &set.schedule_policy {
@@ -37,7 +37,7 @@ impl Scheduler {
                 paused = set.paused,
                 schedule = set.schedule_policy,
                 eviction = set.radix_eviction_policy,
-                "what was set before the rebuild is set again"
+                "settings restored after the rebuild"
             );
         }
         self.set = set;
@@ -183,6 +183,6 @@ impl Handler<SetPaused> for Scheduler {
         self.set.paused = paused;
         self.keep();
         self.drive();
-        tracing::info!(paused, "pause set");
+        tracing::info!(paused, "pause state set");
     }
 }

@@ -24,10 +24,10 @@ use crate::state::scheduler::{CacheFlushed, Next};
 use crate::state::step::StepOutput;
 use crate::state::tiers::PrefillRate;
 
-/// How often pins are looked through for those whose time has passed.
+/// Interval of the search for expired pins.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
 
-/// How often requests are looked through for those whose time is over.
+/// Interval of the search for requests whose time limit has passed.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
 /// Longest interval between searches for requests that are inside for long.
@@ -70,9 +70,9 @@ pub struct Scheduler {
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
     had_work: bool,
     started: Instant,
-    /// After how long, and how often then, a request that is still inside is logged.
+    /// Time after which, and then interval at which, a request in flight is logged.
     log_long_requests: Option<Duration>,
-    /// When requests were looked through for that, in seconds since the start.
+    /// Time of the last such search, in seconds since the start.
     looked_s: f64,
     /// The hosts' settings, of this life of the unit and of earlier ones.
     set: HostSettings,
@@ -132,7 +132,7 @@ impl Scheduler {
                 output_tokens = request.output_tokens,
                 max_new_tokens = request.max_new_tokens,
                 others,
-                "a request runs long"
+                "long-running request"
             );
         }
     }
@@ -342,7 +342,7 @@ impl Handler<Posted<StepDone>> for Scheduler {
             self.prefill_rate.note(prefill, run_seconds);
         }
         if let Err(error) = &done.result {
-            tracing::error!(step = done.step.get(), %error, "a step failed");
+            tracing::error!(step = done.step.get(), %error, "step failed");
         }
         if done.result.is_ok() {
             let micros = (run_seconds * 1e6).round() as u64;

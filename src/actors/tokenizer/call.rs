@@ -1,4 +1,4 @@
-//! Requests that came together, on their way through the Tokenizer.
+//! A call's requests on their way through the Tokenizer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::TokenizerSettings;
 use super::logprob_wishes::refuse_input_logprobs;
 use super::prepare::{self, Checked, Prepared};
 
-/// Bytes that may always wait for a slow reader of a request, however many its call has.
+/// Least backlog allowed for a slow reader of a request, in bytes, however many requests its call has.
 const MIN_BACKLOG_BYTES: usize = 64 << 10;
 
 /// A call that is being read.
@@ -25,7 +25,7 @@ pub(super) struct Opening {
     n_read: usize,
     pub(super) prompts: Prompts,
     pub(super) checked: Checked,
-    /// The requests that were let in.
+    /// The admitted requests.
     pub(super) arrivals: VecDeque<Arrival>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Call {
     pub(super) prompts: Vec<PromptState>,
     pub(super) is_ready: bool,
     n_requests: usize,
-    /// Log probabilities of prompts that its requests want, as far as they were fitted.
+    /// Log probabilities of prompts that its requests want, of the requests fitted so far.
     logprob_entries: usize,
     stops: Option<SharedStops>,
 }
@@ -51,7 +51,7 @@ pub(super) struct Arrival {
 /// A prompt that is ready, or why it is not.
 pub(super) type Encoded = Result<Prepared, RequestError>;
 
-/// How far a prompt is.
+/// The stage of a prompt.
 pub(super) enum PromptState {
     /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
     Unread(Weighed),
@@ -187,7 +187,7 @@ impl Call {
 }
 
 impl Arrival {
-    /// Its own hold on the prompt is let go: the call keeps it.
+    /// It drops its reference to the prompt: the call keeps one.
     pub(super) fn new(asked: Asked, prompt: usize) -> Self {
         let Asked {
             mut request,

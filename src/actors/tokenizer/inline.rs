@@ -1,4 +1,4 @@
-//! How much text the Tokenizer encodes on its own thread, where every stream's tokens wait for it.
+//! The limit on text that the Tokenizer encodes inline, on the thread that also serves every stream.
 //!
 //! Another thread costs some ten microseconds, as much as a few words take to encode. So short calls are encoded at
 //! once while they are few; the time that this takes is bounded for any number of short calls.

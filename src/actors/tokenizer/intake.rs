@@ -1,4 +1,4 @@
-//! From clients' calls to submissions: admitted, encoded, checked, submitted, in slices of time.
+//! Intake: admits, encodes and checks clients' calls and submits their requests, in time slices.
 //!
 //! Streams wait while the Tokenizer takes requests in. So a call is only noted when it arrives; a pump opens calls and
 //! submits requests for a millisecond at a time and lets the mailbox have its turn between. Calls whose prompts are
@@ -36,7 +36,7 @@ const TURN_REQUESTS: usize = 16;
 /// A prompt of more weight is freed on another thread.
 const MAX_FREED_INLINE: usize = 64 << 10;
 
-/// The calls that have arrived and are not submitted to their last request.
+/// The calls that have arrived and have requests left to submit.
 pub(super) struct Intake {
     /// The first of them may be read in part.
     arrived: VecDeque<Opening>,
@@ -68,7 +68,7 @@ impl Intake {
         }
     }
 
-    /// Cancels all that is inside: it ends when its turn comes.
+    /// Cancels all requests in the intake: each ends when its turn comes.
     pub(super) fn cancel_all(&self) {
         self.requests.values().for_each(CancelFlag::raise);
         self.arrived.iter().for_each(Opening::cancel_unread);
@@ -114,7 +114,7 @@ impl Tokenizer {
         }
     }
 
-    /// Opens calls and submits requests until nothing can go on or the slice is over. Returns whether it is.
+    /// Opens calls and submits requests until all wait or the slice is over. Returns whether the slice is over.
     fn work(&mut self, ctx: &mut Context<Self>) -> bool {
         let began = Instant::now();
         let is_over = || began.elapsed() >= SLICE;
@@ -166,7 +166,7 @@ impl Tokenizer {
         arrival.sink.admit(admission, estimated_tokens)
     }
 
-    /// Sends the prompts of a call to where they are encoded.
+    /// Dispatches the prompts of a call for encoding.
     fn open(&mut self, opening: Opening, ctx: &mut Context<Self>) {
         let arrivals = opening.arrivals;
         self.intake.last_call.0 += 1;

@@ -1,4 +1,4 @@
-//! Prompts that are encoded on other threads while the Tokenizer serves the streams.
+//! Encodes long prompts on other threads while the Tokenizer serves the streams.
 //!
 //! Encoding cannot be interrupted, so prompts of one size share a thread: a short one waits for short ones only. Within
 //! a lane calls take turns as if each had an equal share of the thread (weighted fair queueing): the turn that such
@@ -48,7 +48,7 @@ pub(super) struct Lanes([Lane; N_LANES]);
 struct Lane {
     flows: Vec<Flow>,
     is_busy: bool,
-    /// Weight that each waiting call would have been given by now if all shared the thread.
+    /// Virtual time: the weight that each waiting call would have been given by now if all shared the thread.
     share: u64,
 }
 

@@ -26,7 +26,7 @@ const CONTEXT_TOKENS: usize = 5;
 pub(super) enum Step {
     /// It continues.
     Goes,
-    /// Its terminal event is out.
+    /// Its terminal event was sent.
     Ended,
     /// A stop string or its only call was completed and its terminal event is out; the scheduler does not know yet.
     Stopped {
@@ -43,11 +43,11 @@ pub(super) struct CallShare {
     pub(super) stops: Arc<StopTable>,
     /// Bytes that may wait for its client.
     pub(super) backlog_bytes: usize,
-    /// How its output is taken apart.
+    /// How its output is parsed.
     pub(super) parsing: Option<OutputParsing>,
     /// Something other than its tools constrains its answer.
     pub(super) has_constraint: bool,
-    /// Its prompt ends inside of reasoning.
+    /// Its prompt ends within reasoning.
     pub(super) start: OutputStart,
 }
 

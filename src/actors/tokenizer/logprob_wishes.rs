@@ -6,7 +6,7 @@ use crate::state::sampling::LogprobWish;
 use super::TokenizerSettings;
 use super::prepare::invalid;
 
-/// A vector is the embedding of no token that could have a probability.
+/// A vector is no token, so it has no probability.
 pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
     let start = wish.and_then(|wish| wish.start);
     start.map_or(Ok(()), |start| {

@@ -1,4 +1,4 @@
-//! Diagnosis of misses, in the Tokenizer: outside of the planning path, and where tokens can be decoded.
+//! Diagnosis of cache misses in the Tokenizer: outside the planning path, and where tokens can be decoded.
 
 use std::time::Instant;
 

@@ -64,7 +64,7 @@ pub struct TokenizerSettings {
     pub timeouts: RequestTimeouts,
     /// Limits of the history of prompts and evictions; `None` diagnoses no misses.
     pub prefix_history: Option<HistoryLimits>,
-    /// How long the lists and names of a request may be.
+    /// Limits on the lists and names of a request.
     pub request_limits: RequestLimits,
     /// The admission counts: a request that comes without a permit takes one of them.
     pub admission: Arc<Admission>,

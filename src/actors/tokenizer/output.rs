@@ -1,4 +1,4 @@
-//! The text of one output, plain or taken apart.
+//! The text of one output, plain or parsed into content, reasoning and calls.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ pub(super) struct Beginning<'a> {
     pub(super) stops: Arc<StopTable>,
     /// The last few tokens of the prompt.
     pub(super) context: &'a [u32],
-    /// How it is to be taken apart, if at all.
+    /// How it is parsed; `None` for plain text.
     pub(super) parsing: Option<OutputParsing>,
     /// Something other than tools constrains it.
     pub(super) has_constraint: bool,

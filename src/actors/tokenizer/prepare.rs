@@ -413,7 +413,7 @@ pub(super) fn fit(
     Ok(sampling)
 }
 
-/// An embedding is all that its request gets.
+/// Refuses a request for an embedding that requests more, or that the executor cannot serve.
 fn check_embedding(
     request: &GenerateRequest,
     settings: &TokenizerSettings,
@@ -431,7 +431,7 @@ fn check_embedding(
 
 /// The executor makes none, or made none.
 pub(super) fn no_embeddings() -> RequestError {
-    invalid("the engine's executor makes no embeddings: ask an engine with a model".to_owned())
+    invalid("the engine's executor makes no embeddings: use an engine with a model".to_owned())
 }
 
 /// True if a prompt is text: token ids and vectors need no encoding.

@@ -1,4 +1,4 @@
-//! `souffleur bench`: how fast this engine is on this machine, or any OpenAI-compatible server under load.
+//! `souffleur bench`: measures this engine on this machine, or any OpenAI-compatible server under load.
 //!
 //! [`offline`] needs no server: it starts the engine in this process and compares its speed with the machine's limits.
 //! [`online`] is a client that measures latency and throughput as users see them. Both send the same [`prompts`].

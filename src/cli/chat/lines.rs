@@ -23,7 +23,7 @@ pub enum Line {
     Text(String),
     /// Ctrl-C while a line was edited.
     Interrupted,
-    /// There are no more.
+    /// The end of the input.
     End,
     /// They cannot be read.
     Failed(String),

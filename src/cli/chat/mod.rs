@@ -207,7 +207,7 @@ impl Conversation {
         self.messages.push(json!({"role": "user", "content": text}));
     }
 
-    /// Keeps an answer, or the part of it that came. A question without any answer is forgotten: many templates want
+    /// Keeps an answer, or the part of it that came. A question without any answer is dropped: many templates want
     /// the roles to take turns.
     fn model_said(&mut self, text: String) {
         if text.is_empty() {

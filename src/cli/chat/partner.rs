@@ -25,7 +25,7 @@ pub enum Piece {
     Thought(String),
     /// The end.
     End {
-        /// The answer is as long as it may be, not as long as it would be.
+        /// The token limit truncated the answer.
         is_cut: bool,
     },
 }
@@ -45,9 +45,9 @@ pub enum Partner {
 
 /// An answer in progress. Dropping it ends it.
 pub enum Answer {
-    /// Of an engine.
+    /// From an engine in this process.
     Engine(EngineAnswer),
-    /// Of a server.
+    /// From a server.
     Server(ServerAnswer),
 }
 

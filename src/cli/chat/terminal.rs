@@ -1,4 +1,4 @@
-//! The terminal as it was before a line was edited on it.
+//! Restores the terminal's mode after a line was edited.
 
 /// Settings of the terminal, which an editor changes while a line is written.
 #[cfg(unix)]

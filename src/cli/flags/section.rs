@@ -1,4 +1,4 @@
-//! The flags of a section of the configuration, made of its keys.
+//! Generates the flags of a configuration section from its keys.
 
 use std::marker::PhantomData;
 

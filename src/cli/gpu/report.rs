@@ -24,11 +24,11 @@ pub struct TableArgs {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Which part of the check it is of.
+    /// The part of the check that it belongs to.
     part: String,
     /// The name of the work.
     name: String,
-    /// Of value and floor.
+    /// The unit of value and floor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unit: Option<String>,
     /// Absent where nothing was measured.

@@ -1,4 +1,4 @@
-//! Records for programs: a JSON file that is there as a whole, or stdout.
+//! Writes records for programs: to stdout, or to a JSON file that appears complete or not at all.
 
 use std::path::Path;
 

@@ -48,7 +48,7 @@ impl Connector {
         Ok(Self { tls })
     }
 
-    /// Sends a request to an address with a host; its answer, whose body comes bit by bit.
+    /// Sends a request to an address with a host; returns its answer, whose body is streamed.
     ///
     /// # Errors
     /// Why there is none.

@@ -1,4 +1,4 @@
-//! The key that a server requires.
+//! The API key of a remote server.
 
 use std::fmt;
 

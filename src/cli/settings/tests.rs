@@ -1,3 +1,5 @@
+//! Settings from defaults, a file, the environment and flags.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

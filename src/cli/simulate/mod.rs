@@ -1,4 +1,4 @@
-//! `souffleur simulate`: this engine's scheduler, tree and pools under a load, on hardware that need not be here.
+//! `souffleur simulate`: this engine's scheduler, tree and pools under a load, on hardware described by a file.
 
 mod load;
 mod plot;

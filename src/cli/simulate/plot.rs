@@ -1,4 +1,4 @@
-//! A simulation as a picture: an SVG that needs nothing else.
+//! Plots a simulation as a self-contained SVG.
 
 use std::path::Path;
 

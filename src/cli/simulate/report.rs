@@ -150,7 +150,7 @@ fn name(outcome: &Outcome) -> String {
     }
 }
 
-/// With as few digits as say it.
+/// With as few digits as necessary.
 fn shown_gib(bytes: u64) -> String {
     let shown = format!("{:.3}", gib(bytes));
     shown.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Parses sizes such as `64G`.
 
 /// Suffixes of a number, and the power of two that they multiply it by.
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
@@ -10,7 +10,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let bytes = digits.parse::<u64>().ok();
     let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| {
-        "must be a whole number of bytes below 2^64, or one with K, M, G or T behind it, such as 64G".to_owned()
+        "must be a whole number of bytes below 2^64, or one followed by K, M, G or T, such as 64G".to_owned()
     })
 }
 

@@ -1,4 +1,4 @@
-//! The copies of a plan: whole blocks of pages that exist, into pages of rows that nothing is in yet.
+//! Checks a plan's block copies: whole blocks, from pages that exist, into pages that are empty.
 
 use super::Check;
 use super::limits::Limits;
@@ -42,7 +42,7 @@ impl Check<'_> {
         let skipped = load.skip_tokens as usize;
         if !(first.saturating_sub(skipped)).is_multiple_of(block_tokens) || skipped > first {
             return Err(format!(
-                "position {first} behind {skipped} skipped ones is not in a run of blocks of {block_tokens}"
+                "position {first} after {skipped} skipped ones is not in a run of blocks of {block_tokens}"
             ));
         }
         if first >= end || first % page_size != 0 || end % page_size != 0 {
@@ -52,10 +52,10 @@ impl Check<'_> {
         }
         let row = self.outlook(load.row)?;
         if row.has_vectors || windows.is_some() {
-            return Err("a row that K/V alone does not make".to_owned());
+            return Err("a row with vectors or windows, which needs more than K/V".to_owned());
         }
         if row.live != load.states.first().copied() {
-            return Err("a row whose state is another, or missing".to_owned());
+            return Err("a row with a different state, or without one".to_owned());
         }
         if first != row.computed || row.sampled_tokens > 0 {
             return Err(format!(
@@ -203,7 +203,7 @@ mod tests {
             ),
             (
                 |copies| copies.loads[0].states = smallvec![StateSlot::new(1)],
-                "whose state is another",
+                "with a different state",
             ),
             (|copies| copies.loads[0].ticket = Ticket::new(2), "twice"),
             (

@@ -29,10 +29,10 @@ struct Outlook {
     has_work: bool,
 }
 
-/// The tickets that a plan names; kept for its memory.
+/// The tickets that a plan names; reused, so that steps allocate nothing.
 type Tickets = FxHashSet<Ticket>;
 
-/// The rows that a plan touches; kept for its memory.
+/// The rows that a plan touches; reused, so that steps allocate nothing.
 #[derive(Default)]
 pub(super) struct Scratch {
     touched: FxHashMap<RowId, Outlook>,

@@ -1,11 +1,11 @@
-//! The states that a plan reads and writes: none of them twice written, none both.
+//! Checks a plan's states: none is written twice, or both read and written.
 
 use rustc_hash::FxHashSet;
 
 use crate::ids::StateSlot;
 use crate::state::step::{RowStart, StepRow};
 
-/// The slots that a plan names; kept for its memory.
+/// The slots that a plan names; reused, so that steps allocate nothing.
 #[derive(Default)]
 pub(super) struct Slots {
     /// Slots from which rows restore a state.
@@ -20,7 +20,7 @@ impl Slots {
         self.written.clear();
     }
 
-    /// Takes the state of a row that starts. The error is the end of a sentence about the row.
+    /// Checks the state of a row that starts. The error is the end of a sentence about the row.
     pub(super) fn start(&mut self, start: &RowStart, n_slots: Option<usize>) -> Result<(), String> {
         let state = match (start.state, n_slots) {
             (None, None) => return Ok(()),
@@ -37,7 +37,7 @@ impl Slots {
         };
         match (state.from, start.prefix.is_empty()) {
             (None, false) => {
-                return Err("behind cached pages without the state after them".to_owned());
+                return Err("after cached pages without the state that follows them".to_owned());
             }
             (Some(from), true) => return Err(format!("from state {from} without cached pages")),
             _ => {}
@@ -50,7 +50,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Takes the state of a row at work, and its copies.
+    /// Checks the state of a row in the step, and its copies.
     pub(super) fn work(
         &mut self,
         work: &StepRow,
@@ -77,7 +77,7 @@ impl Slots {
 
     /// Checks that no slot is both read and written.
     pub(super) fn check_sources(&self) -> Result<(), String> {
-        // The least, so that the error does not depend on an order of hashes.
+        // The lowest, so that the error does not depend on the order of a hash set.
         match self.read.intersection(&self.written).min() {
             None => Ok(()),
             Some(slot) => Err(format!("state {slot} is read and written in one step")),
@@ -94,7 +94,7 @@ impl Slots {
     }
 }
 
-/// Checks that a slot can be granted at all.
+/// Checks that a slot is in the range that can be granted.
 pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
     let n_slots = n_slots.unwrap_or(0);
     if (1..=n_slots).contains(&slot.index()) {

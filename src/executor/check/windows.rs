@@ -1,4 +1,4 @@
-//! The window pages of a row: there for every token that a step writes, named for every one that it sees.
+//! Checks a row's window pages: each token that a step writes or sees has one.
 
 use super::limits::Limits;
 use crate::ids::PageId;
@@ -39,7 +39,7 @@ impl RowWindows {
         }
     }
 
-    /// Takes pages in the place of others, from an index on.
+    /// Replaces pages from an index on.
     pub(super) fn name(
         &mut self,
         from: usize,

@@ -1,4 +1,4 @@
-//! Blocks of K/V on their way to and from the store: copied by the kernel threads, at the beginning of a step.
+//! Copies blocks of K/V to and from the store's buffers: by the kernel threads, at the beginning of a step.
 
 use super::CpuExecutor;
 use crate::error::{LoadError, StepError};
@@ -39,7 +39,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Copies blocks to buffers. One for which there is no buffer is not saved: the store hears of it by its ticket and
+    /// Copies blocks to buffers. One for which there is no buffer is not saved: the store learns that by its ticket and
     /// finds nothing.
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {
         let Some(host) = &mut self.host else {
@@ -85,7 +85,7 @@ impl CpuExecutor {
             };
             if !host.port.load(load.ticket, wanted, &mut scatter) {
                 return Err(StepError::Lost(format!(
-                    "blocks {} of row {} are not there",
+                    "blocks {} of row {} are missing",
                     load.ticket, load.row
                 )));
             }

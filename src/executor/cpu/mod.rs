@@ -56,7 +56,7 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Binds them to cores, if they are as many as the process may use.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are divided among nodes of memory; the results are the same.
+    /// Whether they, the weights and the pool are partitioned among NUMA nodes; the results are the same.
     pub numa: Numa,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
@@ -82,11 +82,11 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 /// Runs steps on the CPU.
 ///
 /// **The result of a row depends on its own tokens and sampling state only, bit for bit**: not on the other rows of
-/// a step, on chunks, pages, cached prefixes, the number of threads or the nodes of memory that they are divided among.
+/// a step, on chunks, pages, cached prefixes, the number of threads or the NUMA nodes that they are divided among.
 pub struct CpuExecutor {
     model: Decoder<CpuBackend>,
     backend: CpuBackend,
-    /// The step's tokens, and the tokens whose output is read; kept for their memory.
+    /// The step's tokens, and the tokens whose output is read; reused by later steps.
     batch: CpuBatch,
     read_batch: CpuBatch,
     rows: Rows,
@@ -152,7 +152,7 @@ impl CpuExecutor {
         if widening_bytes > 0 {
             tracing::info!(
                 widening_bytes,
-                "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
+                "block-quantised weights are widened for dtype float32: other dtypes take less memory"
             );
         }
         let mut kv = pool::layout(options, &checkpoint)?;
@@ -256,7 +256,7 @@ impl CpuExecutor {
             self.read_out(plan, &hidden, &mut rows, probe);
         }
         self.backend.rest();
-        // Prompts of vectors are let go with their last step, and not only when the next one comes.
+        // Frees prompts of vectors with their last step, and not only with the next one.
         self.batch.clear();
         Ok(StepOutput {
             step: plan.step,
@@ -271,7 +271,7 @@ impl CpuExecutor {
 
     /// Runs a prompt alone, `chunk` tokens in a step, and shows the logits of every position in order.
     ///
-    /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models, not for an engine at work.
+    /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models only.
     ///
     /// # Errors
     /// [`StepError::Rejected`] when the prompt is empty, does not fit, or holds a token beyond the vocabulary.
@@ -285,7 +285,7 @@ impl CpuExecutor {
         let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
-            // The prompt is all that there will be.
+            // The row never grows beyond the prompt.
             max_new_tokens: 0,
             ..Default::default()
         };

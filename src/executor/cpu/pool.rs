@@ -1,4 +1,4 @@
-//! Pools that cannot be: refused before memory is taken.
+//! Refuses impossible pool sizes before memory is allocated.
 
 use super::CpuOptions;
 use crate::error::LoadError;

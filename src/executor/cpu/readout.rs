@@ -22,7 +22,7 @@ struct Reading {
     logprobs: Option<TokenLogprobs>,
 }
 
-/// Buffers of the readout, kept for their memory.
+/// Buffers of the readout, reused by later steps.
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,

@@ -25,7 +25,7 @@ use crate::kv_layout::KvLayout;
 use crate::state::step::{BlockLoad, BlockSave, BlockSource};
 use crate::state::tiers::BlockKind;
 
-/// Blocks that are on the device before they are scattered: one is brought while another one waits for its step.
+/// Blocks that are on the device before they are scattered: one is copied while another one waits for its step.
 pub(super) const LOAD_SLOTS: usize = 4;
 /// Staged blocks outside of the pool: those of the ring, and the one being saved.
 const STAGED_BLOCKS: u64 = LOAD_SLOTS as u64 + 1;
@@ -46,11 +46,11 @@ pub(super) enum StepFailure {
     #[error(transparent)]
     Operation(#[from] CudaFailure),
     /// Blocks that it was to load are not on the store's side.
-    #[error("blocks {ticket} of row {row} are not there")]
+    #[error("blocks {ticket} of row {row} are missing")]
     MissingBlocks {
         /// The run.
         ticket: Ticket,
-        /// Whose it was.
+        /// The row that it was for.
         row: RowId,
     },
 }
@@ -68,7 +68,7 @@ pub(super) struct BlockCopier {
     /// One block of those saved: the stream gathers the next one when this one is copied.
     gathered: DeviceBuffer<u8>,
     pub(super) loading: LoadRing,
-    /// The log has it that copies are refused.
+    /// A refused copy has been logged.
     has_said: bool,
     /// Last, since it keeps the buffers' memory.
     pinned: PinnedBuffers,
@@ -118,7 +118,7 @@ impl BlockCopier {
     }
 
     /// Begins to save blocks that earlier steps wrote. One for which there is no buffer, or whose copy the driver refuses, is
-    /// not saved: the store hears of it by its ticket and finds nothing.
+    /// not saved: the store learns that by its ticket and finds nothing.
     fn save(
         &mut self,
         saves: &[BlockSave],
@@ -153,7 +153,7 @@ impl BlockCopier {
                 }
                 Err(error) if error.is_refusal() => {
                     if !std::mem::replace(&mut self.has_said, true) {
-                        tracing::warn!(%error, "blocks are not saved whose copies are refused");
+                        tracing::warn!(%error, "failed to copy blocks to the KV store: not saving them");
                     }
                 }
                 Err(error) => {
@@ -263,7 +263,7 @@ impl LoadRing {
 
 impl LoadSlot {
     /// # Safety
-    /// As of [`Stream::upload_bytes`].
+    /// As for [`Stream::upload_bytes`].
     unsafe fn bring(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! How long the device works at steps, and how long it waits between two decodes.
+//! Measures the device's busy time per step, and its idle time between two decodes.
 //!
 //! Only time before a decode counts as waiting: a decode follows other work of the same requests at once, while a
 //! prefill may come after an idle period. Measuring never fails a step.
@@ -79,7 +79,7 @@ impl StepClock {
         }
     }
 
-    /// A step was lost: the next one does not follow it directly.
+    /// A step was lost: the idle time before the next one is not measured.
     pub(super) fn forget(&mut self) {
         self.measured = None;
     }

@@ -1,4 +1,4 @@
-//! The grammars that rows follow.
+//! The grammar state of each row.
 
 use crate::executor::cuda::readings::Reading;
 use crate::ids::RowId;

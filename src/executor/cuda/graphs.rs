@@ -1,4 +1,4 @@
-//! Recorded decodes, one for each bucket of row counts.
+//! CUDA graphs of decodes, one for each bucket of row counts.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl Graphs {
         self.recorded.insert(bucket, graph);
     }
 
-    /// Forgets all recordings.
+    /// Drops all recorded graphs.
     pub(super) fn forget(&mut self) {
         self.recorded.clear();
     }

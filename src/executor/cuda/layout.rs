@@ -12,7 +12,7 @@ use crate::state::prompt_vectors::VectorRun;
 use crate::state::sampling::LogprobWish;
 use crate::state::step::{RowWork, StepPlan, TableDelta};
 
-/// Buffers in which a step is laid out, kept for their memory.
+/// Buffers in which a step is laid out, reused by later steps.
 #[derive(Default)]
 pub(super) struct Layout {
     /// Every list, as uploaded.
@@ -23,7 +23,7 @@ pub(super) struct Layout {
     pub(super) wanted: Vec<Wanted>,
     /// One for each of them.
     pub(super) readings: Vec<Reading>,
-    /// Vectors in the place of tokens.
+    /// Vectors that replace tokens' embeddings.
     pub(super) vectors: Vec<VectorRun>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,

@@ -23,7 +23,7 @@ pub(super) struct Section<T> {
 }
 
 impl ListBuffer {
-    /// Forgets everything and keeps the memory.
+    /// Clears the lists and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.words.clear();
     }

@@ -80,7 +80,7 @@ pub struct CudaExecutor {
     uploads: UploadRing,
     readbacks: ReadbackRing,
     grammars: RowGrammars,
-    /// Of masks.
+    /// Uploads of masks.
     mask_uploads: UploadRing,
     clock: StepClock,
     rows: Rows,
@@ -89,7 +89,7 @@ pub struct CudaExecutor {
     under_way: VecDeque<DeviceStep>,
     /// Emptied readings of earlier steps.
     spent_readings: Vec<Vec<Reading>>,
-    /// A step was lost: before the next one the context is looked at.
+    /// A step was lost: the context is checked before the next one.
     is_suspect: bool,
     device: Device,
     options: CudaOptions,
@@ -106,13 +106,13 @@ struct DeviceStep {
     readings: Vec<Reading>,
     readback: Readback,
     blocks: StepBlocks,
-    /// Of the clock.
+    /// Its lap of the clock.
     lap: usize,
     /// By index of the reading, ranked by the host.
     ranked: Vec<(usize, TokenLogprobs)>,
     /// One of its rows samples by a grammar.
     follows_grammars: bool,
-    /// The rows' verdicts are known, and their grammars were taken on.
+    /// The rows' verdicts are known, and their grammars have advanced.
     has_verdicts: bool,
 }
 
@@ -251,7 +251,7 @@ impl CudaExecutor {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if self.under_way.len() == PIPELINE_DEPTH {
             return Err(StepError::Rejected(format!(
-                "{PIPELINE_DEPTH} steps are under way, no more can be"
+                "{PIPELINE_DEPTH} steps are in flight, which is the limit"
             )));
         }
         self.rows.check(plan)?;
@@ -260,8 +260,8 @@ impl CudaExecutor {
         let most = self.options.step_tokens;
         if n_tokens > most {
             return Err(StepError::Rejected(format!(
-                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: let prompts be cut by --chunked-prefill-size, \
-                 or allow more by --max-prefill-tokens"
+                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: split prompts with --chunked-prefill-size, \
+                 or raise --max-prefill-tokens"
             )));
         }
         let not_launched = |error: DriverError| error.into_step_error(Launched::Nothing);

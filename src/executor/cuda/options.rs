@@ -1,4 +1,4 @@
-//! How the executor of a GPU is set up.
+//! Options of the GPU executor.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub struct CudaOptions {
     pub graph_rows: usize,
     /// Which part of the model this executor runs.
     pub placement: Placement,
-    /// How the memory was planned: looked at once more when the weights are loaded.
+    /// The memory plan, which is checked again when the weights are loaded.
     pub plan: Option<MemoryPlan>,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,

@@ -1,4 +1,4 @@
-//! How rows of logits become parts of results.
+//! Reads tokens and log probabilities of rows from the device's results.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Blocks of hashes on their way to and from a store.
+//! Saves and loads blocks of hashes, in place of K/V.
 //!
-//! A hash is that of all tokens up to its own, so a block of another prefix, at another position or of another time is found
-//! out by the next step that looks at the context.
+//! A hash is that of all tokens up to its own, so a block of another prefix, at another position or of another time is
+//! detected by the next step that reads the context.
 
 use super::refusal::rejected;
 use super::{FAKE_TOKEN_BYTES, FakeExecutor};
@@ -29,7 +29,9 @@ impl FakeExecutor {
                 BlockSource::State(slot) => {
                     let state = self.states.get(slot.index()).copied().flatten();
                     let state = state.ok_or_else(|| {
-                        StepError::Lost(format!("save {ticket} is of a state that nobody wrote"))
+                        StepError::Lost(format!(
+                            "save {ticket} names a state that was never written"
+                        ))
                     })?;
                     host.port.save(*ticket, BlockKind::State, &mut |bytes| {
                         bytes.copy_from_slice(&state.to_le_bytes());

@@ -15,7 +15,7 @@ pub(super) fn fake_logits(hash: u64, vocab_size: u32) -> Vec<f32> {
     noise(hash, 0..vocab_size).collect()
 }
 
-/// Numbers from 0 to 1 that are always the same.
+/// Deterministic numbers from 0 to 1.
 fn noise(hash: u64, places: Range<u32>) -> impl Iterator<Item = f32> {
     places.map(move |place| (mix(hash, place) >> 40) as f32 / (1 << 24) as f32)
 }

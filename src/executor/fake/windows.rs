@@ -1,4 +1,4 @@
-//! The second group of pages, of layers that see no further back than a window.
+//! The fake executor's window pages: the second group of pages, of sliding-window layers.
 
 use std::ops::Range;
 

@@ -1,18 +1,18 @@
-//! The memory that is divided.
+//! The memory budget: a device's free memory, the weights, and the reserve.
 
-/// Whose memory is divided.
+/// The device whose memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The machine's: other programs need some too.
+    /// The host's memory, of which other programs need a share.
     Host,
-    /// That of the GPU with this number: no share is kept for other programs.
+    /// The memory of the GPU with this number, without a share for other programs.
     Gpu(usize),
 }
 
 /// The memory of a device, and the parts that are taken before the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Whose memory it is.
+    /// The device.
     pub place: Place,
     /// Free before the weights are loaded, in bytes.
     pub free_before_bytes: u64,

@@ -1,4 +1,4 @@
-//! Sizes in words.
+//! Formats sizes for people, such as `1.5 GiB`.
 
 use std::fmt;
 

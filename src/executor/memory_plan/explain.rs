@@ -1,4 +1,4 @@
-//! The memory plan in words.
+//! Explains a memory plan as text.
 
 use super::budget::Place;
 use super::bytes::Bytes;
@@ -90,7 +90,7 @@ impl MemoryPlan {
         let wish = &self.wish;
         let in_vain = self.asked_in_vain().map(|asked| {
             format!(
-                "warning: --max-total-tokens {asked} would take {}, what --mem-fraction-static leaves is used",
+                "warning: --max-total-tokens {asked} would take {}, more than --mem-fraction-static allows: using the limit",
                 Bytes(wish.pool_bytes(wish.whole_pages(asked)))
             )
         });

@@ -1,4 +1,4 @@
-//! The memory plan (the seeds' `profile_max_num_token`): how many tokens of K/V a device holds, and why.
+//! The memory plan (SGLang's `profile_max_num_token`): how many tokens of K/V a device holds, and why.
 //!
 //! Arithmetic on values; only [`available_bytes`] looks at the machine.
 
@@ -301,9 +301,9 @@ fn does_not_fit(
     (asked, fitting): (u64, u64),
 ) -> LoadError {
     LoadError::Memory(format!(
-        "max_total_tokens is {asked}, whose K/V takes {}; {fitting} tokens fit into the {} that are available beside the weights \
-         ({}), activations and headroom ({}): ask for fewer, leave it out, or set mem_fraction_static, by which it is a \
-         limit only",
+        "max_total_tokens is {asked}, whose K/V takes {}; {fitting} tokens fit into the {} that are available after the \
+         weights ({}), activations and headroom ({}): ask for fewer, leave it out, or set mem_fraction_static, which makes \
+         it an upper limit",
         Bytes(wish.pool_bytes(wish.whole_pages(asked))),
         Bytes(budget.free_before_bytes),
         Bytes(budget.weights_bytes),

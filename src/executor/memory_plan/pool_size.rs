@@ -1,4 +1,4 @@
-//! The size of a pool, by its tokens, and its tokens, by its size.
+//! Converts between a pool's tokens and its bytes.
 
 use super::bytes::Bytes;
 use super::slots::StateSlots;
@@ -27,7 +27,7 @@ impl MemoryWish {
 
     /// State slots of a pool for `tokens` tokens.
     pub(super) fn state_slots(&self, tokens: u64) -> u64 {
-        StateSlots::of(self).map_or(0, |states| states.beside(self.page_bytes(tokens)))
+        StateSlots::of(self).map_or(0, |states| states.for_pages(self.page_bytes(tokens)))
     }
 
     /// Tokens, in whole pages, of a pool of `bytes` bytes.
@@ -72,7 +72,7 @@ impl MemoryWish {
         let page_size = u64::from(self.page_size);
         let windows = self
             .windows
-            .map(|windows| windows.beside(tokens, page_size));
+            .map(|windows| windows.for_pages(tokens, page_size));
         windows.map_or(0, |tokens| tokens / page_size)
     }
 

@@ -1,4 +1,4 @@
-//! The memory that weights and KV pool leave free.
+//! The reserve: memory for activations, logits and headroom.
 
 use crate::model::config::ModelConfig;
 

@@ -1,4 +1,4 @@
-//! The number of requests that a reserve which grows with it is made for.
+//! Plans memory where the reserve grows with the number of running requests.
 
 use super::{MemoryBudget, MemoryPlan, MemoryWish};
 use crate::error::LoadError;

@@ -55,7 +55,7 @@ impl StateSlots {
     }
 
     /// The number of states for `page_bytes` of pages.
-    pub(super) fn beside(self, page_bytes: u64) -> u64 {
+    pub(super) fn for_pages(self, page_bytes: u64) -> u64 {
         if let Some(fixed) = self.fixed() {
             return fixed.saturating_add(DUMMY_SLOTS);
         }
@@ -66,7 +66,7 @@ impl StateSlots {
 
     /// The bytes of the states for `page_bytes` of pages.
     pub(super) fn bytes_beside(self, page_bytes: u64) -> u64 {
-        self.beside(page_bytes).saturating_mul(self.slot_bytes)
+        self.for_pages(page_bytes).saturating_mul(self.slot_bytes)
     }
 
     /// Most bytes of pages that fit with their states into `bytes`.
@@ -124,13 +124,13 @@ mod tests {
             caches: false,
             ..states(7, 4)
         };
-        assert_eq!(bare.beside(1 << 20), 4 + 1);
+        assert_eq!(bare.for_pages(1 << 20), 4 + 1);
         assert_eq!(bare.page_bytes_in(135), 100);
         let asked = |asked| StateSlots {
             asked: Some(asked),
             ..bare
         };
-        assert_eq!(asked(9).beside(0), 10);
+        assert_eq!(asked(9).for_pages(0), 10);
         assert!(asked(4).check().is_ok());
         let refused = asked(3).check().expect_err("a row has none");
         assert!(refused.ends_with("max_running_requests"), "{refused}");
@@ -143,7 +143,7 @@ mod tests {
             ..states(7, rows)
         };
         for page_bytes in [0, 1 << 20] {
-            assert_eq!(asked(9, 4).beside(page_bytes), 10);
+            assert_eq!(asked(9, 4).for_pages(page_bytes), 10);
         }
         assert_eq!(asked(9, 4).page_bytes_in(170), 100);
         assert_eq!(asked(9, 4).page_bytes_in(60), 0);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_fifth_of_the_pool_is_for_cached_states_or_two_for_each_row() {
-        let slots = |rows, slot_bytes, page_bytes| states(slot_bytes, rows).beside(page_bytes);
+        let slots = |rows, slot_bytes, page_bytes| states(slot_bytes, rows).for_pages(page_bytes);
         // 80 of pages and 20 of states that take 2 each: ten in addition to those of the rows, and the dummy.
         assert_eq!(slots(4, 2, 80), 4 + 10 + 1);
         assert_eq!(slots(6, 2, 80), 3 * 6 + 1);

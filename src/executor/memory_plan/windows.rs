@@ -18,7 +18,7 @@ pub struct WindowWish {
 
 impl WindowWish {
     /// Tokens in window pages for `tokens` in pages, both whole pages: a sequence that runs alone can always continue.
-    pub(super) fn beside(&self, tokens: u64, page_size: u64) -> u64 {
+    pub(super) fn for_pages(&self, tokens: u64, page_size: u64) -> u64 {
         let least = self
             .chunk_tokens
             .saturating_add(self.tokens.saturating_mul(2))

@@ -5,9 +5,9 @@ use super::windows::WindowWish;
 /// The needs of the model and the settings of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
-    /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
+    /// K/V of one token in all layers, in bytes (SGLang's cell size), but for those with window pages.
     pub kv_bytes_per_token: u64,
-    /// Those with window pages, if there are any; no layer has a state then.
+    /// The layers with window pages, if there are any; no layer has a state then.
     pub windows: Option<WindowWish>,
     /// States of one sequence in all layers, in bytes; 0 where no layer has one.
     pub state_bytes: u64,

@@ -1,4 +1,4 @@
-//! Rules as they were read.
+//! The syntax tree of EBNF rules.
 
 /// A rule by its place in the grammar.
 pub(super) type RuleId = usize;

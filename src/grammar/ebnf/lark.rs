@@ -1,4 +1,4 @@
-//! Writes rules in Lark.
+//! Writes EBNF rules in Lark.
 //!
 //! llguidance's lexer takes the longest match and does not go back, so a grammar of single characters is slow, and one
 //! of overlapping words leaves texts out. Hence all that needs no recursion becomes a terminal, which is matched as one

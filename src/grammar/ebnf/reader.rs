@@ -1,4 +1,4 @@
-//! Reads EBNF.
+//! Parses EBNF.
 
 use std::collections::HashMap;
 use std::fmt::Write;

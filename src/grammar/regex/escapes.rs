@@ -1,4 +1,4 @@
-//! Reads escapes and classes of regular expressions.
+//! Parses escapes and classes of regular expressions.
 
 use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
 

@@ -23,7 +23,7 @@ use write::Purpose;
 enum Dialect {
     /// ECMA-262's with the flag `u`, and syntax that browsers accept without it; patterns in JSON schemas.
     Ecma,
-    /// That of Python's `re` and Rust's `regex`, as far as they agree: `\d`, `\w` and `\s` are Unicode's.
+    /// The common subset of Python's `re` and Rust's `regex`: `\d`, `\w` and `\s` are Unicode's.
     Python,
 }
 

@@ -1,4 +1,4 @@
-//! Regular expressions as trees.
+//! The syntax tree of regular expressions.
 
 use regex_syntax::hir::ClassUnicode;
 

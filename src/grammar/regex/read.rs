@@ -1,11 +1,11 @@
-//! Reads regular expressions.
+//! Parses regular expressions.
 
 use regex_syntax::hir::ClassUnicode;
 
 use super::node::Node;
 use super::{Dialect, class};
 
-/// Groups inside one another: the reader goes down as deep.
+/// Depth of nested groups: the reader recurses as deep.
 const MAX_DEPTH: usize = 100;
 
 /// Ranges of all classes of an expression: each is written out.

@@ -1,3 +1,5 @@
+//! Regular expressions of requests: accepted ones, and errors for the others.
+
 use serde_json::json;
 
 use super::*;

@@ -62,7 +62,8 @@ impl Edges {
         end: false,
     };
 
-    /// Those of a part in a row of parts, of which all before it and all after it are anchors, or not.
+    /// The anchors of a part in a sequence of parts: `is_first` if all parts before it are anchors, `is_last` if all
+    /// after it are.
     fn of_part(self, is_first: bool, is_last: bool) -> Self {
         Self {
             start: self.start && is_first,

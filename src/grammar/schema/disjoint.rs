@@ -1,4 +1,4 @@
-//! `oneOf` whose options exclude each other, which is `anyOf`.
+//! Detects `oneOf` whose options exclude each other, which is `anyOf`.
 //!
 //! llguidance detects this in few schemas, and never through a reference. This module proves it for the schemas that
 //! generators write: options of different types, with different constants, or objects with a required discriminator.
@@ -228,7 +228,7 @@ impl<'a> Proof<'a> {
 }
 
 impl<'a> Together<'a> {
-    /// How many values a comparison looks at.
+    /// Most values that a comparison examines.
     fn weight(&self) -> usize {
         let lists = self.objects.iter().flat_map(|object| {
             let lists = ["type", "required"].into_iter();

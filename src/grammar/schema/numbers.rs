@@ -1,4 +1,4 @@
-//! Numbers of schemas that are taken exactly, and why others are refused.
+//! Numbers of schemas: those that are represented exactly, and reasons to refuse others.
 //!
 //! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond
 //! their ranges it accepts wrong numbers, or recurses without end.
@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 
 /// All integers up to this one are exact doubles.
 const LARGEST: u64 = 1 << 53;
-/// How far an excluded integer is moved: numbers nearer to it are out of reach.
+/// How far an excluded integer is moved: numbers nearer to it are not generated.
 const NUDGE: f64 = 1e-9;
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 /// Decimals of a multiple, at most.

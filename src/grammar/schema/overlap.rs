@@ -1,4 +1,4 @@
-//! Patterns that one text must match all of.
+//! Bounds the patterns that apply to one string together, since each multiplies the cost of the others.
 //!
 //! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty
 //! exhaust the memory, and its limits do not count this. So this module counts beforehand how many come together: it
@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Looks at the schemas that apply to one value.
+    /// Examines the schemas that apply to one value.
     fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), Fault> {
         let together = self.all_of(together)?;
         let open = together.iter().enumerate().find_map(|(at, applied)| {

@@ -1,4 +1,4 @@
-//! Places in a schema.
+//! Paths to places in a schema, for errors.
 
 use std::fmt;
 

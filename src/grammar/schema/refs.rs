@@ -91,12 +91,11 @@ impl<'a> References<'a> {
             }
             None => (document, None),
         };
-        let target =
-            target.ok_or_else(|| format!("{reference:?} leads to nothing in the schema"))?;
+        let target = target.ok_or_else(|| format!("{reference:?} names nothing in the schema"))?;
         let name = match self.names.get(&std::ptr::from_ref(target)) {
             Some(name) => name.clone(),
             None if self.is_plain(document, &fragment) => return Ok(format!("#{fragment}")),
-            // Tools are taken apart, and "#" would be a part of theirs.
+            // Tools' schemas are split, and "#" would refer to a part of one.
             None if std::ptr::eq(target, self.root) => self.name(target, "root"),
             None => self.name(target, &fragment),
         };
@@ -201,7 +200,7 @@ impl<'a> References<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Looks at all of a schema but its constants and examples.
+    /// Visits all parts of a schema except for its constants and examples.
     fn of(root: &'a Value) -> Self {
         let mut known = Self::default();
         let root_id = id_of(root).unwrap_or_default();

@@ -1,3 +1,5 @@
+//! JSON schemas of requests: accepted ones, and errors for the others.
+
 use serde_json::json;
 
 use super::*;
@@ -100,7 +102,7 @@ fn references_of_a_named_part_may_mean_the_whole_schema() {
         "$defs": {"a": {"$id": "other.json"}, "x": {"type": "null"}}, "$ref": "other.json#/$defs/x",
     });
     let told = check(&elsewhere).expect_err("the other document has none");
-    assert!(told.contains("leads to nothing"), "{told}");
+    assert!(told.contains("names nothing"), "{told}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Hostile grammars end in time, with an error or without.
+//! Hostile grammars compile or fail within the limits of work.
 
 use std::time::{Duration, Instant};
 

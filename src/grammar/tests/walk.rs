@@ -24,7 +24,7 @@ pub(super) struct Masked {
     pub(super) allowed: Allowed,
 }
 
-/// The mask after `tokens`, of a state begun anew.
+/// The mask after `tokens`, of a fresh state.
 pub(super) fn mask_after(grammar: &dyn Grammar, vocabulary: &Vocabulary, tokens: &[u32]) -> Masked {
     let mut state = grammar.begin();
     for &token in tokens {
@@ -53,7 +53,7 @@ pub(super) fn feed(
             Ok(allowed) => allowed,
             Err(failure) => return Some(Err(failure)),
         };
-        // The longest token that is allowed, as far as the text goes.
+        // The longest allowed token that is a prefix of the text.
         let fits = |token: &u32| allowed == Allowed::All || mask.allows(*token);
         let (token, length) = (1..=rest.len().min(64)).rev().find_map(|length| {
             let candidates = vocabulary.tokens_of(&rest[..length]);
@@ -72,7 +72,7 @@ pub(super) fn feed(
     may_end.then_some(Ok(GrammarProgress::Done))
 }
 
-/// Walks to the end, and checks on the way that states begun anew agree.
+/// Walks to the end, and checks on the way that fresh states agree.
 pub(super) fn walk(grammar: &dyn Grammar, vocabulary: &Vocabulary, seed: u64) -> Walk {
     let walk = walk_for(grammar, vocabulary, seed, ENDLESS);
     let text: String = walk.text.chars().take(400).collect();

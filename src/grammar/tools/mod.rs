@@ -40,9 +40,9 @@ pub(super) fn trigger(format: ToolFormat) -> &'static str {
 /// How arguments follow the schemas of tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arguments {
-    /// Those of all tools do, as far as a schema is supported.
+    /// The arguments of all tools follow their schemas, where these are supported.
     Typed,
-    /// Those of strict tools do; others are any object.
+    /// The arguments of strict tools follow their schemas; others are any object.
     OnlyStrict,
 }
 

@@ -1,7 +1,7 @@
 //! Arguments as Python writes them: `row=4, light=True`.
 //!
-//! JSON's strings and numbers are Python's. A value with true, false or null in it is taken apart, as far as a schema can
-//! be.
+//! JSON's strings and numbers are Python's. A value with true, false or null in it is decomposed where its schema
+//! can be.
 
 use serde_json::{Value, json};
 

@@ -75,7 +75,7 @@ pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
     }
 }
 
-/// The schemas of which a value has one, where nothing else is said of it.
+/// The alternatives of a value, if the schema has no other keyword.
 pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
     let options = schema.get("anyOf")?.as_array()?;
     let mut others = schema.keys().filter(|name| *name != "anyOf");

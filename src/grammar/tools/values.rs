@@ -1,16 +1,16 @@
-//! Values in forms of calls that do not write them as JSON: their schema is taken apart, as far as it can be.
+//! Values in forms of calls that do not write them as JSON: their schema is decomposed where that is possible.
 
 use serde_json::Value;
 
 use super::schemas::{constants, options, properties, resolved};
 use crate::grammar::part::{Part, Presence};
 
-/// How deep values are taken apart.
+/// Depth down to which values are decomposed.
 pub(super) const MAX_DEPTH: usize = 8;
 
 /// How a form writes values.
 pub(super) struct Notation {
-    /// The values of a schema, if they need not be taken apart. Also given the whole schema, for references.
+    /// The values of a schema, if they need not be decomposed. Also receives the whole schema, for references.
     pub(super) whole: fn(&Value, &Value) -> Option<Part>,
     /// A constant; `None` if it cannot be written.
     pub(super) literal: fn(&Value) -> Option<String>,

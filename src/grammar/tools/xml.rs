@@ -1,5 +1,5 @@
-//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on lines of its
-//! own), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
+//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on a separate
+//! line), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
 //!
 //! Strings are written as they are; the reader takes every other value as JSON, typed by the schema.
 
@@ -129,7 +129,7 @@ fn value(
         Some(matches) => Ok(Written::Raw(raw(matches, tags))),
         None if may_be_text(target, root, 0) => {
             let reason = format!(
-                "{field} the property {name:?} is a string or something else, which cannot be told apart in XML: \
+                "{field} the property {name:?} is a string or something else, which XML cannot distinguish: \
                  give it one type"
             );
             Err(FieldError::new(field, reason))

@@ -27,7 +27,7 @@ pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
 pub enum Ahead {
     /// Nothing to prefetch.
     Nothing,
-    /// The memory after the only panel: the next tile's.
+    /// The memory after the single panel: that of the next tile.
     Stream,
     /// This number of words from a pointer on, over a whole tile.
     Words(*const u32, usize),

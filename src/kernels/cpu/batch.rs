@@ -51,13 +51,13 @@ pub struct CpuBatch {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
-    /// Of window pages; none where no layer has those.
+    /// Slots in window pages; none where no layer has those.
     window_slots: Vec<u32>,
     segments: Vec<Segment>,
     /// The states of the segments, in their order; none where no layer keeps a state.
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
-    /// In the place of tokens.
+    /// Vectors that replace tokens' embeddings.
     vectors: Vec<VectorRun>,
     /// Unique to this content among all batches.
     serial: u64,
@@ -133,7 +133,7 @@ impl CpuBatch {
         after > 0 && self.segments[after - 1].is_long
     }
 
-    /// Puts vectors in the place of tokens that were added. They are read where tokens are looked up, which is never done
+    /// Replaces tokens that were added by vectors. They are read where tokens are looked up, which is never done
     /// for a batch that was picked.
     pub fn place_vectors(&mut self, run: VectorRun) {
         self.vectors.push(run);
@@ -176,7 +176,7 @@ impl CpuBatch {
         self.tokens.len()
     }
 
-    /// Becomes a batch of tokens of `step`, whose indices ascend.
+    /// Replaces the content by tokens of `step`, whose indices ascend.
     ///
     /// # Panics
     /// If `step` has fewer tokens.

@@ -1,4 +1,4 @@
-//! How much each channel of queries and keys matters, over the tokens of a text.
+//! Sums of the magnitudes of each channel of queries and keys over a text, to rank channels.
 
 use super::batch::CpuBatch;
 use super::element::{Borrowed, Element, Storage};
@@ -11,9 +11,9 @@ use crate::HeadShape;
 pub struct ChannelSums {
     /// The sum over products of query and key of the same token.
     pub qk: f64,
-    /// That of the query.
+    /// The sum over queries.
     pub q: f64,
-    /// That of the key.
+    /// The sum over keys.
     pub k: f64,
 }
 

@@ -36,7 +36,7 @@ pub(super) fn allowed_nodes() -> Vec<Node> {
     nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
 }
 
-/// Sets the calling thread's affinity to some CPUs; leaves it if there are none. A refusal costs speed only.
+/// Sets the calling thread's affinity to some CPUs; leaves it if there are none. A refusal only costs speed.
 #[cfg(target_os = "linux")]
 pub(super) fn bind_this_thread(cpus: &[usize]) {
     use rustix::thread::CpuSet;

@@ -94,7 +94,7 @@ impl Element for f16 {
     }
 }
 
-/// Elements that begin on a page of the system, and so on a cache line: a vector of them lies in one line, not in two.
+/// Elements that begin on a page of the system, and so on a cache line: a vector of them is in one line, not in two.
 pub struct Elements<T> {
     /// Longer than the elements only where there are none.
     map: MmapMut,

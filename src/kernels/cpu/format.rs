@@ -124,7 +124,7 @@ impl FormatRule {
         }
     }
 
-    /// The formats of a matrix that is for this.
+    /// The format of a matrix for this use.
     pub fn of(self, role: MatrixRole) -> Self {
         match role {
             MatrixRole::Inner => self,

@@ -58,7 +58,7 @@ impl Kernel for Multiply<'_> {
 pub struct GatedGelu<'a> {
     /// The gates.
     pub gates: &'a [f32],
-    /// The up projection, of the same length.
+    /// The up projection's row, of the same length.
     pub ups: &'a [f32],
     /// Takes the products.
     pub out: &'a mut [f32],

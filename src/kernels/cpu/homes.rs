@@ -78,7 +78,7 @@ fn homes(
     homes
 }
 
-/// The same of states.
+/// The same for states.
 fn state_homes(
     nodes: &Nodes,
     n_bytes: usize,

@@ -1,6 +1,6 @@
 //! The KV pool and the page table.
 //!
-//! A token's K/V lies at slot `page * page_size + offset`; page 0 is the dummy page and holds nothing.
+//! A token's K/V is at slot `page * page_size + offset`; page 0 is the dummy page and holds nothing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct KvPool {
     layers: Vec<Storage>,
     /// The buffers that each layer keeps in pages, if it does.
     layouts: Vec<Option<PagedKv>>,
-    /// Of each layer: its slots are those of window pages.
+    /// For each layer whether its slots are those of window pages.
     windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
     hides_labels: bool,

@@ -1,7 +1,7 @@
 //! Blocks of tokens between the KV pool and buffers of the store.
 //!
 //! A block is its tokens' part of every buffer of every layer, one layer after the other and one head after the other: as
-//! much as [`KvLayout::block_planes`] says, and the same bytes wherever the pages of the tokens lie.
+//! much as [`KvLayout::block_planes`] says, and the same bytes wherever the pages of the tokens are.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub struct BlockMap {
     page_size: usize,
     /// Bytes of a block.
     len: usize,
-    /// Kept for its memory.
+    /// Reused, so that steps allocate nothing.
     runs: Vec<SlotRun>,
 }
 
@@ -44,7 +44,7 @@ struct PlaneMap {
     n_heads: usize,
 }
 
-/// The memory that a plane lies in.
+/// The memory of a plane.
 #[derive(Clone, Copy)]
 enum Memory {
     Elements,
@@ -369,7 +369,7 @@ mod tests {
         let mut block = vec![0; map.bytes()];
         let ids = [3, 4, 5, 6, 7, 8, 1, 2];
         kv.gather(&mut map, &mut threads, &pages(&ids), &mut block);
-        // The second layer: keys and values of different widths lie side by side.
+        // The second layer: keys and values of different widths are adjacent.
         let heads = HeadShape {
             n_heads: 3,
             n_kv_heads: 3,

@@ -70,7 +70,7 @@ impl Labels {
     /// Copies the channels of the keys at some slots.
     ///
     /// # Panics
-    /// If keys and labels are of different types, or a slot is not there.
+    /// If keys and labels are of different types, or a slot does not exist.
     pub fn store(&mut self, keys: &Storage, heads: &HeadShape, slots: &[u32]) {
         let channels = self.rules.layers[self.layer].as_ref();
         let channels = channels.expect("a layer with labels has channels");

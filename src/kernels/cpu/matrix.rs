@@ -33,7 +33,7 @@ pub struct Matrix {
     pub inputs: usize,
     /// How it is encoded.
     pub format: Format,
-    /// The NUMA node where it lies.
+    /// Its NUMA node.
     pub node: usize,
     /// Words of a panel.
     pub panel_words: usize,
@@ -45,7 +45,7 @@ pub struct Matrix {
 /// Tensors that become one matrix.
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
-    /// Of equal width, in order.
+    /// The tensors, of equal width, in order.
     pub tensors: &'a [TensorView<'a>],
     /// The first output in the stack that the matrix is a part of.
     pub first_output: usize,
@@ -194,7 +194,7 @@ impl Matrix {
     }
 }
 
-/// Packs the panels of nodes' matrices, each on a thread of its node: memory lies where it is first touched.
+/// Packs the panels of nodes' matrices, each on a thread of its node: first touch places the memory.
 fn fill(
     (pool, isa): (&mut ThreadPool, Isa),
     matrices: &mut [Matrix],

@@ -16,12 +16,12 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Address space that is taken from the system at once.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Where words begin: at cache lines.
+/// Alignment of words: a cache line.
 const ALIGN_BYTES: usize = 64;
 
 /// An arena that holds weights contiguously, in huge pages where the system has them: a stream over the weights then
 /// walks the page tables once every 2 MiB, and small matrices benefit too. Each NUMA node has its own pages: first
-/// touch decides where a page lies.
+/// touch decides the node of a page.
 #[derive(Default)]
 pub struct WeightArena {
     nodes: PerNode<NodeArena>,
@@ -117,7 +117,7 @@ unsafe impl Zeroable for Line {}
 // SAFETY: as above, and it is `Copy`.
 unsafe impl Pod for Line {}
 
-/// 32-bit elements that begin at a cache line, so that no whole vector lies across two.
+/// 32-bit elements that begin at a cache line, so that no whole vector crosses two.
 pub struct Lines<T> {
     lines: Vec<Line>,
     element: PhantomData<T>,

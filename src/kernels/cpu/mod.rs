@@ -159,7 +159,7 @@ pub struct CpuBackend {
     attention: Attention,
     calibration: Option<Calibration>,
     recall: Option<Recall>,
-    /// Empty, kept for their memory.
+    /// Empty, reused by later steps.
     routes: Routes,
     expert_items: Vec<ItemRun>,
 }
@@ -322,7 +322,7 @@ impl CpuBackend {
     /// Copies a state.
     ///
     /// # Panics
-    /// If there is no such slot, or `state` has not the bytes of one.
+    /// If there is no such slot, or `state` is not as long as a state.
     pub fn save_state(&mut self, slot: StateSlot, state: &mut [u8]) {
         self.states.gather(slot, state);
     }
@@ -335,8 +335,8 @@ impl CpuBackend {
         self.states.scatter(slot, state);
     }
 
-    /// Begins the states of rows, each as another one is or zero. No slot is both read and written, and none is written
-    /// twice.
+    /// Initialises the states of rows, each to a copy of another one or to zero. No slot is both read and written, and
+    /// none is written twice.
     ///
     /// # Panics
     /// If there is no such slot.

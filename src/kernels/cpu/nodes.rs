@@ -26,7 +26,7 @@ impl Nodes {
     /// Nodes with these numbers of threads; leaves out those without a thread.
     ///
     /// # Panics
-    /// If there is no thread at all.
+    /// If there is no thread.
     pub fn new(threads: impl IntoIterator<Item = usize>) -> Self {
         let used = threads.into_iter().filter(|threads| *threads > 0);
         let ends: Arc<[usize]> = used

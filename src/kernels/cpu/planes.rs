@@ -1,4 +1,4 @@
-//! Where the keys and values of a layer lie in the KV pool.
+//! The offsets of a layer's keys and values in the KV pool.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::kept::Kept;
 use crate::HeadShape;
 use souffleur_base::kv_layout::{KvDtype, Values};
 
-/// Where the keys and values of a layer lie, in elements.
+/// The offsets of a layer's keys and values, in elements.
 ///
 /// A head's keys of neighbouring slots are contiguous, so that reading a sequence is one stream for each head:
 /// `[n_kv_heads, n_slots, key_dim]`, followed by the values likewise if they are as wide as the keys. Values of another

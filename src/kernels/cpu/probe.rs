@@ -177,7 +177,7 @@ fn with_vnni() -> Option<Isa> {
     Isa::available().into_iter().rfind(of)
 }
 
-/// The widest vectors with `vpmaddwd` in the place of `vpdpbusd`.
+/// The widest vectors with `vpmaddwd` in place of `vpdpbusd`.
 fn without_vnni() -> Option<Isa> {
     let of = |isa: &Isa| matches!(isa, Isa::Avx2 | Isa::Avx512);
     Isa::available().into_iter().rfind(of)
@@ -231,7 +231,7 @@ impl Kernel for Sum<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> f32 {
-        // SAFETY: every load lies inside a block of the slice and needs no alignment; `dispatch` detected the
+        // SAFETY: every load is inside a block of the slice and needs no alignment; `dispatch` detected the
         // instruction set.
         unsafe {
             let mut sums = [S::splat(0.0); READ_CHAINS];
@@ -287,7 +287,7 @@ struct Quads {
     rounds: usize,
 }
 
-/// The same of two shorts.
+/// The same for two shorts.
 struct Shorts {
     rounds: usize,
 }

@@ -1,4 +1,4 @@
-//! Rows of logits, and other items, divided among the threads.
+//! Divides rows of logits, and other items, among the threads.
 
 use super::tensor::{Shared, Tensor};
 use super::{CpuBackend, Isa};

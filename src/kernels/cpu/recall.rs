@@ -1,5 +1,5 @@
-//! How many of the keys that a query scores highest by its whole vector it also finds by labels: plain arithmetic, for
-//! files of channels and not for speed.
+//! The recall of double sparsity: the share of a query's highest-scored keys that labels find too. Plain arithmetic, to
+//! judge files of channels.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ impl<'a> Activations<'a> {
     /// The `inputs` values from `first` on of rows of `width` values.
     ///
     /// # Panics
-    /// If a row has not as many.
+    /// If a row has fewer.
     pub fn columns(x: &'a [f32], width: usize, first: usize, inputs: usize) -> Self {
         assert!(
             first + inputs <= width,

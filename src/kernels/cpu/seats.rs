@@ -1,4 +1,4 @@
-//! Thread affinity: NUMA node and CPUs of each compute thread.
+//! Thread affinity: the NUMA node and CPUs of each compute thread.
 
 use serde::{Deserialize, Serialize};
 

@@ -27,7 +27,7 @@ pub const PART: usize = 96;
 pub struct Widened(MaybeUninit<[f32; SUMS * PART]>);
 
 impl Widened {
-    /// Nothing yet.
+    /// Strips without weights yet.
     pub fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }

@@ -195,7 +195,7 @@ pub trait RowWords<const M: usize>: Copy {
     /// The word of a row.
     ///
     /// # Safety
-    /// The row has it.
+    /// The row has one.
     unsafe fn word(&self, row: usize, word: usize) -> u32;
 }
 

@@ -27,7 +27,7 @@ struct FreeList {
 }
 
 impl Arena {
-    /// An arena of which nothing is handed out.
+    /// An arena, all of it free.
     pub fn new(bytes: usize) -> Self {
         // A decoder holds a dozen parts at once, so there are never many gaps.
         let mut ranges = Vec::with_capacity(64);
@@ -94,7 +94,7 @@ impl Arena {
 }
 
 impl Part {
-    /// Where it begins in the arena's buffer.
+    /// Offset in the arena's buffer.
     pub fn offset(&self) -> usize {
         self.offset
     }

@@ -43,7 +43,7 @@ pub struct Segment {
     pub first_token: u32,
     /// How many; 0 is padding.
     pub n_tokens: u32,
-    /// Of its first token in the sequence.
+    /// Position of its first token in the sequence.
     pub first_position: u32,
 }
 
@@ -149,7 +149,7 @@ pub struct GemmParams {
     pub w: DevicePtr<Element>,
     /// `[n]`, or null.
     pub bias: DevicePtr<f32>,
-    /// Of split products.
+    /// Partial sums of split products.
     pub partials: DevicePtr<f32>,
     /// Rows.
     pub m: u32,

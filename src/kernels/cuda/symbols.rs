@@ -21,7 +21,7 @@ macro_rules! library_functions {
             $crate::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
 
         impl $name {
-            /// Looks all of them up, or names one that is missing.
+            /// Looks up every function; the error names a missing one.
             ///
             /// # Safety
             /// The library is the one that the bindings describe.
@@ -45,7 +45,7 @@ macro_rules! library_functions {
 }
 pub(super) use library_functions;
 
-/// Looks up a function, or gives its name back; `name` ends in NUL.
+/// Looks up a function; the error is its name; `name` ends in NUL.
 ///
 /// # Safety
 /// `F` is the type of the function.

@@ -28,7 +28,7 @@ impl<T> Weights<T> {
 /// Copies weights to a device.
 pub struct WeightLoader {
     uploader: Uploader,
-    /// One allocation for all: the driver rounds each up to megabytes.
+    /// One allocation for all tensors: the driver rounds each allocation up to megabytes.
     memory: Arc<DeviceBuffer<u8>>,
     used_bytes: usize,
 }
@@ -37,7 +37,7 @@ impl WeightLoader {
     /// A loader with memory for weights of `bytes` in `n_tensors` tensors, pinned memory and its own stream.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn new(device: &Device, bytes: usize, n_tensors: usize) -> Result<Self, DriverError> {
         let stream = device.stream(Priority::Low)?;
         Ok(Self {
@@ -50,7 +50,7 @@ impl WeightLoader {
     /// Copies tensors contiguously, converted to `element`.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn elements(
         &mut self,
         parts: &[TensorView<'_>],
@@ -68,7 +68,7 @@ impl WeightLoader {
     /// Takes room for elements that are made on the device.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn room(
         &mut self,
         elements: usize,
@@ -84,7 +84,7 @@ impl WeightLoader {
     /// Copies tensors contiguously, as f32.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn f32(&mut self, parts: &[TensorView<'_>]) -> Result<Weights<f32>, DriverError> {
         let Weights { start, _memory } = self.elements(parts, ElementType::F32)?;
         Ok(Weights {
@@ -96,7 +96,7 @@ impl WeightLoader {
     /// Copies numbers.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn numbers(&mut self, numbers: &[f32]) -> Result<Weights<f32>, DriverError> {
         let (shape, bytes) = ([numbers.len()], bytemuck::cast_slice(numbers));
         self.f32(&[TensorView::plain(Dtype::F32, &shape, bytes)])
@@ -105,7 +105,7 @@ impl WeightLoader {
     /// Waits until everything is on the device.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn finish(self) -> Result<(), DriverError> {
         self.uploader.finish()
     }

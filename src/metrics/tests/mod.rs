@@ -1,3 +1,5 @@
+//! The metrics page.
+
 mod promtool;
 
 use std::collections::BTreeSet;

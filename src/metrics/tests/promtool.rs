@@ -1,4 +1,4 @@
-//! The page as promtool judges it.
+//! Checks the metrics page with promtool.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! The parts before the first layer and after the last one.
+//! Embedding, rotations, final norm and output projection: a decoder without its layers.
 
 use super::norm::Norm;
 use crate::error::LoadError;

@@ -1,4 +1,4 @@
-//! Experts in the place of an MLP.
+//! A mixture of experts in place of an MLP.
 
 use super::mlp::Mlp;
 use super::norm::Norm;

@@ -4,7 +4,7 @@ use super::keys::{KV_HEADS, Keys};
 use crate::error::LoadError;
 use crate::model::config::limits::{HEADS, LAYERS};
 
-/// Layers that predict more than one token, after those of the model.
+/// Layers of multi-token prediction, after those of the model.
 const EXTRA_LAYERS: &str = "nextn_predict_layers";
 
 /// Layers of the model.

@@ -78,7 +78,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     })
 }
 
-/// Whether shapes are the same but for dimensions of one outside.
+/// Whether shapes are equal up to leading dimensions of 1.
 fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     let longer = got.len().max(expected.len());
     let filled = |shape: &[usize]| {
@@ -113,13 +113,13 @@ fn supported(spec: &TensorSpec) -> String {
     plain.chain(blocks).collect::<Vec<_>>().join(", ")
 }
 
-/// A tensor that the configuration knows nothing of would change the result if it were used.
+/// A tensor that the configuration does not describe would change the result if it were used.
 fn refuse_others(
     gguf: &Gguf,
     config: &ModelConfig,
     used: &BTreeSet<String>,
 ) -> Result<(), LoadError> {
-    // Layers after the last one predict more than one token.
+    // Layers after the last one are those of multi-token prediction.
     let is_extra = |name: &str| {
         let layer = name
             .strip_prefix("blk.")
@@ -135,7 +135,7 @@ fn refuse_others(
         return Ok(());
     };
     let reason = format!(
-        "is not part of a model of this architecture with {} layers as far as it is supported: use another model",
+        "is not part of a model of this architecture with {} layers, or not supported: use another model",
         config.num_hidden_layers
     );
     Err(other.error(reason))

@@ -1,4 +1,4 @@
-//! From a model's files to weights on a device.
+//! Loads a model's weights from its files onto a device.
 //!
 //! [`Checkpoint::open`] checks everything that can be known without taking memory; [`Loader`] then hands tensors to a
 //! backend one by one and reports progress.
@@ -44,7 +44,7 @@ pub enum LoadFormat {
 /// Receives the progress of loading: bytes read, bytes in all.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// A model's files, opened and checked: every tensor of the configuration is there, or will be random, in the right
+/// A model's files, opened and checked: every tensor of the configuration is present, or will be random, in the right
 /// shape.
 pub struct Checkpoint {
     /// The model's configuration.

@@ -1,3 +1,5 @@
+//! Frequencies of rotary position embeddings, against reference values.
+
 use std::path::Path;
 
 use super::*;

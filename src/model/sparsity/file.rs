@@ -1,5 +1,5 @@
-//! Files of channels, in the form that SGLang reads: an object with a key for each layer and ranking, whose value is a row
-//! of channels for each head, the most important first.
+//! Files of channels, in SGLang's format: an object with a key for each layer and ranking, whose value is a row of
+//! channels for each head, the most important first.
 //!
 //! A label is read by all query heads of a key head, so there is a row for each key head. A row for each query head is
 //! taken too: the channels of a key head are then those whose ranks in its rows have the least sum.
@@ -70,7 +70,7 @@ impl ChannelFile {
         };
         let Some(rows) = value.as_array() else {
             return refuse(format!(
-                "{key} is no list of a list of channels for each head"
+                "{key} is not a list with a list of channels for each head"
             ));
         };
         if rows.len() != pages.heads && rows.len() != n_heads {
@@ -100,7 +100,7 @@ impl ChannelFile {
 
 /// The channels of a row, most important first.
 fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
-    let row = row.as_array().ok_or("is no list of channels")?;
+    let row = row.as_array().ok_or("is not a list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
         return Err(format!(
             "has {} channels, expected at least {wanted} (ds_heavy_channel_num asks for another number) and at most {dim} (a key's)",
@@ -118,7 +118,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
             )
         })?;
         if std::mem::replace(&mut seen[channel as usize], true) {
-            return Err(format!("channel {channel} stands there twice"));
+            return Err(format!("channel {channel} occurs twice"));
         }
         channels.push(channel as u16);
     }

@@ -61,7 +61,7 @@ impl ModelSparsity {
     }
 }
 
-/// The layers of a model, as far as double sparsity goes.
+/// The layers of a model, with the properties that double sparsity depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct LayersToLabel<'a> {
     /// The memory that each keeps.

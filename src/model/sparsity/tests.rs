@@ -160,14 +160,14 @@ fn hostile_files_are_refused_with_a_sentence() {
         ),
         (json!([1]), "expected a JSON object".to_owned()),
         (with(json!(null)), format!("{first} is missing")),
-        (with(json!("x")), "is no list".to_owned()),
+        (with(json!("x")), "is not a list".to_owned()),
         (
             with(json!([[1, 2, 3]])),
             "has 1 rows, expected 2 (one for each key head) or 4".to_owned(),
         ),
         (
             with(json!([[1, 2, 3], 7])),
-            format!("{first}, row 1: is no list of channels"),
+            format!("{first}, row 1: is not a list of channels"),
         ),
         (
             with(json!([[1, 2, 3], [1, 2]])),
@@ -195,7 +195,7 @@ fn hostile_files_are_refused_with_a_sentence() {
         ),
         (
             with(json!([[1, 2, 1], [1, 2, 3]])),
-            "row 0: channel 1 stands there twice".to_owned(),
+            "row 0: channel 1 occurs twice".to_owned(),
         ),
     ];
     for (json, expected) in table {

@@ -74,7 +74,7 @@ impl Weights {
         self.scheme
     }
 
-    /// Checks that every expected tensor is there, in the expected shape and a known element type.
+    /// Checks that every expected tensor is present, in the expected shape and a known element type.
     ///
     /// Other tensors are ignored.
     ///

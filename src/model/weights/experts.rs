@@ -17,7 +17,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says, or in codes
-    /// that are not taken apart.
+    /// that are not supported.
     pub fn name_experts(
         &mut self,
         experts: &ExpertsConfig,

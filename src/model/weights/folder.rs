@@ -43,7 +43,7 @@ impl Weights {
             for (shard, tensors) in shards_of(&index)? {
                 let file = dir.join(&shard);
                 if !file.exists() {
-                    let reason = format!("names {shard}, which is not there: download it too");
+                    let reason = format!("names {shard}, which is missing: download it too");
                     return Err(format_error(&index, reason));
                 }
                 shards.map(file, |name| tensors.contains(name))?;
@@ -85,7 +85,7 @@ impl Shards {
         let mapped = MappedFile::open(file)?;
         let (header_bytes, metadata) =
             SafeTensors::read_metadata(mapped.bytes()).map_err(|error| {
-                let reason = format!("is not a whole safetensors file: {error}");
+                let reason = format!("is not a complete safetensors file: {error}");
                 format_error(mapped.path(), reason)
             })?;
         // The format: 8 bytes of header length, the header, then the data that offsets count from.

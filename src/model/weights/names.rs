@@ -29,16 +29,16 @@ impl Weights {
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says, [`LoadError::MissingTensor`] for
-    /// one that is not there.
+    /// one that is missing.
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
             // A tensor that is missing is named as its neighbours are.
-            let beside = match *from {
+            let neighbour = match *from {
                 "language_model.lm_head." => "language_model.model.",
                 from => from,
             };
             let mut names = self.entries.keys();
-            names.any(|name| name.starts_with(beside))
+            names.any(|name| name.starts_with(neighbour))
         });
         self.own_names = used.copied().collect();
         self.rename(|name| {
@@ -141,7 +141,7 @@ impl Weights {
         }
     }
 
-    /// Takes a tensor apart, which holds groups of rows that each have the rows of all parts; one in codes is left whole,
+    /// Splits a tensor, which holds groups of rows that each have the rows of all parts; one in codes is left whole,
     /// and its parts are converted row by row. Without a width its rows are elements.
     fn split(
         &mut self,

@@ -1,3 +1,5 @@
+//! Safetensors files: valid and broken ones.
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -193,7 +195,7 @@ fn an_index_names_plain_files_that_are_there() {
     refused(open(r#"{"a": 3}"#), "weight_map.a is 3");
     refused(
         open(r#"{"a": "y.safetensors"}"#),
-        "names y.safetensors, which is not there",
+        "names y.safetensors, which is missing",
     );
 
     let (_dir, weights) = open(r#"{"a": "x.safetensors", "c": "x.safetensors"}"#).expect("whole");

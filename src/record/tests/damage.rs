@@ -113,5 +113,5 @@ fn a_log_that_asks_for_too_much_is_refused() {
     let text = replay_of(b"SOUFLOG\x02 and more")
         .expect_err("another format")
         .to_string();
-    assert!(text.contains("no message log"), "{text}");
+    assert!(text.contains("not a message log"), "{text}");
 }

@@ -25,7 +25,7 @@ fn what_a_slow_disk_does_not_take_is_dropped_counted_and_marked() {
         .expect("memory can be written");
     let mut n_dropped = 0;
     {
-        let held = disk.0.lock().expect("nobody panics with it");
+        let held = disk.0.lock().expect("no holder panics");
         let mut recorder = sink.recorder(1);
         let tokens: Arc<[u32]> = (0..1 << 16).collect();
         while sink.dropped() < 5 {

@@ -21,11 +21,14 @@ struct Desk(Arc<Mutex<Buffers>>);
 
 impl Desk {
     fn put(&self, ticket: Ticket, blocks: Vec<Vec<u8>>) {
-        self.0.lock().expect("nobody panics").insert(ticket, blocks);
+        self.0
+            .lock()
+            .expect("no holder panics")
+            .insert(ticket, blocks);
     }
 
     fn take(&self, ticket: Ticket) -> Option<Vec<Vec<u8>>> {
-        self.0.lock().expect("nobody panics").remove(&ticket)
+        self.0.lock().expect("no holder panics").remove(&ticket)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing a whole message.
+//! Writes a whole message.
 
 use serde_json::value::RawValue;
 
@@ -6,7 +6,7 @@ use super::blocks::{Blocks, Kind, Part, is_input};
 use super::wire::{Block, Head, SIGNATURE, Stop};
 use crate::server::transcript::{News, Transcript};
 
-/// The JSON of the message that the one transcript of a call is.
+/// The JSON of the message, from a call's only transcript.
 pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8> {
     let transcript = transcripts.into_iter().next().unwrap_or_default();
     let News { delta, end } = transcript.into_news();

@@ -83,7 +83,7 @@ impl Blocks {
         self.complete_calls > 0 && self.complete_calls == self.calls
     }
 
-    /// Adds a part of an answer: `text` of one that is not taken apart, or else its pieces.
+    /// Adds a part of an answer: `text` of one that is not parsed, or else its pieces.
     pub(super) fn add(&mut self, text: String, pieces: Vec<OutputPiece>, out: &mut Vec<Part>) {
         self.add_text(text, out);
         for piece in pieces {

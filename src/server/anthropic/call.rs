@@ -1,4 +1,4 @@
-//! Reading a call.
+//! Parses a Messages call.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(super) struct Place<'a> {
     pub(super) drops_headers: bool,
 }
 
-/// The part of a call that its prompt is made of, which is the same where tokens are only counted.
+/// The part of a call that determines its prompt, also where tokens are only counted.
 pub(super) struct Wish {
     conversation: Conversation,
     tools: Option<Box<RawValue>>,

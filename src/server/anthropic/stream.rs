@@ -1,4 +1,4 @@
-//! Writing a message as a stream of events.
+//! Writes a message as a stream of events.
 
 use serde::Serialize;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Texts of the system, without the header in them that changes with every request.
+//! System prompts, without the header in them that changes with every request.
 
 use metrics::counter;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! The text of blocks that say something in words: in a user's message, and in the result of a tool.
+//! The text of content blocks, in users' messages and in tool results.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Reading a call's fields for thinking and for the form of the answer.
+//! Parses a call's fields for thinking and for the form of the answer.
 
 use serde_json::{Map, Value};
 

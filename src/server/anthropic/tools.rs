@@ -1,4 +1,4 @@
-//! Reading the tools of a call.
+//! Parses the tools of a call.
 
 use serde_json::{Map, Value};
 

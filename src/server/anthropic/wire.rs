@@ -1,4 +1,4 @@
-//! Anthropic's answers.
+//! Anthropic's response objects, as JSON.
 
 use serde::Serialize;
 use serde_json::value::RawValue;

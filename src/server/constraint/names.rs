@@ -1,4 +1,4 @@
-//! The fields with constraints.
+//! The names of the fields with constraints.
 
 use super::{JsonOptions, Kind, Wish, must_be, unknown};
 use crate::field::Field;

@@ -1,3 +1,5 @@
+//! Fields that constrain an output.
+
 use serde_json::json;
 
 use super::*;

@@ -14,7 +14,7 @@ impl ApiError {
 
     /// 401: only an admin may do that, and the admin's key is not shown.
     pub(in crate::server) fn no_admin_key() -> Self {
-        let message = "only the admin may do that: send Authorization: Bearer <admin key>";
+        let message = "this route needs the admin key: send Authorization: Bearer <admin key>";
         Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
     }
 
@@ -25,24 +25,24 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 403: a page of another site asks.
+    /// 403: the request comes from a page of another site.
     pub(in crate::server) fn foreign_origin(origin: &[u8]) -> Self {
         let origin = excerpt(origin);
         let message = format!("origin {origin} is not allowed: add it to --allowed-origins");
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 403: a page of another site asks, according to its browser.
+    /// 403: the request comes from a page of another site, according to its browser.
     pub(in crate::server) fn cross_site(site: &[u8]) -> Self {
         let site = excerpt(site);
         let message = format!(
-            "a page of another site may not ask here (sec-fetch-site is {site}): add its origin to --allowed-origins, \
+            "a page of another site may not send requests (sec-fetch-site is {site}): add its origin to --allowed-origins, \
              or open the address itself"
         );
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 403: the server is asked under a name that it does not know as its own.
+    /// 403: the request names a host that is not this server.
     pub(in crate::server) fn foreign_host(host: &[u8]) -> Self {
         let host = excerpt(host);
         let message = format!(
@@ -66,7 +66,8 @@ impl ApiError {
     /// 415: the body is not declared as JSON.
     pub(in crate::server) fn not_json(content_type: Option<&[u8]>) -> Self {
         let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
-        let message = format!("content-type is {is}: send the body as application/json and say so");
+        let message =
+            format!("content-type is {is}: send JSON, with content-type application/json");
         Self::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "unsupported_media_type",
@@ -78,7 +79,7 @@ impl ApiError {
     pub(in crate::server) fn encoded(encoding: &[u8]) -> Self {
         let encoding = excerpt(encoding.trim_ascii());
         let message = format!(
-            "content-encoding is {encoding}: bodies are read as they are, send the body without compression"
+            "content-encoding is {encoding}: compressed bodies are not supported, send the body without compression"
         );
         Self {
             accepts: Some(Accepts::PlainBodies),

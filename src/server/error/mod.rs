@@ -73,7 +73,7 @@ impl ApiError {
     /// 404: nothing is known of the request's prefix.
     pub(super) fn no_prefix_report(rid: &RequestId) -> Self {
         let message = format!(
-            "nothing is remembered of request {:?}: it was not admitted, is too long ago, or prefix_diagnostics is off",
+            "no diagnosis of request {:?}: it was not admitted, is too old, or prefix_diagnostics is off",
             rid.as_str()
         );
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
@@ -82,7 +82,7 @@ impl ApiError {
     /// 404: no such session.
     pub(super) fn no_such_session(id: &str) -> Self {
         let message = format!(
-            "session {} is not open: it was closed, or nobody used it for too long",
+            "session {} is not open: it was closed, or unused for too long",
             Cut(id)
         );
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
@@ -97,16 +97,16 @@ impl ApiError {
     /// 404: no such response.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(
-            "response {} is not kept here: it was not stored, is too long ago, or was deleted",
+            "response {} is not stored here: it was never stored, is too old, or was deleted",
             Cut(id)
         );
         Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
     }
 
-    /// 400: the response that is to be continued is not there. OpenAI's clients know the code.
+    /// 400: the response to continue is not stored. OpenAI's clients know the code.
     pub(super) fn no_previous_response(id: &str) -> Self {
         let message = format!(
-            "previous response {} is not kept here: send the whole conversation as input",
+            "previous response {} is not stored here: send the whole conversation as input",
             Cut(id)
         );
         let param = Some("previous_response_id".to_owned());
@@ -120,9 +120,9 @@ impl ApiError {
         }
     }
 
-    /// 404: the input refers to an item that is not there.
+    /// 404: the input refers to an item that is not stored.
     pub(super) fn no_such_item(param: String, id: &str) -> Self {
-        let message = format!("item {} is not kept here: send it whole", Cut(id));
+        let message = format!("item {} is not stored here: send the whole item", Cut(id));
         let param = Some(param);
         Self {
             param,
@@ -152,12 +152,12 @@ impl ApiError {
         self.status.as_u16()
     }
 
-    /// Seconds after which a client should come back, if it should.
+    /// Seconds after which a client should retry, if it should.
     pub(super) fn retry_after_s(&self) -> Option<u32> {
         (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_S)
     }
 
-    /// 503: the request was cancelled by somebody else than its client.
+    /// 503: the request was cancelled, but not by its client.
     pub(super) fn aborted(message: &str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
     }
@@ -223,7 +223,7 @@ impl ApiError {
 
     /// 503: too many requests on one WebSocket.
     pub(super) fn too_many_on_websocket(limit: usize) -> Self {
-        let text = format!("this connection may have {limit} requests under way");
+        let text = format!("this connection may have {limit} requests in flight");
         let message = format!("{text}: wait for one to end, or open another connection");
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -344,14 +344,14 @@ pub(super) async fn not_found(request: HttpRequest) -> Result<HttpResponse, ApiE
 
 /// The error for a path that does not exist.
 pub(super) fn nothing_at(path: &str) -> ApiError {
-    let message = format!("there is nothing at {path}");
+    let message = format!("there is no route {path}");
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
-/// Answers a path asked with another method than `allow`.
+/// 405: the path has no other methods than `allow`.
 pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> ApiError {
     let (method, path) = (request.method(), request.path());
-    let message = format!("{path} does not take {method}: use {allow}");
+    let message = format!("{path} does not support {method}: use {allow}");
     let error = ApiError::new(
         StatusCode::METHOD_NOT_ALLOWED,
         "method_not_allowed",

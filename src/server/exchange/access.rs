@@ -13,7 +13,7 @@ use crate::ids::RequestId;
 
 /// Characters of a client's text that are shown.
 const MAX_SHOWN: usize = 128;
-/// The status of a request whose client left before it had an answer, as nginx has it.
+/// The status of a request whose client left before it had an answer, as in nginx.
 const LEFT_EARLY: u16 = 499;
 
 pub(super) fn log(exchange: &Exchange, ended: Ended) {

@@ -97,7 +97,7 @@ impl Exchange {
         })
     }
 
-    /// That of the task at work, if it works for one.
+    /// The exchange of the running task, if it works for a request.
     pub(super) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }

@@ -1,4 +1,4 @@
-//! One request of gRPC in the engine, whichever service it came by.
+//! Runs one gRPC request in the engine, for either service.
 
 use std::pin::Pin;
 

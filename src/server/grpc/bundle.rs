@@ -45,7 +45,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// others.
 #[derive(Default)]
 pub(super) struct Bundles {
-    /// The archive that is being sent to somebody. The lock is held while one is made.
+    /// The archive that is being sent to a client. The lock is held while one is made.
     current: Arc<Mutex<Weak<Bundle>>>,
 }
 
@@ -275,7 +275,7 @@ mod tests {
                 .current
                 .lock()
                 .now_or_never()
-                .expect("nobody has it")
+                .expect("the lock is free")
                 .clone()
         };
         assert_eq!(current().strong_count(), stopped.len());

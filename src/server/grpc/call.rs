@@ -11,7 +11,7 @@ use crate::server::native::NativeCall;
 use crate::server::state::AppState;
 use crate::state::request_limits::RequestLimits;
 
-/// How much of a message is made JSON, which takes many times its memory. A longer one has no chance.
+/// Longest message that is converted to JSON, which takes many times its memory.
 #[derive(Clone, Copy)]
 pub(super) struct MessageLimits<'a> {
     pub(super) context_length: usize,
@@ -19,7 +19,7 @@ pub(super) struct MessageLimits<'a> {
 }
 
 impl<'a> MessageLimits<'a> {
-    /// Those of the engine.
+    /// The limits of the engine.
     ///
     /// # Errors
     /// There is none, or none for new requests.

@@ -1,4 +1,4 @@
-//! Connections for gRPC: few at once, and none that is silent for long.
+//! The gRPC listener: bounds the number of connections, and closes silent ones.
 
 use std::io;
 use std::pin::Pin;
@@ -14,11 +14,11 @@ use tokio::time::sleep;
 use tokio_io_timeout::TimeoutStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// A client is asked whether it is there after so long without a word.
+/// Time without data after which a client gets a PING.
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// It has so long to say so.
+/// Time for the answer to a PING.
 pub(super) const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
-/// Nothing is read for so long of clients that never began to speak HTTP/2, which are not asked: others answer.
+/// Timeout of reads, for clients that never began HTTP/2 and so get no PING: others answer theirs.
 const READ_PATIENCE: Duration = Duration::from_secs(90);
 /// Out of file descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                tracing::debug!(%error, "a client of gRPC cannot connect");
+                tracing::debug!(%error, "failed to accept a gRPC connection");
                 sleep(ACCEPT_RETRY).await;
             }
         }
@@ -59,7 +59,7 @@ pub(super) struct Connection {
 impl Connection {
     fn new(stream: TcpStream, place: OwnedSemaphorePermit) -> Self {
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "small answers may come late");
+            tracing::debug!(%error, "failed to set TCP_NODELAY");
         }
         let info = stream.connect_info();
         let mut stream = TimeoutStream::new(stream);

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn each_block_has_its_own_tokens() {
         let Some(Data::Stored(told)) = data_of(blocks(false), 2) else {
-            panic!("it is told");
+            panic!("it is published");
         };
         let of = |block_hash, token_ids: [u32; 2]| KvBlock {
             block_hash,

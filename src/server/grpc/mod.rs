@@ -53,7 +53,7 @@ const AUTHORIZATION: &str = "authorization";
 const MAX_CONNECTIONS: usize = 32;
 /// Maximum number of requests in flight on one connection.
 const MAX_STREAMS: u32 = 256;
-/// Those of them whose messages are being read.
+/// Maximum number of requests whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
 /// Time limit of a message, and of an immediate answer.
 const READING_PATIENCE: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// which may have one thread.
 ///
 /// # Errors
-/// Those of the socket.
+/// The errors of the socket.
 pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -151,7 +151,7 @@ fn status(error: ApiError) -> Status {
     Status::new(code, error.message())
 }
 
-/// Refuses ranks that are not there.
+/// Refuses ranks that do not exist.
 fn check_rank(rank: Option<i32>) -> Result<(), Status> {
     match rank {
         None | Some(0) => Ok(()),

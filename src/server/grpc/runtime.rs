@@ -117,7 +117,7 @@ impl SglangService for Runtime {
         } else if !request.get_ref().rid.is_empty() {
             open_requests.cancel(&request.get_ref().rid);
         }
-        // A request that has ended, or was never there, is no error.
+        // A request that has ended, or never existed, is no error.
         Ok(Response::new(AbortResponse { success: true }))
     }
 

@@ -18,7 +18,7 @@ use super::error::ApiError;
 use super::exchange::{REQUEST_ID, X_REQUEST_ID};
 use super::state::AppState;
 
-/// A browser's word on a page's relation to the address that it asks; pages cannot set or drop it.
+/// The browser's header about the relation of page and address (`sec-fetch-site`); pages cannot set or drop it.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 /// Seconds for which a browser may keep the answer to a preflight: two hours, the most that Chromium takes.
 const PREFLIGHT_MAX_AGE_S: usize = 7200;
@@ -103,7 +103,7 @@ fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError>
     }
 }
 
-/// True for an origin on the host that is asked, if that is the server's own: with an API key any other passes as
+/// True for an origin on the request's host, if that is the server's own: with an API key any other passes as
 /// `Host`, and a page that made its name point here would be on it.
 fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bool {
     let scheme_end = origin.windows(3).position(|part| part == b"://");

@@ -50,7 +50,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .about("`text`, `input_ids` or `input_embeds` is required.")
         .takes(fields.shape(), example)
         .answers(any_of([named("Generated"), list(named("Generated"))]), "the output; a list of them for a list of prompts or several samples")
-        .streams("Generated", "With `stream`: the output so far, then `[DONE]`. `index` tells the outputs of a batch apart.")
+        .streams("Generated", "With `stream`: the output so far, then `[DONE]`. `index` identifies the output within a batch.")
         .runs()
         .done()
 }
@@ -62,11 +62,11 @@ fn session() -> Shape {
             "id",
             text()
                 .up_to(crate::server::call::MAX_RID_BYTES)
-                .about("what `/open_session` answered"),
+                .about("the id that `/open_session` returned"),
         )
         .takes(
             "rid",
-            shared::rid().about("the request of the session that this one goes on from"),
+            shared::rid().about("the request of the session that this one continues"),
         )
         .takes(
             "offset",

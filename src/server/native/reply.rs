@@ -1,4 +1,4 @@
-//! Writing SGLang's native response.
+//! Writes SGLang's native response.
 
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};

@@ -1,4 +1,4 @@
-//! How a call of either endpoint begins, and how it is answered.
+//! Starts a call of completions or chat completions, and writes its answer, whole or streamed.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl<'a> Received<'a> {
     /// The call with the model's defaults among its fields.
     ///
     /// # Errors
-    /// The engine is not there, or not any more.
+    /// The engine is loading, or has stopped.
     pub(in crate::server) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;

@@ -75,7 +75,7 @@ impl Call {
         )?;
         let max_tokens = fields.token_limit("max_tokens")?;
         if max_tokens.is_none() {
-            // The name is that of chats. Some clients send both; alone it would be left out of account.
+            // The name is that of chats. Some clients send both; alone it would be ignored.
             fields.refuse(&["max_completion_tokens"])?;
         }
         common.limit_length(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))?;
@@ -233,7 +233,7 @@ impl Writer {
             .collect();
         Self {
             prompt_offsets: echoes.iter().map(|_| TextOffset::default()).collect(),
-            output_offsets: echoes.iter().map(|echo| behind(echo.as_deref())).collect(),
+            output_offsets: echoes.iter().map(|echo| after(echo.as_deref())).collect(),
             usages: vec![Usage::default(); echoes.len()],
             echoes,
             head,
@@ -284,8 +284,8 @@ impl Writer {
     }
 }
 
-fn behind(echo: Option<&str>) -> TextOffset {
-    TextOffset::behind(echo.map_or(0, |echo| echo.chars().count()))
+fn after(echo: Option<&str>) -> TextOffset {
+    TextOffset::after(echo.map_or(0, |echo| echo.chars().count()))
 }
 
 impl Choices for Writer {

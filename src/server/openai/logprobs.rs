@@ -144,7 +144,7 @@ pub(super) struct TextOffset {
 
 impl TextOffset {
     /// Starts after `chars` characters.
-    pub(super) fn behind(chars: usize) -> Self {
+    pub(super) fn after(chars: usize) -> Self {
         Self {
             chars,
             fragment: Vec::new(),

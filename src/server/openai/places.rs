@@ -1,4 +1,4 @@
-//! Reading parts of JSON values under the names of their places.
+//! Parses parts of JSON values, with their paths for errors.
 
 use serde_json::{Map, Value};
 

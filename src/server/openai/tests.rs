@@ -1,3 +1,5 @@
+//! Parsing of completion calls.
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};

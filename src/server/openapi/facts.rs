@@ -1,4 +1,4 @@
-//! The facts of one server that its document names.
+//! Facts about this server that its OpenAPI document names.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ use crate::state::sampling::SamplingParams;
 /// The facts of one server that the document names.
 #[derive(Default)]
 pub(in crate::server) struct Facts {
-    /// How long the lists and names of a request may be.
+    /// Limits on the lists and names of a request.
     pub(in crate::server) limits: RequestLimits,
     /// Most prompts times samples of a call.
     pub(in crate::server) max_requests: usize,

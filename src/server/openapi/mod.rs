@@ -34,7 +34,7 @@ const HEADER: &str = "x-api-key";
 const ADMIN: &str = "admin";
 
 const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLang's APIs. Every GET also answers HEAD. \
-    Null fields of a body count as absent; fields that nobody reads are ignored, unless they would change the answer. \
+    Null fields of a body count as absent; unknown fields are ignored, unless they would change the answer. \
     Pages of other sites are refused, unless `--allowed-origins` names them.";
 
 /// The answer to `GET /openapi.json`, of a server with these endpoints.
@@ -133,7 +133,7 @@ fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
     };
     refuses(
         "403",
-        "a page of another site asks, or the server is asked under a name that is not its own",
+        "the request comes from a page of another site, or names a host that is not this server",
     );
     if endpoint.access == Access::Open {
         return;

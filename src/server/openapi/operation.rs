@@ -107,7 +107,7 @@ impl Describe {
             .content(JSON, content.build())
             .required(Some(Required::True));
         self.operation = self.operation.request_body(Some(body.build()));
-        self.fails(400, "a field, or the whole body, is not what it has to be: the message names it, the limit and what to do")
+        self.fails(400, "a field, or the whole body, is invalid: the message names it, the limit and the remedy")
             .fails(408, "the body did not arrive in time (`body_timeout_s`)")
             .fails(413, "the body is larger than `max_body_bytes`")
             .fails(415, "the body is not declared as JSON, or it is compressed")
@@ -162,7 +162,7 @@ impl Describe {
         self
     }
 
-    /// It runs requests in the engine, with all that can go wrong there.
+    /// It runs requests in the engine, with all of its errors.
     pub(in crate::server) fn runs(self) -> Self {
         self.fails(500, "the request failed in the engine: `out_of_memory`, `nan_logits`, `slow_client`, `step_failed`")
             .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")

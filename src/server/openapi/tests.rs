@@ -84,7 +84,10 @@ async fn routes_and_document_agree_in_paths_and_methods() {
             if is_there {
                 continue;
             }
-            let allow = response.headers().get("allow").expect("it is told");
+            let allow = response
+                .headers()
+                .get("allow")
+                .expect("the header is present");
             let allow = allow.to_str().expect("it is ASCII").split(", ");
             let allowed = allow.filter(|method| *method != "HEAD").map(str::to_owned);
             assert_eq!(allowed.collect::<BTreeSet<_>>(), methods, "{path}");

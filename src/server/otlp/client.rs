@@ -8,9 +8,9 @@ use std::time::Duration;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use ureq::Agent;
 
-/// Time for a batch to be sent and answered, as OpenTelemetry's specification has it.
+/// Time for a batch to be sent and answered, the default of OpenTelemetry's specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer that is read of a collector, which has little to say.
+/// Largest answer that is read of a collector; its answers are short.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]

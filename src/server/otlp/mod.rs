@@ -60,7 +60,7 @@ impl Otlp {
     /// Sends the queued spans, for at most `limit`, and takes no more. Blocks.
     ///
     /// # Errors
-    /// The time was over. (A collector that refuses spans, or is not there, is in the log.)
+    /// The limit has passed. (The log names a collector that refuses spans or cannot be reached.)
     pub fn shutdown(&self, limit: Duration) -> Result<(), String> {
         let sent = self.provider.shutdown_with_timeout(limit);
         sent.map_err(|error| error.to_string())

@@ -60,7 +60,8 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
 pub(super) async fn close(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let id = session_id(&mut fields)?;
-    let id = id.ok_or_else(|| missing(SESSION_ID.to_owned(), "what /open_session answered"))?;
+    let id =
+        id.ok_or_else(|| missing(SESSION_ID.to_owned(), "the id that /open_session returned"))?;
     if state.sessions().close(&id) {
         Ok(HttpResponse::Ok().finish())
     } else {
@@ -88,7 +89,7 @@ fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
 /// Sends the requests of a call to the engine. If it names a session, its only request follows the earlier ones there.
 ///
 /// # Errors
-/// Those of the engine; the call is a batch, its prompt is of another kind, or the session cannot take it.
+/// The errors of the engine; the call is a batch, its prompt is of another kind, or the session cannot take it.
 pub(super) async fn open_all(
     state: &Arc<AppState>,
     session: Option<&SessionParams>,
@@ -144,16 +145,16 @@ pub(super) fn open_operation(_: &Facts) -> Operation {
     describe(Group::Control, "Open a session")
         .takes(fields.shape(), json!({"capacity_of_str_len": 1000}))
         .answers(text(), "the session's id")
-        .needs_engine("`sessions_full`: there are as many as there may be, or bodies take all of the memory for them")
+        .needs_engine("`sessions_full`: the limit of sessions is reached, or the memory for request bodies is used up")
         .done()
 }
 
 pub(super) fn close_operation(_: &Facts) -> Operation {
     let id = text().longer_than(0).up_to(MAX_RID_BYTES);
-    let fields = object().has(SESSION_ID, id.about("what `/open_session` answered"));
+    let fields = object().has(SESSION_ID, id.about("the id that `/open_session` returned"));
     describe(Group::Control, "Close a session")
         .takes(fields.shape(), json!({"session_id": "a"}))
-        .answers_nothing("it is closed, and what runs in it is cancelled")
+        .answers_nothing("it is closed, and its running requests are cancelled")
         .fails(404, "it is not open")
         .needs_engine("the memory for request bodies is used up")
         .done()

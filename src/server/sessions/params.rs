@@ -15,7 +15,7 @@ pub(in crate::server) struct SessionParams {
     pub(super) rid: Option<RequestId>,
     /// Tokens so far that are kept from the front, or, if negative, dropped from the end. `None` and 0 keep all.
     pub(super) offset: Option<i64>,
-    /// Earlier continuations of that request are forgotten.
+    /// Earlier continuations of that request are deleted.
     pub(super) replace: bool,
     /// The output of that request is left out.
     pub(super) drop_previous_output: bool,
@@ -33,7 +33,7 @@ impl SessionParams {
         };
         let mut inside = fields.inside(NAME, &raw)?;
         let Some(id) = inside.string("id")? else {
-            let text = "session_params.id is missing: send what /open_session answered";
+            let text = "session_params.id is missing: send the id that /open_session returned";
             return Err(ApiError::field(NAME, text));
         };
         check_bytes("session_params.id", &id, MAX_RID_BYTES)?;

@@ -1,5 +1,5 @@
-//! The sessions that are open: the tokens of their requests, for requests that go on from there. They are bounded by
-//! number, bytes and idle time.
+//! The store of open sessions: the tokens of their requests, which later requests continue. It is bounded by number,
+//! bytes and idle time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ pub(super) struct New {
 
 impl New {
     /// The tokens to append to `kept` earlier ones.
-    fn behind(&self, kept: usize) -> &[u32] {
+    fn after(&self, kept: usize) -> &[u32] {
         match self.tokens.split_first() {
             Some((first, rest)) if kept > 0 && Some(*first) == self.bos => rest,
             _ => &self.tokens,
@@ -107,7 +107,7 @@ impl SessionStore {
     /// Opens a session and returns its id.
     ///
     /// # Errors
-    /// Another one has the id; there are as many as there may be.
+    /// Another session has the id; the limit of sessions is reached.
     pub(super) fn open(&self, opening: Opening) -> Result<String, ApiError> {
         let mut open = self.lock();
         let limit = self.0.max_count;
@@ -220,7 +220,7 @@ impl Open {
         true
     }
 
-    /// Gives back the memory of a request that is taken out, and cancels it if it runs.
+    /// Releases the memory of a removed request, and cancels it if it runs.
     fn forget(&mut self, turn: Turn) {
         self.bytes -= turn.bytes();
         turn.cancel();
@@ -251,7 +251,7 @@ impl Open {
         }
     }
 
-    /// Forgets requests, with all their continuations.
+    /// Deletes requests, with all their continuations.
     fn remove_all(&mut self, session: &str, rids: Vec<RequestId>) {
         for (_, turn) in self.take_all(session, rids) {
             self.forget(turn);
@@ -274,7 +274,7 @@ impl Open {
         taken
     }
 
-    /// The tokens of a request after the ones that it continues.
+    /// The tokens of a request after those that it continues.
     fn prompt(
         &mut self,
         params: &SessionParams,
@@ -320,7 +320,7 @@ impl Open {
                 };
                 let earlier: Vec<u32> = turn.prompt.iter().chain(output).copied().collect();
                 let kept = params.kept_of(earlier.len());
-                [&earlier[..kept], new.behind(kept)].concat()
+                [&earlier[..kept], new.after(kept)].concat()
             }
         };
         if prompt.len() > capacity {

@@ -1,3 +1,5 @@
+//! The store of sessions, and its bounds.
+
 use super::*;
 use crate::error::RequestError;
 
@@ -57,32 +59,32 @@ fn requests_go_on_from_each_other_and_leave_no_memory() {
         turn.ended(&[8]);
         prompt.to_vec()
     };
-    let behind = |params: &SessionParams| named("b", params);
+    let after = |params: &SessionParams| named("b", params);
     let plain = SessionParams {
         replace: true,
         ..params(&id, Some("a"))
     };
-    assert_eq!(behind(&plain), [1, 2, 3, 4, 9]);
+    assert_eq!(after(&plain), [1, 2, 3, 4, 9]);
     let offset = |offset| SessionParams {
         offset: Some(offset),
         ..plain.clone()
     };
-    assert_eq!(behind(&offset(1)), [1, 9]);
-    assert_eq!(behind(&offset(-1)), [1, 2, 3, 9]);
-    assert_eq!(behind(&offset(-50)), [9]);
-    assert_eq!(behind(&offset(i64::MAX)), [1, 2, 3, 4, 9]);
+    assert_eq!(after(&offset(1)), [1, 9]);
+    assert_eq!(after(&offset(-1)), [1, 2, 3, 9]);
+    assert_eq!(after(&offset(-50)), [9]);
+    assert_eq!(after(&offset(i64::MAX)), [1, 2, 3, 4, 9]);
     let without = SessionParams {
         drop_previous_output: true,
         ..plain.clone()
     };
-    assert_eq!(behind(&without), [1, 2, 9]);
+    assert_eq!(after(&without), [1, 2, 9]);
     // A request that is refused replaces nothing, and no request takes the place of one that it does not replace.
     let long = vec![1; 101];
     assert!(begin(&store, &plain, "b", &long).is_err());
     let again = begin(&store, &params(&id, Some("a")), "b", &[1]);
     assert!(again.is_err(), "there is one of this name");
     assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
-    // Replacing from the beginning forgets the rest.
+    // Replacing from the beginning deletes the rest.
     let anew = SessionParams {
         replace: true,
         ..params(&id, None)
@@ -136,14 +138,14 @@ fn the_beginning_of_a_prompt_stands_at_the_beginning_alone() {
         prompt.to_vec()
     };
     assert_eq!(say(&params(&id, None), "a", &[BOS, 1]), [BOS, 1]);
-    let behind = params(&id, Some("a"));
-    assert_eq!(say(&behind, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
+    let after = params(&id, Some("a"));
+    assert_eq!(say(&after, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
     // One is left out, as clients add one and no more.
-    assert_eq!(say(&behind, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
-    assert_eq!(say(&behind, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
+    assert_eq!(say(&after, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
+    assert_eq!(say(&after, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
     let nothing_kept = SessionParams {
         offset: Some(-50),
-        ..behind
+        ..after
     };
     assert_eq!(say(&nothing_kept, "e", &[BOS, 2]), [BOS, 2]);
 }

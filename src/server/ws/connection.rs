@@ -1,5 +1,5 @@
 //! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. Its
-//! messages are another matter: see [`Talk`].
+//! messages are defined by [`Talk`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::server::state::{AppState, OpenWebSocket};
 
 /// Pings without an answer after which a client is gone.
 const MAX_MISSED_PINGS: u32 = 2;
-/// How long the closing handshake may take to be written.
+/// Time limit for writing the closing handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a connection ends.
@@ -84,7 +84,7 @@ impl From<tungstenite::Error> for CloseReason {
             Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Disconnect,
             Error::Protocol(_) => Self::Protocol,
             Error::Utf8(_) => Self::NotUtf8,
-            // Bytes that do not go on end the byte stream with such an error.
+            // Refused bytes end the byte stream with such an error.
             Error::Io(error) => error
                 .downcast::<Refusal>()
                 .map_or(Self::Disconnect, Self::from),
@@ -218,7 +218,7 @@ impl<K: Clone + 'static> Connection<K> {
         self.missed_pings = 0;
         match message.transpose()? {
             Some(Message::Text(text)) => talk.on_text(self, &text).await,
-            // The pong is queued when the ping is read, in the place of one that is not written yet.
+            // The pong is queued when the ping is read, in place of one that is not written yet.
             Some(Message::Ping(_)) => in_time(self.send_timeout, self.wire.flush()).await,
             Some(Message::Pong(_) | Message::Frame(_)) => Ok(()),
             Some(Message::Binary(_)) => talk.on_binary(self).await,
@@ -264,7 +264,7 @@ impl<K: Clone + 'static> Connection<K> {
     }
 }
 
-/// Waits until a write is through, but not for ever.
+/// Waits for the end of a write, within a time limit.
 async fn in_time(
     limit: Duration,
     write: impl Future<Output = tungstenite::Result<()>>,

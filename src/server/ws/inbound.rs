@@ -18,7 +18,7 @@ use crate::server::error::ApiError;
 
 /// Bytes of the longest header.
 const MAX_HEADER_BYTES: usize = 14;
-/// Bytes of the longest control frame, as the standard has it.
+/// Bytes of the longest control frame, by RFC 6455.
 const MAX_CONTROL_BYTES: u64 = 125;
 /// Bytes of the longest fragment that is passed on: a multiple of the mask's length, so that the mask stays aligned.
 const FRAGMENT_BYTES: u64 = 16 << 10;
@@ -29,7 +29,7 @@ pub(super) enum Refusal {
     /// A frame that the standard forbids, or one above the limit.
     #[error(transparent)]
     Frame(#[from] tungstenite::Error),
-    /// Other bodies have the memory, or the message needs more than there is for one.
+    /// Other bodies have the memory, or the message needs more than the limit of one.
     #[error(transparent)]
     Memory(#[from] ApiError),
     /// The rest of a message did not arrive in time.
@@ -40,7 +40,7 @@ pub(super) enum Refusal {
 /// Where a client's byte stream is.
 pub(super) struct Inbound {
     limit_bytes: usize,
-    /// How long a message may take from its first frame to its last byte.
+    /// Time limit of a message, from its first frame to its last byte.
     message_timeout: Duration,
     /// When the unfinished message began.
     began: Option<Instant>,

@@ -104,7 +104,7 @@ impl Talk for Native {
         }
         match News::of(event) {
             Ok(news) => {
-                // A client that hears that it has ended may go on from it at once.
+                // A client that learns that it has ended may continue it at once.
                 named.note(&news);
                 let mut pieces = Vec::new();
                 news.in_pieces(|piece| pieces.push(piece));

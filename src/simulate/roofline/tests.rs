@@ -1,4 +1,4 @@
-//! Costs of steps that were worked out by hand.
+//! Costs of steps, computed by hand.
 
 use std::sync::Arc;
 

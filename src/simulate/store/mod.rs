@@ -1,5 +1,5 @@
-//! The KV store in virtual time: the index, the names and the cost rule of [`crate::state::tiers`], and a disk that takes
-//! its time.
+//! Simulates the KV store in virtual time: the index, keys and cost rule of [`crate::state::tiers`], and a disk with a
+//! latency and a rate.
 //!
 //! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. Finds are
 //! answered at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes its

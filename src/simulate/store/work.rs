@@ -11,7 +11,7 @@ use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 const SAVES_SHARE: usize = 4;
 /// A fetch takes one in `ROUND_SHARE` of the fetches' buffers, or waits until it can.
 const ROUND_SHARE: usize = 4;
-/// Records at most, as the store has it.
+/// Maximum number of records, as in the store.
 const MAX_RECORDS: usize = 1 << 20;
 
 /// Blocks that are wanted.
@@ -40,7 +40,7 @@ pub(super) struct Job {
 enum Work {
     Read {
         fetch: Fetch,
-        /// Those of the blocks that are wanted that are read.
+        /// Number of the requested blocks that are read.
         blocks: usize,
         is_cancelled: bool,
     },
@@ -53,7 +53,7 @@ enum Next {
     Read(usize),
     /// There are too few buffers.
     Wait,
-    /// There is nothing of it.
+    /// Nothing is stored.
     End,
 }
 

@@ -75,7 +75,7 @@ pub struct Candidate {
     pub rank: Rank,
     /// No decode runs in its step.
     pub wants_logprobs: bool,
-    /// For the chunked one: tokens whose K/V it has (cached, written or under way).
+    /// For the chunked one: tokens whose K/V it has (cached, written or in flight).
     pub continues_at: Option<usize>,
     /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and one beyond
     /// the prompt's end if other outputs of it are requested.

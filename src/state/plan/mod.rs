@@ -50,7 +50,7 @@ pub struct PlanStep {
     pub step: StepId,
     /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
-    /// Forgets every cached prefix after the settling: a step was lost, or a host requested it. Locked prefixes stay;
+    /// Flushes every cached prefix after the settling: a step was lost, or a host requested it. Locked prefixes stay;
     /// after a lost step nothing may be locked.
     pub flush: bool,
     /// Evicts by this policy from now on.

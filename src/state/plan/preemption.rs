@@ -56,16 +56,16 @@ pub struct Victim {
     pub rank: Rank,
     /// Tokens that are reserved for its further output.
     pub reserved_tokens: f64,
-    /// The same of window pages, with those that it holds; 0 where layers have no windows.
+    /// The same for window pages, with those that it holds; 0 where layers have no windows.
     pub window_tokens: f64,
 }
 
 /// The tokens that a waiting request lacks; 0 or less where it lacks nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deficit {
-    /// Of pages.
+    /// Tokens of pages.
     pub tokens: f64,
-    /// Of window pages.
+    /// Tokens of window pages.
     pub window_tokens: f64,
 }
 

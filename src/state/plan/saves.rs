@@ -103,7 +103,7 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Allocates states for copies: the wishes in turn, then the grid. Drops cached states that are worth less.
+    /// Allocates states for copies: the requested ones in turn, then the grid. Drops cached states that are worth less.
     pub(super) fn grant(
         self,
         cache: &mut dyn PrefixCache,
@@ -144,7 +144,7 @@ struct Left {
 }
 
 impl Left {
-    /// Grants the first wish of each row, then the second of each, and so on. Returns how many.
+    /// Grants the first request of each row, then the second of each, and so on. Returns how many.
     fn grant(&mut self, wishes: &[Option<Wishes>], admitted: &mut [Admitted]) -> usize {
         let before = self.copies;
         let turns = wishes.iter().flatten().map(|wishes| wishes.len()).max();
@@ -205,6 +205,6 @@ pub(super) type Wishes = SmallVec<[Place; 4]>;
 pub(super) enum Place {
     /// After this many tokens: whole pages.
     At(usize),
-    /// After the last whole page of the decode, which it follows from page to page.
+    /// After the last whole page of the decode; it moves from page to page.
     Tail,
 }

@@ -44,7 +44,7 @@ pub struct Verdict {
     pub evicted_edges: Vec<EvictedEdge>,
     /// Pages that a flush took out of the cache; `None` without a flush.
     pub flushed_pages: Option<usize>,
-    /// The tree's counters after all this; `None` when the tree was not asked.
+    /// The tree's counters after all this; `None` without a request to the tree.
     pub cache: Option<CacheCounts>,
 }
 

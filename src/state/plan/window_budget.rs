@@ -1,4 +1,4 @@
-//! Whether a candidate still fits into the window pages: every page comes with one, which is freed once no query sees
+//! The budget of window pages for candidates: every page comes with a window page, which is freed once no query sees
 //! it any more.
 
 use super::prefill_adder::CLIP_MAX_NEW_TOKENS;
@@ -86,7 +86,7 @@ mod tests {
         let none = || std::iter::empty();
         let mut budget = WindowBudget::new(window, none());
         let alone = budget.deficit(95, 5000, 100);
-        assert_eq!(alone, 0.0, "nobody else gives anything back");
+        assert_eq!(alone, 0.0, "no other sequence gives pages back");
         assert_eq!(budget.deficit(101, 0, 100), 10.0);
         budget.take(95, 5000);
         // 100 at once, 120 to come, as much for the second one, and a page.

@@ -248,7 +248,7 @@ fn token_ids(field: Field<'_>, limit: usize) -> Result<Vec<u32>, FieldError> {
     items.iter().enumerate().map(id).collect()
 }
 
-/// Of duplicate tokens the last bias wins.
+/// If a token occurs twice, its last bias counts.
 fn biases(field: Field<'_>, limit: usize) -> Result<Vec<(u32, f32)>, FieldError> {
     const NAME: &str = "logit_bias";
     let entries = field.map("a map from token id to number", limit, BIAS_UNIT)?;

@@ -138,7 +138,7 @@ impl Pipeline {
 
     #[inline]
     pub(super) fn end_probe(&mut self, found: Found) {
-        debug_assert!(self.is_probing(), "the tree answers only what it was asked");
+        debug_assert!(self.is_probing(), "no probe of the tree is in flight");
         self.phase = PlanPhase::Probed(found);
     }
 
@@ -203,7 +203,7 @@ impl Pipeline {
     pub(super) fn close_answered(&mut self) -> OpenPlan {
         match std::mem::take(&mut self.phase) {
             PlanPhase::Open(open) => open,
-            phase => panic!("the pools answer only what the scheduler asked, not {phase:?}"),
+            phase => panic!("the pools answered without a request, in {phase:?}"),
         }
     }
 

@@ -86,7 +86,7 @@ impl RowStates {
         saves
     }
 
-    /// The copies that a step makes at these positions, as far as memory is granted.
+    /// The copies that a step makes at these positions, limited by the granted memory.
     fn save(&mut self, places: &[SaveAt]) -> impl Iterator<Item = StateSave> {
         let n = places.len().min(self.unused.len());
         let states = self.unused.drain(..n);

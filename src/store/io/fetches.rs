@@ -1,5 +1,5 @@
-//! Fetches: the thread reads one at a time, some records between two polls of its requests. The kernel reads ahead
-//! meanwhile.
+//! Fetches: the I/O thread serves one at a time, reading some records between two polls of its requests. The operating
+//! system reads ahead meanwhile.
 //!
 //! A fetch takes as many free buffers as its blocks need, but leaves a quarter of all to saves; a next round fetches
 //! the rest. Where none is free it waits for its turn, until its deadline.

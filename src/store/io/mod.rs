@@ -161,7 +161,7 @@ fn wait_for_folder(
     Ok(None)
 }
 
-/// The thread at work.
+/// The state of the I/O thread.
 struct Worker<'a> {
     tier: DiskTier,
     doors: &'a Doors,
@@ -172,7 +172,7 @@ struct Worker<'a> {
     /// The write in progress.
     writing: Option<UnderWay>,
     pace: Pace,
-    /// Nothing is written before then.
+    /// Nothing is written before this time.
     rests_until: Option<Instant>,
     cost: CostModel,
 }
@@ -196,7 +196,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Waits for something to do, or for the end of a rest.
+    /// Waits for work, or for the end of a rest.
     fn wait(&mut self) {
         let deadlines = self.fetches.iter().map(|running| running.deadline);
         let moments = deadlines.chain(self.rests_until);

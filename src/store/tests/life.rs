@@ -1,4 +1,4 @@
-//! Starts, stops and refusals.
+//! Starts, stops and refusals of a store.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ fn nothing_is_taken_before_the_fingerprint_is_known() {
     let place = world.path(0, 1)[0];
     assert!(world.store.take().is_some_and(Store::shut_down));
     let (known, wait) = unbounded::<Result<FingerprintParts, String>>();
-    world.start_with(Box::new(move |_| wait.recv().expect("it is told")));
+    world.start_with(Box::new(move |_| wait.recv().expect("the test sends")));
     let identifying = world.answer();
     assert!(matches!(identifying, Answer::State(TierState::Identifying)));
     let commit = Commit {

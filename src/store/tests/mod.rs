@@ -1,3 +1,5 @@
+//! The KV store on an in-memory file system.
+
 mod buffers;
 mod life;
 mod loads;

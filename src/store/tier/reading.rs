@@ -1,5 +1,5 @@
-//! Reads of records: several at a time, where they are large enough to be worth a thread each. A disk reaches its rate
-//! with more than one read in flight, and checksums are work for more than one core.
+//! Reads records, several in parallel if they are large enough to be worth a thread each. A disk reaches its rate with
+//! more than one read in flight, and checksums take more than one core.
 
 use std::io;
 use std::thread::Builder;
@@ -12,7 +12,7 @@ use crate::store::record::{self, RecordName};
 use crate::store::segments::SlotReader;
 use crate::store::{HostBlock, Short};
 
-/// Records that are read at a time.
+/// Maximum number of records read in parallel.
 pub(in crate::store) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
 /// A record of fewer bytes is read faster than a thread starts.
 const MIN_SHARED_BYTES: usize = 1 << 20;

@@ -66,7 +66,7 @@ impl DiskTier {
         })
     }
 
-    /// Starts with these records, as far as the bound allows.
+    /// Starts with those of the records that the bound allows.
     fn settle(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
         records.retain(|record| self.segments[record.kind.index()].has(record.location));
         // No lookup would find the others: their slots are free.
@@ -98,7 +98,7 @@ impl DiskTier {
         match IndexLog::create(files, &path, print, records.into_iter()) {
             Ok(log) => self.log = log,
             Err(error) => {
-                tracing::debug!(%error, "the log of the KV store cannot be written");
+                tracing::debug!(%error, "failed to write the KV store's index log");
                 let _ = files.remove_file(&path);
                 self.log = IndexLog::closed(&path);
             }

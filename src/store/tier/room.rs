@@ -14,7 +14,7 @@ use crate::store::segments::Segments;
 const MAX_RECORDS: usize = 1 << 20;
 /// Upper bound on records and folders that are removed for one write.
 const MAX_ROUNDS: usize = 4096;
-/// Bytes that are written between two looks at other folders.
+/// Bytes written between two scans of other folders.
 const LOOK_BYTES: u64 = 64 << 20;
 
 impl DiskTier {
@@ -61,7 +61,7 @@ impl DiskTier {
         None
     }
 
-    /// Returns room to the file system until the bound holds, as far as that is possible.
+    /// Returns room to the file system until the bound holds, if possible.
     pub(super) fn shrink(&mut self) {
         while self.bytes() > self.limit() {
             if self.remove_other() || self.punch() {
@@ -73,7 +73,7 @@ impl DiskTier {
         }
     }
 
-    /// Forgets everything: where a file system cannot punch holes, there is no other way to shrink.
+    /// Drops everything: where a file system cannot punch holes, there is no other way to shrink.
     pub(super) fn start_anew(&mut self) -> io::Result<()> {
         while self.index.evict(None).is_some() {}
         let files = &*self.files;
@@ -106,7 +106,7 @@ impl DiskTier {
         match punched {
             Some(Ok(_)) => true,
             Some(Err(error)) => {
-                tracing::debug!(%error, "the KV store's file system gives no room back");
+                tracing::debug!(%error, "failed to punch a hole into a KV store file: freed slots keep their disk space");
                 self.can_punch = false;
                 false
             }

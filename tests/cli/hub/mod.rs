@@ -482,7 +482,7 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     );
     let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
     let unreachable = || HubSettings {
-        // Nothing listens on the port of a listener that is gone.
+        // Nothing listens on the port of a closed listener.
         endpoint: {
             let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
             format!("http://{}", gone.local_addr().expect("it is bound"))

@@ -1,4 +1,4 @@
-//! Block copies between a pool and other memory: bytes.
+//! Block copies between a pool and other memory are exact.
 
 use souffleur::kernels::cuda::driver::DevicePtr;
 use souffleur::kernels::cuda::launch::{BlockCopy, KvBlockParams, KvBlocks, MOST_BLOCK_PAGES};

@@ -155,7 +155,7 @@ impl Gpu {
         let (values, guard) = bytes.split_at(output.len * output.element.bytes());
         assert!(
             guard.iter().all(|byte| *byte == POISON),
-            "{what}: wrote behind its output"
+            "{what}: wrote past its output"
         );
         match output.element {
             ElementType::F32 => values

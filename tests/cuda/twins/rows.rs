@@ -1,4 +1,4 @@
-//! Kernels that process rows.
+//! Row-wise kernels.
 
 use souffleur::kernels::cuda::driver::DevicePtr;
 use souffleur::kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};

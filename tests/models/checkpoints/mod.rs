@@ -31,7 +31,7 @@ struct Folders {
     plain: tempfile::TempDir,
 }
 
-/// A model whose linear modules are quantised but for one.
+/// A model whose linear modules are quantised, except one.
 fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
     folders_of((name, SIZES), config, quantise, |tensor, values| {
         tensor.data = bf16s(values);

@@ -170,7 +170,7 @@ fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
         assert_eq!(whole.finish_reason, "abort");
         wait_for(&grpc.world, 0).await;
         let again = client.abort(abort).await.expect("it is heard");
-        assert!(!again.into_inner().success, "nobody has the name");
+        assert!(!again.into_inner().success, "no request has the id");
     });
     grpc.world.wait_until_whole();
 }

@@ -239,7 +239,7 @@ fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memo
     let warning = format!("warning: --max-total-tokens {ASKED} would take");
     assert!(printed.contains(&warning), "{printed}");
     assert!(
-        log.contains("larger than what mem_fraction_static"),
+        log.contains("exceeds the limit by mem_fraction_static"),
         "{log}"
     );
     // Without one the pool took all memory, with only a warning.

@@ -236,7 +236,7 @@ fn a_websocket_counts_requests_before_it_reads_what_goes_with_them() {
             socket.send(frame).await.expect("it reads");
             let answer = socket.next().await.expect("an answer").expect("a frame");
             let answer = answer.to_text().expect("text");
-            assert!(answer.contains("may have 4 requests under way"), "{answer}");
+            assert!(answer.contains("may have 4 requests in flight"), "{answer}");
         });
     });
     assert!(growth < 8 * MIB, "{growth} bytes");

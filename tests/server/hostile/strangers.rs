@@ -643,7 +643,7 @@ fn a_probe_is_not_judged_where_priorities_decide_who_is_let_in() {
     let asker = std::thread::spawn(move || get(addr, "/health_generate"));
     world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
     let worse = open(addr, "/generate", &with("worse", 1, 1));
-    world.wait_until("it waits beside the probe", |stats| {
+    world.wait_until("it waits with the probe", |stats| {
         stats.waiting_requests == 2
     });
     let better = open(addr, "/generate", &with("better", 1, 2));

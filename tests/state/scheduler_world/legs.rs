@@ -211,7 +211,11 @@ impl World {
         for number in &self.inside {
             let life = &self.lives[*number];
             let is_late = life.steps_since_cancel.is_some_and(|steps| steps >= 2);
-            assert!(!(is_late && life.holds_memory), "{} holds on", life.rid);
+            assert!(
+                !(is_late && life.holds_memory),
+                "{} still holds memory",
+                life.rid
+            );
         }
     }
 

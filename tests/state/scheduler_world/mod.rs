@@ -30,7 +30,7 @@ pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 use crate::scheduler_waits::{WaitLog, WaitRules};
 use crate::scheduler_watch::Watch;
 
-/// Evicted pages that the history remembers.
+/// Evicted pages that the history records.
 const MAX_EVICTED_PAGES: usize = 4096;
 /// The minimum of tokens that every step has time for.
 const LEAST_TIMED_TOKENS: usize = 16;

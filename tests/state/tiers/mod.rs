@@ -283,12 +283,7 @@ fn what_was_used_once_is_not_written_by_the_selective_policy() {
 #[test]
 fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
-    world
-        .store
-        .desk
-        .lock()
-        .expect("nobody panics with it")
-        .is_full = true;
+    world.store.desk.lock().expect("no holder panics").is_full = true;
     world.submit(prompt(1, 64, 0), 4);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
@@ -298,7 +293,7 @@ fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
 fn what_the_store_did_without_is_written_when_it_is_used_again() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     let set_full = |world: &TierWorld, is_full| {
-        let mut desk = world.store.desk.lock().expect("nobody panics with it");
+        let mut desk = world.store.desk.lock().expect("no holder panics");
         desk.is_full = is_full;
     };
     set_full(&world, true);
@@ -460,7 +455,7 @@ fn a_decode_saves_now_and_then_and_an_idle_engine_more() {
     }
     assert_eq!(
         most, 1,
-        "the prompt's blocks come one by one beside decodes"
+        "the prompt's blocks are saved one by one during decodes"
     );
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 115 / 16);

@@ -1,5 +1,4 @@
-//! A naive store: a map from paths to bytes, orders that are answered when a test says so, and buffers between it and the
-//! executor.
+//! A naive store: a map from paths to bytes, answers whose time a test chooses, and buffers between store and executor.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -44,7 +43,7 @@ pub struct Port {
 
 impl BlockPort for Port {
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
-        let mut desk = self.desk.lock().expect("nobody panics with it");
+        let mut desk = self.desk.lock().expect("no holder panics");
         if desk.is_full {
             return false;
         }
@@ -65,7 +64,7 @@ impl BlockPort for Port {
         wanted: Wanted,
         scatter: &mut dyn FnMut(LoadedPart<'_>),
     ) -> bool {
-        let mut desk = self.desk.lock().expect("nobody panics with it");
+        let mut desk = self.desk.lock().expect("no holder panics");
         let Some(run) = desk.fetched.remove(&ticket) else {
             return false;
         };
@@ -133,7 +132,7 @@ impl NaiveStore {
             self.seen.push(order.clone());
             match order {
                 StoreOrder::Discard { ticket } => {
-                    let mut desk = self.desk.lock().expect("nobody panics with it");
+                    let mut desk = self.desk.lock().expect("no holder panics");
                     desk.saved.remove(&ticket);
                     desk.fetched.remove(&ticket);
                     self.discarded.insert(ticket);
@@ -233,7 +232,7 @@ impl NaiveStore {
                 };
                 let n_blocks = run.blocks.len();
                 if n_blocks > 0 {
-                    let mut desk = self.desk.lock().expect("nobody panics with it");
+                    let mut desk = self.desk.lock().expect("no holder panics");
                     desk.fetched.insert(ticket, run);
                 }
                 let miss = match blocks.start + n_blocks {
@@ -276,7 +275,7 @@ impl NaiveStore {
         tokens: &[u32],
         block: usize,
     ) -> bool {
-        let mut desk = self.desk.lock().expect("nobody panics with it");
+        let mut desk = self.desk.lock().expect("no holder panics");
         let saved = desk.saved.remove(&ticket);
         drop(desk);
         let has_parent = self.chain(&namespace, tokens) >= block;

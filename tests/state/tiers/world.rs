@@ -306,8 +306,8 @@ impl TierWorld {
             assert_eq!(tier.free_buffers, tier.buffers, "{tier:?}");
             assert_eq!(tier.free_state_buffers, tier.state_buffers, "{tier:?}");
         }
-        let desk = self.store.desk.lock().expect("nobody panics with it");
-        assert!(desk.fetched.is_empty(), "fetched blocks are left behind");
+        let desk = self.store.desk.lock().expect("no holder panics");
+        assert!(desk.fetched.is_empty(), "fetched blocks were not taken");
         assert!(desk.saved.is_empty() || !tier.serves);
     }
 
@@ -389,7 +389,7 @@ impl TierWorld {
         assert_eq!(stats.integrity_failures, 0);
         let used = tier.saving_buffers + tier.fetching_buffers + tier.ready_buffers;
         assert_eq!(tier.free_buffers + used, tier.buffers, "{tier:?}");
-        let desk = self.store.desk.lock().expect("nobody panics with it");
+        let desk = self.store.desk.lock().expect("no holder panics");
         let fetched: usize = desk.fetched.values().map(|run| run.blocks.len()).sum();
         assert!(fetched <= tier.ready_buffers, "{tier:?}");
         if tier.serves {

@@ -1,4 +1,4 @@
-//! Reading the fields of a request: one reader for bodies, for messages of a WebSocket, and for hosts that read
+//! Parses the fields of a request: one parser for HTTP bodies, for WebSocket messages, and for hosts that deserialise
 //! `SamplingParams` by serde.
 //!
 //! An invalid value is reported as a [`FieldError`]: the field as data, and a sentence that names the value, the limit
@@ -75,7 +75,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.must_be("a whole number of at least 0"))
     }
 
-    /// A number of most likely tokens. More than there can be is all of them, which is `-1`.
+    /// A number of most likely tokens. More than any vocabulary has means all of them, as `-1` does.
     pub fn top_k(self) -> Result<i32, FieldError> {
         const ALL: i32 = -1;
         match self.value.as_f64() {
@@ -168,7 +168,7 @@ pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
     }
 }
 
-/// Refuses a list or map with too many entries; it may not be here whole.
+/// Refuses a list or map with too many entries; it may be incomplete here.
 pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result<(), FieldError> {
     if count <= limit {
         Ok(())

@@ -1,4 +1,4 @@
-//! JSON values as far as a parameter needs them: deeper contents of a list or an object are read, and never built.
+//! JSON values to the depth that a parameter needs: deeper contents are parsed and not stored.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum Shallow {
     Number(Number),
     Text(String),
     List {
-        /// As many as were to be kept, without their contents.
+        /// The first items up to the limit, without their contents.
         items: Vec<Shallow>,
         /// How many there are.
         len: usize,
@@ -22,7 +22,7 @@ pub enum Shallow {
         is_nothing: bool,
     },
     Map {
-        /// As many as were to be kept, without their contents.
+        /// The first entries up to the limit, without their contents.
         entries: Vec<(String, Shallow)>,
         /// How many there are.
         len: usize,

@@ -1,3 +1,5 @@
+//! Readers of request fields: accepted values, and errors for the others.
+
 use std::fmt::Debug;
 
 use serde_json::{Value, json};

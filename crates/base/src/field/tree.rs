@@ -1,4 +1,4 @@
-//! JSON values as clients send them, whole.
+//! Complete JSON values as clients send them.
 
 use std::fmt;
 

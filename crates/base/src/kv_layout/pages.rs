@@ -1,4 +1,4 @@
-//! Keys and values of tokens, as pages keep them in one layer.
+//! The layout of a layer's keys and values in pages.
 
 use std::fmt;
 

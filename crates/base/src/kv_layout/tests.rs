@@ -1,4 +1,4 @@
-//! Sizes of layouts, worked out by hand.
+//! Sizes of KV layouts, computed by hand.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The values of one block, with the operations and roundings of the oracles.
+//! Decodes a block to values, with the operations and roundings of the reference implementations.
 
 use half::f16;
 

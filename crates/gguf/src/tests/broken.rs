@@ -216,5 +216,5 @@ fn data_follows_without_gaps_and_is_there() {
     two.tensors[1].offset = Some(0);
     refused_file(&two, "tensor u begins at byte 0 of the data, expected 32");
     let short = tensor(|t| t.data.truncate(31));
-    refused_file(&short, "the file is not whole");
+    refused_file(&short, "the file is incomplete");
 }

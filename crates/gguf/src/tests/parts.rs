@@ -45,14 +45,14 @@ fn wrong_parts_are_refused() {
     let alone = folder(&[(FIRST, &part(1, 2, &["t"]).bytes())]);
     refused(
         open(alone),
-        "and a-b-00002-of-00002.gguf is not beside it: download it too",
+        "and a-b-00002-of-00002.gguf is not in the same folder: download it too",
     );
     let second = folder(&[(SECOND, &part(2, 2, &["u", "v"]).bytes())]);
     let found = only_model_in(second.path()).expect("a folder");
     let found = found.expect("one model");
     refused(
         Gguf::open(&found),
-        "a-b-00001-of-00002.gguf: part 1 of 2 is not there, only part 2 is: download it too",
+        "a-b-00001-of-00002.gguf: part 1 of 2 is missing, only part 2 is there: download it too",
     );
     let name = |number: usize| format!("c-{number:05}-of-00004.gguf");
     let others = [3, 2, 4].map(|number| (name(number), part(number as u16, 4, &["u"]).bytes()));
@@ -63,7 +63,7 @@ fn wrong_parts_are_refused() {
     let others = folder(&others);
     refused(
         Gguf::open(&others.path().join(name(1))),
-        "part 1 of 4 is not there, the parts 2, 3 and 4 are: download it too",
+        "part 1 of 4 is missing, the parts 2, 3 and 4 are there: download it too",
     );
     refused(Gguf::open(&folder(&[]).path().join(FIRST)), "No such file");
     refused(

@@ -1,5 +1,4 @@
-//! Writes GGUF files, good ones and broken ones. It knows nothing of the reader, and tests outside of the library use it
-//! too.
+//! Writes valid and broken GGUF files. It shares no code with the reader, and tests outside the library use it too.
 
 /// A value of metadata.
 #[derive(Clone, Debug)]

@@ -1,3 +1,5 @@
+//! Pieces of an answer: text, reasoning, calls and stop strings.
+
 use super::*;
 use crate::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat};
 

@@ -1,3 +1,5 @@
+//! The streaming detokenizer.
+
 use std::cell::Cell;
 
 use proptest::prelude::*;

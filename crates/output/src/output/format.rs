@@ -82,7 +82,7 @@ const TOOL_NAMES: [(&str, ToolFormat); 17] = [
     ("qwen3_coder", ToolFormat::Qwen3Coder),
 ];
 
-/// SGLang's names for `--reasoning-parser`, as far as the tags are supported.
+/// SGLang's names for `--reasoning-parser`, of the formats whose tags are supported.
 const REASONING_NAMES: [(&str, ReasoningFormat); 9] = [
     ("deepseek-r1", ReasoningFormat::DeepSeekR1),
     ("deepseek-v3", ReasoningFormat::Think),

@@ -17,7 +17,7 @@ pub(super) struct SeparatedReader {
     at: At,
     /// The name, or the word before the separator.
     name: String,
-    /// The fence before the arguments, as far as it was read.
+    /// The part of the fence before the arguments that was read.
     fence: String,
 }
 

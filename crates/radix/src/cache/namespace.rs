@@ -1,4 +1,4 @@
-//! The parties that may share cached KV.
+//! Cache namespaces: requests share cached KV only within one namespace.
 
 use std::fmt;
 use std::sync::Arc;

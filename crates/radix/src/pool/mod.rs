@@ -1,4 +1,4 @@
-//! KV memory: pages and who owns them, the free pages, rows and states.
+//! KV memory: pages and their owners, and the free lists of pages, rows and states.
 
 pub mod page_pool;
 pub mod pages;

@@ -1,4 +1,4 @@
-//! The free list of KV pages (the seeds' `token_to_kv_pool_allocator`).
+//! The free list of KV pages (SGLang's `token_to_kv_pool_allocator`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -133,7 +133,7 @@ impl PagePool {
         self.free.iter().copied()
     }
 
-    /// How many pages came back that were not granted: always 0 unless there is a bug.
+    /// Number of returned pages that were not granted: 0 unless there is a bug.
     pub fn double_frees(&self) -> u64 {
         self.double_frees
     }

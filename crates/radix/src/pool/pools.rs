@@ -11,9 +11,9 @@ use crate::pool::window_pool::WindowPool;
 /// Free pages, rows and states.
 #[derive(Debug)]
 pub struct Pools {
-    /// Free KV pages (the seeds' token_to_kv_pool_allocator).
+    /// Free KV pages (SGLang's token_to_kv_pool_allocator).
     pub pages: PagePool,
-    /// Free rows of the page table (the seeds' req_to_token_pool).
+    /// Free rows of the page table (SGLang's req_to_token_pool).
     pub rows: RowPool,
     /// Free states; no slots where no layer keeps any.
     pub states: StatePool,

@@ -1,4 +1,4 @@
-//! The free list of page-table rows (the seeds' `req_to_token_pool`).
+//! The free list of page-table rows (SGLang's `req_to_token_pool`).
 
 use souffleur_base::ids::RowId;
 

@@ -178,7 +178,7 @@ impl StatePool {
         self.held.len() - 1
     }
 
-    /// How many slots came back that were not granted: always 0 unless there is a bug.
+    /// Number of returned slots that were not granted: 0 unless there is a bug.
     pub fn double_frees(&self) -> u64 {
         self.double_frees
     }

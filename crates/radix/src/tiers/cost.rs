@@ -8,7 +8,7 @@ const WEIGHT: f64 = 0.125;
 const FIRST_RATE: f64 = 1e9;
 /// Wait before the first reading, in seconds.
 const FIRST_WAIT: f64 = 1e-3;
-/// One refusal in this many is let through: without new readings, a rate would never improve.
+/// One refusal in this many becomes a load: without new readings, a rate would never improve.
 const PROBE_EVERY: u32 = 64;
 /// Weight of the last step in the average rate of prefills.
 const PREFILL_WEIGHT: f64 = 0.25;
@@ -122,7 +122,10 @@ mod tests {
         let mut disk = CostModel::new(1e-3, 1e9);
         assert!(disk.pays(tokens, bytes, Some(219.0)));
         assert!(!disk.pays(tokens, bytes, Some(43_000.0)));
-        assert!(disk.pays(tokens, bytes, None), "nobody knows the other way");
+        assert!(
+            disk.pays(tokens, bytes, None),
+            "the other way has no estimate"
+        );
         assert!(disk.pays(tokens, bytes, Some(0.0)));
         let mut slow = CostModel::new(1e-3, 20e6);
         assert!(!slow.pays(tokens, bytes, Some(219.0)));

@@ -272,7 +272,7 @@ impl BlockIndex {
         });
     }
 
-    /// Forgets a block without records and successors, and its predecessors that then have neither.
+    /// Removes a block without records and successors, and its predecessors that then have neither.
     fn prune(&mut self, mut key: BlockKey) {
         while let Some(node) = self.nodes.get(&key) {
             if node.children > 0 || node.records.iter().any(Option::is_some) {

@@ -1,3 +1,5 @@
+//! The index of a tier: stored prefixes, eviction and recovery.
+
 use super::*;
 
 /// Path `path` branches off its parent at every fourth block: `name(path, block)` is equal for paths that share it.
@@ -159,7 +161,7 @@ fn restoring_takes_any_order_and_drops_what_nobody_would_find() {
     let mut restored = BlockIndex::default();
     let dropped = restored.restore(records);
     let blocks: Vec<u32> = dropped.iter().map(|record| record.place.block).collect();
-    assert_eq!(blocks, [4, 4], "behind a gap, and twice");
+    assert_eq!(blocks, [4, 4], "after a gap, and twice");
     assert_eq!(restored.prefix(&path(1, 5)), 3);
     assert_eq!(restored.fault(), None);
     assert!(restored.clock >= 3);

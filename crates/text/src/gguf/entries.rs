@@ -37,7 +37,7 @@ pub(super) enum Kind {
 pub(super) struct Entry<'a> {
     pub(super) text: Cow<'a, str>,
     pub(super) kind: Kind,
-    /// Fills a row of the embedding, and no text means it.
+    /// Pads the rows of the embedding; no text encodes to it.
     pub(super) is_filler: bool,
 }
 

@@ -8,14 +8,15 @@ use tokenizers::models::bpe::{Merges, Vocab};
 use super::entries::{Entry, Kind, Source, longest, shown};
 use souffleur_base::error::LoadError;
 
-/// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
+/// Limit on the work for all cuts of all tokens: characters times bytes, summed over the tokens.
 const MAX_CUT_BYTES: usize = 1 << 27;
 
 /// Splits the file's merges into their two tokens. The user of the merges checks that these and their results are
 /// tokens; see [`unknown`].
 ///
 /// # Errors
-/// [`LoadError::Format`] when a merge does not hold two tokens, or would make a longer one than there is.
+/// [`LoadError::Format`] when a merge does not hold two tokens, or would make a token longer than any in the
+/// vocabulary.
 pub(super) fn listed(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -85,7 +86,7 @@ fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> Loa
 /// the result. `tokenizer.json` files of such vocabularies hold the same list.
 ///
 /// # Errors
-/// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would never end.
+/// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would take too much time.
 pub(super) fn from_scores(
     source: Source<'_>,
     entries: &[Entry<'_>],

@@ -1,4 +1,4 @@
-//! The arguments of a call.
+//! The arguments of a call in a template.
 
 use super::error::{Fault, Result};
 use super::value::Value;

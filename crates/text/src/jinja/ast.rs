@@ -1,4 +1,4 @@
-//! The parts of a template.
+//! The syntax tree of a template.
 
 use super::number::Arithmetic;
 
@@ -122,7 +122,7 @@ pub(super) enum Target {
 pub(super) struct MacroBody {
     pub(super) name: String,
     pub(super) parameters: Vec<String>,
-    /// Of the last parameters.
+    /// The defaults of the last parameters.
     pub(super) defaults: Vec<Expr>,
     pub(super) body: Vec<Statement>,
     /// Which of `varargs`, `kwargs` and `caller` it names.

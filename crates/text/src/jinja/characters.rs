@@ -1,4 +1,4 @@
-//! Classes of characters, as Python has them.
+//! Character classes, as Python defines them.
 
 /// White space of `str.isspace` and `str.strip`.
 pub(super) fn is_blank(character: char) -> bool {

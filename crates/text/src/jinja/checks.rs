@@ -1,4 +1,4 @@
-//! Jinja's tests.
+//! Jinja's tests, such as `is defined`.
 
 use super::args::Args;
 use super::ast::Comparison;

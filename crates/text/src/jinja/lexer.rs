@@ -1,4 +1,4 @@
-//! Cuts a template into text and tokens, with the white space that Jinja takes away.
+//! The lexer: splits a template into text and tokens, and strips white space as Jinja does.
 
 use super::token::{Kind, Token};
 use super::{characters, literals};

@@ -1,4 +1,4 @@
-//! Numbers and quoted texts of a template.
+//! Parses numbers and strings of a template.
 
 use num_bigint::BigInt;
 

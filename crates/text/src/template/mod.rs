@@ -1,6 +1,6 @@
 //! Chat templates: Jinja as transformers renders it, with bounds.
 //!
-//! A template comes with the model's files and its input from the client: neither can end the process.
+//! A template is one of the model's files, and its input is the client's: neither can end the process.
 
 mod probe;
 mod variables;
@@ -83,7 +83,7 @@ impl ChatTemplate {
     pub(super) fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
         if let Some(reason) = &self.broken {
             return invalid(format!(
-                "the chat template in {} does not compile: {reason}: send a plain prompt, or mend the template",
+                "the chat template in {} does not compile: {reason}: send a plain prompt, or fix the template",
                 self.file.display()
             ));
         }

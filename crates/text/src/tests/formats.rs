@@ -1,3 +1,5 @@
+//! Detection of the formats in which models write calls and reasoning.
+
 use super::*;
 use souffleur_output::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
 

@@ -1,3 +1,5 @@
+//! The text side of a model: tokenizer, chats and formats.
+
 mod formats;
 mod turns;
 

@@ -1,3 +1,5 @@
+//! Tokens that begin the turns of a chat.
+
 use super::*;
 
 /// Turns as ChatML has them; an answer without thoughts begins with empty ones.

@@ -37,13 +37,13 @@ pub struct OfflineArgs {
         help_heading = "Bench without a server"
     )]
     pub skip_starts: bool,
-    /// Measure nothing but decoding behind this many tokens of random K/V, which needs no prefill; with
+    /// Measure only decoding, after a context of this many tokens of random K/V, which needs no prefill; with
     /// --enable-double-sparsity, dense and sparse in turn
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with_all = ["base_url", "scaling"], help_heading = "Bench without a server")]
     pub noise_context: Option<u32>,
-    /// Divide threads, weights and K/V as on so many NUMA nodes, whatever the machine has: what dividing costs, without what it
-    /// gains
+    /// Partition threads, weights and K/V as on this many NUMA nodes, whatever the machine has: measures the cost of the
+    /// partition without its gain
     #[arg(long, value_name = "NODES", value_parser = clap::value_parser!(u16).range(1..),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
     pub pretended_nodes: Option<u16>,

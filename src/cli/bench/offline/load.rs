@@ -1,4 +1,4 @@
-//! Loads: how many streams with how many tokens are asked of the engine at once.
+//! The benchmark's loads: the number of concurrent streams, and of tokens in each.
 
 use serde::Serialize;
 use souffleur::engine::ModelInfo;
@@ -59,7 +59,7 @@ pub fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
     loads
 }
 
-/// Of a flag that has at least one value.
+/// The first value of a flag that has at least one.
 pub fn first(tokens: &[u32]) -> u32 {
     tokens.first().copied().unwrap_or(1)
 }

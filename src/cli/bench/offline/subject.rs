@@ -1,4 +1,4 @@
-//! The subject of the measurements: a model in its types, and where it computes.
+//! The model under test: its element types and its device.
 
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::LoadedMatrix;

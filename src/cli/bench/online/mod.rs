@@ -1,4 +1,4 @@
-//! The bench against a server: a load as users make it, latencies as they see them.
+//! Benchmarks a server: sends a load like that of users, and measures latencies as clients see them.
 //!
 //! | part | role |
 //! |---|---|
@@ -30,7 +30,7 @@ use report::{OnlineRecord, Outcome};
 /// Vocabulary of a server that does not say; --vocab-size overrules it.
 const USUAL_VOCAB_SIZE: u32 = 32_000;
 
-/// Measures the server under the load that the flags describe. Without `model` its first one is asked.
+/// Measures the server under the load that the flags describe. Without `model`, requests name its first model.
 pub fn measure(
     args: &OnlineArgs,
     base_url: &str,

@@ -1,4 +1,4 @@
-//! Buffers of the store in the hands of a stream.
+//! The store's buffers that copies on a stream still use.
 
 use std::sync::Arc;
 

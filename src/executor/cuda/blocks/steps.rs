@@ -1,4 +1,4 @@
-//! The copies of a step's blocks among its launches.
+//! Orders a step's block copies among its launches.
 
 use std::collections::VecDeque;
 
@@ -50,7 +50,7 @@ impl CudaExecutor {
         Ok(step)
     }
 
-    /// Brings the blocks that a step loads to the pages of its rows, after the edits of the page table.
+    /// Copies the blocks that a step loads to the pages of its rows, after the edits of the page table.
     pub(in crate::executor::cuda) fn load_blocks(
         &mut self,
         plan: &StepPlan,

@@ -88,7 +88,7 @@ impl RowSamplers {
         self.states.ptr()
     }
 
-    /// The parameters of a launch that know nothing but the rows.
+    /// The parameters of a launch that depend on the rows alone.
     pub(super) fn sample_params(&self) -> SampleParams {
         SampleParams {
             samplers: self.samplers.ptr(),

@@ -178,7 +178,7 @@ fn the_device_samples_what_the_host_samples() {
     let (mut scratch, mut n_nan) = (DrawScratch::default(), 0);
     for step in 0..STEPS {
         if step == STEPS / 2 {
-            // Some rows begin anew, in the middle of the others' lives.
+            // Some rows restart while the others run.
             let again: Vec<RowStart> = (1..=ROWS / 2).map(|row| start(row * 2, random)).collect();
             gpu.start(&again);
             for start in again {

@@ -1,4 +1,4 @@
-//! Plans of cards.
+//! Memory plans of GPUs.
 
 use super::*;
 

@@ -1,3 +1,5 @@
+//! Memory plans, computed by hand.
+
 mod gpu;
 mod states;
 

@@ -16,7 +16,7 @@ const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";
 const THOUGHT: &str = "<|channel|>analysis<|message|>So, a seat.<|end|><|start|>assistant";
 const SAID: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
 
-/// A wish of a chat with a model that writes messages.
+/// The constraint of a chat with a model that writes messages.
 fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
     GrammarWish {
         frame: AnswerFrame::Messages(OutputStart::Header),

@@ -18,11 +18,12 @@ use souffleur_base::ids::RowId;
 /// Queries of a key head (tokens times heads of its group) that share the packing of a block, about: a half more or fewer,
 /// so that no small tile is left over, for which a block would be packed once more.
 const TILE_ROWS: usize = 384;
-/// Queries of a segment from which on it shares no prefix: packing once more costs less than handing on its records.
+/// A segment with at least this many queries shares no prefix: packing once more costs less than handing on its
+/// records.
 const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which reading K/V takes longer than computing.
 const FEW_ROWS: usize = 12;
-/// Items for each thread, so that others take over the share of a straggler.
+/// Items for each thread, so that other threads take over a straggler's items.
 const ITEMS_PER_THREAD: usize = 4;
 /// How many such shares an item of many queries may be before it is cut by spans: the records of all its
 /// spans then go through memory, which takes a fifth of the time.

@@ -22,7 +22,7 @@ pub struct Node {
     pub round: usize,
 }
 
-/// The shared prefixes of a step; kept for its memory.
+/// The shared prefixes of a step; reused, so that steps allocate nothing.
 #[derive(Default)]
 pub struct Prefixes {
     /// Segments that may share something, those with the same pages side by side.
@@ -103,7 +103,7 @@ impl Prefixes {
                 first = row + 1;
             }
         }
-        // All rows but for the last cut: a part is always shorter than the whole.
+        // All rows except for the last cut: a part is always shorter than the whole.
         self.split(first..rows.end, depth as usize, round);
     }
 }
@@ -127,7 +127,7 @@ fn sampled(a: &Segment, b: &Segment, table: &PageTable) -> (Ordering, usize) {
     (whole_spans(a).cmp(&whole_spans(b)), n_spans)
 }
 
-/// Leading spans of two segments that lie in the same slots.
+/// Leading spans that two segments share: they are in the same slots.
 fn common(a: &Segment, b: &Segment, table: &PageTable) -> usize {
     let n_spans = sampled(a, b, table).1;
     let n_pages = (n_spans * SPAN).div_ceil(table.page_size());

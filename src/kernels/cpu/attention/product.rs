@@ -23,7 +23,7 @@ pub struct Product {
 }
 
 impl Product {
-    /// The same without the rows before `row`.
+    /// The operands from `row` on.
     #[inline(always)]
     pub fn starting_at(self, row: usize) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Product {
     /// As [`Self::replace`], added to `c` times `decay`.
     ///
     /// # Safety
-    /// As of [`Self::replace`], and `decay` is valid for the rows.
+    /// As for [`Self::replace`], and `decay` is valid for the rows.
     #[inline(always)]
     pub unsafe fn add<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
         // SAFETY: the caller's promise is the same.

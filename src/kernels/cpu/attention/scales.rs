@@ -3,22 +3,22 @@
 /// The scales of a block; not read for floats.
 #[derive(Clone, Copy)]
 pub struct Scales {
-    /// Those of the keys, `[groups of a key, BLOCK]`.
+    /// Scales of the keys, `[groups of a key, BLOCK]`.
     pub keys: *const f32,
-    /// Those of the values, `[value_groups, BLOCK]`.
+    /// Scales of the values, `[value_groups, BLOCK]`.
     pub values: *const f32,
     /// Whether all of these are finite.
     pub are_finite: bool,
-    /// Those of the queries, `[rows]`.
+    /// Scales of the queries, `[rows]`.
     pub queries: *const f32,
-    /// Those of the weights, `[rows, value_groups]`.
+    /// Scales of the weights, `[rows, value_groups]`.
     pub weights: *mut f32,
     /// Groups of a value.
     pub value_groups: usize,
 }
 
 impl Scales {
-    /// Those of floats.
+    /// The scales of floats: none.
     pub const NONE: Self = Self {
         keys: std::ptr::null(),
         values: std::ptr::null(),
@@ -28,7 +28,7 @@ impl Scales {
         value_groups: 0,
     };
 
-    /// The same without the rows before `row`.
+    /// The scales from `row` on.
     #[inline(always)]
     pub fn starting_at(self, row: usize) -> Self {
         Self {

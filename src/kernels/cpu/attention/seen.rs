@@ -1,4 +1,4 @@
-//! Blocks and spans of keys, and which keys of a block a query sees.
+//! Causal and window masks: blocks and spans of keys, and which keys of a block a query sees.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The buffers of a thread.
+//! The scratch buffers of a thread.
 
 use super::super::memory::Lines;
 use super::block_cache::BlockCache;
@@ -26,7 +26,7 @@ pub struct Workspace {
     pub masked: Lines<u32>,
     /// The part of the block that each query sees, `[rows]`.
     pub seen: Vec<Seen>,
-    /// Of a chunk of rows: `[CHUNK_ROWS, BLOCK]`.
+    /// Scores of a chunk of rows: `[CHUNK_ROWS, BLOCK]`.
     pub scores: Lines<f32>,
     /// `[CHUNK_ROWS, weight_words]`.
     pub weights: Lines<u32>,

@@ -44,7 +44,7 @@ impl<F> Step<'_, F> {
     }
 }
 
-/// An item at work.
+/// The work on an item.
 pub struct Work<'a, F> {
     pub step: Step<'a, F>,
     pub item: &'a Item,
@@ -57,7 +57,7 @@ const MIN_KEEPING_ROWS: usize = 96;
 /// The slots of a block; the dummy slot replaces those that the tile does not see.
 #[derive(Clone, Copy)]
 struct Slots<F> {
-    /// Where they lie in the keys of the first head.
+    /// Their offsets in the keys of the first head.
     starts: [*const F; BLOCK],
     /// Their numbers, for where their scales are.
     numbers: [u32; BLOCK],

@@ -1,4 +1,4 @@
-//! Experts: feed-forward blocks of which each token goes through a few.
+//! Mixture of experts: each token passes through a few of many feed-forward blocks.
 //!
 //! Tokens are sorted by expert once, in blocks if they are many. Then one kernel computes all experts' gate and up
 //! projections, and another all down projections, whose items each own some outputs of every token of a block and go
@@ -38,7 +38,7 @@ pub struct Experts {
     alternates: bool,
     /// Width of an expert.
     width: usize,
-    /// The function of their gates.
+    /// The activation function of their gates.
     gate: Gate,
 }
 
@@ -131,7 +131,7 @@ struct Mixing<'a> {
     scratch: &'a Scratch,
     /// Which rows each expert has.
     routes: &'a Routes,
-    /// Kept for its memory.
+    /// Reused, so that steps allocate nothing.
     runs: &'a mut Vec<ItemRun>,
 }
 

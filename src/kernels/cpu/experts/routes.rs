@@ -20,7 +20,7 @@ const LEAST_BLOCK_ROWS: usize = 16;
 /// Numbers of the experts that are added to scores for the choice only, and factors on the weights of the chosen.
 pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 
-/// Which experts the tokens of a step go through.
+/// The experts of each token of a step.
 ///
 /// A *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by expert, and within
 /// an expert by token.
@@ -28,11 +28,11 @@ pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 pub struct Routes {
     /// The experts of each token in turn, `n_used` of them.
     experts: Vec<u32>,
-    /// How much each of them counts.
+    /// The weight of each of them.
     scores: Vec<f32>,
     /// The token of each row.
     pub tokens: Vec<u32>,
-    /// How much each row counts.
+    /// The weight of each row.
     pub weights: Vec<f32>,
     /// Experts with rows, ascending in each block.
     pub active: Vec<ActiveExpert>,
@@ -51,7 +51,7 @@ pub struct ActiveExpert {
     pub expert: usize,
     /// Its first row.
     pub first: usize,
-    /// How many it has.
+    /// Their number.
     pub rows: usize,
 }
 

@@ -70,7 +70,7 @@ impl<'a> ExpertRows<'a> {
     /// Encodes all rows of `x`; the experts' rows are picked from them.
     ///
     /// # Panics
-    /// If one of them is not there.
+    /// If one of them does not exist.
     pub fn picked(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,

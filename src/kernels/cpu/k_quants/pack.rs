@@ -1,7 +1,7 @@
 //! Packs superblocks of files into the lines of a panel.
 //!
 //! A line of sixteen words holds the same of sixteen outputs, a lane an output. Words of four codes stay together, so packing
-//! moves and re-pairs halves of bytes and looks at no code by itself.
+//! moves and re-pairs halves of bytes and never looks at a single code.
 
 use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};

@@ -1,4 +1,4 @@
-//! The parts of rows that the matrices of heads multiply.
+//! The per-head parts of rows, operands of the per-head matrices.
 
 use super::super::activations::{RowGroups, most_group_rows};
 use super::super::format::{Encoding, group_rows, n_groups};

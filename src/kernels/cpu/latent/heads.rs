@@ -1,4 +1,4 @@
-//! The matrices of heads.
+//! The per-head matrices of latent attention.
 
 use smallvec::SmallVec;
 

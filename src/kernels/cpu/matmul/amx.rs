@@ -1,6 +1,6 @@
 //! Products from tiles of AMX: up to 32 rows with two panels at once, in bf16 and int8.
 //!
-//! A panel's steps are tiles as they lie in memory, and so are the words of contiguous rows
+//! A panel's steps are tiles as they are in memory, and so are the words of contiguous rows
 //! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). The sums of an output depend on neither the rows
 //! nor the other panels: a tile of one row is multiplied like one of sixteen.
 
@@ -38,7 +38,7 @@ type BlockSums = [[Sums; BLOCK_GROUPS]; 2];
 struct Block<'a> {
     /// The words of the first row.
     rows: *const u32,
-    /// How many, of which up to [`TILE_ROWS`] are the second ones.
+    /// Number of first and of second rows, each at most [`TILE_ROWS`].
     counts: [usize; 2],
     row_words: usize,
     /// The first panel; the others follow it.
@@ -304,7 +304,7 @@ impl BlockProduct for Int8Product {
         let groups = block.inputs.div_ceil(INT8_GROUP);
         let mut products = [0u32; BLOCK_ROWS * STRIDE];
         let to = products.as_mut_ptr();
-        // SAFETY: the caller's promise; both headers lie before the operands.
+        // SAFETY: the caller's promise; both headers are before the operands.
         unsafe {
             for row in 0..n_rows {
                 for to in &block.sums[..PANELS] {

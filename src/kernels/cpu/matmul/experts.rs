@@ -47,7 +47,7 @@ pub struct ExpertProduct<'a> {
     pub write: Write,
 }
 
-/// Multiplies in one kernel. `runs` is kept for its memory.
+/// Multiplies in one kernel. `runs` is scratch memory.
 ///
 /// # Panics
 /// If the shapes or encodings do not fit each other.

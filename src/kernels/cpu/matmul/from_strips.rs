@@ -1,4 +1,4 @@
-//! Items whose weights are widened once for many rows.
+//! Work items that multiply many rows with weights that are widened once (`strips`).
 
 use std::array;
 use std::ops::Range;

@@ -196,7 +196,7 @@ impl<'a> Item<'a> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// Where this thread continues after the panels before `panel`, as far as is known.
+    /// Where this thread continues after the panels before `panel`, if that is known.
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
         let end = match self.then {

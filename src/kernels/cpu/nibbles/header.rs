@@ -21,17 +21,17 @@ pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 /// | MXFP4 | 1 | a word an output: two bytes of exponents as f32 has them, of half the scale and 0 at least; the two bytes of the file |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Of Q4_0.
+    /// The header of Q4_0.
     Around8,
-    /// Of Q4_1.
+    /// The header of Q4_1.
     Minima,
-    /// Of [`BlockType::Affine4`].
+    /// The header of [`BlockType::Affine4`].
     Zeros,
-    /// Of IQ4_NL.
+    /// The header of IQ4_NL.
     Table,
-    /// Of IQ4_XS.
+    /// The header of IQ4_XS.
     ScaledTable,
-    /// Of MXFP4.
+    /// The header of MXFP4.
     Powers,
 }
 

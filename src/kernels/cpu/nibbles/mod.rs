@@ -23,7 +23,7 @@ use super::simd::{Lanes, read};
 
 /// Low halves of bytes.
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
-/// Twice the number one, as [`Lanes::low_scales`] takes it.
+/// The number 1 in both halves, as [`Lanes::low_scales`] takes it.
 const ONES: u32 = 0x0001_0001;
 
 /// How a panel's codes are multiplied.

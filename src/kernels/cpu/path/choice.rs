@@ -1,4 +1,4 @@
-//! The choice among the paths of a machine, from rates of their instructions.
+//! Chooses a machine's kernel path from the measured rates of its instructions.
 
 use super::super::probe::Arithmetic;
 use super::super::simd::Isa;
@@ -15,7 +15,7 @@ pub struct Question {
     pub with: Arithmetic,
     /// The instructions that do the same work on the path that is taken instead; the best of them counts.
     pub without: &'static [Arithmetic],
-    /// That path.
+    /// The path that is taken instead.
     instead: Isa,
 }
 

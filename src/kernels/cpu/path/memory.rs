@@ -117,7 +117,7 @@ impl Memory {
                 self.write(&self.text(&measure())).map_err(failed)?;
                 // This start decides by the file's rounded numbers, as later starts do, and not by the measured ones.
                 let written = self.read().map_err(failed)?;
-                written.ok_or_else(|| format!("{shown}: does not say what was written"))
+                written.ok_or_else(|| format!("{shown}: differs from the text that was written"))
             }
         }
     }

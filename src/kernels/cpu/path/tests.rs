@@ -1,4 +1,4 @@
-//! Choices with the answers of measurements given, as no machine has them all.
+//! Choices of kernel paths, from given measurements, as no machine has all instruction sets.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ const WITH_BF16: [Isa; 5] = [
     Isa::Avx512Bf16,
 ];
 
-/// Rates that are given, and how often they were asked for.
+/// Given rates, and the number of times they were measured.
 struct Given {
     rates: Vec<(Arithmetic, f64)>,
     asked: usize,

@@ -65,7 +65,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// All rows of a batch, no more at once than stay out of the heap.
+    /// All rows of a batch, at most as many at once as fit on the stack.
     fn of(batch: &'a CpuBatch) -> impl Iterator<Item = Self> {
         let mut rows = batch.with_states();
         std::iter::from_fn(move || {
@@ -139,7 +139,7 @@ struct Extent<'a> {
     tokens: Range<usize>,
 }
 
-/// That many blocks.
+/// The work on `N` blocks.
 struct Blocks<'a, const N: usize>(Extent<'a>);
 
 impl<const N: usize> Kernel for Blocks<'_, N> {
@@ -208,7 +208,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
     }
 }
 
-/// Prefetches a part of the next token's row: tokens lie too far apart for the hardware prefetcher.
+/// Prefetches a part of the next token's row: tokens are too far apart for the hardware prefetcher.
 #[inline(always)]
 fn fetch<S: Lanes>(part: &[f32]) {
     for line in part.chunks(LANES) {

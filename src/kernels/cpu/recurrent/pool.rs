@@ -22,7 +22,7 @@ const ELEMENT_COST: usize = 4;
 pub struct StatePool {
     layers: Vec<LayerStates>,
     n_slots: usize,
-    /// Kept for its memory.
+    /// Reused, so that steps allocate nothing.
     starts: Vec<StateStart>,
 }
 
@@ -141,7 +141,8 @@ impl StatePool {
         assert!(rest.is_empty(), "bytes of a state");
     }
 
-    /// Begins states: each as another one is, or zero. No slot is both read and written, and none is written twice.
+    /// Initialises states, each to a copy of another one or to zero. No slot is both read and written, and none is
+    /// written twice.
     ///
     /// # Panics
     /// If there is no such slot.

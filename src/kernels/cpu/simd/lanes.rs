@@ -122,9 +122,9 @@ pub trait Lanes: Copy + 'static {
 
     /// All words `word`.
     unsafe fn splat_word(word: u32) -> Self::W;
-    /// All lanes the value at `p`, which is aligned.
+    /// The value at `p`, which is aligned, in all lanes.
     unsafe fn splat_at(p: *const f32) -> Self::V;
-    /// All words the one at `p`, which is aligned.
+    /// The word at `p`, which is aligned, in all lanes.
     #[inline(always)]
     unsafe fn splat_word_at(p: *const u32) -> Self::W {
         // SAFETY: the caller's promise is the same.
@@ -193,7 +193,7 @@ pub trait Lanes: Copy + 'static {
         // SAFETY: the caller's promise is the same.
         unsafe { transpose_some::<Self, FOUR>(rows) }
     }
-    /// The same of eight rows, two columns in a vector.
+    /// The same for eight rows, two columns in a vector.
     #[inline(always)]
     unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
         // SAFETY: the caller's promise is the same.

@@ -146,7 +146,7 @@ impl ThreadPool {
     }
 }
 
-/// Numbers in a row, from one of them on and around.
+/// Successive numbers from one of them on, wrapping around.
 fn turned(numbers: std::ops::Range<usize>, from: usize) -> impl Iterator<Item = usize> {
     (from..numbers.end).chain(numbers.start..from)
 }

@@ -1,3 +1,5 @@
+//! The thread pool.
+
 use super::*;
 
 #[test]

@@ -143,7 +143,7 @@ impl Tiles {
         }
     }
 
-    /// The same of bytes.
+    /// The same for bytes.
     #[inline(always)]
     pub fn multiply_quads(&self) {
         // SAFETY: tiles are configured.
@@ -212,11 +212,12 @@ pub trait Dot: 'static {
     unsafe fn add<const ROWS: usize, const PANELS: usize>(tiles: &Tiles, step: Step<ROWS, PANELS>);
 }
 
-/// Of pairs of bf16. A step's products of the first elements and those of the second ones are each one chain of fused
-/// multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count as zero.
+/// Products of pairs of bf16. A step's products of the first elements and those of the second ones are each one chain
+/// of fused multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count
+/// as zero.
 pub struct Bf16Pairs;
 
-/// Of signed bytes of rows with unsigned ones of panels.
+/// Products of signed bytes of rows with unsigned ones of panels.
 pub struct ByteQuads;
 
 /// Loads and multiplies the tiles of a step with an instruction.

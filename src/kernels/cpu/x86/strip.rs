@@ -116,7 +116,7 @@ macro_rules! four_products {
     };
 }
 
-/// One input of a strip that is there.
+/// The instructions for one input of a strip.
 macro_rules! one_input {
     ($at:literal) => {
         concat!(

@@ -40,11 +40,11 @@ impl CudaBackend {
     /// Copies the tokens of `pages`, which are a block, to `to`.
     ///
     /// # Safety
-    /// As of the launches: see [`launch`](crate::cuda::launch). The pages are written by no other stream unordered,
+    /// As for the launches: see [`launch`](crate::cuda::launch). The pages are written by no other stream unordered,
     /// and `to` has room for a block.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If there are more pages than [`Self::block_bytes`] allows.
@@ -71,10 +71,11 @@ impl CudaBackend {
     /// this stream comes here.
     ///
     /// # Safety
-    /// As of [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the row has.
+    /// As for [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the
+    /// row has.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn scatter_block(
         &self,
         stream: &Stream,

@@ -132,7 +132,7 @@ impl KvPool {
         })
     }
 
-    /// All planes, for who copies the same tokens in each.
+    /// All planes, for copies of the same tokens in each.
     pub(super) fn planes(&self) -> PoolPlanes {
         PoolPlanes {
             start: self.memory.ptr(),

@@ -27,7 +27,7 @@ use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
 use vectors::VectorUploads;
 
-/// Why an operation was not carried out.
+/// The reason why an operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CudaFailure {
     /// The driver refused something.
@@ -35,12 +35,12 @@ pub enum CudaFailure {
     Driver(#[from] DriverError),
     /// The buffer of activations is full.
     #[error(
-        "activations of {wanted_bytes} bytes do not fit beside those in use: the buffer has {arena_bytes}"
+        "{wanted_bytes} bytes of activations do not fit next to those in use: the buffer has {arena_bytes}"
     )]
     NoRoom {
         /// The requested bytes.
         wanted_bytes: usize,
-        /// The memory that there is in all.
+        /// The arena's whole size.
         arena_bytes: usize,
     },
 }
@@ -169,7 +169,7 @@ impl CudaBackend {
     /// A backend that can load weights, and nothing else before [`Self::take_memory`]. All work goes to `stream`.
     ///
     /// # Errors
-    /// Out of memory, a kernel that is missing, or as the driver says.
+    /// Out of memory, a kernel that is missing, or the driver's error.
     pub fn new(
         device: &Device,
         stream: Arc<Stream>,
@@ -231,7 +231,7 @@ impl CudaBackend {
     /// Takes the memory for KV, page table and activations: the last thing before the first step.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn take_memory(
         &mut self,
         shape: &DecoderShape,
@@ -254,7 +254,7 @@ impl CudaBackend {
     /// The first failure since the last call.
     ///
     /// # Errors
-    /// That failure.
+    /// The first failure.
     pub fn take_failure(&mut self) -> Result<(), CudaFailure> {
         self.failure.take().map_or(Ok(()), Err)
     }
@@ -282,7 +282,7 @@ impl CudaBackend {
     /// Reads a row of f32 after all work so far, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn read_row(&self, tensor: &Tensor, row: usize) -> Result<Vec<f32>, DriverError> {
         let row_bytes = tensor.width * size_of::<f32>();
         let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
@@ -297,7 +297,7 @@ impl CudaBackend {
     /// Reads a tensor as f32 after all work so far, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn read_rows(&self, tensor: &Tensor) -> Result<Vec<f32>, DriverError> {
         let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
         let n_bytes = tensor.rows * tensor.width * tensor.value_bytes;

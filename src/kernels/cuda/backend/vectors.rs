@@ -1,4 +1,4 @@
-//! Vectors in the place of tokens: they overwrite the residual stream's embeddings of their placeholder tokens.
+//! Prompts of vectors: they overwrite the residual stream's embeddings of their placeholder tokens.
 //!
 //! A step may bring as many bytes of them as its residual stream has, so they pass through pinned memory of a fixed
 //! size, which is allocated on first use.

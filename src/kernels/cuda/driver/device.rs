@@ -18,7 +18,7 @@ const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 const FIRST_ALLOCATION_BYTES: usize = 1 << 20;
 const NAME_BYTES: usize = 128;
 
-/// A version of CUDA, as the driver counts: 1000 times the major number, and 10 times the minor one.
+/// A version of CUDA in the driver's notation: 1000 times the major number, and 10 times the minor one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion(c_int);
 
@@ -263,7 +263,7 @@ impl Device {
     /// How much of its memory is free, and how much it has.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn memory(&self) -> Result<DeviceMemory, DriverError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -279,7 +279,7 @@ impl Device {
     /// Waits until everything given to the GPU is done.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.when_idle(|| ())
     }

@@ -18,7 +18,7 @@ const LAUNCH_OUT_OF_RESOURCES: c_int = 701;
 const NOT_SUPPORTED: [c_int; 2] = [800, 801];
 const SYSTEM_NOT_READY: c_int = 802;
 const DRIVER_MISMATCH: c_int = 803;
-/// Above all codes of the driver.
+/// Larger than every code of the driver.
 const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 
@@ -32,7 +32,7 @@ pub struct DriverError {
     pub code: i32,
     /// The driver's name of the result.
     pub name: &'static str,
-    /// The driver's words for it.
+    /// The driver's description of it.
     pub text: String,
 }
 
@@ -147,11 +147,11 @@ pub enum CudaUnavailable {
     },
     /// The library lacks a function that drivers of its version have.
     #[error(
-        "the CUDA driver has no {0}: libcuda.so.1 is damaged or no driver of NVIDIA's; reinstall the driver"
+        "the CUDA driver has no {0}: libcuda.so.1 is damaged or not NVIDIA's driver; reinstall the driver"
     )]
     MissingFunction(&'static str),
     /// The driver did not start.
-    #[error("the CUDA driver does not start: {error}; {advice}")]
+    #[error("failed to initialise the CUDA driver: {error}; {advice}")]
     Init {
         /// Its words.
         error: DriverError,
@@ -200,7 +200,7 @@ pub enum CudaUnavailable {
     },
     /// Not even a small allocation succeeded.
     #[error(
-        "GPU {ordinal} refuses a first allocation of {bytes} bytes: {error}; see in nvidia-smi which processes hold its memory"
+        "failed to allocate {bytes} bytes on GPU {ordinal}: {error}; see in nvidia-smi which processes hold its memory"
     )]
     FirstAllocation {
         /// The GPU.
@@ -211,7 +211,7 @@ pub enum CudaUnavailable {
         error: DriverError,
     },
     /// A question about the device was refused.
-    #[error("GPU {ordinal} cannot be asked about itself: {error}")]
+    #[error("failed to query GPU {ordinal}: {error}")]
     Query {
         /// The GPU.
         ordinal: usize,
@@ -227,7 +227,9 @@ impl CudaUnavailable {
             STUB_LIBRARY => {
                 "the libcuda found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"
             }
-            DEVICE_UNAVAILABLE => "another process uses the GPU alone: end it, or choose another",
+            DEVICE_UNAVAILABLE => {
+                "another process has exclusive use of the GPU: end it, or choose another GPU"
+            }
             SYSTEM_NOT_READY => "the GPU services of the system are not running: check nvidia-smi",
             DRIVER_MISMATCH => {
                 "libcuda and the kernel module have different versions: reboot, or reload the module"

@@ -127,7 +127,7 @@ impl Graph {
     /// Uploads the graph to the device, so that the first launch costs as much as later ones.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn upload(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop.
@@ -143,7 +143,7 @@ impl Graph {
     /// until `stream` has passed this point.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop, the rest by the caller.

@@ -140,7 +140,7 @@ impl Device {
     /// The image is a whole cubin, or PTX: the driver finds its end from the image itself.
     ///
     /// # Errors
-    /// As the driver says; for PTX with its log.
+    /// The driver's error; for PTX with its log.
     pub unsafe fn load_module(&self, image: &[u8]) -> Result<Module, DriverError> {
         self.bind()?;
         let mut raw = std::ptr::null_mut();
@@ -149,7 +149,7 @@ impl Device {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // The driver takes numbers in the place of pointers.
+        // The driver takes numbers in place of pointers.
         let mut values = [
             log.as_mut_ptr().cast::<c_void>(),
             std::ptr::without_provenance_mut(JIT_LOG_BYTES),
@@ -180,7 +180,7 @@ impl Module {
     /// Finds a kernel.
     ///
     /// # Errors
-    /// None has the name.
+    /// The module has no kernel of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel, DriverError> {
         let module = &self.0;
         module.device.bind()?;
@@ -216,7 +216,7 @@ impl Kernel {
     /// some: without it static and dynamic bytes together may be 48 KiB, and the compiler says how many are static.
     ///
     /// # Errors
-    /// More than the GPU has.
+    /// The GPU has less.
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), DriverError> {
         if bytes == 0 {
             return Ok(());
@@ -240,7 +240,7 @@ impl Kernel {
     /// Bytes of static shared memory of a block, in addition to its launch's dynamic memory.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn static_shared_bytes(&self) -> Result<u32, DriverError> {
         self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
@@ -248,7 +248,7 @@ impl Kernel {
     /// Registers that a thread of it uses.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn registers(&self) -> Result<u32, DriverError> {
         self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
@@ -270,7 +270,7 @@ impl Kernel {
     /// memory of this device that lives until `stream` has passed this point, and no other stream uses it unordered.
     ///
     /// # Errors
-    /// As the driver says: nothing ran. A later call reports a fault of the kernel.
+    /// The driver's error: nothing ran. A later call reports a fault of the kernel.
     pub unsafe fn launch<A: KernelArgs>(
         &self,
         stream: &Stream,
@@ -312,7 +312,7 @@ impl Kernel {
     }
 }
 
-/// Says of a launch that it may begin when all blocks of the launch before have waited for those before them, not ended.
+/// Lets a launch begin once all blocks of the previous launch have waited for their predecessors, before they end.
 fn begins_early() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -30,7 +30,7 @@ unsafe impl<T> Send for DevicePtr<T> {}
 unsafe impl<T> Sync for DevicePtr<T> {}
 
 impl<T> DevicePtr<T> {
-    /// The null pointer: no array.
+    /// The null pointer, for an absent array.
     pub const NULL: Self = Self::from_address(0);
 
     /// The pointer with this address.
@@ -57,7 +57,7 @@ impl<T> DevicePtr<T> {
         Self::from_address(self.address + (n * size_of::<T>()) as u64)
     }
 
-    /// The same address, of something else.
+    /// The same address, cast to another type.
     pub const fn cast<U>(self) -> DevicePtr<U> {
         DevicePtr::from_address(self.address)
     }
@@ -91,7 +91,7 @@ impl<T> fmt::Debug for DevicePtr<T> {
     }
 }
 
-/// Memory of the device, freed when dropped. Its content at first is anything.
+/// Memory of the device, freed when dropped. Its initial content is undefined.
 pub struct DeviceBuffer<T> {
     device: Device,
     start: DevicePtr<T>,
@@ -102,7 +102,7 @@ impl Device {
     /// Takes memory for `len` elements. Not for hot paths: it may wait for the device.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, DriverError> {
         let bytes = bytes_of::<T>("cuMemAlloc", len)?;
         self.bind()?;
@@ -122,7 +122,7 @@ impl Device {
     /// Takes pinned memory of the host for `len` elements, all zero.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn pinned<T: Pod>(
         &self,
         len: usize,
@@ -141,7 +141,7 @@ impl Device {
         let Some(start) = NonNull::new(memory.cast::<T>()) else {
             return Err(DriverError::invalid(
                 "cuMemHostAlloc",
-                format!("gave no memory for {bytes} bytes"),
+                format!("returned no memory for {bytes} bytes"),
             ));
         };
         // SAFETY: `bytes` bytes were just given, aligned to pages. Zeros are a value of any `Pod`.
@@ -176,7 +176,11 @@ impl<T> DeviceBuffer<T> {
     /// # Panics
     /// If it exceeds that.
     pub fn at(&self, index: usize) -> DevicePtr<T> {
-        assert!(index <= self.len, "{index} is behind {}", self.len);
+        assert!(
+            index <= self.len,
+            "element {index} is past the end, {}",
+            self.len
+        );
         self.start.add(index)
     }
 
@@ -260,7 +264,7 @@ impl<T> Drop for PinnedBuffer<T> {
         self.device
             .pinned_counter()
             .fetch_sub((self.len * size_of::<T>()) as u64, Ordering::Relaxed);
-        // A copy may be in flight; if it cannot be waited for, the memory is better lost than reused.
+        // A copy may be in flight; if it cannot be waited for, leaking the memory is better than reusing it.
         let free = self.device.functions().host_free;
         // SAFETY: taken in `pinned`, freed once, and nothing uses it any more.
         let _ = self
@@ -277,7 +281,7 @@ impl Stream {
     /// reached) the elements of `from` are not written, and `from` lives.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -301,7 +305,7 @@ impl Stream {
     /// written, and `to` lives.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -323,7 +327,7 @@ impl Stream {
     /// Copies elements `range` of `from` within the device, from element `at` of `to` on.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -353,7 +357,7 @@ impl Stream {
     /// Sets every byte of elements `range` to `byte`.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -379,7 +383,7 @@ impl Stream {
     /// Copies a slice to the device, from element `at` of `to` on, and waits for it.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If it is out of bounds.
@@ -398,7 +402,7 @@ impl Stream {
     /// Copies elements `range` from the device, after all work of the stream, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     ///
     /// # Panics
     /// If the range is out of bounds.

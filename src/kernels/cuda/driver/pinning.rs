@@ -23,13 +23,13 @@ pub struct Pinning {
 unsafe impl Send for Pinning {}
 
 impl Device {
-    /// Pins memory that exists already, so that copies to and from it are not waited for.
+    /// Pins memory that exists already, so that copies to and from it are asynchronous.
     ///
     /// # Safety
     /// Until the result is dropped the memory lives where it is; if the context is lost by then, until that ends.
     ///
     /// # Errors
-    /// As the driver says: no memory can be pinned, or a page of it is pinned already.
+    /// The driver's error: no memory can be pinned, or a page of it is pinned already.
     pub unsafe fn pin(&self, memory: &mut [u8]) -> Result<Pinning, DriverError> {
         self.bind()?;
         let start = NonNull::from(&mut *memory).cast::<u8>();
@@ -69,7 +69,7 @@ impl Stream {
     /// Until this stream has passed this point (see [`Stream::upload`]) `len` bytes from `from` on live and are not written.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If they are more than `to` has.
@@ -93,7 +93,7 @@ impl Stream {
     /// nor written.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     ///
     /// # Panics
     /// If the range is out of bounds.

@@ -48,7 +48,7 @@ impl Device {
     /// Makes a stream.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn stream(&self, priority: Priority) -> Result<Stream, DriverError> {
         self.bind()?;
         let (least, most) = self.priorities();
@@ -69,15 +69,15 @@ impl Device {
     /// Makes an event that orders streams; until it is recorded it counts as reached.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn event(&self) -> Result<Event, DriverError> {
         self.make_event(UNTIMED)
     }
 
-    /// Makes an event that also takes the time. It costs more.
+    /// Makes an event that also records a timestamp. It costs more.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn timed_event(&self) -> Result<Event, DriverError> {
         self.make_event(0)
     }
@@ -109,7 +109,7 @@ impl Stream {
     /// Waits until all work given so far is done.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -121,7 +121,7 @@ impl Stream {
     /// Marks the point after all work given so far.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn record(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop.
@@ -133,7 +133,7 @@ impl Stream {
     /// Lets work given from now on begin only when the point that `event` marks now is reached.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop; the driver keeps the event's state while it needs it.
@@ -147,7 +147,7 @@ impl Event {
     /// Whether the point was reached.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn is_reached(&self) -> Result<bool, DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -160,7 +160,7 @@ impl Event {
     /// Waits until the point is reached.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -172,7 +172,7 @@ impl Event {
     /// Milliseconds on the device from `start` to here. Both are timed events that were reached.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn ms_since(&self, start: &Event) -> Result<f32, DriverError> {
         self.device.bind()?;
         let mut ms = 0.0;

@@ -106,7 +106,7 @@ impl Functions {
         Ok(&DRIVER.get_or_init(|| driver).functions)
     }
 
-    /// The driver's name of a code, and its words for it.
+    /// The driver's name and description of a code.
     pub(super) fn describe(code: c_int) -> (&'static str, &'static str) {
         let Some(driver) = DRIVER.get() else {
             return ("CUDA error", "");

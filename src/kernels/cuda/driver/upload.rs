@@ -33,7 +33,7 @@ impl Uploader {
     /// An uploader whose copies go to `stream`.
     ///
     /// # Errors
-    /// Out of memory, or as the driver says.
+    /// Out of memory, or the driver's error.
     pub fn new(device: &Device, stream: impl Into<Arc<Stream>>) -> Result<Self, DriverError> {
         let chunk = || {
             Ok::<_, DriverError>(Chunk {
@@ -52,7 +52,7 @@ impl Uploader {
     /// of the first one among the `len`. Their memory is slow to read.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     ///
     /// # Panics
     /// If the elements are out of bounds.
@@ -91,7 +91,7 @@ impl Uploader {
     /// Waits until all copies are done.
     ///
     /// # Errors
-    /// As the driver says; also a failure of earlier work on the device.
+    /// The driver's error; also a failure of earlier work on the device.
     pub fn finish(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
     }

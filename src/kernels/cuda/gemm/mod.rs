@@ -1,4 +1,4 @@
-//! Matrix products: by cuBLASLt where it can be loaded and is ahead, else by our own kernels.
+//! Matrix products: by cuBLASLt where it can be loaded and is faster, else by our own kernels.
 
 mod cublaslt;
 
@@ -20,7 +20,7 @@ const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 pub struct Products {
     own: OwnGemm,
     cublaslt: Option<CublasLt>,
-    /// Few rows are multiplied by our own kernels, which are ahead there.
+    /// Few rows are multiplied by our own kernels, which are faster there.
     is_own_for_few_rows: bool,
     workspace: DeviceBuffer<u8>,
 }
@@ -106,10 +106,10 @@ impl Products {
     /// multiplied by our own kernels. The first call of a shape asks cuBLASLt for an algorithm, later ones allocate nothing.
     ///
     /// # Safety
-    /// As of the launches: see [`super::launch`].
+    /// As for the launches: see [`super::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn multiply(
         &mut self,
         stream: &Stream,

@@ -27,7 +27,7 @@ impl SiluMul {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! attention_decode.cu and attention_prefill.cu.
+//! attention_decode.cu and attention_prefill.cu: attention over pages.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -12,7 +12,7 @@ const COMBINE_THREADS: u32 = 128;
 const DECODE_HEADS: u32 = 16;
 const PLAIN_TILE_QUERIES: u32 = 16;
 const MAX_SPLITS: u32 = 64;
-/// Keys below which a split of a context is not worth a block.
+/// Fewest keys of a split of a context: fewer are not worth a block.
 const KEYS_PER_SPLIT: u32 = 128;
 const MAX_HEAD_DIM: u32 = 256;
 /// Rows of heads are copied in pieces of this many elements, 16 bytes, on tensor cores.
@@ -21,7 +21,7 @@ const DIM_STEP: u32 = 8;
 /// The heads that a model attends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttendShape {
-    /// Of queries, keys and values.
+    /// Element type of queries, keys and values.
     pub element: ElementType,
     /// Query heads.
     pub n_heads: u32,
@@ -166,7 +166,7 @@ impl Attention {
     /// See the module; q, out and pools are aligned to 16 bytes.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn decode(
         &self,
         stream: &Stream,
@@ -194,7 +194,7 @@ impl Attention {
     /// See the module; q, out and pools are aligned to 16 bytes.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn prefill(
         &self,
         stream: &Stream,

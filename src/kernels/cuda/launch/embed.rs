@@ -36,7 +36,7 @@ impl Embed {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn embed(
         &self,
         stream: &Stream,
@@ -59,7 +59,7 @@ impl Embed {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn pick(
         &self,
         stream: &Stream,
@@ -79,7 +79,7 @@ impl Embed {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn rotations(
         &self,
         stream: &Stream,

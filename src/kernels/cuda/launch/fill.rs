@@ -39,7 +39,7 @@ impl FillRandom {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! gemm.cu: which of our products does a shape, and its launch.
+//! gemm.cu: selects the built-in kernel for a product's shape and launches it.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -8,14 +8,14 @@ const UNIT: &str = "gemm.cu";
 const THREADS: u32 = 256;
 const SIMT_TILE: u32 = 64;
 const SKINNY_MAX_ROWS: u32 = 16;
-/// Rows up to which our kernels are ahead of cuBLASLt's.
+/// Rows up to which our kernels are faster than cuBLASLt's.
 const FEW_ROWS: u32 = 8;
 /// Outputs below which a block of a skinny product takes 16 of them, so that there are enough blocks.
 const FEW_OUTPUTS: u32 = 4096;
 /// Inputs below which a part of a split product is not worth a block.
 const INPUTS_PER_SPLIT: u32 = 512;
 const REDUCE_COLUMNS: u32 = 1024;
-/// Of `partials`, for each multiprocessor.
+/// Bytes of `partials` for each multiprocessor.
 const PARTIAL_BYTES: usize = 131_072;
 /// Vector loads need this alignment, and rows of a multiple of it.
 const ALIGNMENT: u64 = 16;
@@ -125,7 +125,7 @@ impl OwnGemm {
         }
     }
 
-    /// The same, before there are kernels.
+    /// The same, before kernels are loaded.
     pub fn max_workspace_bytes(multiprocessors: u32) -> usize {
         PARTIAL_BYTES * multiprocessors as usize
     }
@@ -149,7 +149,7 @@ impl OwnGemm {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn launch(&self, stream: &Stream, params: &GemmParams) -> Result<(), DriverError> {
         let choice = self.choose(GemmShape::of(params));
         let params = GemmParams {

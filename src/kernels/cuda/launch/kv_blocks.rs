@@ -9,7 +9,7 @@ pub const WORD_BYTES: usize = 4;
 /// Pages of a block.
 pub const MOST_BLOCK_PAGES: usize = 64;
 
-/// Which way tokens are copied: `BlockCopy` of kv_blocks.cu.
+/// The direction of a copy: `BlockCopy` of kv_blocks.cu.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockCopy {
@@ -31,13 +31,13 @@ pub struct KvBlockParams {
     pub table: DevicePtr<u32>,
     /// From a plane of the pool to the next one, in bytes.
     pub plane_stride: u64,
-    /// Of a plane; a multiple of [`WORD_BYTES`].
+    /// Bytes of a token in a plane; a multiple of [`WORD_BYTES`].
     pub token_bytes: u32,
     /// Tokens in a page.
     pub page_size: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Of the block.
+    /// The first copied token of the block.
     pub first_token: u32,
     /// How many are copied.
     pub n_tokens: u32,
@@ -71,7 +71,7 @@ impl KvBlocks {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

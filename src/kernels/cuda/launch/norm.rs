@@ -28,7 +28,7 @@ impl RmsNorm {
     /// See the module.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     #[allow(clippy::too_many_arguments)] // those of the kernel
     pub unsafe fn launch(
         &self,

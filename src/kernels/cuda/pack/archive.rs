@@ -12,7 +12,7 @@ const MAGIC: &[u8] = b"SFLPACK1";
 const TARGET_BYTES: usize = 16;
 const UNIT_BYTES: usize = 32;
 const ENTRY_BYTES: usize = TARGET_BYTES + UNIT_BYTES + 32 + 8 + 8;
-/// Many times the size of a pack; a damaged one must not take all memory.
+/// Limit on a pack's size, many times the usual one: a damaged pack must not take all memory.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// A pack, decoded.

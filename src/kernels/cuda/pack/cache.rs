@@ -1,4 +1,4 @@
-//! Machine code that was compiled here before, on disk.
+//! The on-disk cache of kernels that were compiled on this machine.
 //!
 //! A file's name is the hash of its sources and the version of the compiler; any version will do, so that NVRTC need
 //! not be opened, or there, to find it. A file begins with a hash of the rest: truncated files are not used.
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::super::search;
 use super::sources::SourceHash;
 
-/// Files that are kept: a dozen units for a few GPUs and versions. The oldest go first.
+/// Most files: a dozen units for a few GPUs and versions. The oldest are deleted first.
 const MAX_FILES: usize = 96;
 const EXTENSION: &str = "cubin";
 

@@ -1,4 +1,4 @@
-//! Machine code of the kernels for the device, and its origins.
+//! Machine code of the kernels for the device: from the pack, the cache, or NVRTC.
 //!
 //! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of
 //! images compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last
@@ -38,16 +38,16 @@ pub fn kernels_name(capability: (u32, u32)) -> String {
 /// Origins of kernels in addition to the pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Leaves the machine code and the PTX in this binary alone.
+    /// Ignores the machine code and PTX in this binary.
     pub skips_pack: bool,
     /// Folder for images compiled here.
     pub cache: Option<PathBuf>,
-    /// Folders that may hold NVRTC, best first.
+    /// Folders that may hold NVRTC, in order of preference.
     pub nvrtc: Vec<PathBuf>,
 }
 
 impl Places {
-    /// The findings in environment variables, toolkits and Python packages of this user.
+    /// The locations that this user's environment variables, toolkits and Python packages give.
     pub fn of_user() -> Self {
         Self {
             skips_pack: false,
@@ -134,10 +134,10 @@ impl Modules {
     /// Loads images that the caller has: for tests.
     ///
     /// # Safety
-    /// As of [`Device::load_module`].
+    /// As for [`Device::load_module`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn from_images(
         device: &Device,
         mut image: impl FnMut(&'static str) -> Vec<u8>,

@@ -41,7 +41,7 @@ impl Nvrtc {
     /// Opens the first one found in these folders or where the loader looks.
     ///
     /// # Errors
-    /// There is none; names where it was looked for.
+    /// None was found; the error names the folders searched.
     pub fn find(folders: &[PathBuf]) -> Result<Self, String> {
         let mut tried = Vec::new();
         for folder in folders {

@@ -14,7 +14,7 @@ pub const EMBEDDED_PACK: &[u8] = PACK;
 /// The target that PTX is compiled for: every GPU from Ampere on can run it.
 pub const PTX_TARGET: &str = "compute_80";
 
-/// Of everything that machine code is made from.
+/// A hash of everything that machine code is made from.
 pub type SourceHash = [u8; 32];
 
 /// The version of NVRTC that the pack is made with.

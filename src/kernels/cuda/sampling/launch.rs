@@ -7,7 +7,7 @@ use super::{
 use crate::cuda::driver::{DriverError, Grid, Kernel, KernelArg, Stream};
 use crate::cuda::pack::Modules;
 
-/// Weights that are summed to one number.
+/// Weights of one partial sum.
 const SUM_BLOCK: usize = 64;
 /// Classes of weights, and the bytes of each.
 const CLASS_BYTES: usize = 512 * 24;
@@ -16,7 +16,7 @@ const LOGPROB_CHUNK: usize = 4096;
 const MASS_BYTES: usize = 16;
 /// Chunks into which a vocabulary may be cut.
 const CHUNKS: [usize; 5] = [1024, 2048, 4096, 8192, 16384];
-/// Blocks of a multiprocessor beyond which smaller chunks are worth nothing.
+/// Blocks of a multiprocessor: more of them, with smaller chunks, are no faster.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 const LIST_THREADS: u32 = 128;
 const COUNTED_TOKENS: usize = 4096;
@@ -121,7 +121,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn begin_rows(
         &self,
         stream: &Stream,
@@ -137,7 +137,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn count_tokens(
         &self,
         stream: &Stream,
@@ -161,7 +161,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn record_tokens(
         &self,
         stream: &Stream,
@@ -177,7 +177,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn edit_table(
         &self,
         stream: &Stream,
@@ -194,7 +194,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn begin_decode(
         &self,
         stream: &Stream,
@@ -210,7 +210,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn begin_prefill(
         &self,
         stream: &Stream,
@@ -226,7 +226,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn sample(&self, stream: &Stream, params: &SampleParams) -> Result<(), DriverError> {
         let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
         let rows = Grid::new([params.n_works, 1, 1], 512);
@@ -244,7 +244,7 @@ impl SamplingKernels {
     /// As [`Kernel::launch`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub unsafe fn logprobs(
         &self,
         stream: &Stream,

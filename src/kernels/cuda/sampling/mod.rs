@@ -19,7 +19,7 @@ pub const MAX_TOP: u32 = 64;
 /// Largest vocabulary.
 pub const MAX_VOCAB: usize = 1 << 19;
 
-/// A sum this near to its target, relative to the mass, is done over in the host's order.
+/// A sum this near to its target, relative to the mass, is recomputed in the host's order.
 pub const TIE_MARGIN: f64 = 4e-12;
 
 /// How a row samples.
@@ -28,21 +28,21 @@ pub const TIE_MARGIN: f64 = 4e-12;
 pub struct RowSampler {
     /// At least 1e-6.
     pub temperature: f64,
-    /// Its reciprocal.
+    /// The reciprocal of the temperature.
     pub inverse_temperature: f64,
-    /// Of its draws.
+    /// The seed of its random numbers.
     pub seed: u64,
     /// In [0, 1]; 0 keeps the most likely token.
     pub top_p: f32,
     /// In [0, 1].
     pub min_p: f32,
-    /// Taken off a logit for each time that the output holds the token.
+    /// Subtracted from a logit once for each occurrence of the token in the output.
     pub frequency_penalty: f32,
-    /// Taken off a logit if the output holds the token.
+    /// Subtracted from a logit if the output holds the token.
     pub presence_penalty: f32,
     /// Divides positive logits of tokens in prompt or output, and multiplies others.
     pub repetition_penalty: f32,
-    /// The vocabulary's size or more: no limit.
+    /// No limit if it is the vocabulary's size or more.
     pub top_k: u32,
     /// 1: takes the most likely token.
     pub is_greedy: u32,
@@ -58,11 +58,11 @@ pub struct RowSampler {
     pub first_ban: u32,
     /// Number of them.
     pub n_bans: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 
-/// The verdict on a row.
+/// The sampled output of a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RowState {
@@ -106,7 +106,7 @@ pub struct BeginRowsParams {
     pub begins: DevicePtr<RowBegin>,
     /// Length of the list.
     pub n_begins: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 
@@ -178,7 +178,7 @@ pub struct SampleWork {
     pub logits_row: u32,
     /// Its mask, or [`NONE`].
     pub mask: u32,
-    /// 1: banned tokens may be ruled out.
+    /// 1 if banned tokens may be excluded.
     pub may_ban: u32,
 }
 
@@ -197,7 +197,7 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// Whether the token means nothing.
+    /// Whether the token is invalid.
     pub fn is_nan(&self) -> bool {
         self.flags & 1 != 0
     }
@@ -219,9 +219,9 @@ pub struct SampleParams {
     pub states: DevicePtr<RowState>,
     /// `[n_slots, vocab]`.
     pub counts: DevicePtr<u32>,
-    /// Of all rows; those of a row by ascending token.
+    /// Biases of all rows; those of a row by ascending token.
     pub biases: DevicePtr<TokenBias>,
-    /// Of all rows; those of a row ascending, each once.
+    /// Banned tokens of all rows; those of a row ascending, each once.
     pub bans: DevicePtr<u32>,
     /// `[n_masks, mask_words]`.
     pub masks: DevicePtr<u32>,
@@ -253,11 +253,11 @@ pub struct SampleParams {
 pub struct LogprobWork {
     /// The row of logits.
     pub logits_row: u32,
-    /// Whose log probability is wanted, unless it was sampled.
+    /// The token whose log probability is requested, unless it was sampled.
     pub token: u32,
     /// Index in [`LogprobParams::sampled`] of the token that was, or [`NONE`].
     pub sampled: u32,
-    /// Most likely tokens wanted, at most [`MAX_TOP`].
+    /// Number of most likely tokens requested, at most [`MAX_TOP`].
     pub top: u32,
     /// First of its [`LogprobParams::ids`].
     pub first_id: u32,
@@ -265,7 +265,7 @@ pub struct LogprobWork {
     pub n_ids: u32,
     /// First of its `1 + top + n_ids` places in [`LogprobParams::out`]: the token, the most likely ones, those of ids.
     pub first_out: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 
@@ -307,7 +307,7 @@ pub struct LogprobParams {
     pub n_chunks: u32,
     /// Most that any work wants.
     pub max_top: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 
@@ -347,7 +347,7 @@ pub struct EditTableParams {
 pub struct DecodeRow {
     /// 0: padding.
     pub row: u32,
-    /// Of its last sampled token.
+    /// Position of its last sampled token.
     pub position: u32,
 }
 
@@ -375,7 +375,7 @@ pub struct BeginDecodeParams {
     pub table_stride: u32,
     /// Tokens of a page.
     pub page_size: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 
@@ -405,7 +405,7 @@ pub struct BeginPrefillParams {
     pub table_stride: u32,
     /// Tokens of a page.
     pub page_size: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Attention over pages.
+//! Times attention over pages.
 
 use std::f32::consts::LOG2_E;
 

@@ -1,4 +1,4 @@
-//! Operands, and the clock of the GPU.
+//! The operands of timed kernels, and the GPU's clock.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ const LEAST_COPY_BYTES: usize = 1 << 20;
 const MOST_COPY_BYTES: usize = 2 << 30;
 const LEAST_SIDE: u32 = 128;
 const MOST_SIDE: u32 = 8192;
-/// Inputs of the product by which reading is measured.
+/// Inputs of the product that measures the read bandwidth.
 const READ_INPUTS: u32 = 4096;
 /// The time that is measured then is that of work, and not of its beginning and end.
 const LONG_ENOUGH_S: f64 = 5e-4;
@@ -96,7 +96,7 @@ impl Lab {
         self.device.info().multiprocessors
     }
 
-    /// The first for a GPU, the second to see that it runs.
+    /// `full` where a GPU is measured, `tiny` in a smoke test.
     pub(super) fn sized<T>(&self, full: T, tiny: T) -> T {
         match self.extent {
             Extent::Full => full,
@@ -146,7 +146,7 @@ impl Lab {
         }
     }
 
-    /// Likewise with products of square matrices.
+    /// The rate of large products of square matrices, which is found likewise.
     fn product_rate(
         &self,
         products: &mut Products,

@@ -1,4 +1,4 @@
-//! How long each kernel takes on this GPU, and the least that it could.
+//! Times each kernel on this GPU, and computes the least time that it could take.
 //!
 //! First it measures the GPU's peak rates: copying within its memory, reading, and a large product. The floor of a
 //! kernel is then the bytes that it must move, or the operations that it must do, whichever takes longer at those
@@ -35,7 +35,7 @@ pub enum TimingError {
 pub enum Extent {
     /// The shapes of Llama-3.1-8B, on a GPU.
     Full,
-    /// Tiny shapes, each once: to see that everything runs.
+    /// Tiny shapes, each once: a smoke test.
     Tiny,
 }
 
@@ -44,9 +44,9 @@ pub enum Extent {
 pub struct Timing {
     /// The operation and its shape.
     pub name: String,
-    /// Of one launch, the median of the rounds.
+    /// Time of one launch, the median of the rounds.
     pub seconds: f64,
-    /// That it must read and write.
+    /// Bytes that it must read and write.
     pub bytes: u64,
     /// Operations that it must do, multiplication and addition counted as two.
     pub flop: u64,

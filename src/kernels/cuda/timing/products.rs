@@ -1,4 +1,4 @@
-//! Matrix products, by our own kernels and by cuBLASLt.
+//! Times matrix products, by our own kernels and by cuBLASLt.
 
 use super::Timing;
 use super::lab::Lab;
@@ -19,7 +19,7 @@ const TINY: [(&str, u32, u32, GemmWrite); 2] = [
     ("o", 64, 64, GemmWrite::AddF32),
 ];
 const ROWS: [u32; 7] = [1, 8, 16, 32, 64, 128, 512];
-/// Of prefills, where the vocabulary is not multiplied with.
+/// Rows of a prefill, which does not multiply with the vocabulary.
 const MANY_ROWS: u32 = 4096;
 
 pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(), DriverError> {
@@ -28,7 +28,7 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
         let mut products = match Products::new(&lab.device, &lab.modules, element, wish) {
             Ok(products) => products,
             Err(reason) if wish == GemmWish::CublasLt => {
-                tracing::warn!(%reason, "cuBLASLt is not measured");
+                tracing::warn!(%reason, "not measuring cuBLASLt");
                 continue;
             }
             Err(error) => return Err(error),

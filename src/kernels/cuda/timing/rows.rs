@@ -1,4 +1,4 @@
-//! Kernels that go over rows: all of them are bound by memory.
+//! Times row-wise kernels, all of which are memory-bound.
 
 use super::Timing;
 use super::lab::Lab;

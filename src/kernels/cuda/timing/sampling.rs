@@ -1,4 +1,4 @@
-//! Sampling from a large vocabulary.
+//! Times sampling from a large vocabulary.
 
 use super::Timing;
 use super::lab::Lab;
@@ -9,7 +9,7 @@ use crate::cuda::sampling::{
     SamplingKernels, SamplingShape, TIE_MARGIN,
 };
 
-/// Of Qwen3.
+/// The vocabulary of Qwen3.
 const VOCAB: usize = 151_936;
 const TINY_VOCAB: usize = 2500;
 const ROWS: [usize; 4] = [1, 8, 32, 128];

@@ -42,7 +42,7 @@ fn gemma_3_rotates_by_kinds_of_layers() {
     let default = json!({"rope_type": "default", "rope_theta": 300});
     let table = [
         (json!({}), (1e6, None), 1e4),
-        // As published models say it.
+        // As in published models.
         (
             json!({"rope_scaling": linear, "rope_theta": 5e5, "rope_local_base_freq": 1e3}),
             (5e5, Some(8.0)),

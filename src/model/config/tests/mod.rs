@@ -1,3 +1,5 @@
+//! Configurations of models, read from `config.json`.
+
 mod experts;
 mod families;
 mod gemma;

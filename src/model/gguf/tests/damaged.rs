@@ -122,7 +122,7 @@ fn with_tokenizer(file: File, words: &Words) -> File {
         .text("tokenizer.chat_template", "{{ messages[0].content }}")
 }
 
-/// Opens the bytes as a model and uses all of it, as far as it is good.
+/// Opens the bytes as a model and uses all valid parts of it.
 fn use_all(bytes: &[u8]) -> Result<(), LoadError> {
     let dir = folder(&[(NAME, bytes)]);
     let file = dir.path().join(NAME);
@@ -186,7 +186,7 @@ fn a_damaged_file_is_refused_or_used_and_never_panics() {
         let mut refusals = 0;
         for copy in 0..COPIES {
             let mut bytes = whole.clone();
-            // The description of the data is worth more damage than the data.
+            // The header gets more of the damage than the data.
             let end = if copy % 4 == 0 { bytes.len() } else { header };
             for _ in 0..random.usize(1..4) {
                 let at = random.usize(..end);

@@ -15,12 +15,12 @@ fn a_folder_of_one_model_is_that_model() {
     let split = folder(&[(FIRST, b""), (SECOND, b"")]);
     let found = of(&split).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(split.path().join(FIRST)));
-    let beside = folder(&[("m.gguf", b""), ("config.json", b"")]);
-    let found = of(&beside).expect("one model");
-    assert_eq!(found, ModelLocation::Gguf(beside.path().join("m.gguf")));
-    let beside = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
-    let found = of(&beside).expect("the folder");
-    assert_eq!(found, ModelLocation::Folder(beside.path().to_owned()));
+    let both = folder(&[("m.gguf", b""), ("config.json", b"")]);
+    let found = of(&both).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(both.path().join("m.gguf")));
+    let both = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
+    let found = of(&both).expect("the folder");
+    assert_eq!(found, ModelLocation::Folder(both.path().to_owned()));
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
     refused(
         of(&two),

@@ -1,3 +1,5 @@
+//! GGUF files, read by the model loader.
+
 use std::fs;
 
 use super::*;

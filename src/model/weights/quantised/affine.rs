@@ -170,7 +170,7 @@ impl<'a> Affine<'a> {
         }
     }
 
-    /// The same of neighbouring rows of one tile, from the stored row `first` on.
+    /// The same for neighbouring rows of one tile, from the stored row `first` on.
     fn walk_within_tile(&self, first: usize, rows: usize, take: &mut TakeBlock<'_>) {
         let before = first % TILE;
         let mut heads = [Head::default(); TILE];

@@ -1,4 +1,4 @@
-//! Stacks of experts in codes of eight bits: their scales, taken apart as the codes are.
+//! Stacks of experts in codes of eight bits: their scales are split as the codes are.
 //!
 //! | scales | a scale for |
 //! |---|---|
@@ -122,7 +122,7 @@ impl Weights {
         }))
     }
 
-    /// Refuses a stack in codes of four bits, which are not taken apart.
+    /// Refuses a stack in codes of four bits, which cannot be split.
     pub(in super::super) fn refuse_packed(&self, name: &str) -> Result<(), LoadError> {
         let codes = ["qweight", "packed", "blocks"];
         let names = codes.iter().flat_map(|codes| {

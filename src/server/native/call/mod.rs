@@ -1,4 +1,4 @@
-//! Reading SGLang's `GenerateReqInput`.
+//! Parses SGLang's `GenerateReqInput`.
 
 mod vectors;
 

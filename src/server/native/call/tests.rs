@@ -1,3 +1,5 @@
+//! Parsing of `/generate` calls.
+
 use serde_json::{Value, json};
 
 use super::*;

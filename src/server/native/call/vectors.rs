@@ -1,4 +1,4 @@
-//! Reading `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
+//! Parses `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
 //!
 //! The numbers of a prompt are counted and charged before memory is taken for them, and read directly into it.
 
@@ -114,7 +114,7 @@ impl<'de> Visitor<'de> for ReadVectors<'_> {
                 name: self.name,
                 index: n_vectors,
                 width: self.limits.width,
-                // Nothing is kept of a vector that is one too many.
+                // A vector beyond the limit is not stored.
                 values: is_full.is_none().then_some(&mut self.values),
             };
             let read = match list.next_element_seed(vector)? {

@@ -1,4 +1,4 @@
-//! Reading a call.
+//! Parses a chat completion call.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Call {
         samples_of(request).collect()
     }
 
-    /// How the answers are taken apart; `None` if they are text only.
+    /// How the answers are parsed; `None` if they are text only.
     fn parsing(&self) -> Option<OutputParsing> {
         let separates_reasoning = self.reasoning != Reasoning::InText;
         let is_wanted = separates_reasoning || self.tools.is_some();

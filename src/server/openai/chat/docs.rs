@@ -61,7 +61,7 @@ pub(in crate::server) fn prompt() -> ObjectShape {
             "add_generation_prompt",
             flag()
                 .or(true)
-                .about("the assistant's answer begins behind the last message"),
+                .about("the assistant's answer begins after the last message"),
         )
         .takes(
             "continue_final_message",

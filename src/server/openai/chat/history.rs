@@ -1,4 +1,4 @@
-//! The calls of a conversation so far.
+//! The tool calls of a conversation so far.
 
 use serde_json::{Map, Value, json};
 

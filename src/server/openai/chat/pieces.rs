@@ -42,7 +42,7 @@ pub(super) struct Pieces {
     style: ReasoningStyle,
     calls: usize,
     complete_calls: usize,
-    /// Calls that a client has heard of.
+    /// Calls that were sent to the client.
     told_calls: usize,
     /// Reasoning that is written when it has ended.
     held: String,

@@ -1,4 +1,4 @@
-//! Reading a call's fields for the model's reasoning.
+//! Parses a call's fields for the model's reasoning.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ pub(in crate::server) enum Reasoning {
     Streamed,
     /// Apart, all at once when it has ended.
     Whole,
-    /// Not at all.
+    /// Left out of the answer.
     Hidden,
 }
 

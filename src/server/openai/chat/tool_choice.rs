@@ -1,4 +1,4 @@
-//! Reading which tools of a call are to be called.
+//! Parses `tool_choice`.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Reading the tools of a call.
+//! Parses `tools`.
 
 use std::sync::Arc;
 

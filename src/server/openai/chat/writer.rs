@@ -1,4 +1,4 @@
-//! Writing an answer.
+//! Writes a chat completion.
 
 use super::call::Call;
 use super::choice::{Choice, ChoiceDetails, ChunkChoice, MessageDelta};
@@ -66,7 +66,7 @@ impl Writer {
     }
 
     /// Why a choice ended: with calls, if it has some and ended by itself. A call that broke off in a stream, of which
-    /// deltas were sent, is none to be made.
+    /// deltas were sent, must not be executed.
     fn finish(
         &self,
         index: usize,

@@ -1,4 +1,4 @@
-//! Reading a request for a response.
+//! Parses a request for a response.
 
 use std::sync::Arc;
 use std::time::Duration;

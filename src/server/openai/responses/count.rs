@@ -28,10 +28,10 @@ pub(in crate::server) async fn input_tokens(
     let asking = asking(&state, received.limits, Owner::Anyone)?;
     let (call, charges) = Call::parse(received.fields, &asking)?;
     let Some(tokenizer) = tokenizer else {
-        let text = "the engine runs without a tokenizer: nothing can be counted";
+        let text = "the engine runs without a tokenizer, which counting needs";
         return Err(ApiError::invalid(text));
     };
-    // Few at a time: encoding takes a thread as long as a prompt is large.
+    // Few at a time: each takes a thread, for a time in proportion to its prompt.
     let turn = state.counting().acquire().await;
     let counted = spawn_blocking(move || {
         let count = count(&tokenizer, &call.prompt, context);

@@ -15,7 +15,7 @@ use crate::server::openapi::shape::{
 };
 use crate::server::openapi::shared;
 
-const ID: &str = "the id of a response that is kept";
+const ID: &str = "the id of a stored response";
 const UNKNOWN: &str = "no such stored response";
 
 pub(in crate::server) fn operation(facts: &Facts) -> Operation {
@@ -28,7 +28,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         )
         .fails(
             404,
-            "the input refers to an item that is not kept (`item_reference`)",
+            "the input refers to an item that is not stored (`item_reference`)",
         )
         .runs()
         .done()
@@ -42,24 +42,24 @@ pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
         Group::OpenAi,
         "Count the tokens that a response's prompt would have",
     )
-    .about("Fields that do not make the prompt may be there as well.")
+    .about("Fields that do not affect the prompt are accepted.")
     .takes(prompt().takes("model", shared::model()).shape(), example())
     .answers(counted.shape(), "the count")
     .fails(
         404,
-        "the input refers to an item that is not kept (`item_reference`)",
+        "the input refers to an item that is not stored (`item_reference`)",
     )
     .needs_engine("overloaded, or without an engine")
     .done()
 }
 
 pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
-    describe(Group::OpenAi, "A response that is kept")
+    describe(Group::OpenAi, "A stored response")
         .at("id", ID)
         .query(
             "stream",
             name_of(["true", "false"]),
-            "`true` tells its events again",
+            "`true` replays its events",
         )
         .query(
             "starting_after",
@@ -71,10 +71,7 @@ pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
             "ResponseEvent",
             "With `stream=true`: its events, with the numbers that they had.",
         )
-        .fails(
-            400,
-            "a parameter of the query has a value that it cannot have",
-        )
+        .fails(400, "a query parameter is invalid")
         .fails(404, UNKNOWN)
         .fails(503, "overloaded")
         .done()
@@ -85,9 +82,9 @@ pub(in crate::server) fn delete_operation(_: &Facts) -> Operation {
         .has("id", text())
         .has("object", name_of(["response"]))
         .has("deleted", flag());
-    describe(Group::OpenAi, "Forget a response")
+    describe(Group::OpenAi, "Delete a response")
         .at("id", ID)
-        .answers(deleted.shape(), "it is forgotten")
+        .answers(deleted.shape(), "it is deleted")
         .fails(404, UNKNOWN)
         .done()
 }
@@ -127,11 +124,14 @@ pub(in crate::server) fn items_operation(_: &Facts) -> Operation {
         .query(
             "after",
             text(),
-            "the id of the item that the page goes on behind",
+            "the id of the item after which the page starts",
         )
         .answers(page.shape(), "a page")
-        .fails(400, "a parameter is not what it has to be")
-        .fails(404, "no such response is kept, or it has no such item")
+        .fails(400, "a parameter is invalid")
+        .fails(
+            404,
+            "there is no such stored response, or it has no such item",
+        )
         .done()
 }
 
@@ -170,7 +170,7 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "previous_response_id",
-            text().about("go on behind that response's conversation"),
+            text().about("continue that response's conversation"),
         )
         .takes("store", flag().or(true).about("keep the response"))
         .takes("tools", list(tool()).up_to(MAX_TOOLS))

@@ -1,4 +1,4 @@
-//! Reading the items that continue a conversation.
+//! Parses the items that continue a conversation.
 
 use serde_json::{Map, Value, json};
 

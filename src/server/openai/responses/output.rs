@@ -145,7 +145,7 @@ impl Output {
         std::mem::take(&mut self.cuts)
     }
 
-    /// Takes in a part of the answer: `text` of one that is not taken apart, or else pieces; and the log probabilities of
+    /// Takes in a part of the answer: `text` of one that is not parsed, or else pieces; and the log probabilities of
     /// its tokens.
     pub(super) fn push(
         &mut self,

@@ -146,14 +146,14 @@ impl Teller<'_> {
         let mut rest = text;
         while !rest.is_empty() {
             let cut = self.cuts.next().map_or(rest.len(), |cut| *cut as usize);
-            let (delta, behind) = rest.split_at_checked(cut).unwrap_or((rest, ""));
-            rest = behind;
+            let (delta, later) = rest.split_at_checked(cut).unwrap_or((rest, ""));
+            rest = later;
             self.events.push(name, &with(of, json!({"delta": delta})));
         }
     }
 }
 
-/// An item as it was before it had anything in it.
+/// An item before it had any content.
 fn added(mut item: Value) -> Value {
     item["status"] = "in_progress".into();
     for (name, empty) in [

@@ -1,4 +1,4 @@
-//! The fields of its request that a response repeats.
+//! The fields of a request that its response repeats.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -193,7 +193,7 @@ fn literal(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).expect("it is JSON")
 }
 
-/// Nothing is ever cut out of a conversation: one that is too long is refused, as `disabled` has it.
+/// Nothing is ever cut out of a conversation: one that is too long is refused, which `disabled` means.
 fn check_truncation(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "truncation";
     match fields.string(NAME)?.as_deref() {

@@ -223,7 +223,7 @@ impl ResponseStore {
         stored.is_for(owner).then(|| item.json.clone())
     }
 
-    /// Forgets a response that `owner` may see; false if there is none.
+    /// Deletes a response that `owner` may see; false if there is none.
     pub(in crate::server) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
@@ -237,7 +237,7 @@ impl ResponseStore {
         is_there
     }
 
-    /// Forgets a response that is kept for this connection alone, if it was made on this lane.
+    /// Deletes a response that is kept for this connection alone, if it was made on this lane.
     pub(in crate::server) fn forget_own(
         &self,
         response: &ResponseId,
@@ -254,7 +254,7 @@ impl ResponseStore {
         }
     }
 
-    /// Forgets the responses of a connection that has ended.
+    /// Deletes the responses of a connection that has ended.
     pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);

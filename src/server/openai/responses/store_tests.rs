@@ -1,3 +1,5 @@
+//! The store of responses, and its bounds.
+
 use super::*;
 
 fn store(max_count: usize, max_bytes: usize, ttl_s: u32) -> ResponseStore {
@@ -68,7 +70,7 @@ fn bytes_that_later_responses_share_are_counted_once_and_as_long_as_one_has_them
     );
     store.keep(keep("too large", 6 * TURN, &[]));
     assert!(find(&store, "too large").is_none() && find(&store, "2").is_some());
-    // New responses stay, and all others go if they must.
+    // New responses stay, and all others are evicted if necessary.
     store.keep(keep("large", 4 * TURN, &[]));
     assert!(find(&store, "1").is_none() && find(&store, "2").is_none());
     assert!(find(&store, "large").is_some());

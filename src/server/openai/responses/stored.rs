@@ -1,4 +1,4 @@
-//! Responses that are kept: reading and deleting them.
+//! Routes that read and delete stored responses.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const PAGE_ITEMS: usize = 20;
 /// Most items of a page.
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
-/// The questions of a client about a response.
+/// The query parameters of a request for a response.
 #[derive(Deserialize)]
 pub(in crate::server) struct Wish {
     stream: Option<String>,

@@ -1,4 +1,4 @@
-//! Reading the tools of a response.
+//! Parses the tools of a response.
 //!
 //! The model knows functions only. A custom tool is one with a text as its argument, and the tools of a namespace are
 //! functions named `namespace.tool`. Tools that run at OpenAI (web search and the like) are left out: clients send them

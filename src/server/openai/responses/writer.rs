@@ -1,4 +1,4 @@
-//! Writing a response: its events as they come, or all of it at once.
+//! Writes a response: its events as they come, or all of it at once.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) struct Keeping {
     pub(super) owner: Owner,
     pub(super) input: Vec<StoredItem>,
     pub(super) earlier: Vec<Arc<Turn>>,
-    /// The messages of its input, as JSON, and how many they are.
+    /// The messages of its input, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) frame: [u8; 32],
     pub(super) pinning: Option<Pinning>,
@@ -44,7 +44,7 @@ pub(super) struct WriterParts {
     /// How tokens are spelled, if log probabilities are to be written.
     pub(super) spelling: Option<Spelling>,
     pub(super) is_silent: bool,
-    /// The lane of a WebSocket that asks.
+    /// The lane of the WebSocket that sent the request.
     pub(super) lane: Option<Arc<str>>,
     pub(super) is_warm_up: bool,
     pub(super) keeping: Option<Keeping>,
@@ -275,7 +275,7 @@ impl Writer {
         let cuts = self.output.take_cuts();
         let response = response(&self.head, &self.output, self.usage, standing);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
-        // A client that hears that it is complete may go on from it at once.
+        // A client that learns that it is complete may continue it at once.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
             let tokens = &mut self.tokens;

@@ -13,13 +13,13 @@ use crate::server::fields::Fields;
 /// Longest name of a lane.
 const MAX_NAME_BYTES: usize = 256;
 
-/// A lane's name; the one that is meant where none is named has none.
+/// A lane's name; the default lane has none.
 pub(super) type LaneName = Option<Arc<str>>;
 
 /// Waiting requests of type `W`, and running ones of type `R`.
 pub(super) struct Lanes<W, R> {
     lanes: FxHashMap<LaneName, Lane<W, R>>,
-    /// Lanes in the order in which their next requests came, as far as nothing runs on them.
+    /// Lanes in the order in which their next requests came, of those that are idle.
     ready: VecDeque<LaneName>,
     n_running: usize,
     n_requests: usize,

@@ -83,7 +83,7 @@ impl Responses {
         Ok(begun.writer)
     }
 
-    /// Forgets the response that a failed request continued, as OpenAI's service does: but not if it is stored, or
+    /// Deletes the response that a failed request continued, as OpenAI's service does: but not if it is stored, or
     /// another lane's.
     fn forget(&self, previous: Option<&ResponseId>, lane: &LaneName) {
         if let Some(previous) = previous {

@@ -449,7 +449,7 @@ enum Refusal {
     NoRow,
 }
 
-/// True when `other`, whose prefill is under way, computes a good part of the candidate's uncached prefix.
+/// True when `other`, whose prefill is in flight, computes a good part of the candidate's uncached prefix.
 fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
     let until = cached + MIN_SHARED_TOKENS;
     // The uncached part first: after a long cached prefix it is where requests differ.

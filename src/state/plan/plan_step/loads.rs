@@ -68,7 +68,7 @@ impl Planning<'_> {
         })
     }
 
-    /// The next blocks of the request that is being chunked, as far as there are pages for them.
+    /// The next blocks of the request that is being chunked, limited by the free pages.
     pub(super) fn load_round(
         &self,
         adder: &mut PrefillAdder,

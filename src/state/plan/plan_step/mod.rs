@@ -258,7 +258,7 @@ impl Planning<'_> {
         self.returned_states.extend(self.cache.take_freed_states());
     }
 
-    /// Takes blocks to save, as far as the budget goes.
+    /// Takes blocks to save within the budget.
     fn save(&mut self, budget: &mut SaveBudget, blocks: usize) {
         let demand = SaveDemand {
             blocks: blocks.min(budget.most),

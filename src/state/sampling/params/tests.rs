@@ -1,3 +1,5 @@
+//! Sampling parameters: defaults, limits and errors.
+
 use serde::de::DeserializeSeed;
 use serde_json::{Value, json};
 

@@ -1,3 +1,5 @@
+//! The sampler of one row, against a naive one.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -186,7 +186,7 @@ impl Scheduler {
         }
     }
 
-    /// Fetches the blocks that a plan's candidates miss in the tree, as far as buffers are free. A candidate without a
+    /// Fetches the blocks that a plan's candidates miss in the tree, while buffers are free. A candidate without a
     /// buffer proceeds without the store.
     pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
         for FetchWish { seq, cached_tokens } in wishes {

@@ -32,7 +32,7 @@ impl Scheduler {
 
 impl SequenceTier {
     /// Why nothing came from the store after the first `reached` tokens, of at most `limit`; `None` where the store had
-    /// nothing, as far as it remembers.
+    /// nothing within its history.
     fn miss_at(&self, (reached, limit): (usize, usize), block_tokens: usize) -> Option<StoredMiss> {
         if self.gone == Some(StoredMiss::Late) {
             return self.gone;

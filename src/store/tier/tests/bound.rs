@@ -1,4 +1,4 @@
-//! The bound holds, and evictions come in order.
+//! The bound on the disk holds, and evictions are in order.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A machine dies, or loses its power.
+//! Crashes of the machine, and power failures.
 
 use super::*;
 

@@ -1,3 +1,5 @@
+//! Records of the KV store on disk.
+
 mod bound;
 mod crashes;
 mod damage;

@@ -1,3 +1,5 @@
+//! The format of DeepSeek's models.
+
 use super::*;
 const F: ToolFormat = ToolFormat::DeepSeekV3;
 

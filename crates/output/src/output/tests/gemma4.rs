@@ -1,3 +1,5 @@
+//! The format of Gemma 4.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Gemma4;
 

@@ -1,3 +1,5 @@
+//! The format of GLM's models.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Glm45;
 

@@ -1,3 +1,5 @@
+//! The format of gpt-oss (Harmony).
+
 use super::*;
 
 const TAGS: [&str; 7] = [

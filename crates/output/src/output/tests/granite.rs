@@ -1,3 +1,5 @@
+//! The format of Granite.
+
 use super::*;
 
 #[test]

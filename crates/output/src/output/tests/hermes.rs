@@ -1,3 +1,5 @@
+//! The format of Hermes and Qwen.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Hermes;
 

@@ -1,3 +1,5 @@
+//! The format of LFM2.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Lfm2;
 

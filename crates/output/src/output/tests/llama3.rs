@@ -1,3 +1,5 @@
+//! The format of Llama 3.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Llama3;
 

@@ -1,3 +1,5 @@
+//! The format of Mistral's models.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Mistral;
 

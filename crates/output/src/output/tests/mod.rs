@@ -1,3 +1,5 @@
+//! Tool calls and reasoning in every format.
+
 mod broken;
 mod deepseek;
 mod endings;

@@ -1,3 +1,5 @@
+//! Calls in Python's notation.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Pythonic;
 

@@ -1,3 +1,5 @@
+//! The format of Qwen3-Coder.
+
 use super::*;
 const F: ToolFormat = ToolFormat::Qwen3Coder;
 

@@ -1,3 +1,5 @@
+//! Reasoning in every format.
+
 use super::*;
 
 fn check(format: ReasoningFormat, text: &str, expected: &str) {

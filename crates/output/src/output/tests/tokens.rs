@@ -1,3 +1,5 @@
+//! Outputs given as tokens, with markers that are single tokens.
+
 use super::*;
 
 fn run(items: &[(&str, Option<u32>)], hidden: bool) -> String {

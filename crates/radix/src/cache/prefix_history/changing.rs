@@ -29,13 +29,13 @@ impl ChangingValue {
     pub fn hint(self) -> &'static str {
         match self {
             Self::Hash => {
-                "the prompts differ in what looks like a changing hash: leave it out, or put it behind what they share"
+                "the prompts differ in what looks like a changing hash: leave it out, or move it after the shared text"
             }
             Self::Id => {
-                "the prompts differ in what looks like a changing id: leave it out, or put it behind what they share"
+                "the prompts differ in what looks like a changing id: leave it out, or move it after the shared text"
             }
             Self::Date => {
-                "the prompts differ in what looks like a date or a time: leave it out, or put it behind what they share"
+                "the prompts differ in what looks like a date or a time: leave it out, or move it after the shared text"
             }
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct Found {
     /// The eviction of the first page that is missing.
     pub(super) step: StepId,
     pub(super) at_s: f64,
-    /// The prompt was cached up to this position, as far as is remembered.
+    /// The prompt was cached up to this position, within the recorded history.
     pub(super) until: usize,
     /// Why that page went.
     pub(super) cause: Cause,
@@ -63,12 +63,12 @@ impl Evictions {
         self.young.pages.len() + self.old.pages.len()
     }
 
-    /// The last step whose evictions are forgotten, at least in part.
+    /// The last step whose evictions were dropped from the history, at least in part.
     pub(super) fn forgotten_until(&self) -> Option<StepId> {
         self.forgotten_until
     }
 
-    /// Remembers an edge's pages, the first `max_pages` at most.
+    /// Records an edge's pages, the first `max_pages` at most.
     pub(super) fn remember(&mut self, edge: &EvictedEdge, step: StepId, at_s: f64) {
         let mut hash = edge.above;
         let mut pages = edge.tokens().chunks_exact(self.page_size.get());
@@ -85,7 +85,7 @@ impl Evictions {
         }
     }
 
-    /// Remembers the first pages that a flush dropped, replacing the previous flush's.
+    /// Records the first pages that a flush dropped, replacing the previous flush's.
     pub(super) fn remember_flush(&mut self, edges: &[EvictedEdge], step: StepId, at_s: f64) {
         let before = std::mem::take(&mut self.flushed);
         self.forgotten_until = self.forgotten_until.max(before.until);
@@ -103,7 +103,7 @@ impl Evictions {
         }
     }
 
-    /// The last time that the page with this hash went, and why.
+    /// The last eviction of the page with this hash, and its reason.
     fn last_of(&self, hash: PrefixHash) -> Option<(Eviction, Cause)> {
         let evictions = [&self.young, &self.old];
         let evicted = evictions.iter().find_map(|part| part.pages.get(&hash));

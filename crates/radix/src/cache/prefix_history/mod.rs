@@ -45,7 +45,7 @@ pub struct Departure {
     pub missing_state: Option<MissingState>,
     /// Longest prefix that could come from the cache: at least one token is computed.
     pub match_limit: usize,
-    /// The cache keeps nothing at all.
+    /// The cache keeps nothing.
     pub is_cache_disabled: bool,
     /// How the tree continued after the matched prefix.
     pub branch: Option<Branch>,

@@ -22,7 +22,7 @@ pub enum Cause {
     DifferentNamespace,
     /// The cache continues with other tokens there.
     Divergence,
-    /// No request had it before, as far as is remembered.
+    /// No request in the recorded history had it before.
     NeverCached,
     /// The cache is off.
     CacheDisabled,
@@ -116,7 +116,7 @@ pub struct PrefixReport {
     pub kv_tokens: usize,
     /// Why there was none, if the cause is [`Cause::NoState`].
     pub missing_state: Option<MissingState>,
-    /// The first token that was not there: `cached_tokens`, or further on inside a page that differs later.
+    /// The first token that was not cached: `cached_tokens`, or further on inside a page that differs later.
     pub position: usize,
     /// Upper bound on tokens from the cache.
     pub match_limit: usize,
@@ -142,7 +142,7 @@ pub struct PrefixReport {
     pub branch: Option<BranchReport>,
     /// The namespace that has it.
     pub elsewhere: Option<ElsewhereReport>,
-    /// Evictions up to this step are forgotten, at least in part: their pages count as never cached.
+    /// Evictions up to this step were dropped from the history, at least in part: their pages count as never cached.
     pub evictions_forgotten_until_step: Option<StepId>,
     /// The whole cache was dropped at this step: its pages beyond the first 32,768 count as never cached.
     pub flushed_at_step: Option<StepId>,
@@ -163,9 +163,9 @@ pub struct PrefixOutline {
 /// The tokens of a report as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrefixTexts {
-    /// Of `tokens_before`.
+    /// The text of `tokens_before`.
     pub before: String,
-    /// Of `tokens_after`.
+    /// The text of `tokens_after`.
     pub after: String,
     /// The text of the branch's tokens.
     pub branch: Option<String>,
@@ -180,7 +180,7 @@ pub struct EvictionReport {
     pub steps_before: u64,
     /// Seconds from then to the request's first step.
     pub seconds_before: f64,
-    /// The prompt was cached up to this position, as far as is remembered.
+    /// The prompt was cached up to this position, within the recorded history.
     pub cached_until: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Why blocks of a prompt that the KV store has, or had, did not come from there.
+//! Reasons why a prompt's blocks were not loaded from the KV store.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,8 @@ impl StoredMiss {
 pub struct StoredPart {
     /// Tokens that were loaded after those that the tree had.
     pub loaded_tokens: usize,
-    /// Why the tokens after these did not come from the store; `None` where it never had them, as far as is remembered.
+    /// Why the tokens after these did not come from the store; `None` where it never had them within the recorded
+    /// history.
     pub miss: Option<StoredMiss>,
 }
 

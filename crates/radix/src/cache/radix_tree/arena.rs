@@ -1,4 +1,4 @@
-//! Nodes by index, and the step from a node along a key.
+//! The arena of tree nodes, and the step from a node to its child along a key.
 
 use std::ops::{Index, IndexMut};
 
@@ -205,8 +205,8 @@ impl Arena {
             if node.parent != parent {
                 return None;
             }
-            let behind = rest.get(node.edge.len()..);
-            let tag = behind.and_then(|behind| self.tag_below(child, behind));
+            let after = rest.get(node.edge.len()..);
+            let tag = after.and_then(|after| self.tag_below(child, after));
             if let Some(tag) = tag {
                 // Fetched while the edge is compared.
                 self.children.prefetch(tag);

@@ -1,4 +1,4 @@
-//! A running sequence hands its computed pages to the tree.
+//! Publishes a running sequence's computed pages in the tree.
 
 use super::{Key, KeyUse, RadixTree};
 use crate::cache::prefix_cache::{Checkpoint, Checkpointed};

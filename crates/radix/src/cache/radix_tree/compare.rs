@@ -1,4 +1,4 @@
-//! How far two runs of tokens are the same.
+//! The length of the common prefix of two token runs.
 
 /// Tokens compared at a time by the C library's comparison, which uses the widest registers there are.
 const BLOCK: usize = 256;

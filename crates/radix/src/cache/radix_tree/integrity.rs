@@ -1,4 +1,4 @@
-//! The walk that compares all incremental counts with the nodes.
+//! The integrity check: recounts all nodes and compares the counts with the incremental ones.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -34,7 +34,7 @@ pub(super) struct Saves {
     /// Raised to forget all stored blocks: accounts of an earlier epoch are void.
     epoch: u32,
     queue: VecDeque<Entry>,
-    /// Of all paths in the queue, as they are kept: to the end of their requests' tokens.
+    /// Tokens of all paths in the queue, which are stored to the end of their requests' tokens.
     queued_tokens: usize,
     /// The store has stopped: nothing is queued.
     is_over: bool,
@@ -47,7 +47,7 @@ struct NodeSaves {
     epoch: u32,
     /// The store has, or is getting, all of its blocks that end within this many tokens of their path.
     stored_to: u32,
-    /// The same of the state at its end.
+    /// The same for the state at its end.
     has_state: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A hold on cached pages.
+//! `NodeLock`: protects cached pages from eviction while it exists.
 
 use std::fmt;
 use std::sync::Arc;

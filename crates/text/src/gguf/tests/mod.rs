@@ -1,3 +1,5 @@
+//! Tokenizers and chat templates from GGUF metadata.
+
 use std::borrow::Cow;
 
 use super::*;

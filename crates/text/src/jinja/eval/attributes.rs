@@ -1,4 +1,4 @@
-//! Attributes and items.
+//! Evaluates attributes and items.
 
 use std::rc::Rc;
 

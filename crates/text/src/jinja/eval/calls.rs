@@ -1,4 +1,4 @@
-//! Calls of macros, methods and functions.
+//! Evaluates calls of macros, methods and functions.
 
 use std::rc::Rc;
 

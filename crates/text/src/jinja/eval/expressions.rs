@@ -1,4 +1,4 @@
-//! Expressions.
+//! Evaluates expressions.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -198,7 +198,7 @@ impl<'t> Interpreter<'t> {
         Ok(Value::Bool(true))
     }
 
-    /// Python's truth.
+    /// The truth value of `value`, as in Python.
     pub(in super::super) fn truth(&self, value: &Value) -> bool {
         match value {
             Value::Undefined(_) | Value::None => false,

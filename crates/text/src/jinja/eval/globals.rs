@@ -1,4 +1,4 @@
-//! The functions of the environment.
+//! The global functions of the environment.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

@@ -1,4 +1,4 @@
-//! Operators.
+//! Evaluates operators.
 
 use num_bigint::BigInt;
 use num_traits::ToPrimitive;

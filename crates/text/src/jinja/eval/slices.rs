@@ -1,4 +1,4 @@
-//! Items and slices.
+//! Evaluates items and slices.
 
 use num_traits::ToPrimitive;
 

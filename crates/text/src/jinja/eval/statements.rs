@@ -1,4 +1,4 @@
-//! Statements.
+//! Runs statements.
 
 use std::rc::Rc;
 
@@ -177,7 +177,7 @@ impl<'t> Interpreter<'t> {
             return Fault::other("no loop");
         };
         let result = self.iterate(node, id, len, scope, out);
-        // Nothing refers to a loop that has ended, but for a namespace: its items need no memory.
+        // Nothing but a namespace refers to a loop that has ended: its items need no memory.
         if let Some(Object::Loop(state)) = self.objects.borrow_mut().get_mut(id) {
             state.items = Vec::new();
             state.last = None;

@@ -74,7 +74,7 @@ pub(super) const NAMES: [&str; 52] = [
 impl Interpreter<'_> {
     pub(super) fn filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match (name, &value) {
-            // These look at no item.
+            // These filters access no item.
             (
                 "count" | "length" | "d" | "default",
                 Value::List(_) | Value::Tuple(_) | Value::Dict(_),

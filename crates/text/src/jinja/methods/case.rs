@@ -1,4 +1,4 @@
-//! Classes of texts and their cases.
+//! String methods for character classes and case, such as `isdigit` and `title`.
 
 use super::super::characters::{
     decimal, is_alnum, is_alpha, is_blank, is_cased, is_digit, is_numeric, is_title,

@@ -1,4 +1,4 @@
-//! Looking for texts in texts.
+//! String searches: `find`, `count`, `startswith` and their relatives.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

@@ -1,4 +1,4 @@
-//! Cutting texts.
+//! String splitting.
 
 use super::super::characters::{is_alnum, is_blank};
 

@@ -1,4 +1,4 @@
-//! Expressions, in Jinja's order of operators.
+//! Parses expressions, in Jinja's operator precedence.
 
 use super::super::ast::{Comparison, Expr, Kind};
 use super::super::number::Arithmetic;

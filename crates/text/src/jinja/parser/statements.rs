@@ -1,4 +1,4 @@
-//! Statements.
+//! Parses statements.
 
 use super::super::ast::{Action, Expr, For, Kind, MacroBody, Statement, Target};
 use super::super::token;

@@ -1,3 +1,5 @@
+//! Chat templates, and the limits on rendering them.
+
 mod calls;
 mod hostile;
 mod python;

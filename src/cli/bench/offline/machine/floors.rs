@@ -1,4 +1,4 @@
-//! The least time that a step can take on a machine: every weight is read once, every product computed once.
+//! Roofline floors: the least time of a step, which reads every weight once and computes every product once.
 //!
 //! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products,
 //! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Only
@@ -34,13 +34,13 @@ const OPS_PER_ELEMENT: u64 = 2;
 /// A number for each kind of product with weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ByProduct<T> {
-    /// Of floats of 32 bits.
+    /// Products of 32-bit floats.
     pub f32: T,
-    /// Of bf16.
+    /// Products of bf16.
     pub bf16: T,
-    /// Of bytes.
+    /// Products of bytes.
     pub int8: T,
-    /// Of bytes that were unpacked from blocks.
+    /// Products of bytes that were unpacked from blocks.
     pub blocks: T,
 }
 
@@ -80,7 +80,7 @@ pub struct ModelCost {
     head_elements: ByProduct<u64>,
     /// All these matrices but experts, with their scales if they are quantised.
     matrix_bytes: u64,
-    /// The same of all experts.
+    /// The same for all experts.
     expert_bytes: u64,
     experts: Option<ExpertsConfig>,
     /// The attention layers.

@@ -22,7 +22,7 @@ pub fn measure(ordinal: usize, dtype: Dtype) -> Result<(String, GpuRates), Failu
     Ok((device.info().name.clone(), rates))
 }
 
-/// Those of a GPU that this build cannot use.
+/// The rates of a GPU that this build cannot use.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 #[allow(dead_code, reason = "no build makes one that has no feature for it")]

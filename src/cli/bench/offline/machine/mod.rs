@@ -1,6 +1,6 @@
-//! The machine at its best, and the least time that work can take on it.
+//! The machine's peak rates, and the least time of work at these rates.
 //!
-//! It is measured in alternation with the engine, so that both have the same neighbours.
+//! It is measured in alternation with the engine, so that both see the same other load on the host.
 
 pub mod floors;
 mod gpu;
@@ -16,7 +16,7 @@ use crate::cli::failure::Failure;
 use floors::Peak;
 use gpu::GpuRates;
 
-/// Caches that are said to be smaller are taken for this size.
+/// Caches that are reported smaller count as this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
 /// The buffer that is read, in caches: so large that a pass finds nothing of the one before in cache.
 const CACHES: u64 = 16;
@@ -52,7 +52,7 @@ pub enum MachineRates {
         /// All threads.
         all: Rates,
     },
-    /// Of a GPU.
+    /// The rates of a GPU.
     Gpu(GpuRates),
 }
 
@@ -146,7 +146,7 @@ impl Machine {
         }
     }
 
-    /// Reading alone, with all threads: it moves with the neighbours, so it is measured before every load.
+    /// Reading alone, with all threads: it varies with other load on the host, so it is measured before every load.
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { memory, threads } => memory.bytes_per_second(*threads),

@@ -1,4 +1,4 @@
-//! An engine with everything that its results are held against.
+//! An engine under test, and the peak rates that its results are compared with.
 
 use indicatif::ProgressBar;
 use souffleur::engine::EngineHandle;

@@ -1,4 +1,4 @@
-//! Measuring: starts of this program, loads in rounds, and how cost grows.
+//! Measurements: starts of this program, loads in rounds, and scaling.
 
 pub mod bench;
 pub mod noise;

@@ -1,4 +1,4 @@
-//! The rounds: every load once in each, and the machine at the start of each.
+//! Rounds of measurements: each measures the machine's peak rates, then runs every load once.
 
 use std::path::Path;
 

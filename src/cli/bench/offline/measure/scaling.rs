@@ -1,4 +1,4 @@
-//! How cost grows: decoding with the context, prefill with the prompt, throughput with the batch.
+//! Scaling: decoding with the context, prefill with the prompt, throughput with the batch.
 
 use super::bench::Bench;
 use super::streams;
@@ -22,7 +22,7 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
     let rates = bench.machine.measure();
     let decode_by_context = by_context(bench, args, &rates).await?;
     let line = through(&decode_by_context, |cost| cost.quartiles.median);
-    // One bandwidth for all contexts, or the line would be through the neighbours' noise.
+    // One bandwidth for all contexts, or the line would fit the noise of other load.
     let rates_read = decode_by_context
         .iter()
         .flat_map(|cost| &cost.read_bytes_per_s);

@@ -9,7 +9,7 @@ use souffleur::state::sampling::SamplingParams;
 
 use crate::cli::failure::Failure;
 
-/// When the tokens of one stream were there.
+/// Arrival times of the tokens of one stream.
 #[derive(Clone, Debug)]
 pub struct Stream {
     began: Instant,

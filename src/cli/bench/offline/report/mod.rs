@@ -1,4 +1,4 @@
-//! The measurements as a record for programs, tables for people and a picture.
+//! Reports of measurements: a JSON record, tables and a plot.
 
 pub mod plot;
 pub mod record;

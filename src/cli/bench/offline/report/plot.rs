@@ -1,4 +1,4 @@
-//! The batch curve as a picture: an SVG that needs nothing else.
+//! Plots throughput against batch size as a self-contained SVG.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Everything that a bench without a server measured, for programs.
+//! The JSON record of a bench without a server, for programs.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::cli::output::record::date;
 pub struct Record {
     /// Name and version of this form.
     pub schema: &'static str,
-    /// Of this program.
+    /// The version of this program.
     pub version: &'static str,
     /// When the bench ran, UTC.
     pub date: String,
@@ -47,7 +47,7 @@ pub struct Record {
     pub seed: u64,
     /// Rounds.
     pub repeat: u32,
-    /// The machine at its best, at the start of each round.
+    /// The machine's peak rates, at the start of each round.
     pub machine: Vec<MachineRates>,
     /// The table.
     pub rows: Vec<Row>,

@@ -1,4 +1,4 @@
-//! The results of `--scaling`, for programs.
+//! The JSON record of `--scaling`, for programs.
 
 use serde::Serialize;
 

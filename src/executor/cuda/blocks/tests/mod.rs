@@ -100,7 +100,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         let reason = if is_there {
             "cuMemcpyHtoDAsync"
         } else {
-            "are not there"
+            "are missing"
         };
         assert!(error.to_string().contains(reason), "{error}");
         assert_eq!(run.in_hands(), 0);

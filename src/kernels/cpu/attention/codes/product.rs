@@ -9,7 +9,7 @@ impl Product {
     /// groups.
     ///
     /// # Safety
-    /// As of [`Product::replace`], and the scales are valid for the rows and keys.
+    /// As for [`Product::replace`], and the scales are valid for the rows and keys.
     #[inline(always)]
     pub unsafe fn score_codes<S: Lanes>(&self, rows: usize, vectors: usize) {
         let mut row = 0;
@@ -84,7 +84,7 @@ impl Product {
     /// Adds weighted values to the decayed sums of rows: each group of a value by its own weights.
     ///
     /// # Safety
-    /// As of [`Product::add`], and the scales are valid for the rows.
+    /// As for [`Product::add`], and the scales are valid for the rows.
     #[inline(always)]
     pub unsafe fn weigh_codes<S: Lanes>(&self, rows: usize) {
         for group in 0..self.scales.value_groups {

@@ -15,7 +15,7 @@ use super::super::sizes::Sizes;
 use super::super::state::{Fold, clear, finish, merge};
 use super::Work;
 
-/// Where the keys of a block lie in the keys of the first head.
+/// Offsets of a block's keys in the keys of the first head.
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: FloatKv> Work<'_, F> {

@@ -12,7 +12,7 @@ use super::super::scales::Scales;
 use super::super::seen::BLOCK;
 use super::Work;
 
-/// Where the labels of a block lie.
+/// Offsets of a block's labels.
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: FloatKv> Work<'_, F> {

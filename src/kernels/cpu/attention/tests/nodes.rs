@@ -98,7 +98,7 @@ fn items_of_a_head_are_its_owners() {
                 assert!(items.is_sorted_by_key(|item| item.node), "node by node");
                 let of_node = |node| items.iter().filter(move |item| item.node as usize == node);
                 if heads.n_kv_heads < n_nodes {
-                    assert_eq!(plan.dealt(round), [items.len()], "nobody's");
+                    assert_eq!(plan.dealt(round), [items.len()], "not partitioned");
                     continue;
                 }
                 let counts: Vec<usize> = (0..n_nodes).map(|node| of_node(node).count()).collect();

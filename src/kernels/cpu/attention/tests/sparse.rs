@@ -206,10 +206,10 @@ fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_t
             world.grow(3, (3, 0), 450);
             for first in (0..LEN).step_by(chunk) {
                 let own = part(1, first, chunk.min(LEN - first));
-                let beside = [part(3, 449, 1), own, part(2, 499, 1)];
+                let batch = [part(3, 449, 1), own, part(2, 499, 1)];
                 let got = match first / chunk % 2 {
                     0 => world.attend(&[own]),
-                    _ => world.attend(&beside).split_off(1)[..own.n_tokens].to_vec(),
+                    _ => world.attend(&batch).split_off(1)[..own.n_tokens].to_vec(),
                 };
                 assert!(
                     got == expected[first..first + own.n_tokens],

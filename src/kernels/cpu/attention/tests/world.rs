@@ -139,7 +139,7 @@ impl World {
             .flat_map(|row| self.table.row(RowId::new(row)).to_vec())
             .collect();
         let first = used.iter().map(|page| page.index()).max().unwrap_or(0) + 1;
-        // Neighbours in the sequence lie apart.
+        // Neighbours in the sequence are not neighbours in memory.
         let n_pages = len.div_ceil(size) - pages.len();
         pages.extend(
             (first..first + n_pages)
@@ -349,7 +349,7 @@ fn set<E: Element>(kv: &mut [E], values: impl Iterator<Item = (usize, f32)>) {
     values.for_each(|(at, value)| kv[at] = E::narrow(value));
 }
 
-/// Where the elements of a slot lie in the pool: the keys of all heads, then the values that are not among them.
+/// Offsets of a slot's elements in the pool: the keys of all heads, then the values that are not among them.
 pub(super) fn places(heads: &HeadShape, slot: usize) -> impl Iterator<Item = usize> + use<> {
     let HeadShape {
         n_kv_heads,

@@ -1,3 +1,5 @@
+//! Matrix products against plain arithmetic, and against themselves in other batches.
+
 pub mod blocks;
 mod nodes;
 

@@ -104,7 +104,7 @@ pub(super) enum Seen<'a, B: Backend> {
     Operand(&'a B::Operand),
 }
 
-/// Is shown a result: its operation, and whether it is f32.
+/// Receives a result: its operation, and whether it is f32.
 pub(super) type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
 
 /// Runs every operation once.

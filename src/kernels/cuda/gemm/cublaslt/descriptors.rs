@@ -1,4 +1,4 @@
-//! The library's descriptors of a product.
+//! cuBLASLt's descriptors of a product.
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,

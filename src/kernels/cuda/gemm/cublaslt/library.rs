@@ -1,4 +1,4 @@
-//! The library: its file, the functions that we call, and its handle.
+//! Loads cuBLASLt: its file, the functions that we call, and its handle.
 
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl Handle {
     /// Opens and starts the library.
     ///
     /// # Errors
-    /// It is not there, or does not start.
+    /// It is not installed, or fails to initialise.
     pub(super) fn new(device: &Device) -> Result<Self, String> {
         let functions = open(device.info().driver)?;
         let mut raw = std::ptr::null_mut();
@@ -94,7 +94,7 @@ pub(super) fn is_there(device: &Device) -> bool {
     open(device.info().driver).is_ok()
 }
 
-/// Opens the first library that has everything, and no other: each takes hundreds of megabytes.
+/// Opens only the first library that has every function: each takes hundreds of megabytes.
 fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     static FUNCTIONS: std::sync::OnceLock<Result<Functions, String>> = std::sync::OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| {
@@ -109,7 +109,7 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
                 Ok(functions) => {
                     // Never closed: its functions are called until the process ends.
                     std::mem::forget(library);
-                    tracing::info!(library = %path.display(), "cuBLASLt opened");
+                    tracing::info!(library = %path.display(), "cuBLASLt loaded");
                     return Ok(functions);
                 }
                 Err(name) => reason = format!("{} has no {name}", path.display()),
@@ -153,7 +153,7 @@ fn distance(driver_major: u32, path: &Path) -> u32 {
     }
 }
 
-/// Makes an error of a status that is one.
+/// Makes an error of a status other than success.
 pub(super) fn check(call: &'static str, status: c_int) -> Result<(), DriverError> {
     match status {
         0 => Ok(()),

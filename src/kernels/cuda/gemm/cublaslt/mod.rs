@@ -16,16 +16,16 @@ use self::product::{Key, Product};
 use crate::cuda::driver::{Device, DeviceBuffer, DriverError, Stream};
 use crate::cuda::params::{ElementType, GemmParams};
 
-/// Prefills come in many lengths; beyond this the products begin anew.
+/// Prefills come in many lengths; beyond this the cache of products is cleared.
 const MAX_PRODUCTS: usize = 4096;
 
-/// The library, and how each shape met so far is multiplied.
+/// The library, and the algorithm of each shape seen so far.
 pub(super) struct CublasLt {
     /// `None`: it has no algorithm, or failed.
     products: FxHashMap<Key, Option<Product>>,
     /// Products that were left to our own kernels.
     n_left: u64,
-    /// Said once each, and of the others only how many they are.
+    /// Each is logged once; the others are only counted.
     has_said: Said,
     element: ElementType,
     /// Last, as products are dropped before it.
@@ -45,7 +45,7 @@ impl CublasLt {
     /// Opens the library for a device.
     ///
     /// # Errors
-    /// It is not there, or does not start.
+    /// It is not installed, or fails to initialise.
     pub(super) fn load(device: &Device, element: ElementType) -> Result<Self, String> {
         Ok(Self {
             handle: Handle::new(device)?,
@@ -70,7 +70,7 @@ impl CublasLt {
     /// skipped for this shape from now on.
     ///
     /// # Safety
-    /// As of the launches; `workspace` is used by one stream at a time.
+    /// As for the launches; `workspace` is used by one stream at a time.
     pub(super) unsafe fn multiply(
         &mut self,
         stream: &Stream,
@@ -108,15 +108,15 @@ impl CublasLt {
 /// Logs the first such shape at info, the others at debug.
 fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
     if !std::mem::replace(has_said, true) {
-        tracing::info!(%error, ?key, "cuBLASLt has no product: our own kernel multiplies, here and wherever else it has none")
+        tracing::info!(%error, ?key, "cuBLASLt has no algorithm for a product: using built-in GEMM kernels for such products")
     } else {
-        tracing::debug!(%error, ?key, "cuBLASLt has no product")
+        tracing::debug!(%error, ?key, "cuBLASLt has no algorithm for a product")
     }
 }
 
 fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
     if !std::mem::replace(has_said, true) {
-        tracing::warn!(%error, ?key, "cuBLASLt failed: our own kernel multiplies from now on, here and wherever else it fails")
+        tracing::warn!(%error, ?key, "cuBLASLt failed: using built-in GEMM kernels for products that fail")
     } else {
         tracing::debug!(%error, ?key, "cuBLASLt failed")
     }

@@ -1,4 +1,4 @@
-//! Products: the algorithm that the library chooses once for each shape, and the calls that use it.
+//! Products by cuBLASLt: the algorithm that it chooses once for each shape, and the calls that use it.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ use crate::cuda::params::{ElementType, GemmParams, GemmWrite};
 /// No algorithm needs more.
 const MAX_ALIGNMENT: u64 = 256;
 
-/// A shape, as far as the choice of an algorithm depends on it.
+/// The properties of a product that the choice of an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     m: u32,
@@ -23,7 +23,7 @@ pub(super) struct Key {
     k: u32,
     write: GemmWrite,
     has_bias: bool,
-    /// Of all addresses, in bytes.
+    /// Alignment of all addresses, in bytes.
     alignment: u32,
 }
 
@@ -67,7 +67,7 @@ impl Product {
     /// Asks the library which algorithm to use.
     ///
     /// # Errors
-    /// It has none, or as it says.
+    /// It has none, or reports another error.
     pub(super) fn new(
         handle: &Handle,
         element: ElementType,
@@ -127,7 +127,7 @@ impl Product {
     /// Multiplies operands of the product's shape.
     ///
     /// # Safety
-    /// As of [`CublasLt::multiply`](super::CublasLt::multiply).
+    /// As for [`CublasLt::multiply`](super::CublasLt::multiply).
     pub(super) unsafe fn multiply(
         &self,
         handle: &Handle,

@@ -37,14 +37,14 @@ pub enum Scheme {
 /// The packing of 4-bit codes in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Of GPTQ: eight inputs in a word.
+    /// As GPTQ packs: eight inputs in a word.
     Gptq {
         /// The number that is added to a stored zero point.
         zero_offset: u8,
     },
-    /// Of AWQ's products: eight outputs in a word, even ones first.
+    /// As AWQ packs: eight outputs in a word, even ones first.
     Awq,
-    /// Of compressed-tensors: eight inputs in a word, outputs outermost.
+    /// As compressed-tensors packs: eight inputs in a word, outputs outermost.
     CompressedTensors {
         /// Zero points are stored; without them they are 8.
         has_zeros: bool,
@@ -109,8 +109,8 @@ impl Scheme {
             };
             return Self::of_method(&own, own.text("quant_method")?);
         }
-        let beside = FILES.map(|name| dir.join(name));
-        match beside.iter().find(|file| file.exists()) {
+        let files = FILES.map(|name| dir.join(name));
+        match files.iter().find(|file| file.exists()) {
             Some(file) if has_codes => {
                 let json = JsonFile::read(file, MAX_CONFIG_BYTES)?;
                 // It need not name the method: AWQ's tools have other keys than GPTQ's.

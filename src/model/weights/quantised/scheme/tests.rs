@@ -1,3 +1,5 @@
+//! Descriptions of quantised checkpoints: supported ones, and errors for the others.
+
 use serde_json::{Value, json};
 
 use super::*;

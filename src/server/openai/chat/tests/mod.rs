@@ -1,3 +1,5 @@
+//! Chat completions: parsing calls and writing answers.
+
 mod reasoning;
 mod tools;
 mod writing;

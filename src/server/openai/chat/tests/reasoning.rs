@@ -1,3 +1,5 @@
+//! Reasoning in chat completions.
+
 use serde_json::{Map, Value, json};
 
 use super::{call, refuses, refuses_field};

@@ -1,3 +1,5 @@
+//! Tools in chat completions.
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};

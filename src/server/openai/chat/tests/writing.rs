@@ -1,3 +1,5 @@
+//! Whole and streamed chat completions.
+
 use serde_json::{Value, json};
 
 use super::call;

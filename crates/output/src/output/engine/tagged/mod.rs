@@ -272,7 +272,7 @@ impl TaggedEngine {
         self.complete_calls > 0 && calls.is_some_and(|(_, tools)| tools.is_single())
     }
 
-    /// Parses as far as the input decides.
+    /// Parses the input up to where more of it is needed to decide.
     fn run(&mut self, input: Input, out: &mut Vec<OutputPiece>) {
         loop {
             if matches!(self.state, State::Over) {

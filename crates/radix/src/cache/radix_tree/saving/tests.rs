@@ -1,3 +1,5 @@
+//! The tree's account of stored blocks, and its queue of blocks to save.
+
 use super::*;
 use crate::cache::eviction::EvictionPolicy;
 use crate::cache::prefix_cache::PrefixCache;

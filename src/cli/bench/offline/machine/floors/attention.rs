@@ -1,4 +1,4 @@
-//! The cost of a layer's attention.
+//! The roofline cost of a layer's attention.
 
 use souffleur::state::pool::kv_layout::PagedKv;
 

@@ -1,4 +1,4 @@
-//! Floors that were worked out by hand.
+//! Roofline floors, computed by hand.
 
 use std::path::Path;
 
