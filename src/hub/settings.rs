@@ -251,7 +251,11 @@ mod tests {
             ("HF_ENDPOINT", "https://", "must be like https://"),
             ("HF_ENDPOINT", "https://me:pw@host", "must be like https://"),
             ("HF_HUB_DOWNLOAD_TIMEOUT", "0", "positive number"),
-            ("HF_TOKEN", "hf secret", "HF_TOKEN has characters"),
+            (
+                "HF_TOKEN",
+                "hf secret",
+                "invalid Hugging Face token in HF_TOKEN",
+            ),
         ] {
             let error = read(&[("HOME", "/home/ada"), (name, value)]).expect_err("it is wrong");
             let text = error.to_string();

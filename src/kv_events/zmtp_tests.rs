@@ -118,7 +118,7 @@ fn peers_of_other_protocols_are_told_apart() {
         (
             [&subscriber[..], b"\x80\0"].concat(),
             SocketType::Pub,
-            "no frame",
+            "invalid frame header",
         ),
     ] {
         let error = shake(&peer, socket).expect_err(reason);

@@ -6,6 +6,7 @@ use souffleur::executor::fake::expected_output;
 use souffleur::ids::RequestId;
 use souffleur::request::Event;
 use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::scheduler::policy::schedule_policy_names;
 
 use super::doubles::Probe;
 use super::world::{Build, VOCAB, World, request, within};
@@ -92,15 +93,7 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
         ..Build::default()
     }
     .start();
-    let policies = [
-        "lpm",
-        "dfs-weight",
-        "hrrn",
-        "random",
-        "shortest-prefill-first",
-        "lof",
-        "fcfs",
-    ];
+    let policies: Vec<_> = schedule_policy_names().collect();
     let evictions: Vec<_> = EvictionPolicy::names().collect();
     let n_rounds = policies.len().max(evictions.len());
     for round in 0..n_rounds {
@@ -134,7 +127,7 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
 async fn an_unknown_name_changes_nothing_and_is_told_the_known_ones() {
     let world = Build::default().start();
     let unknown = set(&world, to("sjf")).await.expect_err("there is no sjf");
-    let known = "fcfs, lpm, dfs-weight, lof, random, hrrn, shortest-prefill-first";
+    let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
     let text = format!("schedule_policy is \"sjf\", must be one of {known}");
     assert_eq!(unknown, RequestError::Invalid(text));
     let half = SetPolicy {

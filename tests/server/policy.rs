@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::scheduler::policy::schedule_policy_names;
 
 use crate::http::{get, post, stream};
 use crate::world::World;
@@ -49,7 +50,7 @@ fn what_is_no_policy_is_refused_with_the_known_ones() {
         assert_eq!(response.status, 400, "{body}");
         response.json()["error"]["message"].take()
     };
-    let known = "fcfs, lpm, dfs-weight, lof, random, hrrn, shortest-prefill-first";
+    let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
     assert_eq!(
         refused(&json!({"schedule_policy": "sjf"})),
         format!("schedule_policy is \"sjf\", must be one of {known}")

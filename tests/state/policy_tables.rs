@@ -150,7 +150,7 @@ fn random_draws_another_order_each_time_and_the_same_ones_again() {
 #[test]
 fn an_unknown_policy_is_told_the_known_ones() {
     let error = schedule_policy("sjf").err().expect("there is no sjf");
-    let known = "fcfs, lpm, dfs-weight, lof, random, hrrn, shortest-prefill-first";
+    let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
     assert_eq!(error, format!("is \"sjf\", must be one of {known}"));
 }
 

@@ -6,7 +6,20 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// A part of each example for a shell, and its check.
-pub const CURL: [(&str, Check); 21] = [
+pub const CURL: [(&str, Check); 22] = [
+    ("Where do pandas live?", |said| {
+        let answer = parse(said)?;
+        let results = answer["results"].as_array().ok_or("there are no results")?;
+        let [best] = results.as_slice() else {
+            return Err("there is not one result".to_owned());
+        };
+        let score = best["relevance_score"].as_f64();
+        expect(
+            score.is_some_and(|score| (0.0..=1.0).contains(&score))
+                && best["document"]["text"].is_string(),
+            "it is no result with score and document",
+        )
+    }),
     ("Act one.", |said| {
         let answer = parse(said)?;
         let all = answer["data"].as_array().ok_or("there are no embeddings")?;

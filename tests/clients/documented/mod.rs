@@ -81,7 +81,7 @@ fn examples(language: &str) -> Vec<String> {
 
 /// Runs the examples of a language; each has one check, and each check an example.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
-    // A scripted model has no hidden states, and so no embeddings.
+    // A scripted model has neither hidden states nor probabilities.
     let (world, model) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
     assert_eq!(examples.len(), checks.len(), "examples and checks");
@@ -91,7 +91,8 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("there is not one check for this example:\n{example}");
         };
         assert!(example.contains(ADDRESS), "{example}");
-        let addr = if example.contains("/v1/embeddings") {
+        let needs_weights = ["/v1/embeddings", "/v1/rerank"];
+        let addr = if needs_weights.iter().any(|path| example.contains(path)) {
             model.addr
         } else {
             world.addr

@@ -36,6 +36,9 @@ pub(super) struct Node {
     pub is_used_since: bool,
 }
 
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Node>() == 64, "a node fills one cache line");
+
 /// The rest of a node's [`NodeUse`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Past {
