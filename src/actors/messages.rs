@@ -57,7 +57,7 @@ impl Generate {
         Self::weighed(asked, prompts)
     }
 
-    /// As [`Generate::call`], when the prompts were examined already.
+    /// Like [`Generate::call`], with prompts that were already examined.
     pub(crate) fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
         Self {
             asked,
@@ -66,7 +66,7 @@ impl Generate {
         }
     }
 
-    /// Takes it out of the mailbox: it no longer counts, and its handler's time does until the timer is dropped.
+    /// Takes it out of the mailbox: it no longer counts as queued, and its handler is timed until the timer is dropped.
     pub(crate) fn open(self) -> (Vec<Asked>, Prompts, HandlerTimer) {
         (self.asked, self.prompts, self.in_flight.open())
     }
@@ -78,14 +78,14 @@ impl Generate {
 pub struct TokensReady {
     /// One entry for each request that advanced, in batch order.
     pub batch: Vec<RequestTokens>,
-    /// For the diagnosis of misses: admissions and evictions since the last such message, in their order.
+    /// For cache-miss diagnostics: admissions and evictions since the last such message, in their order.
     pub prefixes: Vec<PrefixEvent>,
     /// Requests that left the queue for the first time since the last such message, and when.
     pub admissions: Vec<(IntakeId, Instant)>,
 }
 
-/// Host or server -> Tokenizer, rare: where a request's prompt left the tree, and why. `None` for an id that is
-/// unknown, not admitted yet or no longer recorded, and with the diagnosis off.
+/// Host or server -> Tokenizer, rare: where a request's prompt diverged from the tree, and why. `None` for an id
+/// that is unknown, not admitted yet or no longer recorded, and while diagnostics are off.
 #[derive(Debug, Message)]
 #[rtype(result = "Option<Box<PrefixReport>>")]
 pub struct GetPrefixReport {
@@ -139,20 +139,20 @@ impl Message for Box<StepPlanned> {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub enum StoreNews {
-    /// It begins to serve, or has failed permanently.
+    /// True once the store serves; false once it has failed permanently.
     Serves(bool),
-    /// Answers [`StoreOrder::Find`], also in place of a store that is late.
+    /// Answers [`StoreOrder::Find`], also when the store is late.
     Found {
         /// The sequence that asked.
         seq: SeqId,
         /// The part of the prompt that the store has.
         found: PrefixFound,
     },
-    /// Answers [`StoreOrder::Fetch`], likewise.
+    /// Answers [`StoreOrder::Fetch`], also when the store is late.
     Fetched {
-        /// The run.
+        /// The run of blocks.
         ticket: Ticket,
-        /// Blocks that came, from the first requested one.
+        /// Blocks fetched, counted from the first requested one.
         blocks: usize,
         /// Why they are fewer than requested.
         miss: Option<StoredMiss>,
@@ -161,7 +161,7 @@ pub enum StoreNews {
     Written {
         /// The save.
         ticket: Ticket,
-        /// The store has the block now.
+        /// Whether the store has the block now.
         kept: bool,
     },
 }
@@ -176,12 +176,12 @@ pub struct StepDone {
     pub result: Result<StepOutput, StepError>,
     /// Seconds that the executor worked on it.
     pub run_seconds: f64,
-    /// Seconds that the executor waited for it since its last step ended.
+    /// Seconds that the executor was idle between its previous step and this one.
     pub idle_seconds: f64,
 }
 
 /// Host -> Scheduler, rare: keeps a cached prefix in memory until it is unpinned or `ttl_s` has passed.
-/// Bounded in number; pins are revoked before an idle engine refuses a request for want of memory.
+/// Bounded in number; pins are revoked before an idle engine rejects a request for lack of memory.
 #[derive(Debug, Message)]
 #[rtype(result = "Result<PrefixPinned, RequestError>")]
 pub struct PinPrefix {
@@ -202,7 +202,7 @@ pub struct PrefixPinned {
     pub tokens: usize,
 }
 
-/// Host -> Scheduler, rare: gives a pin back. Answers whether it was still held.
+/// Host -> Scheduler, rare: releases a pin. Answers whether it was still held.
 #[derive(Debug, Message)]
 #[rtype(result = "bool")]
 pub struct UnpinPrefix {
@@ -211,14 +211,14 @@ pub struct UnpinPrefix {
 }
 
 /// Host or server -> Scheduler, one per conversation that continues: keeps a cached prefix until it is unpinned,
-/// `ttl_s` has passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest give way, and
-/// all of them before a request waits, is retracted, preempted or refused for want of memory.
+/// `ttl_s` has passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest are released
+/// first, and all of them before a request waits, is retracted, preempted or rejected for lack of memory.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct PinSoftly {
-    /// Names the pin; `EngineHandle::pin_softly` gives each a different one.
+    /// Names the pin; `EngineHandle::pin_softly` assigns each pin a unique name.
     pub name: u64,
-    /// A pin that is given back for it.
+    /// A pin that this one replaces, which is released.
     pub replaces: Option<u64>,
     /// Where the prefix is shared.
     pub namespace: Namespace,
@@ -228,7 +228,7 @@ pub struct PinSoftly {
     pub ttl_s: u32,
 }
 
-/// Host or server -> Scheduler, rare: gives a soft pin back, if it is still held.
+/// Host or server -> Scheduler, rare: releases a soft pin, if it is still held.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct UnpinSoftly {
@@ -243,7 +243,7 @@ impl Message for Box<PrefixesProbed> {
     type Result = ();
 }
 
-/// Host or server -> Scheduler, rare: other policies from the next plan on. Waiting and running requests stay. Unknown
+/// Host or server -> Scheduler, rare: switches policies from the next plan on. Requests are not affected. Unknown
 /// names change nothing. A rebuilt unit starts with the policies that were set last.
 #[derive(Debug, Default, Message)]
 #[rtype(result = "Result<PoliciesSet, RequestError>")]
@@ -269,12 +269,12 @@ pub struct PoliciesSet {
 #[rtype(result = "Result<CacheFlushed, RequestError>")]
 pub struct FlushCache;
 
-/// Host or server -> Scheduler, rare: begins or ends a pause. Steps in flight end; no other is planned until the end of
-/// the pause. Requests that come in meanwhile wait. A unit that is rebuilt during a pause is paused.
+/// Host or server -> Scheduler, rare: pauses or resumes the engine. Steps in flight finish; no other is planned until
+/// it resumes. Requests that arrive meanwhile wait. A unit that is rebuilt during a pause starts paused.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
-    /// It begins.
+    /// True to pause, false to resume.
     pub paused: bool,
 }
 
@@ -283,7 +283,7 @@ pub struct SetPaused {
 #[rtype(result = "EngineStats")]
 pub struct GetStats;
 
-/// Host or server -> Scheduler, rare: as [`GetStats`], with rates and with the tokens that wait. Walks through the queue.
+/// Host or server -> Scheduler, rare: like [`GetStats`], with rates and waiting tokens. Walks the queue.
 #[derive(Debug, Message)]
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
@@ -296,7 +296,7 @@ pub struct Drain;
 // To the RadixCache.
 
 /// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
-/// Bounds: all that wait, for lpm and hrrn at most 128; in queue order; each is touched.
+/// Covers all waiting requests (at most 128 for lpm and hrrn), in queue order, and touches their prefixes.
 pub use crate::state::plan::probe::ProbePrefixes;
 
 impl Message for Box<ProbePrefixes> {
@@ -338,12 +338,12 @@ impl Message for Box<ReservePages> {
 pub struct RunStep {
     /// The step.
     pub plan: Box<StepPlan>,
-    /// The emptied rows of an earlier step's result, to be reused; without any the executor allocates new ones.
+    /// The cleared rows of an earlier step's result, for reuse; the executor allocates new ones if there are none.
     pub spent: Option<Vec<RowResult>>,
 }
 
-/// Scheduler -> Executor: sequences that have ended while steps with a decode of theirs were in flight. The steps that
-/// have not begun leave them out.
+/// Scheduler -> Executor: sequences that ended while steps that decode them were in flight. Steps that have not begun
+/// skip them.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SequencesEnded {
@@ -360,17 +360,17 @@ pub struct SequencesEnded {
 pub struct ActorDied {
     /// The name of the actor or thread that died.
     pub actor: &'static str,
-    /// The generation of its unit: a late note of an earlier generation is ignored.
+    /// The generation of its unit: a late note from an earlier generation is ignored.
     pub generation: u64,
-    /// It panicked.
+    /// Whether it panicked.
     pub panicked: bool,
 }
 
-/// Scheduler -> Watchdog, rare: all that hosts have set so far, for the unit that is built after a death.
+/// Scheduler -> Watchdog, rare: everything that hosts have set so far, for the unit that is built after a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
 pub struct HostSettings {
-    /// No step is planned.
+    /// Whether the engine is paused.
     pub paused: bool,
     /// The scheduling policy that was requested last; `None` for the configured one.
     pub schedule_policy: Option<String>,
@@ -443,7 +443,7 @@ impl Doors {
 
 // To the KvStore.
 
-/// Scheduler -> KvStore, when there is anything to do for it: orders, in order.
+/// Scheduler -> KvStore, when it has work: orders, in sequence.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct StoreOrders {

@@ -161,7 +161,7 @@ impl Watchdog {
         if let StartError::Load(LoadError::Replaced { .. }) = error {
             // No wait brings the model back that its clients know by this name.
             tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
-            return self.give_up(&format!("the engine died and is not rebuilt: {error}"));
+            return self.give_up(&format!("the engine died and will not be rebuilt: {error}"));
         }
         let Some(wait) = self.rules.wait_after(attempts) else {
             tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down");

@@ -126,7 +126,7 @@ fn read(args: &CalibrateArgs) -> Result<String, Failure> {
         .len();
     if size > MAX_TEXT_BYTES {
         return Err(failed(&format_args!(
-            "has {size} bytes, limit is {MAX_TEXT_BYTES}: cut it, {} tokens of it are used",
+            "has {size} bytes, limit is {MAX_TEXT_BYTES}: shorten it, only {} tokens of it are used",
             args.max_tokens
         )));
     }

@@ -34,7 +34,8 @@ pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
     if replayed.has_gap {
         let n_dropped = replayed.n_dropped;
         return Err(in_file(format!(
-            "has a gap: the disk was too slow and records are missing ({n_dropped} are counted); records after the gap cannot be replayed"
+            "has a gap: the disk was too slow and records are missing ({n_dropped} dropped); records after the gap \
+             cannot be replayed"
         )));
     }
     Ok(())

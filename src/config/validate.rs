@@ -213,8 +213,8 @@ impl EngineConfig {
         let page = self.page_size as usize;
         check(block_tokens(page).is_some(), "kv_disk_path", || {
             format!(
-                "is given, but page_size is {page}: K/V is stored in blocks of {BLOCK_TOKENS} tokens, so a page must have \
-                 a divisor or a multiple of that"
+                "is given, but page_size is {page}: K/V is stored in blocks of {BLOCK_TOKENS} tokens, so page_size \
+                 must divide that or be a multiple of it"
             )
         })
     }

@@ -396,7 +396,7 @@ impl EngineHandle {
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
             tracing::warn!(
-                "the executor thread is still in a step: not waiting for it, it ends after that step"
+                "the executor thread is still running a step: not waiting for it, it exits after that step"
             );
             return;
         }

@@ -65,7 +65,7 @@ pub(super) fn memory_plan(
         tracing::warn!(
             asked,
             max_total_tokens = plan.max_total_tokens,
-            "max_total_tokens exceeds the limit by mem_fraction_static: using the limit"
+            "max_total_tokens exceeds the limit set by mem_fraction_static: using the limit"
         );
     }
     Ok(plan)

@@ -204,7 +204,8 @@ fn host_bytes_of(
     match config.kv_host_bytes {
         None => Ok(wanted.min(available_bytes / POOL_SHARE)),
         Some(asked) if asked > available_bytes => Err(format!(
-            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or leave it out for at most 1/{POOL_SHARE} of these"
+            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or leave it \
+             out to use at most 1/{POOL_SHARE} of them"
         )),
         Some(_) => Ok(wanted),
     }
@@ -304,7 +305,7 @@ fn identify(
     if !seen.are_at(&files) {
         let shown = model_path.display();
         return Err(format!(
-            "{shown} names other files of weights than before they were loaded: start the engine again"
+            "{shown} no longer names the weight files that were loaded: restart the engine"
         ));
     }
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();

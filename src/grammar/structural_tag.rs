@@ -93,7 +93,7 @@ impl Reader<'_> {
                     (Some(least), most) if most.is_none_or(|most| least <= most) => {
                         repeated(least, most)
                     }
-                    _ => Err(refusal(place, "has a min and a max that are no range")),
+                    _ => Err(refusal(place, "has no min, or a min above its max")),
                 }
             }
             "tag" => self.tag(format, place, depth).map(Tag::into_part),
@@ -137,7 +137,7 @@ impl Reader<'_> {
         let schema = match schema {
             // Some write it as text.
             Value::String(text) => serde_json::from_str(text)
-                .map_err(|_| refusal(place, "is a text that is no JSON"))?,
+                .map_err(|_| refusal(place, "is a string that is not valid JSON"))?,
             schema => schema.clone(),
         };
         let field = format!("{FIELD}, in the schema at {place},");
@@ -162,7 +162,7 @@ impl Reader<'_> {
         {
             return Err(refusal(
                 place,
-                "excludes texts, which is not supported for regex",
+                "excludes strings, which is not supported for regex",
             ));
         }
         let body = regex::whole_match(FIELD, &pattern, self.limits)?;
@@ -332,7 +332,7 @@ impl Reader<'_> {
     fn list<'a>(&self, value: &'a Value, place: &str) -> Result<&'a [Value], FieldError> {
         let list = value.as_array().filter(|list| !list.is_empty());
         list.map(Vec::as_slice)
-            .ok_or_else(|| refusal(place, "is no list, or an empty one"))
+            .ok_or_else(|| refusal(place, "is not a list, or an empty one"))
     }
 
     fn string(
@@ -342,7 +342,7 @@ impl Reader<'_> {
         place: &str,
     ) -> Result<String, FieldError> {
         let text = object.get(name).and_then(Value::as_str);
-        let text = text.ok_or_else(|| refusal(place, &format!("has no text {name}")))?;
+        let text = text.ok_or_else(|| refusal(place, &format!("has no string {name}")))?;
         if text.len() <= self.limits.text_bytes {
             Ok(text.to_owned())
         } else {
@@ -354,11 +354,11 @@ impl Reader<'_> {
         let texts = match value {
             None | Some(Value::Null) => return Ok(Vec::new()),
             Some(Value::Array(texts)) => texts,
-            Some(_) => return Err(refusal(place, "is no list of texts")),
+            Some(_) => return Err(refusal(place, "is not a list of strings")),
         };
         let texts = texts.iter().map(|text| text.as_str().map(str::to_owned));
         let texts: Option<Vec<String>> = texts.collect();
-        texts.ok_or_else(|| refusal(place, "is no list of texts"))
+        texts.ok_or_else(|| refusal(place, "is not a list of strings"))
     }
 
     fn flag(

@@ -4,8 +4,8 @@
 const INSTEAD: [(&str, &str); 13] = [
     (
         "oneOf constraints are not supported",
-        "oneOf is supported where its options exclude each other, as by another type each or by a required property with \
-         another const each: make them differ so, or write anyOf",
+        "oneOf is supported where its options exclude each other, for example by a different type each, or by a \
+         required property with a different const each: make them differ so, or use anyOf",
     ),
     (
         "'referencing' feature",

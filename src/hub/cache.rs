@@ -111,7 +111,7 @@ impl RepoCache {
             if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
                 tracing::info!(
                     blob = etag.as_str(),
-                    "another process downloads this file, waiting"
+                    "another process is downloading this file, waiting"
                 );
                 file.lock()?;
             }

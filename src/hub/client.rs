@@ -193,7 +193,7 @@ impl<'a> Client<'a> {
                 return Err(HubError::Protocol {
                     host: host_of(&url),
                     what: file.path.clone(),
-                    reason: format!("it sent another part than the one from byte {from} on"),
+                    reason: format!("it did not send the range from byte {from} on"),
                 });
             }
             _ => return Err(self.refusal(status, answer.headers(), &file.path)),

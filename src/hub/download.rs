@@ -111,7 +111,7 @@ impl Fetch<'_> {
         } else {
             tracing::warn!(
                 file = file.path,
-                "no hash from the hub for this file, checking its size only"
+                "the hub gave no hash for this file, checking only its size"
             );
         }
         // A name that survives a power cut must have contents that survive it too.
@@ -195,7 +195,7 @@ impl Fetch<'_> {
                 return Err(HubError::Protocol {
                     host: settings.endpoint.clone(),
                     what: file.path.clone(),
-                    reason: format!("more bytes came than the {} that it has", file.bytes),
+                    reason: format!("received more bytes than the {} that it has", file.bytes),
                 });
             }
             (self.at)(partial.bytes);

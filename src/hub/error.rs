@@ -52,8 +52,8 @@ pub enum HubError {
     },
     /// There is no such repository.
     #[error(
-        "there is no model {repo} at {endpoint}, and no folder of this name here: check its name; a private one needs \
-         HF_TOKEN"
+        "there is no model {repo} at {endpoint}, and no folder with this name here: check its name; a private one \
+         needs HF_TOKEN"
     )]
     NoRepository {
         /// The repository.
@@ -133,8 +133,8 @@ pub enum HubError {
     },
     /// The bytes that came are not those of the file, by the hub's hash.
     #[error(
-        "{file}: its {algorithm} is {got}, the hub says {expected}: what was downloaded is damaged and was thrown away; \
-         start again, and if it stays so, look for a proxy or mirror that changes files"
+        "{file}: its {algorithm} is {got}, the hub says {expected}: the download is corrupt and was deleted; try \
+         again, and if that fails too, look for a proxy or mirror that changes files"
     )]
     Checksum {
         /// The file in the repository.
@@ -148,8 +148,8 @@ pub enum HubError {
     },
     /// The disk is too small.
     #[error(
-        "{needed_bytes} bytes are to be downloaded to {}, which has {free_bytes} bytes free: make room, or set HF_HOME to \
-         a folder on a larger disk",
+        "the download needs {needed_bytes} bytes in {}, which has {free_bytes} bytes free: free some space, or set \
+         HF_HOME to a folder on a larger disk",
         folder.display()
     )]
     NoSpace {
@@ -208,10 +208,10 @@ fn token_advice(has_token: bool) -> &'static str {
 fn disk_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            ": make room, or set HF_HOME to a folder on a larger disk; the download goes on from there"
+            ": free some space, or set HF_HOME to a folder on a larger disk; the download resumes there"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            ": set HF_HOME to a folder that can be written"
+            ": set HF_HOME to a writable folder"
         }
         _ => "",
     }

@@ -315,7 +315,7 @@ impl Found {
         if !self.is_certain && self.path.is_file() {
             tracing::warn!(
                 file = %self.path.display(),
-                "using this file from the cache: the hub may have one that fits the name better"
+                "using a cached file: the hub may have a better match for the name"
             );
         }
         self.path

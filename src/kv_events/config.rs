@@ -1,4 +1,4 @@
-//! `kv_events_config`: SGLang's JSON object, extended by three keys.
+//! Parses `kv_events_config`: SGLang's JSON object plus `format`, `encoding` and `block_size`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const MAX_BUFFER_STEPS: usize = 1 << 20;
 const MAX_TOPIC_BYTES: usize = 255;
 /// `sun_path` holds slightly more.
 const MAX_IPC_PATH_BYTES: usize = 100;
-/// Hosts that mean every address of the machine.
+/// Hosts that mean all interfaces.
 const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 
 /// The configuration of the KV event publisher.
@@ -40,7 +40,7 @@ pub struct KvEventsConfig {
     pub format: IdFormat,
     /// How events are written.
     pub encoding: Encoding,
-    /// Tokens a block: a multiple of the page size.
+    /// Tokens per block: a multiple of the page size.
     pub block_size: usize,
 }
 
@@ -94,7 +94,7 @@ impl Endpoint {
             return match path.starts_with('/') && path.len() <= MAX_IPC_PATH_BYTES {
                 true => Ok(Self::Ipc { path: path.into() }),
                 false if path.starts_with('/') => Err(wrong("has a path longer than 100 bytes")),
-                false => Err(wrong("has no whole path")),
+                false => Err(wrong("has no absolute path")),
             };
         }
         let Some(address) = text.strip_prefix("tcp://") else {
@@ -175,7 +175,7 @@ impl KvEventsConfig {
     pub fn parse(json: &str, page_size: PageSize) -> Result<Option<Self>, String> {
         let written: Written = serde_json::from_str(json).map_err(|error| {
             format!(
-                "is not a JSON object of a publisher: {error}; write {{\"publisher\": \"zmq\"}}"
+                "is not a valid JSON object: {error}; write, for example, {{\"publisher\": \"zmq\"}}"
             )
         })?;
         match written.publisher.as_str() {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_pages_unless_these_are_small() {
+    fn default_blocks_are_the_smallest_multiple_of_the_page_size_from_16_tokens() {
         let json = r#"{"publisher": "zmq"}"#;
         for (page_size, expected) in [(1, 16), (4, 16), (7, 21), (16, 16), (64, 64), (256, 256)] {
             let config = KvEventsConfig::parse(json, page(page_size)).expect("valid");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_bound_or_connected_to_by_their_hosts() {
+    fn wildcard_and_ipc_endpoints_are_bound_and_others_connected() {
         for (text, remote) in [
             ("tcp://*:5557", None),
             ("tcp://0.0.0.0:1", None),
@@ -315,7 +315,7 @@ mod tests {
                 r#"{"publisher": "zmq", "replay_endpoint": "ipc://kv"}"#,
                 &[
                     "replay_endpoint is \"ipc://kv\"",
-                    "no whole path",
+                    "no absolute path",
                     "ipc:///PATH",
                 ],
             ),
@@ -351,7 +351,7 @@ mod tests {
             }
         }
         let reason = KvEventsConfig::parse(r#"{"publisher": "zmq", "block_size": 24}"#, page(16));
-        let reason = reason.expect_err("no multiple");
+        let reason = reason.expect_err("not a multiple");
         assert!(reason.contains("multiple of page_size (16)"), "{reason}");
     }
 }

@@ -177,7 +177,7 @@ fn try_remove_stale(path: &Path) -> io::Result<()> {
     let found = std::fs::symlink_metadata(path)?;
     let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     if !found.file_type().is_socket() {
-        return in_use("there is a file that is no socket");
+        return in_use("a file that is not a socket is in its place");
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A listener with a full backlog must not block this probe.

@@ -63,7 +63,7 @@ pub(super) async fn read_question(
         let number: Result<[u8; 8], _> = frame.body.try_into();
         let Ok(number) = number else {
             return Err(ZmtpError::Peer(
-                "requests a batch without a number of 8 bytes",
+                "sent a replay request without an 8-byte sequence number",
             ));
         };
         let first = u64::from_be_bytes(number);

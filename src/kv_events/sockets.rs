@@ -138,7 +138,7 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
         Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
-            tracing::debug!(%error, "a KV event subscriber left");
+            tracing::debug!(%error, "a KV event subscriber disconnected");
         }
         Err(error) => complaints.log("disconnected a KV event subscriber", &error),
     }

@@ -216,7 +216,7 @@ fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<PeerVersion, ZmtpError>
     }
     if &peer[12..32] != MECHANISM {
         return Err(ZmtpError::Peer(
-            "requires a security mechanism, and this socket has none",
+            "requires a security mechanism, but this socket has none",
         ));
     }
     Ok(match (peer[10], peer[11]) {

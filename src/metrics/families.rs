@@ -98,7 +98,7 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "sglang:num_queue_reqs",
-        "Requests that wait, retracted ones included.",
+        "Waiting requests, including retracted ones.",
     ),
     (
         "sglang:num_retracted_reqs",
@@ -118,7 +118,7 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "sglang:gen_throughput",
-        "Output tokens that requests got a second, over the last second of work.",
+        "Output tokens per second, over the last second of work.",
     ),
     (
         "sglang:cache_hit_rate",
@@ -162,7 +162,7 @@ const GAUGES: [(&str, &str); 36] = [
     ("sglang:num_pages", "Pages of the KV pool."),
     (
         "souffleur_states_used",
-        "States of layers without K/V that requests hold.",
+        "Recurrent states that requests hold.",
     ),
     ("souffleur_states_cached", "States in the prefix cache."),
     (
@@ -171,7 +171,7 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "souffleur_window_pages_used",
-        "Pages of layers with windows that requests hold.",
+        "Sliding-window pages that requests hold.",
     ),
     (
         "souffleur_window_pages_cached",

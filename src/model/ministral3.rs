@@ -1,4 +1,4 @@
-//! Ministral 3: Mistral with YaRN, whose queries grow with their positions.
+//! Ministral 3: Mistral with YaRN and queries scaled by position.
 //!
 //! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4: attention
 //! over many keys stays as sharp as over few. Keys are not scaled, so cached keys are valid for every later query.
@@ -37,7 +37,7 @@ pub(crate) static FAMILY: Family = Family {
     gguf: GgufFamily {
         numbers: &[QUERY_SLOPE],
         paired_rows: true,
-        // llama.cpp takes the other one to be 1.
+        // llama.cpp assumes that `mscale` is 1.
         yarn_weights: |all| (all != 0.0).then_some((1.0, all)),
         ..GgufFamily::named(Some("mistral3"))
     },
@@ -61,7 +61,7 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     }
 }
 
-/// The default rotation.
+/// The default RoPE parameters.
 fn usual_rope() -> RopeConfig {
     RopeConfig {
         theta: 1e6,
@@ -78,7 +78,7 @@ fn usual_rope() -> RopeConfig {
     }
 }
 
-/// The growth of Ministral 3's queries, which its rotation's parameters hold; a model without any has the default.
+/// The position scale of queries, read from the RoPE parameters; the default if there are none.
 fn queries(json: &JsonFile, max_positions: usize) -> Result<Option<PositionScale>, LoadError> {
     if RopeConfig::is_absent(json)? {
         return Ok(Some(PositionScale {

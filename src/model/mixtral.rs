@@ -1,6 +1,6 @@
-//! Mixtral: Mistral's attention, then a router that sends each token through some MLPs of full width.
+//! Mixtral: Mistral's attention, then a mixture of experts, each of them a full-width MLP.
 //!
-//! The router's softmax is over all experts, and the weights of the chosen are divided by their sum.
+//! The router's softmax is over all experts, and the weights of the selected ones are renormalised to sum to 1.
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
@@ -29,7 +29,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("MixtralForCausalLM", "mixtral", layer)
 };
 
-/// Its experts in files, which have Llama's name.
+/// Its experts in GGUF files, whose architecture is named `llama`.
 pub(crate) const GGUF_EXPERTS: GgufExperts = GgufExperts {
     names: ExpertNames::MIXTRAL,
     ..GgufExperts::PLAIN
@@ -43,7 +43,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// Softmax over all experts; the weights of the chosen are divided by their sum.
+/// Softmax over all experts; the weights of the selected ones are renormalised to sum to 1.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(8);
     let routing = softmax(json, count, 2, true)?;

@@ -21,7 +21,7 @@ pub(crate) static FAMILY: Family = Family {
         names: &[POST_ATTENTION],
         ..GgufFamily::named(Some("olmo2"))
     },
-    lacks_on_cuda: Some("norms over all heads of q and k"),
+    lacks_on_cuda: Some("QK norms over whole projections"),
     ..Family::new("Olmo2ForCausalLM", "olmo2", layer)
 };
 

@@ -71,7 +71,7 @@ impl ModelFiles {
         if !self.files.iter().map(|(file, _)| file).eq(&now) {
             let then = self.files.len();
             let what = format!(
-                "it names other files of weights ({}, {then} then)",
+                "it names other weight files now ({}, {then} before)",
                 now.len()
             );
             return replaced(&self.path, what);
@@ -118,18 +118,18 @@ impl Facts {
     /// The most telling difference, in words.
     fn differs_from(&self, now: &Self) -> Option<String> {
         if self.bytes != now.bytes {
-            return Some(format!("it has {} bytes, {} then", now.bytes, self.bytes));
+            return Some(format!("it has {} bytes, {} before", now.bytes, self.bytes));
         }
         if self.header != now.header {
-            return Some("it begins with other bytes".to_owned());
+            return Some("its first bytes changed".to_owned());
         }
         if self.inode != now.inode {
-            return Some("another file was put in its place (another inode)".to_owned());
+            return Some("another file was put in its place (its inode changed)".to_owned());
         }
         let was_written = self.modified != now.modified;
         was_written.then(|| {
             let (then, now) = (seconds(self.modified), seconds(now.modified));
-            format!("it was written at {now}, at {then} then (seconds since 1970)")
+            format!("it was written at {now}, before that at {then} (seconds since 1970)")
         })
     }
 }
@@ -184,10 +184,10 @@ mod tests {
             shorter.contains("model.safetensors is not the file"),
             "{shorter}"
         );
-        assert!(shorter.contains("it has 5 bytes, 7 then"), "{shorter}");
+        assert!(shorter.contains("it has 5 bytes, 7 before"), "{shorter}");
 
         put(dir, "model.safetensors", "Weights");
-        assert!(words(&files).contains("it begins with other bytes"));
+        assert!(words(&files).contains("its first bytes changed"));
 
         let files = look();
         let file = File::options()
@@ -195,7 +195,7 @@ mod tests {
             .open(dir.join("model.safetensors"));
         let file = file.expect("it is there");
         file.set_modified(UNIX_EPOCH).expect("its times can be set");
-        assert!(words(&files).contains("it was written at 0.000, at "));
+        assert!(words(&files).contains("it was written at 0.000, before that at "));
 
         let files = look();
         put(dir, "config.json", "[]");
@@ -203,7 +203,7 @@ mod tests {
 
         let files = look();
         put(dir, "quantize_config.json", "{}");
-        assert!(words(&files).contains("names other files of weights"));
+        assert!(words(&files).contains("names other weight files now"));
     }
 
     #[cfg(unix)]
@@ -216,7 +216,7 @@ mod tests {
         let files = ModelFiles::look(dir).expect("it can be read");
         put(dir, "copy", "weights");
         fs::rename(dir.join("copy"), dir.join("model.safetensors")).expect("same folder");
-        assert!(words(&files).contains("another inode"));
+        assert!(words(&files).contains("its inode changed"));
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         let files = ModelFiles::look(folder.path()).expect("it can be read");
         files.check().expect("nothing has changed");
         put(folder.path(), "config.json", "{ }");
-        assert!(words(&files).contains("it has 3 bytes, 2 then"));
+        assert!(words(&files).contains("it has 3 bytes, 2 before"));
     }
 
     #[test]

@@ -299,7 +299,7 @@ impl Entry {
             | Self::Written { .. } => "StoreNews",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",
-            Self::ExpireRequests { .. } => "look for requests whose time is over",
+            Self::ExpireRequests { .. } => "expire requests",
         }
     }
 

@@ -130,7 +130,7 @@ impl Drop for LogSink {
         self.blocks = None;
         let patience = self.written.recv_timeout(CLOSING_PATIENCE);
         if patience == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
-            tracing::warn!("the message log is incomplete: its disk does not respond");
+            tracing::warn!("the message log is incomplete: its disk is not responding");
         }
     }
 }

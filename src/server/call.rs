@@ -1,4 +1,4 @@
-//! The common parts of calls of every endpoint: limits, prompts, samples and ids.
+//! Parts common to the calls of all endpoints: limits, prompts, samples and ids.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -16,17 +16,17 @@ pub(super) const MAX_RID_BYTES: usize = 256;
 /// The limits of one call.
 #[derive(Clone, Copy)]
 pub(super) struct CallLimits<'a> {
-    /// Most prompts times samples.
+    /// Maximum of prompts times samples.
     pub(super) max_requests: usize,
-    /// The same, limited by the free places of the call's WebSocket.
+    /// The free slots of the call's WebSocket, if it came over one: they limit the same product.
     pub(super) websocket: Option<WebSocketRoom>,
     /// Limits on the lists and names of each request.
     pub(super) request: &'a RequestLimits,
-    /// Prompts of vectors; `None` where none are taken.
+    /// Limits of `input_embeds` prompts; `None` if the endpoint does not accept them.
     pub(super) vectors: Option<VectorLimits>,
 }
 
-/// The bounds of a prompt of vectors.
+/// Limits of an `input_embeds` prompt.
 #[derive(Clone, Copy)]
 pub(super) struct VectorLimits {
     /// Values in a vector.
@@ -36,7 +36,7 @@ pub(super) struct VectorLimits {
 }
 
 impl VectorLimits {
-    /// Those of an engine. The exact limit of a prompt's length is its Tokenizer's: this one bounds the reading.
+    /// The limits of an engine. Its Tokenizer checks the exact prompt length: this one bounds parsing.
     pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
         let model = engine.model();
         let most = model.context_length.min(model.max_total_tokens);
@@ -44,16 +44,16 @@ impl VectorLimits {
     }
 }
 
-/// Requests that a WebSocket may have in flight, and free places among them.
+/// The limit of requests in flight on a WebSocket, and how many more it may start.
 #[derive(Clone, Copy)]
 pub(super) struct WebSocketRoom {
     pub(super) free: usize,
     pub(super) limit: usize,
 }
 
-/// The prompts of a call, as they came.
+/// The prompts of a call, as received.
 pub(super) enum Prompts {
-    /// One by itself.
+    /// A single prompt outside a list.
     One(Prompt),
     /// A list, which may hold a single one.
     List(Vec<Prompt>),
@@ -128,7 +128,7 @@ pub(super) fn inputs(
     }
 }
 
-/// Refuses more samples of one prompt than there may be.
+/// Rejects an `n` that is out of range.
 pub(super) fn check_samples(n: u32) -> Result<(), ApiError> {
     match n {
         1..=MAX_SAMPLES => Ok(()),
@@ -160,7 +160,7 @@ pub(super) fn sample_id(rid: &RequestId, index: u32, n: u32) -> RequestId {
     }
 }
 
-/// Refuses calls of too many samples before anything is made for them; `field` is the one with their number.
+/// Rejects calls with too many samples before anything is allocated for them; the error names `field`.
 pub(super) fn check_size(
     field: &str,
     prompts: usize,

@@ -165,7 +165,7 @@ impl Fields {
         if self.values <= limit {
             Ok(values)
         } else {
-            let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
+            let text = format!("{name} holds {values} JSON values, limit is {limit} per body");
             Err(ApiError::field(name, format!("{text}: send less at once")))
         }
     }
@@ -446,7 +446,7 @@ mod tests {
             "0,".repeat(99)
         ));
         let error = fields.take_tree("messages").expect_err("it is too large");
-        let text = "messages holds 101 JSON values, limit is 100 a body: send less at once";
+        let text = "messages holds 101 JSON values, limit is 100 per body: send less at once";
         assert_eq!(error, ApiError::field("messages", text));
         let mut fields = of_text(r#"{"messages": [",,,,"], "tools": [1.5]}"#.to_owned());
         assert_eq!(fields.take_tree("messages"), Ok(Some(json!([",,,,"]))));

@@ -216,7 +216,10 @@ fn rank_load() -> Shape {
         .has("max_total_num_tokens", count())
         .has("max_running_requests", count())
         .has("token_usage", number().at_least(0).at_most(1))
-        .has("gen_throughput", number().about("tokens decoded a second"))
+        .has(
+            "gen_throughput",
+            number().about("tokens decoded per second"),
+        )
         .has(
             "cache_hit_rate",
             number().at_least(0).at_most(1).about(part),

@@ -90,7 +90,7 @@ fn find_columns(place: Place<'_>, header: &[String]) -> Result<[usize; 3], Simul
         *column = found.ok_or_else(|| {
             let shown: String = header.join(",").chars().take(SHOWN_CHARS).collect();
             let reason = format!(
-                "{shown:?} has no column {name}, expected {} or a Mooncake trace (a JSON object a line)",
+                "{shown:?} has no column {name}, expected {} or a Mooncake trace (one JSON object per line)",
                 COLUMNS.join(",")
             );
             place.error("header", reason)

@@ -68,7 +68,7 @@ fn no_object(place: Place<'_>, error: &serde_json::Error) -> SimulateError {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
     let at = error.column();
-    place.error("line", format!("is no JSON object: {what} (byte {at})"))
+    place.error("line", format!("is not a JSON object: {what} (byte {at})"))
 }
 
 fn field<'a>(

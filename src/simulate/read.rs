@@ -51,8 +51,7 @@ pub fn parse(
     let mut trace = match start {
         Some(b'{') => mooncake::parse(start_at, reader, limit)?,
         Some(b'[') => {
-            let reason =
-                "is one JSON list, expected a JSON object a line: `jq -c '.[]'` makes them of it";
+            let reason = "is a single JSON list, expected one JSON object per line: convert it with `jq -c '.[]'`";
             return Err(SimulateError::file(file, reason));
         }
         Some(_) => azure::parse(start_at, reader, limit)?,

@@ -254,7 +254,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if self.senders.is_some() && !self.stop() {
-            tracing::warn!("the KV store did not stop in time: its disk does not respond");
+            tracing::warn!("the KV store did not stop in time: its disk is not responding");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The slots of a kind: equal parts of files of 1 GiB at most, which hold a record each.
+//! The record slots of one block kind: equal parts of files of at most 1 GiB, with one record each.
 //!
-//! A slot is live (a record is in it), dirty (it is free, and its old bytes take room on the disk) or clean (it is free
-//! and takes none, or not yet).
+//! A slot is live (holds a record), dirty (free, but its old bytes still occupy disk space) or clean (free,
+//! and occupies none).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,9 +14,9 @@ use crate::store::record::RecordSize;
 
 /// Size of a file, in bytes.
 const SEGMENT_BYTES: u64 = 1 << 30;
-/// The last number of a file.
+/// The highest file number.
 const MAX_NUMBER: u64 = u32::MAX as u64;
-/// Files that are open at a time.
+/// Maximum number of open files.
 const MAX_OPEN: usize = 64;
 
 /// How a payload is written to the disk.
@@ -24,7 +24,7 @@ const MAX_OPEN: usize = 64;
 pub(super) enum Way {
     /// Through the kernel's page cache, where reads find it again.
     Cached,
-    /// Bypassing it, which takes less processor time.
+    /// Bypassing it, which takes less CPU time.
     PastCache,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Segments {
     slots_per_file: u64,
     /// The most recently used last.
     open: Vec<(u64, Arc<dyn DataFile>)>,
-    /// Slots in files, by file, as they were found.
+    /// Slots found at startup, by file number.
     found: BTreeMap<u64, u64>,
     n_live: u64,
     dirty: BTreeSet<u64>,
@@ -97,7 +97,8 @@ impl Segments {
         slots.is_some_and(|slots| slot % self.slots_per_file < *slots)
     }
 
-    /// Marks the live slots among those found. Removes files without any, and truncates the others after the last one.
+    /// Marks the live slots among those found. Removes files without any, and truncates the others
+    /// after their last live slot.
     pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
         self.n_live = live.len() as u64;
         self.end = live.last().map_or(0, |slot| slot + 1);
@@ -144,14 +145,14 @@ impl Segments {
         &self.size
     }
 
-    /// A free slot that takes up its room on the disk already.
+    /// Takes a free slot whose disk space is already allocated.
     pub fn take_dirty(&mut self) -> Option<u64> {
         let slot = self.dirty.pop_first()?;
         self.n_live += 1;
         Some(slot)
     }
 
-    /// A free slot that takes more room.
+    /// Takes a free slot that needs more disk space.
     pub fn take_clean(&mut self) -> u64 {
         self.n_live += 1;
         self.clean.pop_first().unwrap_or_else(|| {
@@ -160,13 +161,13 @@ impl Segments {
         })
     }
 
-    /// Takes a slot back.
+    /// Frees a slot.
     pub fn free(&mut self, slot: u64) {
         self.n_live = self.n_live.saturating_sub(1);
         self.dirty.insert(slot);
     }
 
-    /// Returns the room of one dirty slot to the file system. `Ok(false)` where there is none.
+    /// Punches a hole over one dirty slot, which returns its space to the file system. `Ok(false)` if there is none.
     pub fn punch(&mut self, files: &dyn Files) -> io::Result<bool> {
         let Some(slot) = self.dirty.last().copied() else {
             return Ok(false);
@@ -180,14 +181,14 @@ impl Segments {
     }
 
     /// Begins a record: overwrites the old header with zeros. The payload comes next, in parts, then the header. A
-    /// record that is cut off anywhere, or whose parts come to the disk in another order, is invalid by its checksums.
+    /// torn record, or one whose parts reach the disk out of order, fails its checksums.
     pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
         let (number, offset) = self.place(slot);
         let nothing = vec![0; self.size.header];
         self.file(files, number)?.write_at(&nothing, offset)
     }
 
-    /// Writes a part of a payload, which begins `at` bytes into it.
+    /// Writes a part of a payload at offset `at` within the payload.
     pub fn write_part(
         &mut self,
         files: &dyn Files,
@@ -225,7 +226,7 @@ impl Segments {
         Ok(SlotReader { file, offset, size })
     }
 
-    /// Makes the kernel read a slot ahead of its use.
+    /// Asks the kernel to read a slot ahead.
     pub fn read_ahead(&mut self, files: &dyn Files, slot: u64) {
         self.advise(files, slot, Advice::WillNeed);
     }
@@ -283,7 +284,7 @@ impl Segments {
     }
 }
 
-/// A slot, to be read.
+/// A handle for reading a slot.
 pub(super) struct SlotReader {
     file: Arc<dyn DataFile>,
     offset: u64,

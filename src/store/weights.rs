@@ -33,7 +33,7 @@ pub enum DigestError {
     },
     /// A file is no longer the one that was loaded.
     #[error(
-        "{} changed while it was loaded, so the loaded weights are unknown: start the engine again",
+        "{} changed while it was loaded, so the loaded weights are unknown: restart the engine",
         path.display()
     )]
     Changed {
@@ -261,10 +261,7 @@ mod tests {
         fs::rename(at("c"), at("b")).expect("same folder");
         let error = hash(&seen).expect_err("one file is another");
         assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
-        assert!(
-            error.to_string().contains("start the engine again"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("restart the engine"), "{error}");
         // The same goes for equal bytes in another file: these may not be the ones that were loaded.
         fs::write(at("c"), "one").expect("it can be written");
         fs::rename(at("c"), at("b")).expect("same folder");

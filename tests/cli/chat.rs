@@ -242,7 +242,7 @@ fn a_server_that_fails_ends_a_chat_without_a_person() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.contains("the stream broke off"), "{text}");
+    assert!(text.contains("the stream was interrupted"), "{text}");
 }
 
 #[test]

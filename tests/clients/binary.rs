@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-/// Longest time from the signal to the exit; the server itself stops waiting for its clients earlier.
+/// Timeout from the signal to the exit; the server itself stops waiting for its clients earlier.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server that is ready, killed when it is dropped before it was stopped.
+/// A ready server; dropping it kills it unless it was stopped.
 pub struct Binary {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -30,7 +30,7 @@ impl Binary {
                 command.env_remove(name);
             }
         }
-        // Without a model named, the bundled one is unpacked and served.
+        // Without --model-path, the bundled model is unpacked and served.
         command.args(["serve", "--port", "0"]).args(args);
         command.env("SOUFFLEUR_CACHE_DIR", folder.path());
         command.stdout(Stdio::piped()).stderr(log);

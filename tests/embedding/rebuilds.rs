@@ -126,7 +126,7 @@ async fn the_model_of_a_rebuild_is_the_first_or_none() {
     die(&world).await;
     let reason = within(world.engine.failed()).await;
     assert!(
-        reason.contains("the engine died and is not rebuilt: "),
+        reason.contains("the engine died and will not be rebuilt: "),
         "{reason}"
     );
     assert!(

@@ -94,7 +94,7 @@ async fn what_has_no_embedding_is_refused() {
     };
     let none = Build::default().start();
     let text = refusal(&none, request(Pooling::Last)).await;
-    assert!(text.contains("makes no embeddings"), "{text}");
+    assert!(text.contains("cannot compute embeddings"), "{text}");
     none.stop().await;
     // A host's executor that differs from its engine's configuration.
     let idle = Build {
@@ -103,7 +103,7 @@ async fn what_has_no_embedding_is_refused() {
     };
     let idle = idle.start();
     let text = refusal(&idle, request(Pooling::Mean)).await;
-    assert!(text.contains("makes no embeddings"), "{text}");
+    assert!(text.contains("cannot compute embeddings"), "{text}");
     idle.assert_whole().await;
     idle.stop().await;
     let world = start(plain(MODEL, DtypeChoice::Float32));

@@ -113,7 +113,7 @@ async fn vectors_that_no_model_reads_are_refused() {
     let model = MODELS[0];
     let none = Build::default().start();
     let text = refusal(&none, of_vectors(model, 0)).await;
-    assert!(text.contains("takes no vectors"), "{text}");
+    assert!(text.contains("does not accept input_embeds"), "{text}");
     none.stop().await;
     let world = start(plain(model, DtypeChoice::Float32));
     let narrow = souffleur::request::PromptVectors::new(32, vec![0.5; 64]).expect("it is whole");

@@ -129,7 +129,7 @@ fn files_in_neither_format_are_refused() {
         ),
         (
             "[{\"timestamp\": 1}]".into(),
-            "t: is one JSON list, expected a JSON object a line",
+            "t: is a single JSON list, expected one JSON object per line",
         ),
         (
             "\na,b\n1,2\n".into(),
@@ -144,11 +144,11 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
     check_refused([
         (
             line("\"timestamp\": 5, \"input"),
-            "t, line 2: line is no JSON object: EOF while parsing a string (byte ",
+            "t, line 2: line is not a JSON object: EOF while parsing a string (byte ",
         ),
         (
             line("oops"),
-            "t, line 2: line is no JSON object: key must be a string (byte 2)",
+            "t, line 2: line is not a JSON object: key must be a string (byte 2)",
         ),
         (
             line(&format!("{good}, \"hash_ids\": []")),

@@ -154,7 +154,8 @@ pub enum RequestError {
     OutOfMemory,
     /// An operation that needs an engine without requests, on one that has some.
     #[error(
-        "{running} requests run and {waiting} wait, a flush of the cache needs an idle engine: try again later"
+        "{running} requests are running and {waiting} are waiting, flushing the cache needs an idle engine: try \
+         again later"
     )]
     Busy {
         /// How many run.
@@ -208,7 +209,7 @@ impl RequestError {
             what: "waited",
             limit_ms: milliseconds(limit_s),
             key: "waiting_timeout, --req-waiting-timeout-s",
-            remedy: "try again later or allow more",
+            remedy: "try again later or raise the limit",
         }
     }
 
@@ -218,7 +219,7 @@ impl RequestError {
             what: "ran",
             limit_ms: milliseconds(limit_s),
             key: "running_timeout, --req-running-timeout-s",
-            remedy: "ask for fewer tokens or allow more",
+            remedy: "ask for fewer tokens or raise the limit",
         }
     }
 
@@ -295,7 +296,7 @@ pub enum LoadError {
         reason: String,
     },
     /// The architecture is not implemented.
-    #[error("{}: architecture {found:?} is not supported, supported are {supported}", file.display())]
+    #[error("{}: architecture {found:?} is not supported, supported: {supported}", file.display())]
     UnknownArchitecture {
         /// The file.
         file: PathBuf,
@@ -315,7 +316,7 @@ pub enum LoadError {
         expected: Vec<usize>,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("{}: tensor {tensor} has shape {got:?}, expected {expected:?} by the configuration", file.display())]
+    #[error("{}: tensor {tensor} has shape {got:?}, the configuration expects {expected:?}", file.display())]
     WrongShape {
         /// The file.
         file: PathBuf,

@@ -86,8 +86,8 @@ impl fmt::Display for LayerKv {
             Self::Window { pages, tokens } => {
                 write!(f, "{pages}, sliding window of {tokens} tokens")
             }
-            Self::State { bytes, .. } => write!(f, "a state of {bytes} bytes a sequence"),
-            Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
+            Self::State { bytes, .. } => write!(f, "a state of {bytes} bytes per sequence"),
+            Self::Shared(layer) => write!(f, "nothing, reads the K/V of layer {layer}"),
         }
     }
 }
@@ -188,7 +188,7 @@ impl KvLayout {
                 LayerKv::Shared(_) | LayerKv::State { .. } => {}
                 LayerKv::Window { .. } => {
                     return Err(format!(
-                        "layer {index} keeps {layer}, and only keys and values of all tokens can be stored"
+                        "layer {index} keeps {layer}, but only keys and values of all tokens can be stored"
                     ));
                 }
             }

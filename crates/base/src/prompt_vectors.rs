@@ -39,7 +39,7 @@ impl PromptVectors {
         if rest != 0 {
             let n_values = values.len();
             let text = format!(
-                "{FIELD} has {n_values} values, which are no whole number of vectors of {width}: {rest} are left over"
+                "{FIELD} has {n_values} values, not a multiple of the vector width {width}: {rest} are left over"
             );
             return Err(FieldError::new(FIELD, text));
         }
@@ -90,9 +90,8 @@ impl PromptVectors {
             Ok(())
         } else {
             let width = self.width;
-            let text = format!(
-                "{FIELD} has vectors of {width} values, those of the model have {hidden_size}"
-            );
+            let text =
+                format!("{FIELD} has vectors of {width} values, the model's have {hidden_size}");
             Err(FieldError::new(FIELD, text))
         }
     }

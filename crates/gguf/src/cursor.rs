@@ -1,10 +1,10 @@
-//! Reads a GGUF header forward, as hostile input.
+//! A bounds-checked forward reader of GGUF headers, which are untrusted input.
 
-/// Metadata and names of tensors end before this byte.
+/// Upper bound of a header: metadata and tensor descriptions end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
-/// Reads little-endian numbers and strings one after the other, and never beyond the end of the bytes. Errors are
-/// the end of a sentence that begins with the file's name.
+/// Reads little-endian numbers and strings one after the other, and never beyond the end of the bytes. Error
+/// texts continue a sentence that begins with the file's name.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -78,7 +78,7 @@ impl<'a> Cursor<'a> {
         let left = self.left() as u64;
         if count.saturating_mul(least_bytes) > left {
             return Err(format!(
-                "{what} is {count}, and the {left} bytes that follow cannot hold as many: the file is incomplete, \
+                "{what} is {count}, but the {left} bytes that follow cannot hold that many: the file is incomplete, \
                  download it again"
             ));
         }
@@ -88,7 +88,8 @@ impl<'a> Cursor<'a> {
     fn short(&self, what: &str) -> String {
         if self.bytes.len() > MAX_HEADER_BYTES {
             return format!(
-                "{what} is beyond byte {MAX_HEADER_BYTES}, the limit of metadata: the file is broken, download it again"
+                "{what} is beyond byte {MAX_HEADER_BYTES}, the limit for metadata: the file is broken, download it \
+                 again"
             );
         }
         format!(

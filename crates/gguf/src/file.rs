@@ -41,20 +41,20 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), String> {
     let magic = cursor.take(4, "the first four bytes").unwrap_or_default();
     if magic != MAGIC {
         return Err(format!(
-            "does not begin with GGUF but with {}: name a GGUF file or a folder in Hugging Face layout",
+            "begins with {}, expected GGUF: name a GGUF file or a folder in Hugging Face layout",
             crate::metadata::quote(&String::from_utf8_lossy(magic))
         ));
     }
     match cursor.u32("the version")? {
         2 | 3 => Ok(()),
         1 => Err(
-            "has version 1 of GGUF, supported are 2 and 3: convert the model again with a newer llama.cpp".to_owned(),
+            "has GGUF version 1, supported: 2 and 3: convert the model again with a newer llama.cpp".to_owned(),
         ),
         swapped if swapped & 0xffff == 0 && swapped != 0 => {
-            Err("is a big-endian GGUF file, supported are little-endian ones: convert the model again".to_owned())
+            Err("is a big-endian GGUF file, only little-endian ones are supported: convert the model again".to_owned())
         }
         other => Err(format!(
-            "has version {other} of GGUF, supported are 2 and 3: convert the model again"
+            "has GGUF version {other}, supported: 2 and 3: convert the model again"
         )),
     }
 }

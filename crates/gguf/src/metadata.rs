@@ -107,7 +107,7 @@ impl Pairs {
             let (key, value) = read_pair(cursor, index)?;
             if pairs.contains_key(&key) {
                 return Err(format!(
-                    "the key {} is there twice: the file is broken, download it again",
+                    "the key {} occurs twice: the file is broken, download it again",
                     shown(&key)
                 ));
             }
@@ -154,7 +154,7 @@ fn read_kind(cursor: &mut Cursor<'_>, what: &str) -> Result<Kind, String> {
     let id = cursor.u32(what)?;
     Kind::from_id(id).ok_or_else(|| {
         format!(
-            "{what} has type {id}, expected 0 to 12: the file is broken, or of a newer GGUF version"
+            "{what} has type {id}, expected 0 to 12: the file is broken, or has a newer GGUF version"
         )
     })
 }
@@ -200,7 +200,7 @@ fn flag(byte: u8, what: &str) -> Result<bool, String> {
         0 => Ok(false),
         1 => Ok(true),
         other => Err(format!(
-            "{what} is a flag of value {other}, expected 0 or 1: the file is broken, download it again"
+            "{what} is a boolean of value {other}, expected 0 or 1: the file is broken, download it again"
         )),
     }
 }
@@ -370,7 +370,7 @@ impl<'a> Metadata<'a> {
             let within = i64::try_from(integer).ok();
             within.filter(|integer| limits.contains(integer)).ok_or_else(|| {
                 let (start, end) = (limits.start(), limits.end());
-                let reason = format!("has {integer} at place {index}, expected a whole number from {start} to {end}");
+                let reason = format!("has {integer} at index {index}, expected a whole number from {start} to {end}");
                 self.error(key, reason)
             })
         });

@@ -84,7 +84,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
         several => {
             let names: Vec<&str> = models.values().take(8).map(String::as_str).collect();
             let reason = format!(
-                "holds {several} GGUF models, among them {}: name the file of one",
+                "holds {several} GGUF models, including {}: name the file of one of them",
                 names.join(", ")
             );
             Err(format_error(dir, reason))
@@ -117,7 +117,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
         let path = file.with_file_name(name.of(number));
         if !path.exists() {
             let reason = format!(
-                "is part 1 of {count}, and {} is not in the same folder: download it too",
+                "is part 1 of {count}, but {} is not in the same folder: download it too",
                 name.of(number)
             );
             return Err(format_error(file, reason));
@@ -191,7 +191,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         _ => {
             let reason = format!(
                 "is part {number} of {count} by split.no and split.count, and its name is not \
-                 NAME-{number:05}-of-{count:05}.gguf: give all parts the names that they had"
+                 NAME-{number:05}-of-{count:05}.gguf: restore the parts' original names"
             );
             Err(format_error(first.path(), reason))
         }

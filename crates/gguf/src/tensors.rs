@@ -57,7 +57,7 @@ pub(super) fn read(
         let tensor = read_one(cursor, index)?;
         if !names.insert(tensor.name.clone()) {
             return Err(format!(
-                "the tensor {} is there twice: the file is broken, download it again",
+                "the tensor {} occurs twice: the file is broken, download it again",
                 shown(&tensor.name)
             ));
         }
@@ -94,7 +94,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
     let offset = cursor.u64(&what)?;
     let element = ElementType::from_id(type_id).ok_or_else(|| {
         format!(
-            "tensor {} has type {type_id}, which is not known: use a file of the same model in another type",
+            "tensor {} has the unknown type {type_id}: use a file of the same model in another type",
             shown(&name)
         )
     })?;
@@ -140,9 +140,7 @@ fn checked(
         .filter(|&bytes| bytes <= isize::MAX as usize);
     match bytes {
         Some(bytes) => Ok((shape, bytes)),
-        None => Err(broken(
-            ", which are more bytes than 63 bits count".to_owned(),
-        )),
+        None => Err(broken(", whose bytes do not fit in 63 bits".to_owned())),
     }
 }
 

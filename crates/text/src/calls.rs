@@ -254,7 +254,7 @@ fn write_arguments(call: &mut Value) -> Result<(), RequestError> {
 
 fn unprintable(fault: Fault) -> RequestError {
     RequestError::Invalid(format!(
-        "the arguments of a tool call cannot be written: {fault}"
+        "the arguments of a tool call cannot be rendered: {fault}"
     ))
 }
 

@@ -32,7 +32,7 @@ pub(super) fn mark(messages: &mut [Value]) -> usize {
 pub(super) fn cut(mut prompt: String, blank_bytes: usize) -> Result<String, RequestError> {
     let Some(end) = prompt.rfind(MARK.trim_end()) else {
         return invalid(
-            "continue_final_message: the chat template does not write the last message as it is, so it cannot be \
+            "continue_final_message: the chat template does not render the last message verbatim, so it cannot be \
              continued: leave the field out"
                 .to_owned(),
         );

@@ -80,7 +80,7 @@ impl TokenizerConfig {
 
 fn read_object(file: &Path) -> Result<Map<String, Value>, LoadError> {
     serde_json::from_slice(&read(file)?)
-        .map_err(|error| malformed(file, format!("no JSON object: {error}")))
+        .map_err(|error| malformed(file, format!("not a JSON object: {error}")))
 }
 
 /// A token is written as its text or as an object with the text under `content`.

@@ -103,10 +103,11 @@ fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {
         .map(|(part_index, part)| match (&part["type"], &part["text"]) {
             (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
             (Value::String(kind), _) if kind != "text" => invalid(format!(
-                "messages[{index}].content[{part_index}] has type {kind:?}, supported is \"text\": send text parts only"
+                "messages[{index}].content[{part_index}] has type {kind:?}, only \"text\" is supported: send text \
+                 parts only"
             )),
             _ => invalid(format!(
-                "messages[{index}].content[{part_index}] is no text part: send {{\"type\": \"text\", \"text\": ...}}"
+                "messages[{index}].content[{part_index}] is not a text part: send {{\"type\": \"text\", \"text\": ...}}"
             )),
         })
         .collect()

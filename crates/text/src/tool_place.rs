@@ -59,7 +59,7 @@ pub(super) fn put_into_messages(
             Ok(written) => instructions
                 .entry("tools")
                 .or_insert_with(|| Value::from(written)),
-            Err(fault) => return invalid(format!("the tools cannot be written: {fault}")),
+            Err(fault) => return invalid(format!("the tools cannot be rendered: {fault}")),
         };
     }
     Ok(())

@@ -137,7 +137,9 @@ impl KvStore {
     /// No request waits for the store until it answers again: its disk hangs.
     fn note_late(&mut self) {
         if !std::mem::replace(&mut self.is_late, true) {
-            tracing::warn!("the KV store does not respond: requests run without it until it does");
+            tracing::warn!(
+                "the KV store is not responding: requests run without it until it recovers"
+            );
         }
     }
 
@@ -409,7 +411,7 @@ impl Handler<StopActor> for KvStore {
         let (ended, has_ended) = oneshot::channel();
         std::thread::spawn(move || {
             if store.is_some_and(|store| !store.shut_down()) {
-                tracing::warn!("the KV store did not stop in time: its disk does not respond");
+                tracing::warn!("the KV store did not stop in time: its disk is not responding");
             }
             // The waiting side may have gone.
             let _ = ended.send(());

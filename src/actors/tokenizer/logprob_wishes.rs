@@ -11,7 +11,8 @@ pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), Re
     let start = wish.and_then(|wish| wish.start);
     start.map_or(Ok(()), |start| {
         let text = format!(
-            "logprob_start_len is {start}, and the prompt is vectors, which have no log probabilities: leave it out or send -1"
+            "logprob_start_len is {start}, but the prompt is input_embeds, which have no log probabilities: leave \
+             it out or send -1"
         );
         Err(FieldError::new("logprob_start_len", text).into())
     })

@@ -147,7 +147,7 @@ fn check_vectors(
     match settings.hidden_size {
         Some(hidden_size) => Ok(vectors.check_width(hidden_size)?),
         None => {
-            let text = "the engine's executor takes no vectors: send token ids or text";
+            let text = "the engine's executor does not accept input_embeds: send token ids or text";
             Err(FieldError::new("input_embeds", text).into())
         }
     }
@@ -423,7 +423,7 @@ fn check_embedding(
     match settings.hidden_size {
         None => Err(no_embeddings()),
         Some(_) if has_output => Err(invalid(
-            "a request for an embedding has no output: leave log probabilities, constraints and tools out".to_owned(),
+            "an embedding request has no output: leave log probabilities, constraints and tools out".to_owned(),
         )),
         Some(_) => Ok(()),
     }
@@ -431,7 +431,9 @@ fn check_embedding(
 
 /// The executor makes none, or made none.
 pub(super) fn no_embeddings() -> RequestError {
-    invalid("the engine's executor makes no embeddings: use an engine with a model".to_owned())
+    invalid(
+        "the engine's executor cannot compute embeddings: use an engine with a model".to_owned(),
+    )
 }
 
 /// True if a prompt is text: token ids and vectors need no encoding.

@@ -99,7 +99,7 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     let mut conversation = Conversation::new(args.system.as_deref());
     if lines.is_edited() {
         screen.note(&format!(
-            "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line goes on in the next",
+            "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line continues it on the next",
             partner.name()
         ));
     }

@@ -178,7 +178,7 @@ impl ServerAnswer {
     {
         let data = body.eventsource().map(|event| match event {
             Ok(event) => Ok(event.data),
-            Err(error) => Err(format!("the stream broke off: {error}")),
+            Err(error) => Err(format!("the stream was interrupted: {error}")),
         });
         Self {
             events: Box::pin(data),

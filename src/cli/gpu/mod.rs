@@ -90,11 +90,11 @@ fn say_rates(rates: &Rates) {
     say(Measured::rate("copy bandwidth", "GB/s", copied));
     let read = rates.read_bytes_per_s / 1e9;
     say(Measured::rate(
-        "reading, by a product of one row",
+        "read bandwidth, by a matrix-vector product",
         "GB/s",
         read,
     ));
-    let name = format!("large bf16 product, {}", rates.product);
+    let name = format!("large bf16 GEMM, {}", rates.product);
     say(Measured::rate(&name, "TFLOP/s", rates.flop_per_s / 1e12));
 }
 

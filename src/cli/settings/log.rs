@@ -17,8 +17,8 @@ pub struct LogConfig {
 impl Keys for LogConfig {
     const KEYS: &'static [Key] = &[Key {
         name: "log_level",
-        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs; it wins over \
-              RUST_LOG.\n",
+        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs; it takes \
+              precedence over RUST_LOG.\n",
         form: Form::Text,
         flag: Flag {
             heading: "Log",

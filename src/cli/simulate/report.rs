@@ -186,7 +186,7 @@ fn request_rows(outcome: &Outcome) -> Vec<Cell> {
         ("requests finished", ended(RequestFate::Finished)),
         ("  too long, refused", ended(RequestFate::TooLong)),
         ("  given up", ended(RequestFate::Failed)),
-        ("  waited at the door", outcome.waited_outside.to_string()),
+        ("  waited for admission", outcome.waited_outside.to_string()),
     ])
 }
 

@@ -152,7 +152,7 @@ impl CpuExecutor {
         if widening_bytes > 0 {
             tracing::info!(
                 widening_bytes,
-                "block-quantised weights are widened for dtype float32: other dtypes take less memory"
+                "block-quantised weights are expanded for dtype float32: other dtypes take less memory"
             );
         }
         let mut kv = pool::layout(options, &checkpoint)?;

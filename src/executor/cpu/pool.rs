@@ -132,7 +132,7 @@ mod tests {
         };
         let none = error(0, 4096);
         assert!(
-            none.contains("layer 0 keeps a state of 4096 bytes a sequence"),
+            none.contains("layer 0 keeps a state of 4096 bytes per sequence"),
             "{none}"
         );
         assert!(error(usize::MAX, 8).contains("too large"));

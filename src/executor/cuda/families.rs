@@ -1,10 +1,10 @@
-//! Which models the CUDA kernels compute: families by their records, and an allow-list of the configuration's fields.
+//! Which models the CUDA kernels support, by family and by an allow-list of configuration fields.
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::layer_spec::QkNorm;
 
-/// Refuses a model that the CUDA kernels do not compute.
+/// Rejects a model that the CUDA kernels do not support.
 ///
 /// # Errors
 /// [`LoadError::Device`] naming the family and the part that has no kernel.
@@ -14,12 +14,12 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
         return Ok(());
     };
     Err(LoadError::Device(format!(
-        "{} runs on the CPU only so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
+        "{} runs only on the CPU so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
         config.architecture.name()
     )))
 }
 
-/// The pattern names every field, so a new field does not compile before it is decided here.
+/// The pattern names every field, so adding a field fails to compile until it is handled here.
 fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
     let ModelConfig {
         architecture: _,
@@ -56,19 +56,22 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
     let scales = [embedding_scale, residual_scale, score_scale, logits_divisor];
     let parts = [
         (gemma.is_some(), "Gemma's gates and norms"),
-        (recurrent.is_some(), "layers with states"),
+        (recurrent.is_some(), "recurrent layers"),
         (latent.is_some(), "latent attention"),
         (experts.is_some(), "experts"),
         (*sinks, "attention sinks"),
-        (*qk_norm == QkNorm::Whole, "norms over all heads of q and k"),
+        (*qk_norm == QkNorm::Whole, "QK norms over whole projections"),
         (
             scales.into_iter().any(Option::is_some),
             "scaled activations",
         ),
         (query_scale.is_some(), "queries scaled by position"),
-        (rotated.contains(&false), "layers without rotation"),
+        (rotated.contains(&false), "layers without RoPE"),
         (rotary_dim < head_dim, "partial rotary embeddings"),
-        (rope.long_above().is_some(), "rotations by length"),
+        (
+            rope.long_above().is_some(),
+            "length-dependent RoPE (longrope)",
+        ),
     ];
     let mut parts = parts.into_iter();
     parts.find_map(|(has, part)| has.then_some(part))

@@ -58,7 +58,7 @@ impl PinnedBuffers {
             if let Err(error) = &pinned
                 && !std::mem::replace(&mut self.has_said, true)
             {
-                tracing::warn!(%error, "failed to pin a KV store buffer: its copies are slow");
+                tracing::warn!(%error, "failed to pin a KV store buffer: its copies will be slow");
             }
             entry.insert(pinned.ok());
         }

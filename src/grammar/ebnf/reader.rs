@@ -224,10 +224,10 @@ impl<'a> Reader<'a> {
         let mut text = String::new();
         loop {
             match self.character()? {
-                None => return Err(format!("line {line}: a text does not end")),
+                None => return Err(format!("line {line}: unterminated string")),
                 Some((letter, true)) => text.push(letter),
                 Some(('"', false)) => return Ok(Expression::Text(text)),
-                Some(('\n', false)) => return Err(format!("line {line}: a text does not end")),
+                Some(('\n', false)) => return Err(format!("line {line}: unterminated string")),
                 Some((letter, false)) => text.push(letter),
             }
         }
@@ -353,10 +353,7 @@ impl<'a> Reader<'a> {
     }
 
     fn refused(&self, what: &str) -> String {
-        format!(
-            "line {}: {what} is not supported: write it without",
-            self.line
-        )
+        format!("line {}: {what} is not supported: remove it", self.line)
     }
 }
 

@@ -104,6 +104,6 @@ pub(super) fn literal(text: &str) -> String {
 }
 
 fn refused(field: &str, what: &str) -> FieldError {
-    let reason = format!("{field} has {what}, which is not supported: write it without");
+    let reason = format!("{field} has {what}, which is not supported: rewrite it without");
     FieldError::new(field, reason)
 }

@@ -238,7 +238,7 @@ impl Reader {
         // Greed changes no language.
         self.eat("?");
         if self.eat("+") {
-            return Err("a count that gives nothing back".to_owned());
+            return Err("a possessive quantifier".to_owned());
         }
         let node = Box::new(node);
         Ok(Node::Repeat { node, least, most })
@@ -274,7 +274,7 @@ impl Reader {
             Some(most) => number(most)?,
         };
         if upper.is_some_and(|upper| upper < lower) {
-            Err(format!("the count {{{inner}}} that is no range"))
+            Err(format!("the count {{{inner}}} that is not a range"))
         } else {
             Ok(Some((lower, upper)))
         }

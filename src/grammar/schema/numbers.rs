@@ -165,7 +165,7 @@ pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> 
     let count = value.as_u64().or(whole.map(|count| count as u64));
     match count {
         None => Err(format!(
-            "{value} is no count: an integer that is not negative is one"
+            "{value} is not a count: expected a non-negative integer"
         )),
         Some(count) if count <= MOST => Ok(Some(count.into())),
         Some(_) if name.starts_with("max") => Ok(None),

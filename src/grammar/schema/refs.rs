@@ -74,13 +74,13 @@ impl<'a> References<'a> {
             "" => base,
             _ => self.document(address, base).ok_or_else(|| {
                 format!(
-                    "{reference:?} is no schema in this one: put the schema under \"$defs\" and refer to \
+                    "{reference:?} does not point into this schema: put the schema under \"$defs\" and refer to \
                      \"#/$defs/its-name\""
                 )
             })?,
         };
         let fragment = percent_decode_str(fragment).decode_utf8();
-        let fragment = fragment.map_err(|_| format!("{reference:?} is no text in UTF-8"))?;
+        let fragment = fragment.map_err(|_| format!("{reference:?} is not valid UTF-8"))?;
         let found = self.in_document(document, &fragment);
         let (document, target) = match found {
             Some(target) => (document, Some(target)),

@@ -1,4 +1,4 @@
-//! Constraints other than schemas.
+//! Constraints other than JSON schemas: JSON objects, regexes, choices.
 
 use super::vocabularies::{large, sentence_piece, tiny};
 use super::walk::walk;
@@ -6,7 +6,7 @@ use super::{compile, compiler, takes, wish};
 use crate::state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
 
 #[test]
-fn a_json_object_is_an_object() {
+fn a_json_object_constraint_yields_an_object() {
     for vocabulary in [tiny(), large(), sentence_piece()] {
         let compiler = compiler(vocabulary);
         let constraint = Constraint::JsonObject(JsonWhitespace::Bounded);
@@ -24,7 +24,7 @@ fn a_json_object_is_an_object() {
 }
 
 #[test]
-fn an_expression_matches_as_a_whole() {
+fn a_regex_matches_the_whole_output() {
     let vocabulary = tiny();
     let compiler = compiler(vocabulary);
     let cases: [(&str, &[&str], &[&str]); 5] = [
@@ -56,7 +56,7 @@ fn an_expression_matches_as_a_whole() {
 }
 
 #[test]
-fn expressions_that_cannot_be_promised_are_refused() {
+fn regexes_that_cannot_be_enforced_are_refused() {
     let compiler = compiler(tiny());
     for (pattern, told) in [
         ("(?=a)", "look-ahead"),
@@ -72,7 +72,7 @@ fn expressions_that_cannot_be_promised_are_refused() {
 }
 
 #[test]
-fn a_choice_is_one_of_its_texts() {
+fn a_choice_yields_one_of_its_strings() {
     let vocabulary = tiny();
     let compiler = compiler(vocabulary);
     let texts = ["left", "left-hand", "a \"b\" \\n\u{7f}", "日本"].map(str::to_owned);

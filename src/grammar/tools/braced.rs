@@ -34,9 +34,9 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
                 fields.push((part, property.presence));
                 continue;
             }
-            (None, _) => "cannot be a key in this model's form of calls: rename it",
+            (None, _) => "cannot be a key in this model's tool call format: rename it",
             (_, None) => {
-                "has a schema that cannot be written in this model's form of calls: make it simpler"
+                "has a schema that cannot be written in this model's tool call format: make it simpler"
             }
         };
         return Err(FieldError::new(

@@ -29,7 +29,8 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
         let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !is_name {
-            let reason = format!("{field} the property {name:?} is no name in Python: rename it");
+            let reason =
+                format!("{field} the property {name:?} is not a Python identifier: rename it");
             return Err(FieldError::new(field, reason));
         }
         let Some(value) = NOTATION.value(property.schema, schema) else {

@@ -146,7 +146,7 @@ pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), Str
     let size = n_experts / n_groups;
     if groups.score == GroupScore::BestTwo && size < 2 {
         return Err(format!(
-            "is {n_groups}, which leaves one expert to a group, expected two or more"
+            "is {n_groups}, which leaves one expert per group, expected two or more"
         ));
     }
     if groups.n_used * size < n_used {

@@ -100,7 +100,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
         None | Some(Value::Bool(false)) => Ok(()),
         Some(Value::String(what)) if what == "vision" => Ok(()),
         Some(other) => {
-            let reason = format!("is {other}, supported is false: tokens see those before them");
+            let reason = format!("is {other}, supported: false (attention is causal)");
             Err(json.error(BOTH_WAYS, reason))
         }
     }

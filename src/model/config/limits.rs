@@ -69,7 +69,7 @@ pub(crate) fn check_experts(
 ) -> Result<(), String> {
     let (key, experts) = experts;
     if used > experts {
-        return Err(format!("is {used} and more than {key}, {experts}"));
+        return Err(format!("is {used}, more than {key}, {experts}"));
     }
     if layers * experts <= MAX_EXPERTS {
         Ok(())

@@ -13,7 +13,10 @@ pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
     let extra = keys.size(EXTRA_LAYERS, 0..=*LAYERS.end())?.unwrap_or(0);
     match all.checked_sub(extra).filter(|layers| *layers > 0) {
         Some(layers) => Ok(layers),
-        None => Err(keys.error(EXTRA_LAYERS, format!("is {extra} of {all} layers"))),
+        None => Err(keys.error(
+            EXTRA_LAYERS,
+            format!("is {extra}, expected fewer than the {all} layers"),
+        )),
     }
 }
 

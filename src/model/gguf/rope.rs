@@ -94,7 +94,7 @@ fn long_rope(
 
 /// An error about a tensor that is there without another.
 fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
-    let reason = format!("is there without {missing}: convert the model again");
+    let reason = format!("is present without {missing}: convert the model again");
     gguf.metadata().error(found, reason)
 }
 

@@ -63,8 +63,8 @@ fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
     match keys.size(WINDOW, 0..=usize::MAX >> 1)? {
         Some(window) if (1..context).contains(&window) => {
             let reason = format!(
-                "is {window} in a model of {context} tokens of context: sliding windows are read from safetensors only, \
-                 use the model's folder"
+                "is {window} in a model with a context of {context} tokens: sliding windows are read from \
+                 safetensors only, use the model's folder"
             );
             Err(keys.error(WINDOW, reason))
         }

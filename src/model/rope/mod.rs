@@ -167,7 +167,7 @@ impl RopeConfig {
             (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, (max_positions, None))?,
             (_, Some(part)) => {
                 let reason =
-                    format!("is {part}, supported is 1 but for rope_type \"proportional\"");
+                    format!("is {part}, supported: 1, except for rope_type \"proportional\"");
                 return Err(own.error("partial_rotary_factor", reason));
             }
         };

@@ -113,7 +113,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
         let channel = value.as_u64().filter(|channel| *channel < dim as u64);
         let channel = channel.ok_or_else(|| {
             format!(
-                "{value} is no channel, expected a whole number from 0 to {}",
+                "{value} is not a channel, expected a whole number from 0 to {}",
                 dim - 1
             )
         })?;

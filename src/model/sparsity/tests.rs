@@ -179,19 +179,19 @@ fn hostile_files_are_refused_with_a_sentence() {
         ),
         (
             with(json!([[1, 2, 8], [1, 2, 3]])),
-            "row 0: 8 is no channel, expected a whole number from 0 to 7".to_owned(),
+            "row 0: 8 is not a channel, expected a whole number from 0 to 7".to_owned(),
         ),
         (
             with(json!([[1, 2, -1], [1, 2, 3]])),
-            "-1 is no channel".to_owned(),
+            "-1 is not a channel".to_owned(),
         ),
         (
             with(json!([[1, 2, 3.5], [1, 2, 3]])),
-            "3.5 is no channel".to_owned(),
+            "3.5 is not a channel".to_owned(),
         ),
         (
             with(json!([[1, 2, "3"], [1, 2, 3]])),
-            "\"3\" is no channel".to_owned(),
+            "\"3\" is not a channel".to_owned(),
         ),
         (
             with(json!([[1, 2, 1], [1, 2, 3]])),

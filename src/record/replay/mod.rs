@@ -324,7 +324,7 @@ impl Replay<'_> {
             leg = states.carry(open).on();
         }
         let Some(Leg::StepPlanned(planned)) = leg else {
-            return Err("a plan is answered that is not open".to_owned());
+            return Err("an answer to a plan that is not open".to_owned());
         };
         self.counts.plans += 1;
         let replayed = PlannedDigest::from(&*planned);
@@ -341,7 +341,7 @@ impl Replay<'_> {
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;
-        let senseless = || "a probe is answered that is not open".to_owned();
+        let senseless = || "an answer to a probe that is not open".to_owned();
         let Some(Leg::ProbePrefixes(probe)) = unit.open.take() else {
             return Err(senseless());
         };
@@ -367,7 +367,7 @@ impl Replay<'_> {
     fn compare_outcome(&mut self, recorded: &NextDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let said = unit.said.take();
-        let said = said.ok_or("an outcome follows on no call that has one")?;
+        let said = said.ok_or("an outcome without a call that has one")?;
         let replayed = NextDigest::from(&said);
         if *recorded != replayed {
             unit.states.ledger.close();

@@ -225,7 +225,7 @@ fn everything_that_enters_a_busy_scheduler_is_replayed_to_the_same_plans() {
         "PinSoftly",
         "UnpinSoftly",
         "expiry of pins",
-        "look for requests whose time is over",
+        "expire requests",
         "SetPolicy",
         "ProbePrefixes",
         "PrefixesProbed",

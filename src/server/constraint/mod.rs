@@ -204,7 +204,7 @@ fn must_be<T>(path: &str, raw: &Raw, wanted: &str) -> Result<T, ApiError> {
 fn unknown(path: &str, name: &str, known: &[&str]) -> ApiError {
     let shown = Cut(name);
     let text = format!(
-        "{path} has no field {shown}, there are {}",
+        "{path} has no field {shown}, must be one of {}",
         known.join(", ")
     );
     ApiError::field(path, text)

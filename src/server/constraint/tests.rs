@@ -183,7 +183,7 @@ fn vllms_fields_are_refused_by_place() {
     let error = read(structured(json!({"jsno": {"x": 1}}))).expect_err("is refused");
     let text = error.to_string();
     assert!(
-        text.starts_with("structured_outputs has no field \"jsno\", there are json, "),
+        text.starts_with("structured_outputs has no field \"jsno\", must be one of json, "),
         "{text}"
     );
     refuses(
@@ -224,7 +224,7 @@ fn constraints_are_bounded() {
     for schema in [values.clone(), json!(values.to_string())] {
         let error = read(json!({ "json_schema": schema })).expect_err("is refused");
         assert!(
-            error.to_string().contains("limit is 1024 a body"),
+            error.to_string().contains("limit is 1024 per body"),
             "{error}"
         );
     }

@@ -103,8 +103,9 @@ impl ApiError {
 
     /// 413: reading the body takes more than all bodies together may have.
     pub(in crate::server) fn body_beyond_budget(limit_bytes: usize) -> Self {
-        let text = format!("reading the body takes more of the {limit_bytes} bytes for all bodies");
-        let message = format!("{text} than one may have: send less at once");
+        let text =
+            format!("the body needs more than its share of the {limit_bytes} bytes for all bodies");
+        let message = format!("{text}: send less at once");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     }
 }

@@ -129,7 +129,9 @@ pub(in crate::server) async fn create(
 fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
     let width = loaded.engine.model().hidden_size;
     width.ok_or_else(|| {
-        ApiError::invalid("the engine's executor makes no embeddings: use an engine with a model")
+        ApiError::invalid(
+            "the engine's executor cannot compute embeddings: use an engine with a model",
+        )
     })
 }
 

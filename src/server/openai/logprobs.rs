@@ -1,14 +1,14 @@
-//! Log probabilities in OpenAI's two shapes.
+//! Log probabilities in OpenAI's two formats: completions and chat.
 
 use serde::{Serialize, Serializer};
 
 use crate::server::spelling::{Spelling, spell};
 use crate::state::sampling::TokenLogprobs;
 
-/// The number that OpenAI writes for a probability of zero, which JSON has no logarithm of.
+/// The number that OpenAI writes for the log probability of an impossible token, as JSON has no infinities.
 const LOWEST_LOGPROB: f32 = -9999.0;
 
-/// `logprobs` of completions: four lists of one entry a token.
+/// `logprobs` of completions: four lists with one entry per token.
 #[derive(Debug, Serialize)]
 pub(super) struct LegacyLogprobs {
     tokens: Vec<String>,
@@ -51,7 +51,7 @@ impl LegacyLogprobs {
     }
 }
 
-/// Log probabilities by token, each token once. A map of JSON values would widen them to `f64`, which writes other
+/// Log probabilities by token, each token once. A map of JSON values would widen them to `f64`, which prints more
 /// digits than the lists next to it.
 #[derive(Debug)]
 struct Alternatives(Vec<(String, f32)>);
@@ -62,7 +62,7 @@ impl Serialize for Alternatives {
     }
 }
 
-/// The alternatives and the token itself, which wins over others of its spelling.
+/// The alternatives and the token itself, which takes precedence over tokens of the same spelling.
 fn alternatives(place: &TokenLogprobs, logprob: f32, spelling: &Spelling) -> Alternatives {
     let mut found: Vec<(String, f32)> = Vec::with_capacity(place.top.len() + 1);
     for (token, logprob) in place.top.iter().copied().chain([(place.token, logprob)]) {
@@ -129,13 +129,13 @@ impl ChatLogprobs {
         self.content
     }
 
-    /// True without any token.
+    /// True if there are no tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.content.is_empty()
     }
 }
 
-/// Where tokens begin in a text, in characters. A token that begins inside a character counts from its start.
+/// Where tokens begin in a text, in characters. A token that begins inside a character gets the character's start.
 #[derive(Debug, Default)]
 pub(super) struct TextOffset {
     chars: usize,
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_written_the_same_wherever_it_stands() {
+    fn a_log_probability_prints_the_same_in_every_list() {
         let places = [place(97, Some(-0.1), &[(97, -0.1), (98, -2.7)])];
         let mut lists = LegacyLogprobs::new(true);
         lists.extend(&places, &bytewise(), &mut TextOffset::default());

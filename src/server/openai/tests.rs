@@ -162,7 +162,7 @@ fn what_would_change_the_answer_is_refused() {
         assert_eq!(refused(json!({"extra_body": { name: [5] }})), text(name));
         assert_eq!(refused(json!({ name: null, "extra_body": {"x": 1} })), None);
     }
-    let seed = "seed is \"x\", must be a whole number of 64 bits".to_owned();
+    let seed = "seed is \"x\", must be a 64-bit whole number".to_owned();
     assert_eq!(refused(json!({"seed": "x"})), Some(seed));
     let model = "model is 5, must be a string".to_owned();
     assert_eq!(refused(json!({"model": 5})), Some(model));

@@ -106,7 +106,7 @@ pub(super) async fn open_all(
         Prompt::Tokens(tokens) => tokens.to_vec(),
         Prompt::Text(text) => encode::text(state, text.clone(), params.is_continuation()).await?,
         Prompt::Chat(_) | Prompt::Vectors(_) => {
-            let text = "session_params go with text or input_ids";
+            let text = "session_params need text or input_ids";
             return Err(ApiError::field("session_params", text));
         }
     };

@@ -208,7 +208,7 @@ impl DiskTier {
     fn pause(&mut self, error: &io::Error, now: Instant) -> Outcome {
         self.paused_until = Some(now + PAUSE);
         let seconds = PAUSE.as_secs();
-        tracing::warn!(%error, "failed to write to the KV store: saving nothing for {seconds} s");
+        tracing::warn!(%error, "failed to write to the KV store: pausing saves for {seconds} s");
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Outcome::NoSpace,
             _ => Outcome::Failed,
@@ -223,7 +223,7 @@ impl DiskTier {
         self.logged_at = Some(now);
         let error = error.map_or_else(|| "checksum mismatch".to_owned(), |e| e.to_string());
         let key = place.key;
-        tracing::warn!(?key, %error, "a KV store record is damaged: its tokens are computed again");
+        tracing::warn!(?key, %error, "a KV store record is corrupt: recomputing its tokens");
     }
 
     /// Updates the sizes in the counts.

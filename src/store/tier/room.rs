@@ -106,7 +106,7 @@ impl DiskTier {
         match punched {
             Some(Ok(_)) => true,
             Some(Err(error)) => {
-                tracing::debug!(%error, "failed to punch a hole into a KV store file: freed slots keep their disk space");
+                tracing::debug!(%error, "failed to punch a hole in a KV store file: freed slots keep their disk space");
                 self.can_punch = false;
                 false
             }

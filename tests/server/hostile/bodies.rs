@@ -122,7 +122,7 @@ fn conversations_have_no_more_values_than_the_limit() {
     let response = post(server.addr, "/v1/chat/completions", &chat(50));
     assert_eq!(response.status, 400);
     assert!(
-        response.body.contains("limit is 100 a body"),
+        response.body.contains("limit is 100 per body"),
         "{}",
         response.body
     );

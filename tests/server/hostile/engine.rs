@@ -239,7 +239,7 @@ fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memo
     let warning = format!("warning: --max-total-tokens {ASKED} would take");
     assert!(printed.contains(&warning), "{printed}");
     assert!(
-        log.contains("exceeds the limit by mem_fraction_static"),
+        log.contains("exceeds the limit set by mem_fraction_static"),
         "{log}"
     );
     // Without one the pool took all memory, with only a warning.
@@ -367,7 +367,10 @@ fn a_flush_is_refused_while_a_request_runs_and_disturbs_nothing() {
     let error = &refused.json()["error"];
     assert_eq!(error["code"], "busy");
     let text = error["message"].as_str().expect("a sentence");
-    assert!(text.starts_with("1 requests run and 0 wait"), "{text}");
+    assert!(
+        text.starts_with("1 requests are running and 0 are waiting"),
+        "{text}"
+    );
     running.next_json();
     assert!(cached(&world, 1) > 180);
     drop(running);

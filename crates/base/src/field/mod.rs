@@ -146,7 +146,7 @@ impl Integer for i32 {
 }
 
 impl Integer for i64 {
-    const RANGE: &str = "a whole number of 64 bits";
+    const RANGE: &str = "a 64-bit whole number";
     const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 }
 

@@ -54,7 +54,7 @@ fn integers_have_the_bounds_of_their_type_and_may_be_floats() {
     check(
         json!(1e16),
         large,
-        "x is 1e+16, must be a whole number of 64 bits",
+        "x is 1e+16, must be a 64-bit whole number",
     );
     check(
         json!(null),

@@ -153,7 +153,7 @@ impl fmt::Display for PagedKv {
         write!(f, ", {}", self.dtype.name())?;
         match self.scales_per_token() {
             0 => Ok(()),
-            scales => write!(f, " with {scales} scales of bfloat16 a token"),
+            scales => write!(f, " with {scales} bfloat16 scales per token"),
         }
     }
 }

@@ -152,7 +152,7 @@ fn quantised_layers_count_their_scales() {
     }
     assert_eq!(
         int8(pages(1, 96, own(64))).to_string(),
-        "1 head, keys of 96, values of 64, int8 with 5 scales of bfloat16 a token"
+        "1 head, keys of 96, values of 64, int8 with 5 bfloat16 scales per token"
     );
 }
 
@@ -166,7 +166,7 @@ fn kinds_of_layers_are_counted_and_described() {
     assert_eq!(
         lines,
         [
-            "24: a state of 2195456 bytes a sequence",
+            "24: a state of 2195456 bytes per sequence",
             "8: 4 heads, keys of 256, values of 256, bfloat16"
         ]
     );

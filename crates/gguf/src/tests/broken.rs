@@ -19,19 +19,16 @@ fn refused_file(file: &File, expected: &str) {
 
 #[test]
 fn magic_and_version_are_checked() {
-    refused(parse(b""), "does not begin with GGUF but with \"\"");
-    refused(
-        parse(b"GGML1234"),
-        "does not begin with GGUF but with \"GGML\"",
-    );
-    refused(parse(b"\x80\x02\x00\x00"), "does not begin with GGUF");
+    refused(parse(b""), "begins with \"\", expected GGUF");
+    refused(parse(b"GGML1234"), "begins with \"GGML\", expected GGUF");
+    refused(parse(b"\x80\x02\x00\x00"), "expected GGUF: name");
     let version = |version| File {
         version,
         ..File::default()
     };
-    refused_file(&version(1), "has version 1 of GGUF, supported are 2 and 3");
-    refused_file(&version(0), "has version 0 of GGUF");
-    refused_file(&version(4), "has version 4 of GGUF");
+    refused_file(&version(1), "has GGUF version 1, supported: 2 and 3");
+    refused_file(&version(0), "has GGUF version 0");
+    refused_file(&version(4), "has GGUF version 4");
     refused_file(&version(3_u32.swap_bytes()), "is a big-endian GGUF file");
 }
 
@@ -70,12 +67,12 @@ fn counts_are_held_against_limits_and_against_the_bytes_left() {
     };
     refused_file(
         &file,
-        "the number of tensors is 1, and the 8 bytes that follow cannot hold as many",
+        "the number of tensors is 1, but the 8 bytes that follow cannot hold that many",
     );
     let file = with("k", writer::list(8, 1 << 20, &[0; 64]));
     refused_file(
         &file,
-        "is 1048576, and the 64 bytes that follow cannot hold as many",
+        "is 1048576, but the 64 bytes that follow cannot hold that many",
     );
 }
 
@@ -87,7 +84,7 @@ fn keys_are_there_once_and_readable() {
     );
     let mut file = with("k", Value::U32(1));
     file.pairs.push((b"k".to_vec(), Value::U32(2)));
-    refused_file(&file, "the key k is there twice");
+    refused_file(&file, "the key k occurs twice");
     let file = File {
         pairs: vec![(vec![0xff], Value::U32(1))],
         ..File::default()
@@ -117,11 +114,11 @@ fn values_have_known_types() {
     );
     refused_file(
         &with("k", Value::Raw(7, vec![2])),
-        "is a flag of value 2, expected 0 or 1",
+        "is a boolean of value 2, expected 0 or 1",
     );
     refused_file(
         &with("k", writer::list(7, 2, &[1, 3])),
-        "is a flag of value 3",
+        "is a boolean of value 3",
     );
 }
 
@@ -170,7 +167,7 @@ fn shapes_are_of_one_to_four_sizes_that_can_be_multiplied() {
     ] {
         refused_file(
             &tensor(|t| t.sizes = sizes),
-            "more bytes than 63 bits count",
+            "whose bytes do not fit in 63 bits",
         );
     }
     let file = tensor(|t| {
@@ -182,7 +179,7 @@ fn shapes_are_of_one_to_four_sizes_that_can_be_multiplied() {
         "expected rows of a multiple of 256, the block of Q4_K",
     );
     for unknown in [4, 31, 36, 42, u32::MAX] {
-        let sentence = format!("tensor t has type {unknown}, which is not known");
+        let sentence = format!("tensor t has the unknown type {unknown}");
         refused_file(&tensor(|t| t.type_id = unknown), &sentence);
     }
 }
@@ -192,7 +189,7 @@ fn names_are_short_and_there_once() {
     let twice = File::default()
         .tensor(Tensor::f32("t", &[1], &[0.0]))
         .tensor(Tensor::f32("t", &[1], &[0.0]));
-    refused_file(&twice, "the tensor t is there twice");
+    refused_file(&twice, "the tensor t occurs twice");
     let named = |name: &str| tensor(|t| t.name = name.as_bytes().to_vec());
     refused_file(
         &named(&"n".repeat(64)),

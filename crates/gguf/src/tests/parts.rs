@@ -45,7 +45,7 @@ fn wrong_parts_are_refused() {
     let alone = folder(&[(FIRST, &part(1, 2, &["t"]).bytes())]);
     refused(
         open(alone),
-        "and a-b-00002-of-00002.gguf is not in the same folder: download it too",
+        "but a-b-00002-of-00002.gguf is not in the same folder: download it too",
     );
     let second = folder(&[(SECOND, &part(2, 2, &["u", "v"]).bytes())]);
     let found = only_model_in(second.path()).expect("a folder");

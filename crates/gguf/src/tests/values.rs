@@ -99,7 +99,7 @@ fn lists_are_read_where_they_lie() {
     );
     refused(
         metadata.integers("i32", 0..=3),
-        "i32 has -1 at place 0, expected a whole number from 0 to 3",
+        "i32 has -1 at index 0, expected a whole number from 0 to 3",
     );
     assert_eq!(
         metadata.integers("u8", 0..=255).expect("integers"),

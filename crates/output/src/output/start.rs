@@ -15,7 +15,7 @@ pub enum OutputStart {
 }
 
 impl OutputStart {
-    /// The parser state after a prompt of messages, from its last tag.
+    /// The parser state after a Harmony prompt, from its last tag.
     pub(super) fn among_messages(prompt: &str) -> Self {
         const START: &str = "<|start|>";
         const BODY: &str = "<|message|>";

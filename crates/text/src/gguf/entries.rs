@@ -132,7 +132,7 @@ fn check_sizes(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), 
     let n_tokens = fields.tokens.len();
     if n_tokens == 0 {
         return Err(source.refuse(
-            "tokenizer.ggml.tokens is missing or empty: take a file that holds its tokenizer"
+            "tokenizer.ggml.tokens is missing or empty: use a file that contains its tokenizer"
                 .to_owned(),
         ));
     }

@@ -24,7 +24,7 @@ pub(super) fn listed(
 ) -> Result<Merges, LoadError> {
     if lines.is_empty() {
         return Err(source.refuse(
-            "tokenizer.ggml.merges is missing or empty: take a file that holds its tokenizer"
+            "tokenizer.ggml.merges is missing or empty: use a file that contains its tokenizer"
                 .to_owned(),
         ));
     }
@@ -68,11 +68,12 @@ pub(super) fn unknown(
         let made = [left, right].concat();
         let parts = [left, right, made.as_str()];
         if let Some(part) = parts.into_iter().find(|part| !tokens.contains(part)) {
-            let reason = format!("but {} is no token", shown(part));
+            let reason = format!("but {} is not a token", shown(part));
             return refuse(source, (place, line), &reason);
         }
     }
-    source.refuse("tokenizer.ggml.merges do not fit the tokens: convert the model again".to_owned())
+    source
+        .refuse("tokenizer.ggml.merges do not match the tokens: convert the model again".to_owned())
 }
 
 fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> LoadError {
@@ -95,7 +96,7 @@ pub(super) fn from_scores(
 ) -> Result<Merges, LoadError> {
     if scores.is_empty() {
         return Err(source.refuse(
-            "tokenizer.ggml.scores is missing or empty: take a file that holds its tokenizer"
+            "tokenizer.ggml.scores is missing or empty: use a file that contains its tokenizer"
                 .to_owned(),
         ));
     }
@@ -175,8 +176,8 @@ fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError
     }
     if work > MAX_CUT_BYTES {
         return Err(source.refuse(format!(
-            "tokenizer.ggml.tokens: cutting every token in two would copy {work} bytes, the limit is {MAX_CUT_BYTES}: \
-             convert the model again"
+            "tokenizer.ggml.tokens: splitting every token in two would copy {work} bytes, the limit is \
+             {MAX_CUT_BYTES}: convert the model again"
         )));
     }
     Ok(())

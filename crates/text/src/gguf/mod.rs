@@ -53,7 +53,7 @@ impl TextModel {
                 default,
                 tool_use: fields.tool_use_template.filter(is_written),
             }),
-            without_template: "take a file with tokenizer.chat_template",
+            without_template: "use a file with tokenizer.chat_template",
         }))
     }
 }

@@ -61,7 +61,7 @@ pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result
         "llama" => sentence_piece(source, fields, entries),
         "gemma4" => gemma4(source, fields, entries),
         other => Err(source.refuse(format!(
-            "tokenizer.ggml.model is {}, supported are gpt2, llama and gemma4: take a model with one of these",
+            "tokenizer.ggml.model is {}, supported: gpt2, llama and gemma4; use a model with one of these",
             shown(other)
         ))),
     }
@@ -91,7 +91,7 @@ fn byte_level(
 fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
     name.and_then(Splits::named).ok_or_else(|| {
         source.refuse(format!(
-            "tokenizer.ggml.pre is {}, supported are {}: convert the model again with a converter that knows its \
+            "tokenizer.ggml.pre is {}, supported: {}; convert the model again with a converter that knows its \
              tokenizer",
             name.map_or_else(|| "missing".to_owned(), shown),
             KNOWN.join(", ")

@@ -35,7 +35,7 @@ impl fmt::Display for Fault {
             Self::Instructions => f.write_str("too many instructions"),
             Self::Output => f.write_str("too much output"),
             Self::Memory => f.write_str("too much memory"),
-            Self::Depth => f.write_str("calls or values nest too deep"),
+            Self::Depth => f.write_str("calls or values nest too deeply"),
         }
     }
 }

@@ -11,7 +11,7 @@ pub(super) fn text(rest: &str) -> Result<(Kind, usize), String> {
     let mut end = 1;
     loop {
         match bytes.get(end) {
-            None => return Err("unexpected end of a quoted text".to_owned()),
+            None => return Err("unterminated string literal".to_owned()),
             Some(b'\\') => end += 2,
             Some(byte) if *byte == quote => break,
             Some(_) => end += 1,
@@ -30,7 +30,7 @@ fn unescape(text: &str) -> Result<String, String> {
             continue;
         }
         let Some(escaped) = chars.next() else {
-            return Err("\\ at the end of a text".to_owned());
+            return Err("\\ at the end of a string".to_owned());
         };
         let code = match escaped {
             'n' => '\n',

@@ -224,7 +224,7 @@ fn explain(error: &Error) -> String {
         output_bytes,
     } = LIMITS;
     match &error.fault {
-        Fault::Raised(text) => format!("the chat template refuses the messages: {}", cut(text)),
+        Fault::Raised(text) => format!("the chat template rejects the messages: {}", cut(text)),
         Fault::Instructions => format!(
             "the chat template takes more than {instructions} instructions: send fewer messages"
         ),

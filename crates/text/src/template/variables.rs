@@ -32,7 +32,7 @@ pub(super) fn of_tools(tools: &RawValue) -> Result<Value, RequestError> {
     match Value::parse_json(tools.get()) {
         Some(tools) => Ok(tools),
         None => {
-            invalid("tools nest too deep, or hold a number of more than 4300 digits".to_owned())
+            invalid("tools nest too deeply, or hold a number of more than 4300 digits".to_owned())
         }
     }
 }
@@ -132,6 +132,6 @@ fn of_call(call: &Json, form: CallForm) -> Result<Value, RequestError> {
 
 pub(super) fn too_deep(fault: Fault) -> RequestError {
     RequestError::Invalid(format!(
-        "the values of the chat cannot be given to its template: {fault}"
+        "the chat cannot be passed to its template: {fault}"
     ))
 }

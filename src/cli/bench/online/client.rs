@@ -12,13 +12,13 @@ use super::load::Request;
 use crate::cli::failure::Failure;
 use crate::cli::remote::{DONE, Remote, shown, size};
 
-/// A server that answered.
+/// A reachable server.
 #[derive(Clone)]
 pub struct Server {
     remote: Remote,
-    /// The model that requests name.
+    /// The model named in requests.
     pub model: String,
-    /// The size of the model's vocabulary, if the server says.
+    /// The size of the model's vocabulary, if the server reports it.
     pub vocab_size: Option<u32>,
     /// The `response_format` of all requests.
     pub response_format: Option<Value>,
@@ -27,7 +27,7 @@ pub struct Server {
 /// The observations of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// When each chunk with tokens came, since the request was sent; at least one.
+    /// Time from sending the request to each chunk with tokens; at least one.
     pub chunks: Vec<Duration>,
     /// Prompt tokens by the server's count, if it gave one.
     pub input_tokens: Option<u32>,
@@ -39,7 +39,7 @@ impl Server {
     /// Asks the server for its model. All requests carry the key, if there is one.
     ///
     /// # Errors
-    /// A URL that cannot be used; a server that does not answer, or serves nothing when no model is named.
+    /// An unusable URL, a server that does not answer, or one that lists no model when none is given.
     pub async fn find(
         base_url: &str,
         model: Option<String>,
@@ -67,7 +67,7 @@ impl Server {
     /// Sends one request and reads its stream to the end.
     ///
     /// # Errors
-    /// Why there is no complete answer, in a line.
+    /// Why there is no complete answer, in one line.
     pub async fn complete(&self, request: &Request) -> Result<Answer, String> {
         let mut body = json!({
             "model": self.model,
@@ -102,7 +102,7 @@ async fn read<B: AsRef<[u8]>>(
     };
     let mut is_finished = false;
     while let Some(event) = events.next().await {
-        let event = event.map_err(|error| format!("the stream broke off: {error}"))?;
+        let event = event.map_err(|error| format!("the stream was interrupted: {error}"))?;
         let at = sent.elapsed();
         if event.data == DONE {
             is_finished = true;
@@ -147,7 +147,7 @@ struct Choice {
 }
 
 impl Choice {
-    /// A token may be half a character, so text may be missing; the last chunk may be an end without a token.
+    /// A token may be part of a character, so text may be empty; the last chunk may have a finish reason and no token.
     fn has_tokens(&self) -> bool {
         self.finish_reason.is_none() || self.text.as_ref().is_some_and(|text| !text.is_empty())
     }

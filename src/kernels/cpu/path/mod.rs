@@ -99,8 +99,8 @@ impl KernelPath {
                 tracing::warn!(
                     %error,
                     path = by_flags.name(),
-                    "the kernel path goes by the processor's flags, which may not be the fastest: a measurement could not be \
-                     kept; set XDG_CACHE_HOME to a folder that can be written, or SOUFFLEUR_CPU_ISA to a path"
+                    "failed to save the kernel path measurement: choosing the path by CPU flags, which may not be the \
+                     fastest; set XDG_CACHE_HOME to a writable folder, or SOUFFLEUR_CPU_ISA to a kernel path"
                 );
                 of(by_flags, Reason::Flags { error })
             }

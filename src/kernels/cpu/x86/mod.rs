@@ -1,4 +1,4 @@
-//! Kernels compiled for each instruction set of x86.
+//! x86 kernels, compiled once per instruction set.
 
 pub mod amx;
 mod avx2;
@@ -32,7 +32,7 @@ pub unsafe fn run_avx2_vnni<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<AvxVnni>>()
 }
 
-/// Runs a kernel as [`run_avx2_vnni`] does, with the instructions of AVX-VNNI in the encoding of AVX-512.
+/// Runs a kernel as [`run_avx2_vnni`] does, with EVEX-encoded VNNI instructions (AVX-512 VNNI and VL).
 ///
 /// # Safety
 /// The machine must have AVX-512 F, VL and VNNI in addition to AVX2, FMA and F16C.

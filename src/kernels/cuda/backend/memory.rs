@@ -57,7 +57,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
     let first = layout.layers().first();
     for (index, layer) in layout.layers().iter().enumerate() {
         let needed = match layer {
-            LayerKv::State { .. } => "there are no CUDA kernels for states",
+            LayerKv::State { .. } => "there are no CUDA kernels for recurrent states",
             LayerKv::Window { .. } => "there are no CUDA kernels for sliding-window pages",
             LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
             LayerKv::Pages(pages) if !is_served(pages) => {
@@ -188,7 +188,7 @@ mod tests {
                     bytes: 8,
                     heads: StateHeads::default(),
                 },
-                "no CUDA kernels for states",
+                "no CUDA kernels for recurrent states",
             ),
         ] {
             let error = refused(other);

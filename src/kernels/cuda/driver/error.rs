@@ -190,7 +190,8 @@ pub enum CudaUnavailable {
     },
     /// The context could not be made.
     #[error(
-        "failed to create a context on GPU {ordinal}: {error}; check in nvidia-smi whether other processes hold its memory, or it is in exclusive mode"
+        "failed to create a context on GPU {ordinal}: {error}; check in nvidia-smi whether other processes hold its \
+         memory or it is in exclusive mode"
     )]
     Context {
         /// The GPU.
@@ -225,7 +226,7 @@ impl CudaUnavailable {
         let advice = match error.code {
             NO_DEVICE => return Self::NoDevice,
             STUB_LIBRARY => {
-                "the libcuda found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"
+                "the libcuda found is the toolkit's stub: remove its folder from LD_LIBRARY_PATH"
             }
             DEVICE_UNAVAILABLE => {
                 "another process has exclusive use of the GPU: end it, or choose another GPU"

@@ -277,7 +277,7 @@ fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, Str
         Ok(Cow::Borrowed(archive.image(entry)))
     } else {
         Err(format!(
-            "{} for {} was compiled from other sources",
+            "{} for {} was compiled from different sources",
             entry.unit, entry.target
         ))
     }

@@ -93,7 +93,7 @@ impl Nvrtc {
             (functions.version)(&mut major, &mut minor)
         })?;
         if major < OLDEST_MAJOR {
-            return Err(format!("is of CUDA {major}.{minor}, 12 is needed"));
+            return Err(format!("is from CUDA {major}.{minor}, 12 is needed"));
         }
         Ok(Self {
             functions,

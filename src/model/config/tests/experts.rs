@@ -41,7 +41,7 @@ fn experts_take_the_defaults_of_their_class() {
     for (edits, complaint) in [
         (
             json!({"num_experts_per_tok": 9}),
-            "num_experts_per_tok is 9 and more than num_experts, 8",
+            "num_experts_per_tok is 9, more than num_experts, 8",
         ),
         (
             json!({"num_local_experts": 0}),
@@ -80,7 +80,7 @@ fn groups_of_experts_must_be_possible() {
         ),
         (
             json!({"n_routed_experts": 8, "num_experts_per_tok": 4}),
-            "leaves one expert to a group",
+            "leaves one expert per group",
         ),
         (
             json!({"n_routed_experts": 16, "topk_group": 2}),

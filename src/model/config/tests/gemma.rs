@@ -246,11 +246,11 @@ fn what_gemma_4_cannot_do_here_is_refused() {
         (json!({"enable_moe_block": true}), "num_experts is missing"),
         (
             json!({"enable_moe_block": true, "num_experts": 2, "top_k_experts": 3, "moe_intermediate_size": 8}),
-            "top_k_experts is 3 and more than num_experts, 2",
+            "top_k_experts is 3, more than num_experts, 2",
         ),
         (
             json!({"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}}),
-            "partial_rotary_factor is 0.5, supported is 1 but for rope_type \"proportional\"",
+            "partial_rotary_factor is 0.5, supported: 1, except for rope_type \"proportional\"",
         ),
     ];
     for (edits, complaint) in table {

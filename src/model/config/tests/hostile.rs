@@ -303,7 +303,7 @@ const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
     (
         QWEN,
         || json!({"num_experts_per_tok": 9}),
-        "num_experts_per_tok is 9 and more than num_experts, 8",
+        "num_experts_per_tok is 9, more than num_experts, 8",
     ),
     (
         QWEN,
@@ -403,7 +403,7 @@ const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
     (
         NEXT,
         || json!({"num_experts": 8, "num_local_experts": null, "num_experts_per_tok": 600}),
-        "num_experts_per_tok is 600 and more than num_experts, 8",
+        "num_experts_per_tok is 600, more than num_experts, 8",
     ),
     (
         LFM2,

@@ -162,7 +162,7 @@ fn what_is_not_supported_is_refused_by_key_or_tensor() {
         .size("qwen3moe.expert_used_count", 3);
     refused(
         config(&all_used),
-        "qwen3moe.expert_used_count is 3 and more than qwen3moe.expert_count, 2",
+        "qwen3moe.expert_used_count is 3, more than qwen3moe.expert_count, 2",
     );
     let dense = described("qwen3")
         .size("qwen3.expert_count", 2)

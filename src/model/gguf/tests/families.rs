@@ -102,7 +102,7 @@ fn short_and_long_rotations_come_together() {
     assert!(windows.iter().all(|window| *window == Some(8)));
     refused(
         config(&described.clone().tensor(tensor("long", &[4.0]))),
-        "rope_factors_long.weight is there without rope_factors_short.weight",
+        "rope_factors_long.weight is present without rope_factors_short.weight",
     );
     refused(
         config(&both.clone().text("phi3.rope.scaling.type", "yarn")),

@@ -24,7 +24,7 @@ fn a_folder_of_one_model_is_that_model() {
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
     refused(
         of(&two),
-        "holds 2 GGUF models, among them m.gguf, n.gguf: name the file of one",
+        "holds 2 GGUF models, including m.gguf, n.gguf: name the file of one of them",
     );
     let found = ModelLocation::find(&two.path().join("n.gguf")).expect("a file");
     assert_eq!(found, ModelLocation::Gguf(two.path().join("n.gguf")));

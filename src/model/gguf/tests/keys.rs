@@ -36,7 +36,7 @@ const ADDED: &[Refusal] = &[
     (
         "attention.sliding_window",
         || Value::U32(63),
-        "llama.attention.sliding_window is 63 in a model of 64 tokens of context",
+        "llama.attention.sliding_window is 63 in a model with a context of 64 tokens",
     ),
     (
         "attention.max_alibi_bias",
@@ -118,7 +118,7 @@ const REPLACED: &[Refusal] = &[
 fn other_models_are_refused_by_name() {
     refused(
         config(&described("mamba")),
-        "architecture \"mamba\" is not supported, supported are llama, qwen2, qwen3, qwen3moe",
+        "architecture \"mamba\" is not supported, supported: llama, qwen2, qwen3, qwen3moe",
     );
     refused(config(&File::default()), "general.architecture is missing");
     refused(

@@ -185,7 +185,7 @@ fn a_fused_tensor_is_three() {
     file.tensors.last_mut().expect("the bias").sizes = vec![7];
     refused(
         self::weights(&file),
-        "tensor blk.0.attn_qkv.bias has shape [7], expected [8] by the configuration",
+        "tensor blk.0.attn_qkv.bias has shape [7], the configuration expects [8]",
     );
 }
 

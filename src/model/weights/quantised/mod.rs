@@ -115,7 +115,7 @@ impl Weights {
             None => "but there is neither a quantization_config in config.json nor a quantize_config.json".to_owned(),
         };
         let reason = format!(
-            "tensor {} holds codes of 4 bits, {said}: take the configuration that belongs to these weights",
+            "tensor {} holds codes of 4 bits, {said}: use the configuration that belongs to these weights",
             self.file_name(&codes)
         );
         let file = &self.files[self.entries[&codes].file];

@@ -99,8 +99,8 @@ impl Weights {
             _ => {
                 if let Some(high) = straddling {
                     let reason = format!(
-                        "tensor {} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \
-                         gates and to what these let through: use a checkpoint whose experts are quantised one by one",
+                        "tensor {} has blocks of {high} outputs, of which {outputs} is not a multiple, so that some \
+                         span both gate and up projections: use a checkpoint whose experts are quantised one by one",
                         self.file_name(name)
                     );
                     return Err(format_error(self.files[stack.file].path(), reason));
@@ -159,9 +159,9 @@ impl Weights {
     fn refused_stack(&self, name: &str, file: usize, dtype: &str) -> LoadError {
         let name = self.file_name(name);
         let reason = format!(
-            "tensor {name} holds the matrices of all experts in dtype {dtype}, supported are F32, F16 and BF16, and codes of \
-             eight bits as quantization_config says them (fp8, int-quantized): use a checkpoint whose experts are quantised \
-             one by one, or the model in bfloat16"
+            "tensor {name} holds the matrices of all experts in dtype {dtype}, supported are F32, F16 and BF16, and \
+             8-bit codes as quantization_config describes them (fp8, int-quantized): use a checkpoint whose experts \
+             are quantised one by one, or the model in bfloat16"
         );
         format_error(self.files[file].path(), reason)
     }

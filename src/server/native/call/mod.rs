@@ -169,7 +169,7 @@ impl PromptCount {
     ) -> Result<Vec<T>, ApiError> {
         let (items, found) = raw.items(name, self.get())?;
         if found != self.get() {
-            let text = format!("{name} has {found} entries, must have one a prompt");
+            let text = format!("{name} has {found} entries, must have one per prompt");
             return Err(ApiError::field(name, format!("{text}: {}", self.get())));
         }
         let read = |item: &Raw| {

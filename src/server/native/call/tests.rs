@@ -130,7 +130,11 @@ fn refusals_name_the_field_its_value_and_what_is_wanted() {
     let token = "input_ids[1] is -1, must be a token id from 0 to 4294967295";
     refuses(json!({"input_ids": [1, -1]}), "input_ids[1]", token);
     let list = json!({"text": ["a", "b"], "rid": ["x"]});
-    refuses(list, "rid", "rid has 1 entries, must have one a prompt: 2");
+    refuses(
+        list,
+        "rid",
+        "rid has 1 entries, must have one per prompt: 2",
+    );
     let stream = json!({"text": "a", "stream": "yes"});
     refuses(stream, "stream", "stream is \"yes\", must be true or false");
     let start = json!({"text": "a", "logprob_start_len": -2});

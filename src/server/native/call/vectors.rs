@@ -25,8 +25,9 @@ pub(super) fn vectors(
     limits: CallLimits<'_>,
 ) -> Result<Prompts, ApiError> {
     let Some(vectors) = limits.vectors else {
-        let text =
-            format!("{NAME}: the engine's executor takes no vectors: send text or input_ids");
+        let text = format!(
+            "{NAME}: the engine's executor does not accept vectors: send text or input_ids"
+        );
         return Err(ApiError::field(NAME, text));
     };
     if !raw.is_list() {

@@ -243,7 +243,10 @@ pub(in crate::server) fn read_list(
     let (sent, _) = raw.items(name, MAX_TOOLS)?;
     match fields.tree(name, raw)? {
         Value::Array(items) => Ok(items.into_iter().zip(sent).collect()),
-        _ => Err(ApiError::field(name, format!("{name} is no list of tools"))),
+        _ => Err(ApiError::field(
+            name,
+            format!("{name} is not a list of tools"),
+        )),
     }
 }
 

@@ -46,7 +46,7 @@ impl Wish {
         match after.and_then(|after| after.checked_add(1)) {
             Some(first) if is_stream => Ok(Some(first)),
             Some(_) => {
-                let text = "starting_after goes with stream=true: send both";
+                let text = "starting_after needs stream=true: send both";
                 Err(ApiError::field(NAME, text))
             }
             None => {

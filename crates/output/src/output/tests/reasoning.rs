@@ -8,7 +8,7 @@ fn check(format: ReasoningFormat, text: &str, expected: &str) {
 }
 
 #[test]
-fn tags_part_thoughts_from_content() {
+fn tags_separate_reasoning_from_content() {
     let f = ReasoningFormat::Think;
     check(f, "<think>\na\n\nb\n</think>\n\nc\n", "‹a\n\nb›«c\n»");
     check(f, "\n<think></think>\n\nc", "«c»");
@@ -22,7 +22,7 @@ fn tags_part_thoughts_from_content() {
 }
 
 #[test]
-fn outputs_may_begin_inside() {
+fn outputs_may_begin_inside_reasoning() {
     let f = ReasoningFormat::DeepSeekR1;
     check(f, "a</think>b", "‹a›«b»");
     check(f, "<think>\na</think>b", "‹a›«b»");
@@ -33,7 +33,7 @@ fn outputs_may_begin_inside() {
 }
 
 #[test]
-fn a_call_ends_reasoning() {
+fn a_tool_call_ends_reasoning() {
     super::check(
         ToolFormat::Hermes,
         "<think>So\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n</think>\nx",

@@ -18,17 +18,14 @@ fn tokenizers_that_are_not_known_are_named() {
     );
     check(
         |fields| fields.pre = None,
-        "tokenizer.ggml.pre is missing, supported are chatglm-bpe",
+        "tokenizer.ggml.pre is missing, supported: chatglm-bpe",
     );
     check(
         |fields| fields.pre = Some(String::new()),
-        "tokenizer.ggml.pre is \"\", supported are chatglm-bpe",
+        "tokenizer.ggml.pre is \"\", supported: chatglm-bpe",
     );
     let default = |fields: &mut VocabularyFields<'static>| fields.pre = Some("default".to_owned());
-    check(
-        default,
-        "is \"default\", supported are chatglm-bpe, codeshell",
-    );
+    check(default, "is \"default\", supported: chatglm-bpe, codeshell");
 }
 
 #[test]
@@ -79,11 +76,11 @@ fn merges_must_make_a_token_of_two() {
     merge("", "expected two tokens with a space");
     merge("é", "expected two tokens with a space");
     merge(" x", "expected two tokens with a space");
-    merge("th ", "but \"\" is no token");
-    merge("é é", "but \"éé\" is no token");
-    merge("th o", "but \"tho\" is no token");
-    merge("zz e", "but \"zz\" is no token");
-    merge("the the", "but \"thethe\" is no token");
+    merge("th ", "but \"\" is not a token");
+    merge("é é", "but \"éé\" is not a token");
+    merge("th o", "but \"tho\" is not a token");
+    merge("zz e", "but \"zz\" is not a token");
+    merge("the the", "but \"thethe\" is not a token");
     let long = "long ".repeat(9);
     check(
         |fields| fields.merges[1] = long.into(),
@@ -134,7 +131,7 @@ fn scores_must_be_there_and_the_work_on_them_bounded() {
     load(pieces(100));
     let error = refused(pieces(1500));
     assert!(
-        error.contains("cutting every token in two would copy"),
+        error.contains("splitting every token in two would copy"),
         "{error}"
     );
     let error = refused(VocabularyFields {

@@ -38,7 +38,7 @@ impl Interpreter<'_> {
                             ));
                         }
                         Some(name) => attributes.push((name.to_owned(), value.clone())),
-                        None => return Fault::other("a namespace has names that are texts"),
+                        None => return Fault::other("names in a namespace must be strings"),
                     }
                 }
                 self.object(Object::Namespace(attributes))

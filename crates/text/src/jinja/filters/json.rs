@@ -38,7 +38,7 @@ impl Interpreter<'_> {
         if let Some(separators) = separators.filter(|value| !matches!(value, Value::None)) {
             let items = self.items(&separators)?;
             let [item, key] = items.as_slice() else {
-                return Fault::other("tojson: separators are two texts");
+                return Fault::other("tojson: separators must be two strings");
             };
             style.item = self.text_of(item)?.to_owned();
             style.key = self.text_of(key)?.to_owned();

@@ -12,7 +12,7 @@ use super::super::value::{Key, Value};
 use super::select::Getter;
 
 impl Interpreter<'_> {
-    // The mutable part of a value, the place of a generator, is no part of its hash.
+    // The only mutable part of a value, the position of a generator, does not enter its hash.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn sorting_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
@@ -49,7 +49,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The part of an item that counts, in lower case unless case counts.
+    /// The sort key of an item, lower-cased unless the comparison is case-sensitive.
     fn key(
         &self,
         getter: &Getter,
@@ -65,7 +65,7 @@ impl Interpreter<'_> {
         })
     }
 
-    /// The ways to several parts: `a,b`.
+    /// Getters for a comma-separated list of attributes: `a,b`.
     fn getters(&self, attribute: Option<Value>) -> Result<Vec<Getter>> {
         match &attribute {
             Some(Value::Text(text)) => {

@@ -84,7 +84,7 @@ impl Interpreter<'_> {
         };
         match self.soft(value)? {
             Value::Text(text) => self.printf(&text, &values),
-            _ => Fault::other("format takes a text"),
+            _ => Fault::other("format takes a string"),
         }
     }
 

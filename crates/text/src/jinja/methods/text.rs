@@ -94,7 +94,7 @@ impl Interpreter<'_> {
         Ok(rest.unwrap_or(text).to_owned())
     }
 
-    /// Fills up to `width` characters, after a sign.
+    /// Pads with zeros to `width` characters, after the sign if there is one.
     fn fill_with_zeros(&self, text: &str, width: i64) -> Result<String> {
         let fill = usize::try_from(width).unwrap_or(0);
         let fill = fill.saturating_sub(text.chars().count());
@@ -379,7 +379,7 @@ impl Interpreter<'_> {
                 }
                 entries.extend(from.zip(to).map(|(from, to)| (code(from), code(to))));
             }
-            _ => return Fault::other("maketrans takes a mapping or two texts"),
+            _ => return Fault::other("maketrans takes a mapping or two strings"),
         }
         if let Some(without) = &without {
             let without = self.text_of(without)?.chars();

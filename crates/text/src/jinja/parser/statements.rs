@@ -89,7 +89,7 @@ impl Parser {
             }
             "break" | "continue" => {
                 if self.loops == 0 {
-                    return Err(format!("{name} is outside of a loop"));
+                    return Err(format!("{name} outside a loop"));
                 }
                 match name.as_str() {
                     "break" => Action::Break,

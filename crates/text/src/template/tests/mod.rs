@@ -205,7 +205,7 @@ fn mistral_refuses_roles_out_of_order_in_its_own_words() {
     let error = refused(MISTRAL, json!([say("user", "a"), say("user", "b")]));
     assert_eq!(
         error,
-        "the chat template refuses the messages: roles must alternate user/assistant"
+        "the chat template rejects the messages: roles must alternate user/assistant"
     );
 }
 

@@ -29,7 +29,7 @@ fn rendered(template: &str, variables: &FxHashMap<String, Value>) -> Result<Stri
 }
 
 #[test]
-fn expressions_are_worth_what_they_are_in_python() {
+fn expressions_evaluate_as_in_python() {
     let mut lines = EXPRESSIONS.lines();
     let variables = variables_of(lines.next().expect("the fixture has a first line"));
     let mut differences = Vec::new();

@@ -1,4 +1,4 @@
-//! Which buffers are pinned, for how long, and which of them a lost context costs.
+//! Which buffers are pinned, for how long, and which of them are lost with a CUDA context.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::executor::Executor;
 use crate::state::step::{BlockCopies, RowWork, StepPlan};
 
 #[test]
-fn a_lost_context_costs_the_buffers_that_it_may_still_use_and_no_others() {
+fn a_lost_context_loses_only_the_buffers_that_it_may_still_use() {
     for (last, n_lost) in [(SAVES_FRESH, 1), (LOADS, 2)] {
         let mut run = Run::new(28);
         for step in 0..last {
@@ -51,7 +51,7 @@ fn buffers_stay_pinned_as_long_as_the_executor_lives() {
         run.executor.launch(&plan(step)).unwrap();
         run.finish_all();
     }
-    // Three blocks were saved one after the other, in one buffer, which is pinned by the page.
+    // Three blocks were saved one after the other, in one buffer, which is pinned in whole pages.
     let pages_bytes = block_bytes.next_multiple_of(PAGE_BYTES) as u64;
     assert_eq!(device.pinned_bytes() - pinned_before, pages_bytes);
     run.executor.launch(&plan(5)).unwrap();
@@ -65,7 +65,7 @@ fn buffers_stay_pinned_as_long_as_the_executor_lives() {
 }
 
 #[test]
-fn a_launch_pins_one_buffer_and_copies_the_others_as_they_are() {
+fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
     let (_, expected) = outcome(29, AS_IT_IS);
     for hurries_copies in [false, true] {
         let mut run = Run::new(29);
@@ -87,11 +87,11 @@ fn a_launch_pins_one_buffer_and_copies_the_others_as_they_are() {
         // Two blocks in buffers that were not seen before.
         run.fetch();
         assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
-        // And two that are saved again, to other ones.
+        // And two more saves, into other buffers.
         let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
         assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
         assert!(run.saved() == expected, "in a hurry: {hurries_copies}");
-        // The one that was left out is pinned by the next launch.
+        // The buffer that stayed pageable is pinned by the next launch.
         for step in LOADS + 2..LOADS + 4 {
             let mut plan = empty_plan(step);
             let position = (step - LOADS) as u32 + 23;

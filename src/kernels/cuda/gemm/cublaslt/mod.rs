@@ -108,15 +108,16 @@ impl CublasLt {
 /// Logs the first such shape at info, the others at debug.
 fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
     if !std::mem::replace(has_said, true) {
-        tracing::info!(%error, ?key, "cuBLASLt has no algorithm for a product: using built-in GEMM kernels for such products")
+        tracing::info!(%error, ?key, "cuBLASLt has no algorithm for a GEMM shape: using built-in GEMM kernels for \
+            such shapes")
     } else {
-        tracing::debug!(%error, ?key, "cuBLASLt has no algorithm for a product")
+        tracing::debug!(%error, ?key, "cuBLASLt has no algorithm for a GEMM shape")
     }
 }
 
 fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
     if !std::mem::replace(has_said, true) {
-        tracing::warn!(%error, ?key, "cuBLASLt failed: using built-in GEMM kernels for products that fail")
+        tracing::warn!(%error, ?key, "cuBLASLt failed: using built-in GEMM kernels for the GEMMs that fail")
     } else {
         tracing::debug!(%error, ?key, "cuBLASLt failed")
     }
