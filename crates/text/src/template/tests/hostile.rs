@@ -7,7 +7,7 @@ const TEMPLATES: &str = include_str!("../../../../../tests/fixtures/chat_templat
 
 /// Little enough that the whole list takes a second or two.
 const SMALL: Limits = Limits {
-    instructions: 100_000,
+    instructions: 40_000,
     memory_bytes: 4 << 20,
     output_bytes: 1 << 20,
 };
