@@ -241,7 +241,7 @@ mod tests {
         drop(bound);
         assert_eq!(fs::read(&path).expect("it is there"), b"notes");
         let error = bind(&path).err().expect("it is no socket");
-        assert!(error.contains("no socket"), "{error}");
+        assert!(error.contains("not a socket"), "{error}");
         assert_eq!(fs::read(&path).expect("it is there"), b"notes");
         let error = bind(&folder.path().join("none/kv")).err();
         assert!(error.expect("there is no such folder").contains("none/kv"));

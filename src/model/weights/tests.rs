@@ -75,7 +75,7 @@ fn every_fixture_holds_what_its_configuration_says() {
         refused(
             weights.check(&wider.tensors()),
             &format!(
-                "mlp.gate_proj.weight has shape [{width}, 64], expected [{}, 64]",
+                "mlp.gate_proj.weight has shape [{width}, 64], the configuration expects [{}, 64]",
                 width + 1
             ),
         );
@@ -123,7 +123,7 @@ fn a_wrong_tensor_is_named_with_its_file() {
     let weights = Weights::open(dir.path()).expect("whole");
     refused(
         weights.tensor("a", &[4]),
-        "model.safetensors: tensor a has shape [2, 2], expected [4]",
+        "model.safetensors: tensor a has shape [2, 2], the configuration expects [4]",
     );
     refused(
         weights.tensor("c", &[4, 2]),

@@ -67,7 +67,7 @@ fn a_made_up_log_is_refused_with_its_record() {
     );
     check(
         &[start.clone(), first("PlanStep")],
-        &["record 2", "no call"],
+        &["record 2", "without a call"],
     );
     check(
         &[start.clone(), Entry::Next, Entry::CancelAll],

@@ -124,7 +124,7 @@ fn rows_of_llama_are_put_back_and_others_stay() {
     let wide = file.size("llama.attention.key_length", 4);
     refused(
         weights(&wide),
-        "tensor blk.0.attn_q.weight has shape [4, 4], expected [8, 4]",
+        "tensor blk.0.attn_q.weight has shape [4, 4], the configuration expects [8, 4]",
     );
     let one_head = {
         let mut file = tiny_llama();
