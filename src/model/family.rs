@@ -96,7 +96,7 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// Llama with a name and layers of its own, and the defaults that most classes share.
+    /// Llama's record with another name and other layers, and the defaults that most classes share.
     pub const fn new(
         name: &'static str,
         model_type: &'static str,

@@ -48,7 +48,7 @@ pub fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
     })
 }
 
-/// The model of a policy with state of its own, for nodes that it knows by number.
+/// The reference model of a stateful policy; it identifies nodes by number.
 pub trait ModelPolicy {
     /// The node enters the cache, or another policy ends.
     fn enter(&mut self, node: &ModelNode, page_size: usize);

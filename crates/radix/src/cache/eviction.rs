@@ -1,6 +1,6 @@
 //! Which cached node goes first: the eviction policies, one row each, in one table.
 //!
-//! Most policies are a key of a node's use. A policy with state of its own is a [`QueuePolicy`].
+//! A stateless policy ranks nodes by a key of their use. A stateful policy is a [`QueuePolicy`].
 
 pub mod queues;
 mod s3fifo;

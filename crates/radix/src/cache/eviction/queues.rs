@@ -43,7 +43,7 @@ pub struct ScannedLeaf {
 pub enum Scan {
     /// The leaf is evicted.
     Evict,
-    /// The leaf becomes the youngest of a queue, with so many hits.
+    /// The leaf moves to the tail of a queue and keeps `hits` hits.
     Move {
         /// The queue.
         queue: usize,

@@ -18,7 +18,7 @@ use crate::cache::prefix_history::PrefixHash;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// The small queue has one part in so many.
+/// The small queue has 1/`SMALL_PART` of the evictable tokens.
 const SMALL_PART: usize = 10;
 /// The frequency has two bits.
 const MAX_FREQUENCY: u32 = 3;

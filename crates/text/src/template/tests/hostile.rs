@@ -5,7 +5,7 @@ use super::*;
 /// Templates that consume as much as they can.
 const TEMPLATES: &str = include_str!("../../../../../tests/fixtures/chat_templates/hostile.jsonl");
 
-/// Little enough that the whole list takes a second or two.
+/// Little enough that the whole list takes some seconds in a dev build.
 const SMALL: Limits = Limits {
     instructions: 40_000,
     memory_bytes: 4 << 20,
