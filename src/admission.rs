@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::RequestError;
 
-/// The two limits and their use.
 #[derive(Debug)]
 pub struct Admission {
     max_requests: usize,
@@ -81,22 +80,18 @@ impl Admission {
         })
     }
 
-    /// Admits no more requests.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// True once closed.
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Requests inside.
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::Acquire)
     }
 
-    /// Prompt tokens inside.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens.load(Ordering::Acquire)
     }

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LoadError;
 
-/// Name of the bundled model, and of its folder.
 pub const NAME: &str = "souffleur-tiny";
 
 type File = (&'static str, &'static [u8]);
@@ -31,11 +30,11 @@ const FILES: &[File] = bundled!(
     "tokenizer_config.json"
 );
 
-/// A folder with the bundled model, unpacked where `SOUFFLEUR_CACHE_DIR` says, else in the user's cache, else in a temporary
-/// folder.
+/// A folder with the bundled model, unpacked where `SOUFFLEUR_CACHE_DIR` says, else in the user's cache, else in a
+/// temporary folder.
 ///
 /// # Errors
-/// [`LoadError::Format`], where none of these can be written, with the reason of each.
+/// [`LoadError::Format`] if none of these can be written, with the reason of each.
 pub fn unpacked() -> Result<PathBuf, LoadError> {
     let mut reasons = Vec::new();
     let dirs = cache_dirs();

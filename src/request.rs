@@ -19,14 +19,12 @@ pub use crate::state::scheduler::submission::{CancelFlag, RequestTimeouts};
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// One request for text.
+/// One generation request.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// The client's name for it; unique among the requests in flight.
     pub rid: RequestId,
-    /// The prompt to continue.
     pub prompt: Prompt,
-    /// How to sample and when to end.
     pub sampling: SamplingParams,
     /// Which log probabilities to return; `None` for none.
     pub logprobs: Option<LogprobWish>,
@@ -66,14 +64,12 @@ impl GenerateRequest {
     }
 }
 
-/// The prompt to continue.
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Text, encoded with the tokenizer's special tokens.
     Text(Arc<str>),
     /// Token ids, taken as they are.
     Tokens(Arc<[u32]>),
-    /// A conversation, rendered by the model's chat template.
     Chat(Arc<ChatPrompt>),
     /// Vectors, each in place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
     Vectors(Arc<PromptVectors>),
@@ -119,10 +115,8 @@ fn text_bytes_of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> 
     fields.iter().map(field).sum()
 }
 
-/// A conversation for the chat template.
 #[derive(Clone, Debug)]
 pub struct ChatPrompt {
-    /// Array of OpenAI messages.
     pub messages: serde_json::Value,
     /// Array of OpenAI tools, if any: the template sees them as they are written here.
     pub tools: Option<Box<serde_json::value::RawValue>>,
@@ -157,7 +151,6 @@ impl ChatPrompt {
         }
     }
 
-    /// One message of a user, which the assistant answers.
     pub fn of_user(text: &str) -> Self {
         Self::new(serde_json::json!([{ "role": "user", "content": text }]))
     }
@@ -176,7 +169,6 @@ impl From<ChatPrompt> for Prompt {
 pub struct KnownTurns {
     /// How many messages they are. They were rendered with the tools and the template's variables of this conversation.
     pub messages: usize,
-    /// Their tokens.
     pub tokens: Arc<[u32]>,
     /// The last of them is an answer. Otherwise the tokens are those of the messages as the template writes them.
     pub has_answer: bool,
@@ -196,11 +188,8 @@ pub struct OutputParsing {
 pub enum Event {
     /// New text and tokens. Deltas of a slow reader are merged.
     Delta(Delta),
-    /// The request ended by itself.
     Finished(Box<Finished>),
-    /// The request was cancelled; the delivered output stays.
     Cancelled(Box<Finished>),
-    /// The request was refused or failed.
     Failed(RequestError),
 }
 
@@ -211,20 +200,16 @@ impl Event {
     }
 }
 
-/// New text and tokens of one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Final text; may trail `tokens`. Empty if the request's output is parsed.
     pub text: String,
-    /// The text of a request whose output is parsed.
     pub pieces: Vec<OutputPiece>,
-    /// New output tokens.
     pub tokens: Vec<u32>,
     /// One entry for each of `tokens` if log probabilities were requested.
     pub output_logprobs: Vec<TokenLogprobs>,
     /// One entry for each prompt token from the requested start on (the first has none), in one or more deltas.
     pub input_logprobs: Vec<TokenLogprobs>,
-    /// Counts so far.
     pub usage: Usage,
 }
 
@@ -241,7 +226,6 @@ impl Delta {
         text + self.tokens.len() * size_of::<u32>() + logprobs.map(each).sum::<usize>()
     }
 
-    /// Appends a later delta.
     pub fn merge(&mut self, later: Self) {
         self.text.push_str(&later.text);
         later
@@ -255,40 +239,31 @@ impl Delta {
     }
 }
 
-/// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens generated.
     pub completion_tokens: u32,
     /// Reasoning tokens among them, of a request whose reasoning is separated.
     pub reasoning_tokens: u32,
     /// Prompt tokens whose K/V came from the cache when the request was first admitted.
     pub cached_tokens: u32,
-    /// Those of them that came from the KV store.
+    /// Cached tokens that came from the KV store.
     pub loaded_tokens: u32,
-    /// How often the request was retracted.
     pub num_retractions: u32,
 }
 
 /// When a request passed its stations in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timings {
-    /// Its prompt was encoded, and it went to the queue.
+    /// The prompt was encoded, and the request went to the queue.
     pub queued: Instant,
-    /// It left the queue for the first time.
     pub admitted: Option<Instant>,
-    /// Its first token was there.
     pub first_token: Option<Instant>,
-    /// Its terminal event was made.
     pub ended: Instant,
 }
 
-/// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// The text that had not been delivered yet.
     pub delta: Delta,
     /// Why it ended; for a cancelled request `Abort`.
     pub reason: FinishReason,

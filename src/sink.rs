@@ -14,27 +14,23 @@ use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::request::{Delta, Event};
 
-/// Tokenizer -> an actor of the host's own, if the request was made with such a sink.
+/// An event for an actor of the host's own, if the request was made with such a sink.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TokenEvent {
-    /// The request.
     pub rid: RequestId,
-    /// The event.
     pub event: Event,
 }
 
-/// The fate of a delta.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// It is on its way.
+    /// The delta is in the channel.
     Sent,
     /// The client is slow: the delta was merged into the backlog of this many bytes.
     Waiting {
         /// Bytes in the backlog.
         backlog_bytes: usize,
     },
-    /// The client is gone.
     Gone,
 }
 
@@ -97,7 +93,7 @@ impl EventSink {
         }
     }
 
-    /// Lets the request in: one that came without a permit takes it now.
+    /// Takes a permit for a request that came without one.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at a limit, [`RequestError::ShuttingDown`] once admission is closed.
@@ -130,7 +126,6 @@ impl EventSink {
         self.permit.as_ref().is_some_and(Permit::is_probe)
     }
 
-    /// Sends a delta after the backlog.
     pub fn send(&mut self, delta: Delta) -> Delivery {
         match &self.target {
             None => Delivery::Gone,

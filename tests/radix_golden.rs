@@ -134,7 +134,6 @@ fn files_of_folders_within_a_folder_are_found() -> Result<()> {
     same("files", files.to_vec(), trace_files(folder.path())?)
 }
 
-/// One line of a trace.
 #[derive(Deserialize)]
 struct Line {
     ps: u32,

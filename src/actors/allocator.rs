@@ -8,7 +8,6 @@ use crate::actors::messages::{ReservePages, StepPlanned};
 use crate::state::plan::reserve_pages;
 use crate::state::pool::pools::Pools;
 
-/// The actor around the pools.
 pub struct Allocator {
     pools: Pools,
     planned: PlannedTo,
@@ -17,14 +16,12 @@ pub struct Allocator {
 
 /// The receiver of grants: the Scheduler, or a host that uses the cache without an engine.
 pub enum PlannedTo {
-    /// The engine's own Scheduler.
     Scheduler(Mailbox<Box<StepPlanned>>),
     /// An actor of the host's own in its place.
     Host(Recipient<Box<StepPlanned>>),
 }
 
 impl Allocator {
-    /// An actor that answers to `planned`.
     pub fn new(pools: Pools, planned: PlannedTo, note: DeathNote) -> Self {
         Self {
             pools,

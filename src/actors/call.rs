@@ -15,10 +15,8 @@ use crate::state::grammar::Constraint;
 /// Weight that a grammar adds to its prompt's, in bytes of text: compiling one takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
 
-/// One request and the way back to its client.
 #[derive(Debug)]
 pub struct Asked {
-    /// The request.
     pub request: GenerateRequest,
     /// Where the events go. It holds the admission permit, or takes one when the Tokenizer reads the request.
     pub sink: EventSink,
@@ -26,7 +24,6 @@ pub struct Asked {
     pub cancel: CancelFlag,
 }
 
-/// The requested form of an output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutputForm {
     pub(crate) constraint: Option<Arc<Constraint>>,
@@ -40,7 +37,6 @@ pub(crate) struct Prompts {
     of_request: Vec<usize>,
 }
 
-/// A prompt and the cost of encoding it.
 #[derive(Debug)]
 pub(crate) struct Weighed {
     pub(crate) prompt: Prompt,
@@ -65,17 +61,14 @@ impl Prompts {
         prompts
     }
 
-    /// About how many tokens the prompt of a request has.
     pub(crate) fn estimated_tokens(&self, request: usize) -> usize {
         self.distinct[self.of_request[request]].estimated_tokens
     }
 
-    /// The index of a request's prompt among the distinct ones.
     pub(crate) fn index_of(&self, request: usize) -> usize {
         self.of_request[request]
     }
 
-    /// The prompts, each once.
     pub(crate) fn into_distinct(self) -> Vec<Weighed> {
         self.distinct
     }

@@ -12,8 +12,7 @@ use crate::state::pool::pages::PoolLedger;
 #[rtype(result = "()")]
 pub struct StopActor;
 
-/// Reports a death to the Watchdog when dropped without having been disarmed, and does nothing else: for an actor or
-/// thread that the others outlive.
+/// Reports a death to the Watchdog when dropped without being disarmed; the others outlive this actor or thread.
 pub struct Obituary {
     actor: &'static str,
     generation: u64,
@@ -30,7 +29,6 @@ impl Obituary {
         }
     }
 
-    /// The actor or thread ends as it should.
     pub fn disarm(&mut self) {
         self.to = None;
     }
@@ -55,8 +53,8 @@ impl Drop for Obituary {
 
 /// The [`Obituary`] of an actor or thread whose death ends the whole unit.
 ///
-/// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak. The
-/// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
+/// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak.
+/// The Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
 pub struct DeathNote {
     obituary: Obituary,
     ledger: Arc<PoolLedger>,
@@ -86,7 +84,6 @@ impl DeathNote {
         Self { obituary, ledger }
     }
 
-    /// The actor stops as it should.
     pub fn disarm(&mut self) {
         self.obituary.disarm();
     }
@@ -99,7 +96,6 @@ impl Drop for DeathNote {
     }
 }
 
-/// Ends an actor on [`StopActor`].
 pub fn stop_actor<A: Actor<Context = Context<A>>>(note: &mut DeathNote, ctx: &mut Context<A>) {
     note.disarm();
     ctx.stop();

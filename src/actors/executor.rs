@@ -26,20 +26,17 @@ const QUEUED_STEPS: usize = 2;
 /// Time that the thread waits for a step before it polls the device for the end of the one in flight.
 const GLANCE: Duration = Duration::from_micros(20);
 
-/// The front.
 pub struct Executor {
     line: LineIn,
     note: DeathNote,
 }
 
-/// The front's ends of the channels to the thread.
 pub struct LineIn {
     steps: Sender<RunStep>,
-    /// Overtakes the steps that are queued. Read before each step, so it holds no more than there were rows in the last ones.
+    /// Overtakes queued steps. Read before each step, so it holds at most as many ids as the last ones had rows.
     ended: Sender<SeqId>,
 }
 
-/// The thread's ends.
 struct LineOut {
     steps: Receiver<RunStep>,
     ended: Receiver<SeqId>,
@@ -52,7 +49,6 @@ pub struct ExecutorThread {
     thread: JoinHandle<()>,
 }
 
-/// The receivers of the thread's answers and of its death.
 struct Answers {
     done: Mailbox<StepDone>,
     note: DeathNote,
@@ -143,7 +139,6 @@ struct StepLine {
     ended: Receiver<SeqId>,
     done: Mailbox<StepDone>,
     under_way: VecDeque<LaunchedStep>,
-    /// When the last step ended.
     last_end: Option<Instant>,
 }
 
@@ -155,7 +150,6 @@ struct LaunchedStep {
     result: Option<Result<StepOutput, StepError>>,
 }
 
-/// The next work of the thread.
 enum Turn {
     Launch(RunStep),
     Finish,
@@ -253,13 +247,11 @@ impl StepLine {
     }
 }
 
-/// There is nothing to be done.
 fn is_empty(plan: &StepPlan) -> bool {
     plan.rows.is_empty() && plan.starts.is_empty() && plan.table.is_empty() && plan.copies.is_none()
 }
 
 impl Executor {
-    /// A front to a thread.
     pub fn new(line: LineIn, note: DeathNote) -> Self {
         Self { line, note }
     }

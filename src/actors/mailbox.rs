@@ -11,7 +11,7 @@ use actix::{Actor, Addr, Handler, Message, Recipient};
 
 use crate::metrics::MailboxMetrics;
 
-/// An actor's address for one type of message.
+/// An actor's address for one type of message, with its metric labels.
 pub struct Mailbox<M>
 where
     M: Message<Result = ()> + Send + 'static,
@@ -59,7 +59,6 @@ where
     }
 }
 
-/// A message in a mailbox.
 pub struct Posted<M> {
     message: Option<M>,
     metrics: Arc<MailboxMetrics>,
@@ -92,7 +91,6 @@ impl<M> Drop for Posted<M> {
     }
 }
 
-/// Times one handler.
 #[must_use]
 pub struct HandlerTimer {
     started: Instant,
@@ -111,14 +109,12 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// Counts a message in.
     pub fn enter(actor_name: &'static str, message_name: &'static str) -> Self {
         let metrics = MailboxMetrics::register(actor_name, message_name);
         metrics.entered();
         Self { metrics }
     }
 
-    /// Counts it out and times its handler.
     pub fn open(self) -> HandlerTimer {
         HandlerTimer {
             started: Instant::now(),

@@ -89,7 +89,6 @@ pub struct TokensReady {
 #[derive(Debug, Message)]
 #[rtype(result = "Option<Box<PrefixReport>>")]
 pub struct GetPrefixReport {
-    /// The request.
     pub rid: RequestId,
 }
 
@@ -99,7 +98,6 @@ pub struct GetPrefixReport {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Submit {
-    /// The request.
     pub request: Box<Submission>,
 }
 
@@ -108,7 +106,6 @@ pub struct Submit {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelRequest {
-    /// The request.
     pub rid: RequestId,
     /// Which request of that id, known by its flag; `None` for any request with the id.
     pub flag: Option<CancelFlag>,
@@ -142,15 +139,9 @@ pub enum StoreNews {
     /// True once the store serves; false once it has failed permanently.
     Serves(bool),
     /// Answers [`StoreOrder::Find`], also when the store is late.
-    Found {
-        /// The sequence that asked.
-        seq: SeqId,
-        /// The part of the prompt that the store has.
-        found: PrefixFound,
-    },
+    Found { seq: SeqId, found: PrefixFound },
     /// Answers [`StoreOrder::Fetch`], also when the store is late.
     Fetched {
-        /// The run of blocks.
         ticket: Ticket,
         /// Blocks fetched, counted from the first requested one.
         blocks: usize,
@@ -158,19 +149,13 @@ pub enum StoreNews {
         miss: Option<StoredMiss>,
     },
     /// Answers [`StoreOrder::Write`], on success and failure.
-    Written {
-        /// The save.
-        ticket: Ticket,
-        /// Whether the store has the block now.
-        kept: bool,
-    },
+    Written { ticket: Ticket, kept: bool },
 }
 
 /// Executor thread -> Scheduler, once per step, in step order.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct StepDone {
-    /// The step.
     pub step: StepId,
     /// Tokens and log probabilities, or why there are none.
     pub result: Result<StepOutput, StepError>,
@@ -185,15 +170,12 @@ pub struct StepDone {
 #[derive(Debug, Message)]
 #[rtype(result = "Result<PrefixPinned, RequestError>")]
 pub struct PinPrefix {
-    /// Where the prefix is shared.
     pub namespace: Namespace,
-    /// The prefix.
     pub tokens: Arc<[u32]>,
     /// Seconds after which the pin is revoked.
     pub ttl_s: u32,
 }
 
-/// Answers `PinPrefix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixPinned {
     /// Names the pin in `UnpinPrefix`.
@@ -206,7 +188,6 @@ pub struct PrefixPinned {
 #[derive(Debug, Message)]
 #[rtype(result = "bool")]
 pub struct UnpinPrefix {
-    /// The pin.
     pub pin: u64,
 }
 
@@ -220,11 +201,8 @@ pub struct PinSoftly {
     pub name: u64,
     /// A pin that this one replaces, which is released.
     pub replaces: Option<u64>,
-    /// Where the prefix is shared.
     pub namespace: Namespace,
-    /// The prefix.
     pub tokens: Arc<[u32]>,
-    /// Seconds after which the pin is revoked.
     pub ttl_s: u32,
 }
 
@@ -232,7 +210,6 @@ pub struct PinSoftly {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct UnpinSoftly {
-    /// The pin.
     pub name: u64,
 }
 
@@ -248,9 +225,7 @@ impl Message for Box<PrefixesProbed> {
 #[derive(Debug, Default, Message)]
 #[rtype(result = "Result<PoliciesSet, RequestError>")]
 pub struct SetPolicy {
-    /// Order of the waiting queue.
     pub schedule_policy: Option<String>,
-    /// Which cached prefix is evicted first.
     pub radix_eviction_policy: Option<String>,
 }
 
@@ -263,8 +238,7 @@ pub struct PoliciesSet {
     pub radix_eviction_policy: &'static str,
 }
 
-/// Host or server -> Scheduler, rare: flushes every cached prefix that no pin keeps, with the next plan. Refused while
-/// a request runs or waits.
+/// Host or server -> Scheduler, rare: flushes every unpinned cached prefix. Refused while a request runs or waits.
 #[derive(Debug, Message)]
 #[rtype(result = "Result<CacheFlushed, RequestError>")]
 pub struct FlushCache;
@@ -274,7 +248,6 @@ pub struct FlushCache;
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
-    /// True to pause, false to resume.
     pub paused: bool,
 }
 
@@ -314,9 +287,7 @@ impl Message for Box<PlanStep> {
 #[derive(Debug, Message)]
 #[rtype(result = "usize")]
 pub struct PeekPrefix {
-    /// Where the prefix is shared.
     pub namespace: Namespace,
-    /// The prompt.
     pub tokens: Arc<[u32]>,
 }
 
@@ -336,33 +307,27 @@ impl Message for Box<ReservePages> {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct RunStep {
-    /// The step.
     pub plan: Box<StepPlan>,
     /// The cleared rows of an earlier step's result, for reuse; the executor allocates new ones if there are none.
     pub spent: Option<Vec<RowResult>>,
 }
 
-/// Scheduler -> Executor: sequences that ended while steps that decode them were in flight. Steps that have not begun
-/// skip them.
+/// Scheduler -> Executor: sequences that ended while decodes of them were in flight; steps not begun skip them.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SequencesEnded {
-    /// The sequences.
     pub seqs: Vec<SeqId>,
 }
 
 // To the Watchdog.
 
-/// A dying actor or thread -> Watchdog. The Watchdog tears the unit down and rebuilds it, unless the KV store died: the
-/// unit runs without it.
+/// A dying actor or thread -> Watchdog, which rebuilds the unit, unless the KV store died: it runs without one.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {
-    /// The name of the actor or thread that died.
     pub actor: &'static str,
     /// The generation of its unit: a late note from an earlier generation is ignored.
     pub generation: u64,
-    /// Whether it panicked.
     pub panicked: bool,
 }
 
@@ -370,7 +335,6 @@ pub struct ActorDied {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
 pub struct HostSettings {
-    /// Whether the engine is paused.
     pub paused: bool,
     /// The scheduling policy that was requested last; `None` for the configured one.
     pub schedule_policy: Option<String>,
@@ -402,35 +366,20 @@ impl std::fmt::Debug for StepDone {
 /// message (a cancel) is dropped, since no request of that generation is left. `EngineHandle::doors` returns new ones.
 #[derive(Clone)]
 pub struct Doors {
-    /// The Tokenizer.
     pub generate: Recipient<Generate>,
-    /// The Scheduler.
     pub cancel: Recipient<CancelRequest>,
-    /// The Tokenizer, which passes it on after the requests sent before.
     pub cancel_all: Recipient<CancelAll>,
-    /// The RadixCache.
     pub peek: Recipient<PeekPrefix>,
-    /// The Scheduler.
     pub pin: Recipient<PinPrefix>,
-    /// The Scheduler.
     pub unpin: Recipient<UnpinPrefix>,
-    /// The Scheduler.
     pub pin_softly: Recipient<PinSoftly>,
-    /// The Scheduler.
     pub unpin_softly: Recipient<UnpinSoftly>,
-    /// The Scheduler.
     pub set_policy: Recipient<SetPolicy>,
-    /// The Scheduler.
     pub flush: Recipient<FlushCache>,
-    /// The Scheduler.
     pub pause: Recipient<SetPaused>,
-    /// The Scheduler.
     pub stats: Recipient<GetStats>,
-    /// The Scheduler.
     pub load: Recipient<GetLoad>,
-    /// The Tokenizer.
     pub prefix_report: Recipient<GetPrefixReport>,
-    /// The Tokenizer, which passes it on after the requests sent before.
     pub drain: Recipient<Drain>,
 }
 

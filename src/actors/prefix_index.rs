@@ -18,7 +18,6 @@ use crate::state::cache::radix_tree::RadixTree;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 use crate::state::pool::pools::Pools;
 
-/// The most that an index holds.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexCapacity {
     /// Pages, granted and cached ones together.

@@ -16,13 +16,11 @@ use crate::state::control::probe_prefixes;
 /// Poll interval while the publisher of events has to catch up.
 const FEED_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The actor around the tree.
 pub struct RadixCache {
     cache: Box<dyn PrefixCache>,
     allocator: Mailbox<Box<ReservePages>>,
     /// The Scheduler; a host that plans by itself has none.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
-    /// Receiver of the tree's changes, if they are published.
     feed: Option<ChangeFeed>,
     /// The feed is called again without a plan.
     feeds_later: bool,
@@ -31,7 +29,6 @@ pub struct RadixCache {
 }
 
 impl RadixCache {
-    /// An actor that forwards its plans to `allocator`.
     pub fn new(
         cache: Box<dyn PrefixCache>,
         allocator: Mailbox<Box<ReservePages>>,
@@ -48,7 +45,6 @@ impl RadixCache {
         }
     }
 
-    /// The actor, with a recipient for answers to probes.
     pub fn answering(self, scheduler: Mailbox<Box<PrefixesProbed>>) -> Self {
         Self {
             scheduler: Some(scheduler),
@@ -56,7 +52,6 @@ impl RadixCache {
         }
     }
 
-    /// The actor, with a feed for the changes of its tree.
     pub fn feeding(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
             self.cache.note_changes();

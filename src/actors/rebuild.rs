@@ -9,7 +9,6 @@ pub struct RebuildRules {
     pub attempts: usize,
     /// Between the first two; each wait is twice the one before.
     pub first_wait: Duration,
-    /// The waits grow up to this.
     pub longest_wait: Duration,
 }
 

@@ -46,32 +46,24 @@ pub struct Blueprint {
     pub record: Option<Arc<LogSink>>,
     /// Publisher of the changes of every unit's tree, if they are published.
     pub kv_events: Option<KvEventPublisher>,
-    /// The Tokenizer's settings.
     pub tokenizer: TokenizerSettings,
-    /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
-    /// The KV store, if there is one.
     pub store: Option<Arc<StoreSetup>>,
-    /// The number of attempts to rebuild it, and the waits before them.
     pub rebuild: RebuildRules,
     /// Time after which, and then interval at which, a request in flight is logged; `None` for never.
     pub log_long_requests: Option<Duration>,
 }
 
 impl Blueprint {
-    /// Where the changes of the tree are published, if they are.
     pub fn kv_events_outlet(&self) -> Option<KvEventsOutlet> {
         let publisher = self.kv_events.as_ref();
         publisher.map(|publisher| publisher.outlet().clone())
     }
 }
 
-/// Recipients of the state that outlives a unit.
 #[derive(Clone)]
 pub struct Survivor {
-    /// Receives deaths.
     pub died: Recipient<ActorDied>,
-    /// Keeps the hosts' settings.
     pub keeper: Recipient<HostSettings>,
 }
 
@@ -109,12 +101,10 @@ impl Unit {
         Ok(wire(&blueprint, generation, (survivor, set), thread))
     }
 
-    /// The generation of the unit.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The addresses that hosts use.
     pub fn doors(&self) -> Doors {
         self.doors.clone()
     }
@@ -243,7 +233,6 @@ fn start_store(
         .start()
 }
 
-/// The mailboxes that the Scheduler sends to.
 fn links(
     radix_cache: &Addr<RadixCache>,
     allocator: Mailbox<Box<ReservePages>>,

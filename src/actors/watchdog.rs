@@ -45,27 +45,21 @@ pub type FailureWatch = watch::Receiver<Option<Arc<str>>>;
 #[rtype(result = "()")]
 pub struct StopUnit;
 
-/// See the module.
 pub struct Watchdog {
     blueprint: Arc<Blueprint>,
     doors: DoorSlot,
     unit: Option<Unit>,
     /// The generation of the unit that is open or will be opened next: deaths in older ones are ignored.
     generation: u64,
-    /// The hosts' settings: the next unit begins with them.
     set: HostSettings,
     /// A member of the unit died before the unit was opened.
     died_early: Option<ActorDied>,
-    /// A unit is being stopped or rebuilt.
     is_busy: bool,
     rules: RebuildRules,
-    /// Attempts of this rebuilding that failed.
     failed_attempts: usize,
-    /// The next attempt, while it is waited for.
     next_attempt: Option<SpawnHandle>,
     failure: watch::Sender<Option<Arc<str>>>,
     is_stopping: bool,
-    /// Senders that are notified of the stop.
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
     /// Dropped with the watchdog: the holder of the other end learns of its stop.
@@ -214,7 +208,6 @@ impl Watchdog {
     }
 }
 
-/// The Watchdog, as its units know it.
 pub fn survivor(watchdog: &Addr<Watchdog>) -> Survivor {
     Survivor {
         died: watchdog.clone().recipient(),

@@ -55,7 +55,6 @@ pub struct CalibrateArgs {
     output: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     let config = local::with_model(EngineConfig {
         model_path: args.model_path.clone().unwrap_or_default(),

@@ -128,7 +128,6 @@ impl SamplingFlags {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &GenerateArgs, settings: Settings) -> Result<(), Failure> {
     let text = read_prompt(args.prompt.as_deref())?;
     let config = local::with_text(settings.engine)?;

@@ -11,15 +11,13 @@ use super::failure::Failure;
 /// Time for clients to read after the engine has stopped; the rest is lost.
 const READING_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server of gRPC, if there is one.
 #[derive(Default)]
 pub struct GrpcServing {
     server: Option<JoinHandle<()>>,
 }
 
 impl GrpcServing {
-    /// Waits until the answers in flight have been read, up to a limit. To be called once the engine has stopped, which
-    /// ends them.
+    /// Waits until the answers in flight have been read, up to a limit. Call it once the engine has stopped.
     pub async fn ended(self) {
         let Some(mut server) = self.server else {
             return;
@@ -34,7 +32,6 @@ impl GrpcServing {
     }
 }
 
-/// A socket for gRPC, if there is to be one.
 #[derive(Default)]
 pub struct GrpcDoor {
     #[cfg(feature = "grpc")]
@@ -43,7 +40,6 @@ pub struct GrpcDoor {
 
 #[cfg(feature = "grpc")]
 impl GrpcDoor {
-    /// Takes the port.
     pub fn open(config: &ServerConfig) -> Result<Self, Failure> {
         let Some(port) = config.grpc_port else {
             return Ok(Self::default());
@@ -81,12 +77,10 @@ impl GrpcDoor {
 
 #[cfg(not(feature = "grpc"))]
 impl GrpcDoor {
-    /// There is none.
     pub fn open(_: &ServerConfig) -> Result<Self, Failure> {
         Ok(Self::default())
     }
 
-    /// Nothing is to be served.
     pub fn serve(self, _: &Data<AppState>) -> GrpcServing {
         GrpcServing::default()
     }

@@ -20,8 +20,7 @@ impl From<HubError> for Failure {
     }
 }
 
-/// The configuration with the path of a local model: the bundled one if it names none, a downloaded one if it names an
-/// id of the hub.
+/// The configuration with the path of a local model: the bundled one by default, a downloaded one for a hub id.
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.model_path.as_os_str().is_empty() {
         if let Some(revision) = config.revision {

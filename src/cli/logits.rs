@@ -41,7 +41,6 @@ pub struct LogitsArgs {
     output: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     let threads = match args.threads {
         0 => default_threads(),

@@ -94,7 +94,6 @@ enum Command {
     Gpu(Box<gpu::GpuArgs>),
 }
 
-/// Runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
     readahead::start();
     if let Err(error) = signals::survive_full_files() {

@@ -14,7 +14,6 @@ use super::local;
 use super::output::say;
 use crate::cli::settings::Settings;
 
-/// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let config = local::with_model(settings.engine)?;
     let text = match EngineParts::text_of(&config) {
@@ -91,7 +90,6 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the plan of a model.
 pub fn show(model: &ModelInfo) {
     say(format_args!(
         "model                 {} ({})",

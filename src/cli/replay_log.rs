@@ -1,4 +1,4 @@
-//! `souffleur replay-log`: the control states on a message log.
+//! `souffleur replay-log`: replays a message log through the scheduler and compares every decision.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -20,7 +20,6 @@ pub struct ReplayLogArgs {
     file: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &ReplayLogArgs) -> Result<(), Failure> {
     let shown = args.file.display();
     let in_file = |reason: String| Failure::Failed(format!("{shown}: {reason}"));

@@ -26,7 +26,6 @@ use crate::cli::settings::Settings;
 /// Histogram samples pile up until they are sorted into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Runs the command.
 pub fn run(settings: Settings) -> Result<(), Failure> {
     let began = Instant::now();
     let metrics = telemetry::install_recorder()?;
@@ -123,8 +122,7 @@ fn start_on_thread(config: EngineConfig) -> Starting {
     receiver
 }
 
-/// Waits until the engine has failed permanently: the process must end then, since a supervisor would take it for a
-/// server.
+/// Waits until the engine has failed permanently: then the process must end, so that a supervisor notices.
 async fn failure(slot: &EngineSlot) -> Arc<str> {
     match slot.engine() {
         Some(engine) => engine.failed().await,

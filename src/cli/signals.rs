@@ -8,7 +8,6 @@ use futures_util::future::OptionFuture;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A signal that asks to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
     /// From a terminal.
@@ -20,7 +19,6 @@ pub enum StopSignal {
 }
 
 impl StopSignal {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
@@ -52,7 +50,6 @@ pub fn survive_full_files() -> io::Result<()> {
     signal(SignalKind::from_raw(number)).map(drop)
 }
 
-/// There is no such signal.
 #[cfg(not(unix))]
 pub fn survive_full_files() -> io::Result<()> {
     Ok(())
@@ -69,7 +66,6 @@ impl HangUps {
         signal(SignalKind::hangup()).map(Self)
     }
 
-    /// The next one.
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending::<()>().await;
@@ -77,18 +73,15 @@ impl HangUps {
     }
 }
 
-/// There is no such signal.
 #[cfg(not(unix))]
 pub struct HangUps;
 
 #[cfg(not(unix))]
 impl HangUps {
-    /// Does nothing.
     pub fn install() -> io::Result<Self> {
         Ok(Self)
     }
 
-    /// Never comes.
     pub async fn next(&mut self) {
         std::future::pending::<()>().await;
     }
@@ -104,7 +97,6 @@ pub struct Signals {
 
 #[cfg(unix)]
 impl Signals {
-    /// Takes them over from now on.
     pub fn install() -> io::Result<Self> {
         let interrupt = signal(SignalKind::interrupt())?;
         Ok(Self {
@@ -122,7 +114,6 @@ impl Signals {
         })
     }
 
-    /// The next one.
     pub async fn next(&mut self) -> StopSignal {
         let hang_up = OptionFuture::from(self.hang_up.as_mut().map(Signal::recv));
         tokio::select! {
@@ -139,17 +130,14 @@ pub struct Signals;
 
 #[cfg(not(unix))]
 impl Signals {
-    /// Takes it over from now on.
     pub fn install() -> io::Result<Self> {
         Ok(Self)
     }
 
-    /// There is no other.
     pub fn with_hang_up(self) -> io::Result<Self> {
         Ok(self)
     }
 
-    /// The next one.
     pub async fn next(&mut self) -> StopSignal {
         // Without a handler there is nothing to wait for.
         if tokio::signal::ctrl_c().await.is_err() {

@@ -1,4 +1,4 @@
-//! Medians, percentiles and line fits.
+//! Computes medians, percentiles and line fits of samples.
 
 use serde::Serialize;
 
@@ -17,11 +17,8 @@ pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
 /// The middle of repeated samples, and how far they spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quartiles {
-    /// The 25th percentile.
     pub lower: f64,
-    /// The 50th percentile.
     pub median: f64,
-    /// The 75th percentile.
     pub upper: f64,
 }
 
@@ -36,16 +33,11 @@ impl Quartiles {
     }
 }
 
-/// Mean and tail of a load's latencies.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// The mean.
     pub mean: f64,
-    /// The median.
     pub p50: f64,
-    /// The 90th percentile.
     pub p90: f64,
-    /// The 99th percentile.
     pub p99: f64,
 }
 
@@ -61,10 +53,9 @@ impl Summary {
     }
 }
 
-/// A straight line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// At zero.
+    /// The value at zero.
     pub intercept: f64,
     /// For each step of one to the right.
     pub slope: f64,

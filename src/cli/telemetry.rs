@@ -1,4 +1,4 @@
-//! Log and metrics of this process.
+//! Starts the log and the metrics recorder of this process.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -21,7 +21,6 @@ const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::ws::codec", "Unfinished fragment "),
 ];
 
-/// Sends the log to stderr.
 pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let filter = log
         .filter()
@@ -61,7 +60,7 @@ impl Visit for Message {
     }
 }
 
-/// Installs the recorder. The engine binds its metrics when it starts, so this comes before.
+/// The engine binds its metrics when it starts, so this comes before.
 pub fn install_recorder() -> Result<PrometheusHandle, Failure> {
     let builder = buckets().try_fold(PrometheusBuilder::new(), |builder, (name, bounds)| {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)

@@ -1,4 +1,4 @@
-//! The command line's flags and defaults.
+//! Tests of the command line's flags and defaults.
 
 use souffleur::config::EngineConfig;
 use souffleur::config::keys::{Form, Key, Keys};

@@ -1,4 +1,4 @@
-//! The exporter of traces, in builds that have one. Elsewhere the configuration requests none.
+//! Exports traces of requests, in builds with the feature `otlp`. Elsewhere the configuration requests none.
 
 use souffleur::server::{AppState, ServerConfig};
 
@@ -13,11 +13,9 @@ type Exporter = std::convert::Infallible;
 #[cfg(feature = "otlp")]
 const FLUSH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// The traces of a server.
 #[derive(Clone, Default)]
 pub struct Tracing(Option<Exporter>);
 
-/// Starts the configured exporter.
 pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
     if config.traces_requests() {
         exporter(config).map(|exporter| Tracing(Some(exporter)))
@@ -51,7 +49,6 @@ impl Tracing {
         }
     }
 
-    /// Sends the queued spans, for a limited time.
     pub fn end(&self) {
         #[cfg(feature = "otlp")]
         if let Some(exporter) = &self.0

@@ -1,4 +1,4 @@
-//! Values of keys that are one of several names.
+//! The configuration values that are one of several names.
 
 use std::str::FromStr;
 
@@ -12,44 +12,34 @@ use crate::kv_layout::KvDtype;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 
-/// Storage of weights and KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DtypeChoice {
     /// The type that the weights are stored in.
     #[default]
     Auto,
-    /// 32-bit floats.
     Float32,
-    /// IEEE half precision.
     Float16,
-    /// bfloat16.
     Bfloat16,
 }
 
-/// Storage of keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvCacheDtype {
     /// The type of the weights.
     #[default]
     Auto,
-    /// 32-bit floats.
     Float32,
-    /// IEEE half precision.
     Float16,
-    /// bfloat16, which SGLang also calls bf16.
     #[serde(alias = "bf16")]
     Bfloat16,
     /// Signed bytes with scales.
     Int8,
 }
 
-/// Which cached prefixes are written to the KV store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvWritePolicy {
-    /// All.
     #[default]
     WriteThrough,
     /// Prefixes that two prompts or outputs went through.
@@ -66,7 +56,7 @@ impl KvWritePolicy {
     }
 }
 
-/// The kernels of attention: `auto` or `native`. Other engines' backends are refused by name.
+/// Kernels of attention. Other engines' backends are refused by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum AttentionBackend {
@@ -111,7 +101,6 @@ impl From<AttentionBackend> for String {
 }
 
 impl AttentionBackend {
-    /// The name of the backend that computes.
     pub fn resolved(self) -> &'static str {
         match self {
             Self::Auto | Self::Native => "native",
@@ -126,9 +115,7 @@ pub enum Device {
     /// The CPU. A GPU is used where it is named.
     #[default]
     Auto,
-    /// The CPU.
     Cpu,
-    /// The NVIDIA GPU of this number.
     Cuda(usize),
 }
 

@@ -22,7 +22,6 @@ use crate::state::scheduler::policy::PriorityOrder;
 const PRIORITY_DOOR_REQUESTS: usize = 64;
 
 impl EngineConfig {
-    /// How long the lists and names of one request may be.
     pub fn request_limits(&self) -> RequestLimits {
         RequestLimits {
             max_stop_strings: self.max_stop_strings,
@@ -34,10 +33,7 @@ impl EngineConfig {
         }
     }
 
-    /// The eviction policy with its parameters; `None` without a prefix cache.
-    ///
-    /// # Errors
-    /// Names the supported policies or parameters.
+    /// The eviction policy; `None` without a prefix cache. Errors name the supported policies or parameters.
     pub fn eviction_policy(&self) -> Result<Option<EvictionPolicy>, ConfigError> {
         let name = &self.radix_eviction_policy;
         let policy = EvictionPolicy::from_name(name).map_err(|unknown| ConfigError {
@@ -54,10 +50,7 @@ impl EngineConfig {
         Ok((!self.disable_radix_cache).then_some(policy))
     }
 
-    /// How the changes of the prefix cache are published; `None` where they are not.
-    ///
-    /// # Errors
-    /// Describes the fault in the object, or that there is no cache.
+    /// `None` if changes of the cache are not published. Fails for a faulty object, or without a prefix cache.
     pub fn kv_events(&self) -> Result<Option<KvEventsConfig>, ConfigError> {
         let refused = |reason| ConfigError {
             key: "kv_events_config".to_owned(),
@@ -78,7 +71,7 @@ impl EngineConfig {
         }
     }
 
-    /// Double sparsity as configured; `None` where it is off.
+    /// `None` if double sparsity is off.
     pub fn double_sparsity(&self) -> Option<SparsityWish> {
         self.enable_double_sparsity.then(|| SparsityWish {
             file: self.ds_channel_config_path.clone().unwrap_or_default(),
@@ -126,7 +119,6 @@ impl EngineConfig {
         }
     }
 
-    /// Maximum number of requests that are admitted at once.
     pub fn door_requests(&self) -> usize {
         if self.enable_priority_scheduling {
             self.max_queued_requests
@@ -136,7 +128,6 @@ impl EngineConfig {
         }
     }
 
-    /// The limits that hold for every request.
     pub fn request_timeouts(&self) -> RequestTimeouts {
         RequestTimeouts {
             waiting_s: self.req_waiting_timeout_s,
@@ -159,7 +150,6 @@ impl EngineConfig {
         }
     }
 
-    /// The name that `/v1/models` lists.
     pub fn model_name(&self) -> String {
         let own = || {
             let name = self.model_path.file_name()?.to_string_lossy();

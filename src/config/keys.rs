@@ -9,27 +9,21 @@ use crate::error::ConfigError;
 
 /// A section of the configuration: a struct with one field for each key.
 pub trait Keys {
-    /// The keys, in the order of the fields.
     const KEYS: &'static [Key];
 }
 
-/// A configuration key, apart from its default.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// The field's name.
     pub name: &'static str,
     /// The field's doc comment, line by line. It is the flag's help too: `-h` shows the first paragraph, `--help` all.
     pub doc: &'static str,
-    /// How a value is written as text.
     pub form: Form,
-    /// How the flag is shown.
     pub flag: Flag,
 }
 
 /// How a flag is shown in the help. Its name is the key's.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// The heading of its section.
     pub heading: &'static str,
     /// The placeholder of its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
     pub value_name: Option<&'static str>,
@@ -65,34 +59,23 @@ impl Flag {
     }
 }
 
-/// How a key's value is written as text. Bounds that are narrower than the type's are checked later, when it is known
-/// where the value comes from.
+/// How a key's value is written as text. Narrower bounds are checked later, when the value's source is known.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
-    /// On or off.
     Switch,
-    /// A whole number.
     Whole {
-        /// Least number of the type.
         least: i64,
-        /// Largest number of the type.
         most: u64,
     },
-    /// A number.
     Number,
-    /// Any text.
     Text,
-    /// Texts with commas between them.
     List,
-    /// The path of a file or folder.
     Path,
-    /// One of these names.
     Name(&'static [&'static str]),
     /// Text for which this function finds no fault.
     Checked(fn(&str) -> Result<(), String>),
 }
 
-/// A type that keys can have.
 pub(crate) trait KeyType {
     const FORM: Form;
 }
@@ -164,7 +147,6 @@ macro_rules! keys {
         }
 
         impl $section {
-            /// Checks the keys that have bounds.
             fn validate_ranges(&self) -> Result<(), $crate::error::ConfigError> {
                 $($($crate::config::keys::check_range(stringify!($key), self.$key, $range)?;)?)+
                 Ok(())

@@ -36,7 +36,7 @@ pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
 /// Room for a few blocks of any model.
 pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
-/// Likewise, in memory.
+/// Room for a few blocks of any model, in memory.
 pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
 /// Least share of the compute threads' time for writes: with less, a block would take minutes.
 pub(super) const MIN_KV_WRITE_SHARE: f64 = 0.001;
@@ -46,8 +46,6 @@ pub(super) const MAX_KV_PREFETCH_S: f64 = 600.0;
 const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 
 impl EngineConfig {
-    /// Checks every value against its limits.
-    ///
     /// # Errors
     /// Names the first key that is out of range, its value and the limit.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -96,9 +94,7 @@ impl EngineConfig {
     }
 
     /// Checks that one output can follow both formats: those of the parsers' keys or, for `auto`, the model's.
-    ///
-    /// # Errors
-    /// Names a key that is not `auto`, and both values.
+    /// Errors name a key that is not `auto`, and both values.
     pub(crate) fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
         let tool = (
             "tool_call_parser",
@@ -234,7 +230,6 @@ impl EngineConfig {
     }
 }
 
-/// A choice that names no format.
 fn is_choice(name: &str) -> bool {
     ["auto", "none"].contains(&name)
 }

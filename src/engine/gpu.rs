@@ -23,11 +23,9 @@ use crate::kernels::dtype::Dtype as Stored;
 use crate::kv_layout::KvDtype;
 use crate::store::block_tokens;
 
-/// Memory reserved for unplanned use: graphs, kernel code, lists of samplers, rounding of allocations. SGLang reserves
-/// as much.
+/// Memory reserved for graphs, kernel code, lists of samplers and rounding of allocations, as much as SGLang's.
 const HEADROOM_BYTES: u64 = 512 << 20;
 
-/// A GPU that was opened for an engine.
 pub(super) struct Gpu {
     device: Device,
     free_bytes: u64,
@@ -179,7 +177,6 @@ impl Gpu {
     }
 }
 
-/// Refuses types of weights and KV that have no kernels.
 fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
     let refused = |key: &str, name: &str, why: &str| {
         Err(ConfigError {

@@ -29,7 +29,6 @@ use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::CacheFlushed;
 use crate::state::scheduler::stats::EngineStats;
 
-/// Admits one request.
 type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 
 /// Grace for cancelled requests at a shutdown whose deadline has passed.
@@ -84,9 +83,6 @@ impl EngineHandle {
     }
 
     /// Sends a request of a server's own, on a place that no client's request takes: a full queue does not refuse it.
-    ///
-    /// # Errors
-    /// As [`EngineHandle::generate`].
     pub(crate) fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.stream(vec![request], Admission::admit_probe)?;
         Ok(generations.pop().expect("one request makes one generation"))
@@ -127,9 +123,6 @@ impl EngineHandle {
     /// Sends a request whose events go to an actor of the host. Its mailbox is not bounded: it keeps up or cancels. The
     /// request is cancelled when the actor has stopped, so hold its address: an actor without addresses may stop before
     /// it has handled the last event.
-    ///
-    /// # Errors
-    /// As [`EngineHandle::generate`].
     pub fn generate_to(
         &self,
         request: GenerateRequest,
@@ -143,7 +136,6 @@ impl EngineHandle {
         Ok(sent.expect("one request has one canceller"))
     }
 
-    /// Sends requests as one call, with a sink for each.
     fn send(
         &self,
         requests: Vec<GenerateRequest>,
@@ -151,7 +143,7 @@ impl EngineHandle {
         mut sink: impl FnMut(RequestId, Permit, Canceller) -> EventSink,
     ) -> Result<(), RequestError> {
         let prompts = Prompts::of(requests.iter());
-        // All permits before the first request: it might end, and make room, before the last is admitted.
+        // All permits before the first request: it might end, and free a permit, before the last is admitted.
         let admit_all = || {
             let permits = (0..requests.len()).map(|request| {
                 let mut permit = admit(&self.inner.admission)?;
@@ -193,7 +185,6 @@ impl EngineHandle {
         }
     }
 
-    /// Cancels everything inside.
     pub fn cancel_all(&self) {
         if let Ok(doors) = self.doors() {
             doors.cancel_all.do_send(CancelAll);
@@ -216,8 +207,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. Requests
-    /// that wait and that run stay. A rebuilt engine keeps the policies that were set last.
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is.
+    /// Requests that wait and that run stay. A rebuilt engine keeps the policies that were set last.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the supported policies; nothing has changed then. [`RequestError::EngineDown`].
@@ -297,12 +288,11 @@ impl EngineHandle {
         doors.clone().ok_or_else(down)
     }
 
-    /// The loaded model.
     pub fn model(&self) -> &ModelInfo {
         &self.inner.model
     }
 
-    /// The loaded model's tokenizer; `None` for an engine that takes and returns token ids only.
+    /// `None` for an engine that takes and returns token ids only.
     pub fn text(&self) -> Option<&Arc<TextModel>> {
         self.inner.text.as_ref()
     }
@@ -332,12 +322,11 @@ impl EngineHandle {
         self.inner.max_prefill_tokens
     }
 
-    /// Limits on the lists and names of a request.
     pub fn request_limits(&self) -> &RequestLimits {
         &self.inner.request_limits
     }
 
-    /// Requests inside, queued ones included.
+    /// Requests in flight, queued ones included.
     pub fn requests_inside(&self) -> usize {
         self.inner.admission.requests()
     }
@@ -347,8 +336,8 @@ impl EngineHandle {
         self.doors().is_ok()
     }
 
-    /// True once no actors will ever run again: the engine was stopped, or it has failed ([`EngineHandle::failed`]). False
-    /// while it is rebuilt.
+    /// True once no actors will ever run again: the engine was stopped, or it has failed ([`EngineHandle::failed`]).
+    /// False while it is rebuilt.
     pub fn is_over(&self) -> bool {
         let failure = &self.inner.failure;
         failure.borrow().is_some() || failure.has_changed().is_err()
@@ -375,7 +364,7 @@ impl EngineHandle {
         !self.inner.admission.is_closed() && self.is_alive()
     }
 
-    /// Refuses new requests from now on; requests inside continue.
+    /// Refuses new requests from now on; requests in flight continue.
     pub fn close_admission(&self) {
         self.inner.admission.close();
     }
@@ -426,7 +415,6 @@ pub(super) fn down(error: MailboxError) -> RequestError {
     RequestError::EngineDown(error.to_string())
 }
 
-/// Cancels one request from anywhere.
 #[derive(Clone)]
 pub struct Canceller {
     rid: RequestId,
@@ -435,7 +423,6 @@ pub struct Canceller {
 }
 
 impl Canceller {
-    /// The request.
     pub fn rid(&self) -> &RequestId {
         &self.rid
     }
@@ -458,7 +445,6 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// The request.
     pub fn rid(&self) -> &RequestId {
         self.canceller.rid()
     }

@@ -1,4 +1,4 @@
-//! How much memory an engine has, and how long its sequences may be.
+//! Sizes an engine's memory plan and its longest sequence.
 
 use crate::config::EngineConfig;
 use crate::engine::gpu::Gpu;
@@ -11,7 +11,6 @@ use crate::executor::memory_plan::{
 use crate::kv_layout::KvLayout;
 use crate::model::config::ModelConfig;
 
-/// The longest sequence: the model's, or a shorter configured one.
 pub(super) fn context_length(
     config: &EngineConfig,
     model: &CpuDescription,

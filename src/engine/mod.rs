@@ -75,9 +75,6 @@ impl Engine {
     }
 
     /// As [`Engine::start`], with parts that the caller made, such as a progress bar or another executor.
-    ///
-    /// # Errors
-    /// As [`Engine::start`].
     pub fn start_with(
         config: EngineConfig,
         parts: EngineParts,
@@ -135,9 +132,6 @@ impl Engine {
     }
 
     /// As [`Engine::start_in`], with parts that the caller made.
-    ///
-    /// # Errors
-    /// As [`Engine::start_in`].
     pub async fn start_in_with(
         arbiter: &ArbiterHandle,
         config: EngineConfig,
@@ -219,7 +213,6 @@ async fn on_a_thread<T: Send + 'static>(
     is_done.await.map_err(died)?
 }
 
-/// The watchdog of an engine that runs.
 struct Watched {
     watchdog: actix::Addr<Watchdog>,
     failure: FailureWatch,
@@ -240,7 +233,6 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     Ok((Watched { watchdog, failure }, is_stopped))
 }
 
-/// How an engine is reached from outside.
 struct Inside {
     admission: Arc<Admission>,
     kv_events: Option<KvEventsOutlet>,

@@ -10,14 +10,9 @@ use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan};
 
-/// There is none.
 pub(super) enum Gpu {}
 
 impl Gpu {
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub(super) fn open(ordinal: usize, _: &EngineConfig) -> Result<Self, StartError> {
         Err(StartError::Config(ConfigError {
             key: "device".to_owned(),

@@ -1,4 +1,4 @@
-//! Builds the parts of an engine from its configuration.
+//! Builds the parts of an engine (model facts, tokenizer, executor, store) from its configuration.
 
 #[cfg(test)]
 mod tests;
@@ -43,31 +43,21 @@ use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 /// Pages have ids of 32 bits.
 const MAX_PAGES: usize = u32::MAX as usize;
 
-/// The facts of the loaded model that a host should know.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
-    /// Name that `/v1/models` lists.
     pub served_model_name: String,
     /// Folder or GGUF file that it came from.
     pub model_path: PathBuf,
-    /// Longest sequence, in tokens.
     pub context_length: usize,
-    /// Tokens of the KV pool.
     pub max_total_tokens: usize,
-    /// Tokens a page.
     pub page_size: usize,
-    /// Most requests that run at once.
     pub max_running_requests: usize,
-    /// Size of the vocabulary (rows of the output head).
     pub vocab_size: usize,
     /// Values in a vector that replaces a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
-    /// The length above which the executor rotates a sequence as long ones, prompt and longest output together; `None` where
-    /// all rotate alike.
+    /// Length (prompt and longest output) above which a sequence rotates as long ones do; `None`: all alike.
     pub long_above: Option<usize>,
-    /// Tokens that end an output.
     pub eos_token_ids: Vec<u32>,
-    /// The model's own sampling defaults.
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
@@ -83,13 +73,10 @@ pub struct ModelInfo {
 
 /// The parts that an engine runs on: the model's facts, its tokenizer, its executor.
 pub struct EngineParts {
-    /// The model's facts.
     pub info: ModelInfo,
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
-    /// Makes the executor, on its thread.
     pub executor: Arc<ExecutorFactory>,
-    /// The KV store that the executor saves blocks to and loads them from, if there is one.
     pub store: Option<Arc<StoreSetup>>,
 }
 
@@ -174,8 +161,8 @@ impl EngineParts {
     /// configuration goes without.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`], where a parser does not go with the
-    /// model.
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`], where a parser does not go with
+    /// the model.
     pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
         let config = with_a_model(config)?;
         Ok(text_side(&config)?.text)
@@ -298,7 +285,6 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
     }))
 }
 
-/// The model of a configuration, and its double sparsity.
 fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsity>), StartError> {
     let mut model = cpu::describe(
         &config.model_path,
@@ -355,9 +341,6 @@ fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputForma
 }
 
 /// The same with their markers in the model's vocabulary.
-///
-/// # Errors
-/// As [`output_formats`].
 fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
     let formats = AnswerFormats::new(output_formats(config, text)?, text);
     Ok(match config.tool_call_parser.as_str() {
@@ -405,7 +388,6 @@ fn cpu_executor(
     })
 }
 
-/// The message log, if one is configured.
 fn record(
     config: &EngineConfig,
     info: &ModelInfo,

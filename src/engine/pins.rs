@@ -1,4 +1,4 @@
-//! Prefixes that a host keeps in the cache.
+//! Pinned prefixes: a host keeps them in the prefix cache.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix, U
 use crate::error::RequestError;
 use crate::state::cache::namespace::Namespace;
 
-/// A prefix that stays in memory until a request needs it; given back on drop.
+/// A prefix that stays in memory until a request needs it; released on drop.
 pub struct SoftPin {
     name: u64,
     door: Recipient<UnpinSoftly>,
@@ -46,7 +46,7 @@ impl EngineHandle {
         self.doors()?.pin.send(pin).await.map_err(down)?
     }
 
-    /// Gives a pin back; false if it was gone.
+    /// Releases a pin; false if it no longer exists.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -58,8 +58,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// Keeps the cached part of a prefix in memory until the pin is dropped, `ttl` has passed, or a request needs the memory.
-    /// The oldest soft pins make room for it; `replaces` is given back for it, with nothing evicted in between.
+    /// Keeps the cached part of a prefix in memory until the pin is dropped, `ttl` has passed, or a request needs the
+    /// memory. The oldest soft pins are released for it; `replaces` is released first, with nothing evicted in between.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] for a namespace with too long a name, [`RequestError::EngineDown`].

@@ -1,4 +1,4 @@
-//! The progress of loading a model.
+//! The callback for the progress of loading a model.
 
 use std::sync::Arc;
 
@@ -7,7 +7,6 @@ use std::sync::Arc;
 pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
 
 impl Progress {
-    /// Calls `report`.
     pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         Self(Arc::new(report))
     }
@@ -16,7 +15,6 @@ impl Progress {
         (self.0)(done_bytes, all_bytes);
     }
 
-    /// Receives nothing.
     pub fn silent() -> Self {
         Self::new(|_, _| ())
     }

@@ -24,7 +24,7 @@ use crate::store::{
     Stop, StoreConfig, block_tokens,
 };
 
-/// Raised by hand whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
+/// Incremented manually whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
 /// then another engine's. Those of a GPU are named by their sources.
 const KERNEL_EPOCH: u32 = 2;
 /// The share of the KV pool that buffers take, and the least that they take.
@@ -32,17 +32,16 @@ const HOST_SHARE: u64 = 8;
 /// The share of the available memory that the KV pool takes by default, at most.
 const POOL_SHARE: u64 = 4;
 const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
-/// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode reads
-/// all weights, hundreds of times as much.
+/// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode
+/// reads all weights, hundreds of times as much.
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
 /// Bytes that a step saves which does nothing else: some milliseconds, for which an arriving request waits.
 const SAVED_BYTES_AT_REST: u64 = 16 << 20;
 /// Bytes that are loaded for a request at a time, if a block is no larger: decoding requests wait for the copy.
 const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
-/// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
 
-/// The weights of a model, as they are before anything of it is read; `None` where they are made up, and without a store.
+/// The weights before anything of the model is read; `None` where they are made up, and without a store.
 pub(super) type SeenWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
 
 /// Notes the weights that will name a store's blocks: the engine loads these later, or there is no store.
@@ -114,7 +113,6 @@ pub(super) fn store_setup(
     }))
 }
 
-/// How the scheduler uses a store.
 pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<TierLimits> {
     limits(config, setup.config.host_bytes, &setup.geometry).ok()
 }
@@ -122,18 +120,12 @@ pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<T
 /// The shape of a store without its disk, for a simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreShape {
-    /// The shape of its blocks.
     pub geometry: Geometry,
-    /// How the scheduler uses it.
     pub limits: TierLimits,
-    /// How long a fetch may take.
     pub prefetch_timeout: PrefetchTimeout,
 }
 
 /// The shape of the configured store, with a KV pool of `kv_bytes` bytes in this layout.
-///
-/// # Errors
-/// Those of [`store_setup`].
 pub(crate) fn store_shape(
     config: &EngineConfig,
     layout: &KvLayout,
@@ -175,7 +167,6 @@ fn limits(
     })
 }
 
-/// How much of one core writing may take while the engine computes.
 fn write_share(config: &EngineConfig) -> f64 {
     config.kv_write_share * threads(config.threads) as f64
 }
@@ -188,7 +179,6 @@ pub(super) fn buffer_bytes(config: &EngineConfig, available_bytes: u64) -> u64 {
     }
 }
 
-/// Memory for buffers, with a KV pool of `kv_bytes` bytes.
 fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     let default = (kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
     config.kv_host_bytes.unwrap_or(default)
@@ -218,7 +208,6 @@ fn prefetch_timeout(config: &EngineConfig) -> PrefetchTimeout {
     }
 }
 
-/// Buffers of blocks and of states.
 fn n_buffers(host_bytes: u64, geometry: &Geometry) -> Result<(usize, usize), String> {
     let (freed, _) = crossbeam_channel::bounded(1);
     let pools = BlockPools::new(geometry, host_bytes, &freed);
@@ -287,7 +276,6 @@ fn fingerprint(
         )
 }
 
-/// The files that weights come from.
 fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     ModelLocation::find(model_path)?.weight_files()
 }

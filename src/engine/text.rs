@@ -9,11 +9,9 @@ use crate::model::gguf::{self, Gguf};
 use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 
-/// The tokenizer, chat template and sampling defaults of a model's files.
 pub(super) struct TextSide {
     /// Its tokenizer and chat template, unless the configuration goes without.
     pub text: Option<TextModel>,
-    /// Its sampling defaults.
     pub generation: GenerationConfig,
 }
 

@@ -1,8 +1,8 @@
-//! The number of compute threads of an engine.
+//! The default number of compute threads of an engine.
 
 use crate::kernels::cpu::default_threads;
 
-/// The number of threads: the configured one, or the machine's default.
+/// The configured number, or the machine's default.
 pub(super) fn threads(configured: usize) -> usize {
     if configured > 0 {
         return configured;

@@ -11,31 +11,23 @@ use crate::model::json_file::format_error;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
 
-/// Tokens in a step.
 const CHUNK_TOKENS: usize = 512;
 /// Recall is measured on one query in this many, since each sorts all tokens before it.
 const RECALL_EVERY: usize = 61;
 
-/// The model and the tokens that it is calibrated with.
 #[derive(Clone, Debug)]
 pub struct CalibrationRequest {
-    /// The model's folder or GGUF file.
     pub model: PathBuf,
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// `None` for the type of the file.
     pub dtype: Option<Dtype>,
-    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
-    /// Where weights come from.
     pub load_format: LoadFormat,
-    /// Threads that compute.
     pub threads: usize,
-    /// The text.
     pub tokens: Vec<u32>,
     /// Tokens of each piece of the text, at most the model's context length; each piece starts with an empty context.
     pub piece_tokens: usize,
     /// File of channels to write.
     pub output: PathBuf,
-    /// The recall to measure, on the first piece; `None` for none.
     pub recall: Option<RecallRequest>,
 }
 
@@ -48,13 +40,11 @@ pub struct RecallRequest {
     pub tokens: usize,
 }
 
-/// The result of a calibration.
 #[derive(Clone, Debug)]
 pub struct Calibrated {
-    /// Layers in the file.
     pub n_layers: usize,
-    /// For each ranking the share of the best tokens that labels find, in queries that see at least twice as many tokens as
-    /// they choose.
+    /// For each ranking the share of the best tokens that labels find, in queries that see at least twice as many
+    /// tokens as they choose.
     pub recall: Vec<(ChannelType, f64)>,
 }
 
@@ -116,7 +106,6 @@ fn layers(described: &CpuDescription) -> LayersToLabel<'_> {
     }
 }
 
-/// How the channels of a layer rank.
 fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> ChannelRanks {
     let pages = described.kv_layout.layers()[layer].pages();
     let n_heads = pages.map_or(1, |pages| pages.heads);

@@ -17,12 +17,10 @@ use crate::ids::{RowId, SeqId};
 use crate::state::sampling::SamplingParams;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, RowWork, StepPlan};
 
-/// See the module.
 pub struct EndedRows {
     /// Tokens that end every output.
     eos_token_ids: Arc<[u32]>,
     sequences: FxHashMap<SeqId, Tracked>,
-    /// Who has each row.
     rows: FxHashMap<RowId, SeqId>,
     /// Steps to come that may have been planned before the last end was known.
     n_suspect: usize,
@@ -39,7 +37,7 @@ struct Tracked {
 pub struct SkippedRows(SmallVec<[(usize, SeqId); 4]>);
 
 impl EndedRows {
-    /// No rows. `eos_token_ids` end the output of a request that heeds them.
+    /// `eos_token_ids` end the output of a request that heeds them.
     pub fn new(eos_token_ids: Arc<[u32]>) -> Self {
         Self {
             eos_token_ids,
@@ -49,7 +47,6 @@ impl EndedRows {
         }
     }
 
-    /// Notes the rows that start with a step.
     pub fn start(&mut self, starts: &[RowStart]) {
         for start in starts {
             if let Some(before) = self.rows.insert(start.row, start.seq) {
@@ -102,8 +99,7 @@ impl EndedRows {
         !sampling.ignore_eos && result.tokens.iter().any(is_stop)
     }
 
-    /// Removes the decode rows of ended sequences from a step. Prefill rows stay, since their K/V may be in the cache
-    /// already.
+    /// Removes decode rows of ended sequences from a step, but no prefill rows: their K/V may be cached already.
     pub fn skip(&mut self, plan: &mut StepPlan) -> SkippedRows {
         let mut skipped = SkippedRows::default();
         let Some(left) = self.n_suspect.checked_sub(1) else {
@@ -127,7 +123,6 @@ impl EndedRows {
 }
 
 impl SkippedRows {
-    /// None was.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -37,12 +37,9 @@ pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
 /// Margin of the chosen token's logit over the highest of the others.
 const SAID_AHEAD: f32 = 4.0;
 
-/// How a fake executor behaves.
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
-    /// Tokens a page.
     pub page_size: usize,
-    /// Pages of the pool.
     pub n_pages: usize,
     /// Tokens are `0..vocab_size`.
     pub vocab_size: u32,
@@ -56,18 +53,15 @@ pub struct FakeOptions {
     pub faults: Vec<(StepId, StepError)>,
 }
 
-/// See the module.
 pub struct FakeExecutor {
     options: FakeOptions,
     /// Chooses the tokens; the hash of the context does without one.
     script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
-    /// Where layers have windows.
     windows: Option<FakeWindows>,
     /// One hash a state; `None` before anything is written.
     states: Vec<Option<u64>>,
-    /// Where blocks of hashes are saved and loaded from, if anywhere.
     host: Option<Host>,
     rows: FxHashMap<RowId, FakeRow>,
 }
@@ -80,7 +74,6 @@ struct FakeRow {
     prompt_tokens: usize,
     /// The prompt's embedding, until it is there.
     pool: Option<PoolSum>,
-    /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
     /// One for each of `pages`; the dummy where none is named.
@@ -104,7 +97,6 @@ impl FakeRow {
 }
 
 impl FakeExecutor {
-    /// An executor with an empty pool.
     pub fn new(options: FakeOptions) -> Self {
         let slots = (options.n_pages + 1) * options.page_size;
         Self {
@@ -118,7 +110,6 @@ impl FakeExecutor {
         }
     }
 
-    /// The same for a model some of whose layers have a sliding window, with pages for these.
     pub fn with_windows(self, limits: WindowLimits) -> Self {
         Self {
             windows: Some(FakeWindows::new(limits, self.options.page_size)),
@@ -126,7 +117,6 @@ impl FakeExecutor {
         }
     }
 
-    /// An executor whose rows answer by a script.
     pub(super) fn with_script(options: FakeOptions, script: Script) -> Self {
         Self {
             script: Some(script),

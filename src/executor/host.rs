@@ -12,8 +12,8 @@ pub trait BlockPort: Send {
     /// drop on command. False, without a call, when no buffer is free, and after it where the store ended meanwhile.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 
-    /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not all
-    /// of `wanted` is there.
+    /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not
+    /// all of `wanted` is there.
     fn load(
         &mut self,
         ticket: Ticket,
@@ -25,13 +25,13 @@ pub trait BlockPort: Send {
     fn computes(&mut self, _is_computing: bool) {}
 
     /// Takes a free buffer of a kind, for a device that fills it by itself: [`HostBuffer::keep`] then completes the
-    /// work of [`Self::save`]. `None` when no buffer is free, or the port hands out none.
+    /// work of [`Self::save`]. `None` when no buffer is free, or the port has none to give.
     fn take_buffer(&mut self, _kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
         None
     }
 
     /// Takes the first `n_blocks` of a run that was fetched, for a device that reads them by itself; dropping them
-    /// frees their buffers. `None` when fewer are there, or the port hands out none.
+    /// frees their buffers. `None` when fewer are there, or the port has none to give.
     fn take_run(&mut self, _ticket: Ticket, _n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
         None
     }
@@ -52,12 +52,10 @@ pub trait HostBuffer: Send {
     /// Keeps its content under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
     fn keep(self: Box<Self>, ticket: Ticket) -> bool;
 
-    /// Leaks its memory, which a failed device may still use: the memory is never touched or freed again, and the store
-    /// can make another buffer.
+    /// Leaks its memory, which a failed device may still use; the store can make another buffer.
     fn abandon(self: Box<Self>);
 }
 
-/// The parts of a run that a row needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Blocks from its beginning on.
@@ -66,18 +64,14 @@ pub struct Wanted {
     pub state: bool,
 }
 
-/// A part of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadedPart<'a> {
     /// The keys and values of the block of this number.
     Block(usize, &'a [u8]),
-    /// The state.
     State(&'a [u8]),
 }
 
-/// The port of an executor that moves blocks.
 pub(super) struct Host {
     pub(super) port: Box<dyn BlockPort>,
-    /// Tokens of a block.
     pub(super) block_tokens: usize,
 }

@@ -10,21 +10,16 @@ use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kv_layout::KvDtype;
 use crate::model::json_file::format_error;
 
-/// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;
 
-/// The work, and where to read and write it.
 #[derive(Clone, Debug)]
 pub struct LogitsRequest {
-    /// The model's folder.
     pub model: PathBuf,
-    /// Element type of matrices; `None` for that of the file.
+    /// `None` for the type of the file.
     pub dtype: Option<Dtype>,
-    /// Element type of KV; `None` for that of the matrices.
+    /// `None` for the type of the matrices.
     pub kv_dtype: Option<KvDtype>,
-    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
-    /// Threads that compute.
     pub threads: usize,
     /// JSON: `{"prompts": [[token, ..], ..]}`.
     pub input: PathBuf,

@@ -76,10 +76,8 @@ pub trait Executor: Send {
     }
 }
 
-/// The state of a step after its launch.
 #[derive(Debug)]
 pub enum Launch {
-    /// It has ended.
     Done(StepOutput),
     /// The device works on it, or will when it is done with the step before; [`Executor::finish`] has its output.
     UnderWay,
@@ -93,7 +91,6 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The whole model.
     pub const WHOLE: Self = Self {
         rank: 0,
         world_size: 1,
@@ -104,12 +101,10 @@ impl Placement {
         (rank < world_size).then_some(Self { rank, world_size })
     }
 
-    /// Its number, from 0; rank 0 samples.
     pub fn rank(self) -> u32 {
         self.rank
     }
 
-    /// How many ranks there are.
     pub fn world_size(self) -> u32 {
         self.world_size
     }

@@ -17,36 +17,24 @@ use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
-/// The model and the context.
 #[derive(Clone, Debug)]
 pub struct NoiseRequest {
-    /// The model's folder or GGUF file.
     pub model: PathBuf,
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// `None` for the type of the file.
     pub dtype: Option<Dtype>,
-    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
-    /// Element type of KV; `None` for that of the matrices.
+    /// `None` for the type of the matrices.
     pub kv_dtype: Option<KvDtype>,
-    /// Where weights come from.
     pub load_format: LoadFormat,
-    /// Threads that compute.
     pub threads: usize,
-    /// Binds them to cores.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are partitioned among NUMA nodes.
     pub numa: Numa,
-    /// Tokens in a page.
     pub page_size: usize,
-    /// Tokens of noise.
     pub context_tokens: usize,
-    /// Most tokens that are decoded at once.
     pub decoded_tokens: usize,
-    /// Which queries attend to some keys only.
     pub sparsity: Option<ModelSparsity>,
 }
 
-/// A model with a context of noise.
 pub struct NoiseContext {
     executor: CpuExecutor,
     prefix: Arc<[PageId]>,
@@ -59,9 +47,6 @@ pub struct NoiseContext {
 
 impl NoiseContext {
     /// Loads the model and makes the noise.
-    ///
-    /// # Errors
-    /// Any [`LoadError`].
     pub fn load(request: &NoiseRequest) -> Result<Self, LoadError> {
         let page_size = request.page_size.max(1);
         let n_prefix = request.context_tokens / page_size;
@@ -97,9 +82,6 @@ impl NoiseContext {
     }
 
     /// Decodes `decoded_tokens` tokens and returns the time taken; `is_dense` lets all queries see all keys.
-    ///
-    /// # Errors
-    /// Any [`StepError`].
     pub fn decode(&mut self, is_dense: bool) -> Result<Duration, StepError> {
         self.executor.attend_to_all(is_dense);
         let (row, seq) = (RowId::new(1), SeqId::new(0));

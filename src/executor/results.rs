@@ -1,4 +1,4 @@
-//! Results of a step, in buffers that later steps reuse.
+//! Buffers of step results, which later steps reuse.
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,6 @@ use crate::state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 /// Buffers of results that are kept: one more than steps are in flight at once.
 const MAX_SPENT: usize = PIPELINE_DEPTH + 1;
 
-/// Emptied results of earlier steps.
 #[derive(Default)]
 pub(super) struct SpentResults {
     spent: Vec<Vec<RowResult>>,
@@ -27,7 +26,6 @@ impl SpentResults {
         rows
     }
 
-    /// Takes results back.
     pub(super) fn recycle(&mut self, mut rows: Vec<RowResult>) {
         rows.clear();
         if self.spent.len() < MAX_SPENT {

@@ -1,4 +1,4 @@
-//! A row of the page table, as an executor knows it.
+//! A row of the page table in use, as an executor knows it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use crate::ids::{SeqId, StateSlot};
 use crate::state::pooling::PoolSum;
 use crate::state::prompt_vectors::PromptVectors;
 
-/// One row of the page table in use.
 pub(super) struct Row {
     pub(super) seq: SeqId,
     /// Prompt, and output from before the row started.
@@ -18,7 +17,6 @@ pub(super) struct Row {
     pub(super) vectors: Option<Arc<PromptVectors>>,
     /// The states that the prompt's embedding is made of, until it is there.
     pub(super) pool: Option<PoolSum>,
-    /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
     /// Window pages of the row's window table, where layers have windows, and the index of the first mapped one.
     pub(super) n_windows: usize,

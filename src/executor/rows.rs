@@ -17,7 +17,6 @@ use crate::state::step::{
     BlockLoad, RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta,
 };
 
-/// The rows of an executor, by row id; row 0 is padding and stays empty.
 pub(super) struct Rows {
     rows: Vec<Option<Row>>,
     /// Rows that were in use when a step was lost, until they start again.
@@ -60,7 +59,6 @@ impl Rows {
         check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)
     }
 
-    /// A lost row that a plan continues.
     fn lost_row(&self, plan: &StepPlan) -> Option<RowId> {
         if self.lost.is_empty() {
             return None;
@@ -120,8 +118,7 @@ impl Rows {
         }
     }
 
-    /// Adds the normed state of a row's token to its embedding, position by position. Puts that into the row's result with
-    /// the last token of the prompt.
+    /// Adds the normed state of a row's token to its embedding; the prompt's last token completes the result.
     pub(super) fn pool(
         &mut self,
         row: RowId,
@@ -164,24 +161,20 @@ impl Rows {
         })
     }
 
-    /// Counts the loaded tokens of a row as computed.
     pub(super) fn load(&mut self, load: &BlockLoad) {
         self.row_mut(load.row).computed = load.positions.end as usize;
     }
 
-    /// Counts the tokens that the step computes and samples.
     pub(super) fn advance(&mut self, work: &StepRow) {
         let row = self.row_mut(work.row);
         row.computed = row.computed.max(work.work.positions().end as usize);
         row.sampled_tokens += usize::from(work.sample);
     }
 
-    /// Whether layers have windows, and rows pages for these.
     pub(super) fn have_windows(&self) -> bool {
         self.limits.windows.is_some()
     }
 
-    /// Whether rows have states.
     pub(super) fn keep_states(&self) -> bool {
         self.limits.n_state_slots.is_some()
     }
@@ -199,7 +192,6 @@ impl Rows {
         first.min(end)..end
     }
 
-    /// A row in use.
     pub(super) fn row(&self, row: RowId) -> &Row {
         self.rows[row.index()]
             .as_ref()

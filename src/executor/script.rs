@@ -1,4 +1,4 @@
-//! The answers of a scripted executor's rows.
+//! The script of a scripted executor: its answers to prompts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script of these answers, each followed by the token `eos`.
+    /// Each answer is followed by the token `eos`.
     pub fn new(eos: u32, answers: impl Fn(&[u32]) -> Vec<u32> + Send + Sync + 'static) -> Self {
         Self {
             answers: Arc::new(answers),
@@ -29,7 +29,7 @@ impl Script {
         }
     }
 
-    /// Returns all output tokens after a prompt, `eos` among them.
+    /// All output tokens after a prompt, `eos` among them.
     pub fn answer(&self, prompt: &[u32]) -> Vec<u32> {
         let mut answer = (self.answers)(prompt);
         answer.push(self.eos);

@@ -11,7 +11,6 @@ use crate::executor::fake::{FakeExecutor, FakeOptions};
 pub use crate::executor::script::Script;
 use crate::state::step::{StepOutput, StepPlan};
 
-/// See the module.
 pub struct ScriptedExecutor {
     inner: FakeExecutor,
 }

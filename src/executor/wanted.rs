@@ -8,11 +8,8 @@ use crate::state::step::{RowWork, StepPlan};
 /// A row of logits that the step needs, or a state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// Index in the plan's rows.
     pub(super) work: usize,
-    /// Index of the token in the step.
     pub(super) token: u32,
-    /// Its position in the sequence.
     pub(super) position: usize,
     /// The logits choose the next token; otherwise they are the prompt's.
     pub(super) sample: bool,

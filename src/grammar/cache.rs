@@ -71,7 +71,6 @@ impl Slot {
     }
 }
 
-/// The most recently used slots.
 pub(super) struct Slots {
     /// In the order of their last use.
     used: Vec<(Key, Arc<Slot>)>,
@@ -109,7 +108,6 @@ impl Slots {
     }
 }
 
-/// Counts the compilations in flight.
 pub(super) struct Permits {
     taken: Mutex<usize>,
     freed: Condvar,

@@ -1,4 +1,4 @@
-//! Compiles the constraints of requests to grammars.
+//! Compiles the output constraints of requests to grammars, with a cache and limits.
 
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -34,7 +34,6 @@ pub struct GrammarCompiler {
     core: Arc<Core>,
 }
 
-/// The state that compiling threads share.
 struct Core {
     text: Arc<TextModel>,
     eos_token_ids: Vec<u32>,
@@ -46,7 +45,6 @@ struct Core {
     permits: Arc<Permits>,
 }
 
-/// How a compilation went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompileNotes {
     /// Cache hit: an earlier request had an equal grammar.
@@ -62,7 +60,7 @@ impl CompileNotes {
 }
 
 impl GrammarCompiler {
-    /// A compiler for a model whose logits have `vocab_size` entries. Tokens that the tokenizer lacks are never allowed.
+    /// `vocab_size`: entries of the model's logits. Tokens that the tokenizer lacks are never allowed.
     pub fn new(
         text: Arc<TextModel>,
         eos_token_ids: &[u32],
@@ -99,9 +97,6 @@ impl GrammarCompiler {
     }
 
     /// As [`GrammarCompiler::compile`], with notes of how it went.
-    ///
-    /// # Errors
-    /// The same.
     pub fn compile_noting(
         &self,
         wish: &GrammarWish,

@@ -77,7 +77,6 @@ impl Grammar for Gated {
     }
 }
 
-/// The state of an output.
 struct Gate {
     inner: Arc<dyn Grammar>,
     open: Tag,
@@ -95,7 +94,6 @@ enum At {
     },
     /// In the reasoning; with the last bytes of it, as many as the closing tag may have.
     Inside(Vec<u8>),
-    /// The grammar constrains the output.
     After(Box<dyn GrammarState>),
 }
 
@@ -134,7 +132,6 @@ impl Gate {
         }
     }
 
-    /// Takes a token of the reasoning.
     fn reason(&mut self, mut tail: Vec<u8>, token: u32) -> Result<GrammarProgress, GrammarFailure> {
         if self.call == Some(token) {
             let mut inner = self.inner.begin();

@@ -1,4 +1,4 @@
-//! The limits of a grammar's cost.
+//! The limits of a grammar's size, compilation time and mask computation.
 
 use std::time::Duration;
 

@@ -5,7 +5,6 @@ use std::fmt::Write;
 
 use crate::model::text::TextModel;
 
-/// The markers of one model.
 #[derive(Debug)]
 pub(super) struct Markers {
     /// By the first letter of their names, the longest names first.
@@ -14,12 +13,9 @@ pub(super) struct Markers {
     ids: Vec<u32>,
 }
 
-/// A part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Span {
-    /// Letters.
     Text(String),
-    /// A marker.
     Marker(u32),
 }
 
@@ -44,7 +40,6 @@ impl Markers {
         Self { by_letter, ids }
     }
 
-    /// The marker of this name.
     pub(super) fn id(&self, name: &str) -> Option<u32> {
         let names = self.by_letter.get(&name.chars().next()?)?;
         names

@@ -4,10 +4,8 @@ use serde_json::Value;
 
 use crate::state::grammar::JsonWhitespace;
 
-/// A part of an output.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
-    /// This text. The names of markers in it are the markers.
     Text(String),
     /// A value of a schema, which has been checked.
     Json {
@@ -16,13 +14,10 @@ pub(super) enum Part {
     },
     /// A terminal, given as its right side in Lark.
     Terminal(String),
-    /// A grammar in Lark.
     Grammar(String),
-    /// One after the other.
     Sequence(Vec<Part>),
-    /// One of them.
     Choice(Vec<Part>),
-    /// Some times, without end if there is no `most`.
+    /// No `most` means no upper bound.
     Repeat {
         part: Box<Part>,
         least: u32,
@@ -41,11 +36,9 @@ pub(super) enum Part {
     },
     /// Any text, up to the end of the part around it.
     Free(Free),
-    /// Free text in which tags begin.
     Triggered(Triggered),
 }
 
-/// Whether a field may be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     Required,

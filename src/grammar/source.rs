@@ -20,7 +20,6 @@ const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";
 /// and the second is not known to be taken.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// A grammar as text.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     /// The field of the request that it comes from.
@@ -93,13 +92,11 @@ impl Source {
         format!("@s{at}")
     }
 
-    /// Adds a rule or a terminal.
     pub(super) fn rule(&mut self, name: &str, body: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.lark, "{name}: {body}");
     }
 
-    /// Refuses a source larger than the limit.
     pub(super) fn check_size(&self, limits: &GrammarLimits) -> Result<(), FieldError> {
         let bytes = self.lark.len() + self.nested.iter().map(Nested::bytes).sum::<usize>();
         if bytes <= limits.source_bytes {
@@ -155,7 +152,6 @@ impl Nested {
     }
 }
 
-/// A text as Lark writes it.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -1,4 +1,4 @@
-//! The state of one output in its grammar: our traits for llguidance's parser.
+//! The state of one output in its grammar: implements our traits with llguidance's parser.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,13 +21,12 @@ pub(super) struct Template {
     opening: Vec<u32>,
 }
 
-/// The parser of one output.
 struct Parsing {
     parser: TokenParser,
 }
 
-/// Gives the lexer its fuel and its limit of states, which llguidance does only where it computes a mask. Without it, an
-/// output that is fed again from its beginning would run out of fuel, and text that a grammar dictates would have no
+/// Gives the lexer its fuel and its limit of states, which llguidance does only where it computes a mask. Without it,
+/// an output that is fed again from its beginning would run out of fuel, and text that a grammar dictates would have no
 /// limit.
 struct Refuel(TokEnv);
 
@@ -85,14 +84,12 @@ impl Template {
         }
     }
 
-    /// The vocabulary that it was compiled for.
     pub(super) fn tokens(&self) -> TokEnv {
         self.parser.token_env.clone()
     }
 }
 
 impl Parsing {
-    /// The words of the next token's mask.
     fn words(&mut self) -> Result<SimpleVob, GrammarFailure> {
         let words = catch_unwind(AssertUnwindSafe(|| {
             self.refuel();

@@ -392,7 +392,6 @@ impl Reader<'_> {
     }
 }
 
-/// A tag that was read.
 struct Tag {
     begin: String,
     content: Part,

@@ -19,18 +19,15 @@ use crate::error::FieldError;
 use crate::state::grammar::{Constraint, JsonWhitespace};
 use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
 
-/// The form that the output of a request must have.
 #[derive(Clone, Debug, Default)]
 pub struct GrammarWish {
     /// The text of an answer that calls no tool.
     pub constraint: Option<Arc<Constraint>>,
-    /// The tools that may or must be called.
     pub tools: Option<Arc<ToolUse>>,
     /// How the model writes calls. Without it tools constrain nothing.
     pub tool_format: Option<ToolFormat>,
     /// Reasoning before the answer, which nothing constrains.
     pub reasoning: Option<ReasoningGate>,
-    /// The structure around the answer.
     pub frame: AnswerFrame,
 }
 

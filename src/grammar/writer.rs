@@ -1,4 +1,4 @@
-//! Writes parts in Lark.
+//! Writes the part tree of an output as a Lark grammar.
 //!
 //! The lexer takes the longest match and does not go back, so free text and the text that ends it are one terminal,
 //! which ends as soon as it can; and no two texts that could be one follow each other.
@@ -9,10 +9,8 @@ use super::regex;
 use super::source::{Source, quoted};
 use crate::error::FieldError;
 
-/// Everything.
 const ANY: &str = "/(?s:.*)/";
 
-/// The grammar of a part.
 pub(super) fn write(
     field: &'static str,
     part: Part,
@@ -132,7 +130,6 @@ impl Writer<'_> {
         }
     }
 
-    /// A part that has an end.
     fn part(&mut self, part: &Part) -> Result<String, FieldError> {
         Ok(match part {
             Part::Text(text) => self.text(text),
@@ -350,7 +347,6 @@ impl Writer<'_> {
         format!("{run} {rest}")
     }
 
-    /// A terminal for a text.
     fn text_like(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
         let body = self.text_body(texts, end, is_first, false);
         self.hoist("T", &body)

@@ -19,10 +19,8 @@ use super::digest::Etag;
 use super::error::HubError;
 use super::id::RepoId;
 
-/// Deepest folder of a snapshot that is looked into.
 const MAX_DEPTH: usize = 8;
 
-/// The folder of a repository at a revision.
 pub(super) struct RepoCache {
     repo: CacheRepo,
     folder: PathBuf,
@@ -55,7 +53,6 @@ impl RepoCache {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Stores which commit the revision is at.
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
         // Then a cache that cannot be written is as good as another.
         if self.known_commit().as_deref() == Some(commit) {
@@ -81,7 +78,6 @@ impl RepoCache {
         self.repo.pointer_path(commit)
     }
 
-    /// The files of a snapshot whose contents are there.
     pub fn files_of(&self, commit: &str) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         list(&self.snapshot(commit), "", MAX_DEPTH, &mut found);
@@ -125,7 +121,6 @@ impl RepoCache {
         is_same_file(&self.snapshot(commit).join(path), &self.blob(etag))
     }
 
-    /// Puts a blob into a snapshot under its name.
     pub fn link(&self, commit: &str, path: &str, etag: &Etag) -> Result<(), HubError> {
         let link = self.snapshot(commit).join(path);
         let blob = self.blob(etag);

@@ -18,7 +18,6 @@ use super::settings::HubSettings;
 
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 8;
-/// Largest description of a repository that is read.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
 
@@ -30,7 +29,6 @@ pub(super) struct RemoteFile {
     pub etag: Etag,
 }
 
-/// A repository at a commit.
 #[derive(Debug, Deserialize)]
 pub(super) struct Listing {
     #[serde(rename = "sha")]
@@ -81,7 +79,6 @@ pub(super) struct Part {
     pub body: Body,
 }
 
-/// Sends requests for one repository at one revision.
 pub(super) struct Client<'a> {
     settings: &'a HubSettings,
     agent: Agent,
@@ -109,7 +106,6 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The commit that the revision is at, and its files.
     pub fn listing(&self) -> Result<Listing, HubError> {
         let (endpoint, repo) = (&self.settings.endpoint, self.repo);
         let revision = escaped(self.revision, &[]);
@@ -140,7 +136,6 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Size and hash of a file, by the listing or else by the headers of the file.
     pub fn describe(&self, listing: &Listing, path: &str) -> Result<RemoteFile, HubError> {
         if let Some(file) = listing.describe(path) {
             return Ok(file);
@@ -181,7 +176,6 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// The contents of a file from a byte on.
     pub fn part(&self, commit: &str, file: &RemoteFile, from: u64) -> Result<Part, HubError> {
         let url = self.url(commit, &file.path);
         let answer = self.get(&url, (from > 0).then_some(from))?;
@@ -212,7 +206,7 @@ impl<'a> Client<'a> {
         )
     }
 
-    /// Sends a request and follows redirects.
+    /// Follows redirects.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -294,7 +288,6 @@ fn begins_at(headers: &HeaderMap, from: u64) -> bool {
     start.and_then(|start| start.trim().parse().ok()) == Some(from)
 }
 
-/// Where an answer sends, if it does.
 fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, HubError> {
     if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -313,7 +306,6 @@ fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, Hub
     }
 }
 
-/// A location as an absolute URL.
 fn resolved(url: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
         return Some(location.to_owned());
@@ -327,7 +319,6 @@ fn resolved(url: &str, location: &str) -> Option<String> {
     is_path.then(|| format!("{scheme}://{authority}{location}"))
 }
 
-/// True if scheme, host and port are the same.
 fn is_same_origin(url: &str, endpoint: &str) -> bool {
     let origin = |text: &str| {
         let uri: Uri = text.parse().ok()?;

@@ -29,7 +29,6 @@ impl Etag {
     }
 }
 
-/// The running hash of a file.
 pub(super) enum Hasher {
     Sha256(Sha256),
     GitBlob(Sha1),
@@ -38,7 +37,6 @@ pub(super) enum Hasher {
 }
 
 impl Hasher {
-    /// Begins a file of a size.
     pub fn new(etag: &Etag, bytes: u64) -> Self {
         if etag.is_hex_of(64) {
             Self::Sha256(Sha256::new())

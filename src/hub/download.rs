@@ -10,13 +10,11 @@ use super::digest::Hasher;
 use super::error::HubError;
 use super::settings::HubSettings;
 
-/// Attempts in a row of which none brings anything.
 const MAX_ATTEMPTS: u32 = 5;
 const BUFFER_BYTES: usize = 1 << 20;
 /// The status of a host that has nothing from the wanted byte on.
 const NO_SUCH_PART: u16 = 416;
 
-/// Downloads of the files of one commit.
 pub(super) struct Downloads<'a> {
     pub settings: &'a HubSettings,
     pub client: &'a Client<'a>,
@@ -32,7 +30,6 @@ struct Partial {
 }
 
 impl Downloads<'_> {
-    /// Bytes of a file that are yet to come.
     pub fn missing_bytes(&self, file: &RemoteFile) -> u64 {
         if size_of_file(&self.cache.blob(&file.etag)) == Some(file.bytes) {
             return 0;
@@ -81,18 +78,16 @@ impl Downloads<'_> {
     }
 }
 
-/// A file on its way into the cache.
 struct Fetch<'a> {
     downloads: &'a Downloads<'a>,
     file: &'a RemoteFile,
     /// Where it is written until it is whole.
     path: PathBuf,
-    /// Receives the number of bytes present.
     at: &'a mut dyn FnMut(u64),
 }
 
 impl Fetch<'_> {
-    /// Downloads the missing part, and gives the file its name if it is right. A wrong one is removed.
+    /// Downloads the missing part, and gives the file its name if its hash is right. A wrong one is removed.
     fn once(&mut self) -> Result<(), HubError> {
         let file = self.file;
         let mut partial = Partial::open(&self.path, file).map_err(self.io())?;
@@ -161,7 +156,6 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Appends the body of one answer.
     fn append(&mut self, partial: &mut Partial) -> Result<(), HubError> {
         let file = self.file;
         let Downloads {
@@ -212,7 +206,6 @@ impl Fetch<'_> {
 }
 
 impl Partial {
-    /// Opens the part that has come, and hashes it.
     fn open(path: &Path, remote: &RemoteFile) -> io::Result<Self> {
         let mut file = File::options()
             .create(true)

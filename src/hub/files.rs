@@ -1,4 +1,4 @@
-//! Which files of a repository make a model: no more than are needed, and never a pickle.
+//! Chooses the files of a repository that make a model: no more than are needed, and never a pickle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,30 +23,24 @@ const SMALL: [&str; 6] = [
 ];
 const GGUF: &str = ".gguf";
 const SAFETENSORS: &str = ".safetensors";
-/// Largest tokenizer that is read.
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
-/// Largest index, configuration or template that is read.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// GGUF files that are no language model: the projectors of vision models, statistics for quantising.
 const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
 /// Endings of weights that Python unpickles, which can run code in them.
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
-/// Names that an error lists.
 const SHOWN_NAMES: usize = 12;
 
 /// How much of a model is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All files that running it needs.
     Whole,
-    /// Its shape: without the weights, if another file has it.
+    /// The model's shape, without the weights if another file describes it.
     Shape,
 }
 
-/// The files that make a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Configuration, tokenizer and template.
     pub small: Vec<&'static str>,
     pub weights: WeightFiles,
 }
@@ -71,17 +65,13 @@ impl Choice {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum WeightFiles {
-    /// No weights are wanted.
     None,
-    /// Safetensors in one file.
     Single,
-    /// Safetensors in the shards that an index names.
     Sharded,
     /// A GGUF model in these files, the first one first.
     Gguf(Vec<String>),
 }
 
-/// Chooses among the files of a repository.
 pub(super) fn choose(
     repo: &RepoId,
     names: &BTreeSet<String>,
@@ -142,10 +132,7 @@ pub(super) fn has_safetensors(names: &BTreeSet<String>) -> bool {
     names.iter().any(|name| name.ends_with(SAFETENSORS))
 }
 
-/// The shards that an index names, each once.
-///
-/// # Errors
-/// A sentence that describes the fault in the index.
+/// The shards that an index names, each once. The error describes the fault in the index.
 pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|error| error.to_string())?;
     let map = index["weight_map"].as_object();
@@ -164,12 +151,10 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     map.values().map(name).collect()
 }
 
-/// A GGUF model among the files of a repository.
 #[derive(Debug)]
 struct GgufModel<'a> {
     /// Its path without part numbers and ending.
     stem: String,
-    /// Its files in order.
     parts: Vec<&'a str>,
     /// How many there must be.
     count: usize,
@@ -259,8 +244,7 @@ fn of_quantisation<'a, 'b>(
     }
 }
 
-/// True if the name has nothing but the repository's name and the quantisation: of the names that end with it, none is
-/// shorter.
+/// True for the shortest possible name with this quantisation: the repository's name and the quantisation.
 fn is_plainly_named(file: &str, repo: &RepoId, quantisation: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     let stem = match PartName::parse(name) {
@@ -315,8 +299,7 @@ fn listed(models: &[GgufModel<'_>]) -> String {
     }
 }
 
-/// True if a text ends with a word, in either case, and nothing of a longer one comes before it: `IQ4_XS` does not end
-/// with `Q4_XS`.
+/// True if a text ends with a whole word, in either case: `IQ4_XS` does not end with `Q4_XS`.
 fn ends_with_word(text: &str, word: &str) -> bool {
     let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
     let before = text.strip_suffix(&word);

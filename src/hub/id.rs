@@ -1,13 +1,11 @@
-//! Which models of the hub a model's path can name.
+//! Parses ids of models on the hub from a model's path.
 
 use std::fmt;
 use std::path::Path;
 
-/// Longest id that the hub has.
 const MAX_ID_BYTES: usize = 96;
 const GGUF: &str = ".gguf";
 
-/// A repository of the hub, `owner/name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoId(String);
 
@@ -19,7 +17,6 @@ impl RepoId {
         fits.then(|| Self(text.to_owned()))
     }
 
-    /// The text, `owner/name`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -31,10 +28,9 @@ impl fmt::Display for RepoId {
     }
 }
 
-/// The files that are wanted of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Its safetensors, or its only GGUF model.
+    /// The repository's safetensors, or its only GGUF model.
     Model,
     /// The GGUF model with this quantisation in its name (`Q4_K_M`).
     Quantisation(String),
@@ -42,12 +38,9 @@ pub enum Wish {
     File(String),
 }
 
-/// A model of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubModel {
-    /// Where it is.
     pub repo: RepoId,
-    /// Its files that are wanted.
     pub wish: Wish,
 }
 
@@ -61,7 +54,6 @@ impl HubModel {
         Self::parse(path.to_str()?)
     }
 
-    /// Reads an id.
     pub fn parse(text: &str) -> Option<Self> {
         if let Some((repo, quantisation)) = text.split_once(':') {
             let wish = is_name(quantisation).then(|| Wish::Quantisation(quantisation.to_owned()));

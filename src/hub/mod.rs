@@ -45,28 +45,25 @@ pub use settings::{HubSettings, Token};
 
 const MAIN: &str = "main";
 const MAX_REVISION_BYTES: usize = 256;
-/// Attempts to list a repository.
 const LISTING_ATTEMPTS: u32 = 3;
 
-/// How far a download is.
+/// Progress of a download.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// The file that is being downloaded.
     pub file: &'a str,
     /// Bytes of the model's weights that are here.
     pub done_bytes: u64,
-    /// Bytes of all its weights.
     pub all_bytes: u64,
 }
 
 /// Receives the progress of a download. It is not called if nothing has to be downloaded.
 pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 
-/// Downloads the model that a configuration names by its id, except for files in the cache, and puts its path in place
-/// of the id. The model keeps the id as its name unless the configuration gives another.
+/// Downloads the model that a configuration names by its id, except for files in the cache, and puts its path in
+/// place of the id. The model keeps the id as its name unless the configuration gives another.
 ///
 /// # Errors
-/// [`HubError`], in one line that names the remedy.
+/// In one line that names the remedy.
 pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, HubError> {
     let revision = config.revision.clone();
     let Some(model) = HubModel::of_path(&config.model_path) else {
@@ -97,7 +94,6 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A hub by its settings. Nothing is requested yet.
     pub fn new(settings: HubSettings) -> Self {
         Self { settings }
     }
@@ -105,10 +101,8 @@ impl Hub {
     /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
     ///
     /// Queries the hub for the revision's commit, unless the revision is one and the cache certainly has its model.
-    /// If the hub cannot be reached or refuses, a complete model in the cache is taken, unless the hub has no such revision.
-    ///
-    /// # Errors
-    /// [`HubError`].
+    /// If the hub cannot be reached or refuses, a complete model in the cache is taken, unless the hub has no such
+    /// revision.
     pub fn fetch(
         &self,
         model: &HubModel,
@@ -170,7 +164,6 @@ impl Hub {
         }
     }
 
-    /// Explains that neither the hub nor the cache has the model.
     fn neither(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
         if error.may_pass() {
             let why = format!("the hub is not available ({error}): try again later");
@@ -190,7 +183,6 @@ impl Hub {
     }
 }
 
-/// One model on its way from a commit into the cache.
 struct Download<'a> {
     settings: &'a HubSettings,
     model: &'a HubModel,
@@ -302,7 +294,6 @@ impl Download<'_> {
     }
 }
 
-/// A model that is complete in the cache.
 struct Found {
     path: PathBuf,
     /// The hub would name the same files.

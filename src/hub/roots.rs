@@ -8,7 +8,7 @@ use ureq::tls::{Certificate, RootCerts};
 /// Names a PEM file with the certificates to trust, such as a company's; the first that is set counts.
 pub(super) const VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
 
-/// The certificates that TLS trusts, each in DER: those of the file that `SSL_CERT_FILE` or its kin name, else the
+/// The certificates that TLS trusts, each in DER: those of the file that one of `VARIABLES` names, else the
 /// system's. There may be none, as in a bare container: Mozilla's are meant then.
 pub fn trusted_roots() -> Vec<Vec<u8>> {
     let mut files = VARIABLES.iter().filter_map(std::env::var_os);
@@ -16,7 +16,6 @@ pub fn trusted_roots() -> Vec<Vec<u8>> {
     found(file.as_deref())
 }
 
-/// The certificates that the client trusts, with or without a file of them.
 pub(super) fn of(file: Option<&Path>) -> RootCerts {
     let found = found(file);
     if found.is_empty() {

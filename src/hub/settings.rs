@@ -14,13 +14,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The wait before the third attempt; each further one is twice as long. The second attempt comes at once.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// A token, which nothing prints.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// Checks that a header can carry it.
-    ///
     /// # Errors
     /// [`HubError::BadToken`], which names the place only.
     pub fn new(text: &str, place: impl Into<String>) -> Result<Self, HubError> {
@@ -44,7 +41,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How the hub is reached, and where its files are kept.
+/// How to reach the hub, and where to keep its files.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
     /// The hub's address, without a slash at the end.
@@ -77,18 +74,12 @@ impl HubSettings {
         }
     }
 
-    /// Reads `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN` and their kin.
-    ///
-    /// # Errors
-    /// A value that cannot be used.
+    /// Reads `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN` and similar variables.
     pub fn from_env() -> Result<Self, HubError> {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
     /// Reads the variables from a function. An empty one counts as none.
-    ///
-    /// # Errors
-    /// A value that cannot be used.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let found = |names: &[&str]| {
             let mut values = names.iter().filter_map(|name| variable(name));

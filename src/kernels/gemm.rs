@@ -1,16 +1,14 @@
-//! The implementation of matrix products on a GPU, which a configuration names in every build.
+//! The configured implementation of matrix products on a GPU; available in every build.
 
 use serde::{Deserialize, Serialize};
 
-/// Implementation of matrix products on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GemmWish {
-    /// cuBLASLt if it can be loaded, except for the few rows of a small decode; else the built-in kernels.
+    /// cuBLASLt if it can be loaded, except for few rows (small decodes); else our own kernels.
     #[default]
     Auto,
     /// cuBLASLt for all supported products; an error if it cannot be loaded.
     CublasLt,
-    /// The built-in kernels.
     Own,
 }

@@ -1,9 +1,8 @@
-//! Device kernels: one trait for all backends.
+//! The compute backends: [`Backend`], the trait of a decoder's operations, and its CPU and CUDA implementations.
 //!
-//! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and does not know
-//! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`],
-//! [`tensor_view`], [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files.
-//! `kernels/README.md` lists every kernel and its CPU twin.
+//! Models are written against [`Backend`], which has tensors, weights, layers and the rows of a step, but no requests,
+//! sampling or scheduling. Its parameters are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
+//! [`shape`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists every kernel and its CPU twin.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
@@ -32,48 +31,42 @@ pub use souffleur_gguf::{blocks, dtype, tensor_view};
 
 /// The operations of a decoder, on one device.
 ///
-/// A tensor is a matrix of activations with one row for each query token of the step, row-major, in the backend's
-/// compute type. Nothing here returns data to the host, and no operation has to be complete when it returns: a device
-/// backend enqueues it. A failure is sticky and reported by the executor when it reads the logits.
+/// A tensor is a row-major matrix of activations with one row per query token of the step, in the backend's compute
+/// type. Nothing here returns data to the host, and operations may be asynchronous: a device backend enqueues them. A
+/// failure is sticky and reported by the executor when it reads the logits.
 ///
-/// **Batch invariance.** On the CPU each element of each result depends on its own token's row and history only, bit
-/// for bit: the order of a reduction is fixed by positions, never by the other rows of the step or the thread count.
+/// **Batch invariance.** On the CPU each element of each result depends only on its own token's row and history, bit
+/// for bit: positions fix the order of a reduction, not the other rows of the step or the thread count.
 pub trait Backend {
-    /// Activations, `[n_tokens, width]`. Dropping one gives its memory back to the backend.
+    /// Activations, `[n_tokens, width]`. Dropping one frees its memory.
     type Tensor;
-    /// Activations as a projection reads them, `[n_tokens, width]`: they may be encoded like its weights.
+    /// Activations as the input of a projection, `[n_tokens, width]`, possibly encoded to match its weights.
     type Operand;
     /// A weight matrix, `[outputs, inputs]`.
     type Matrix: Send;
     /// A norm's weight or a bias, `[width]`.
     type Vector: Send;
-    /// The frequencies of a rotary embedding.
     type Rope: Send;
-    /// The experts of a layer.
     type Experts: Send;
-    /// A matrix for each head of a layer.
     type HeadMatrices: Send;
-    /// Which experts the tokens of a step go through.
     type Routes;
-    /// The subject of a step: tokens, positions, KV slots, rows and their pages.
+    /// The query tokens of a step: tokens, positions, KV slots, rows and their pages.
     type Batch;
-    /// Indices of tokens of the step.
     type TokenList: ?Sized;
 
-    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order; `roles`
-    /// gives the use of each.
+    /// Loads weights from the host, several matrices of equal width stacked, in order; `roles` gives the use of each.
     ///
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Self::Matrix;
 
-    /// Whether products of this role read weights in blocks of a type natively. If not, a loader that has more precise
-    /// values may hand these over.
+    /// Whether products of this role read weights in such blocks natively. If not, a loader with more precise values
+    /// may provide them.
     fn keeps_blocks(&self, _block: BlockType, _role: MatrixRole) -> bool {
         false
     }
 
-    /// Makes the parts' random elements, then does as [`Self::matrix`]. The elements are the same on every device.
+    /// As [`Self::matrix`], with random elements, the same on every device.
     fn random_matrix(&mut self, parts: &[RandomTensor], roles: &[MatrixRole]) -> Self::Matrix {
         let bytes: Vec<Vec<u8>> = parts.iter().map(RandomTensor::bytes).collect();
         let views = parts.iter().zip(&bytes);
@@ -81,22 +74,21 @@ pub trait Backend {
         self.matrix(&views, roles)
     }
 
-    /// Takes vectors over from the host, joined in order.
+    /// Concatenates the parts in order.
     fn vector(&mut self, parts: &[TensorView<'_>]) -> Self::Vector;
 
-    /// Takes the frequencies over from the host.
     fn rope(&mut self, rope: &Rope) -> Self::Rope;
 
-    /// Takes the experts of a layer, all of equal shapes, by id.
+    /// By expert id; all have equal shapes.
     fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Self::Experts
     where
         Self: Sized;
 
-    /// Takes the matrices of a layer's heads, all of equal shapes, by head.
+    /// By head; all have equal shapes.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the row of each token of the step, and multiplies it with `factor` if there is one; where the batch has a
-    /// vector in a token's place, that of the placeholder.
+    /// Looks up the row of each token, times `factor` if given; for a token replaced by a prompt vector, the row of the
+    /// placeholder.
     ///
     /// # Shapes
     /// `table: [vocab, width]`, result `[n_tokens, width]`.
@@ -107,11 +99,10 @@ pub trait Backend {
         batch: &Self::Batch,
     ) -> Self::Tensor;
 
-    /// Makes zeros in the shape of a tensor.
     fn zeros_like(&mut self, x: &Self::Tensor) -> Self::Tensor;
 
-    /// Looks up the embedding of each token of the step, and multiplies it with `factor` if there is one; where the batch
-    /// has a vector in a token's place, takes that as it is.
+    /// Looks up the embedding of each token, times `factor` if given; a prompt vector replaces its token's embedding,
+    /// unscaled.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.
@@ -122,10 +113,9 @@ pub trait Backend {
         batch: &Self::Batch,
     ) -> Self::Tensor;
 
-    /// Multiplies every element with a number.
     fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
 
-    /// Multiplies each token's row with the factor of its position.
+    /// Multiplies each token's row by the factor of its position.
     fn scale_by_position(
         &mut self,
         x: &mut Self::Tensor,
@@ -136,11 +126,11 @@ pub trait Backend {
     /// Computes cos and sin of each token's position, once for all layers.
     ///
     /// # Shapes
-    /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width is
-    /// that of a head, or of its first elements, where only these rotate; zero where none does.
+    /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width
+    /// is that of a head, or of its first elements for partial rotary; zero without rotation.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
-    /// Divides each row by its root mean square and multiplies it by `weight`. `reader` is multiplied with the result.
+    /// RMSNorm of each row, as input of `reader`.
     fn rms_norm(
         &mut self,
         x: &Self::Tensor,
@@ -149,10 +139,10 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Does as [`Self::rms_norm`], for readers of any number.
+    /// RMSNorm of each row, as a tensor for several readers.
     fn norm_rows(&mut self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
 
-    /// Projects to queries, keys and values, norms the heads where the model does, rotates queries and keys, and
+    /// Projects to queries, keys and values, normalises the heads if the model does, rotates queries and keys, and
     /// stores keys and values of `layer` at the step's slots.
     ///
     /// # Shapes
@@ -169,8 +159,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Projects to queries, norms the heads where the model does, and rotates them: for layers that read the keys and values
-    /// of another one.
+    /// Projects to queries, normalises the heads if the model does, and rotates them: for layers that share another
+    /// layer's KV.
     ///
     /// # Shapes
     /// As for [`Self::project_qkv`].
@@ -184,8 +174,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Attends each query to the keys of its own row at positions up to its own, through the page table. `reader` is
-    /// multiplied with the result. `sinks: [n_heads]` are scores that count in the softmax's sum and have no value.
+    /// Causal attention of each query to its own row, through the page table. `reader` is multiplied with the result.
+    /// `sinks: [n_heads]` are scores without values, which count in the softmax's sum.
     ///
     /// # Shapes
     /// `q: [n_tokens, n_heads * key_dim]`; result `[n_tokens, n_heads * values.dim()]`.
@@ -198,7 +188,7 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Does as [`Self::attend`], and multiplies the result with `1 / (1 + e^-gate)`.
+    /// As [`Self::attend`], with the result times `sigmoid(gate)`.
     ///
     /// # Shapes
     /// `gate` as the result: `[n_tokens, n_heads * values.dim()]`.
@@ -211,12 +201,12 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Projects to queries and latents, norms the latents, rotates the rotary parts, and stores latents and rotated
-    /// keys of `layer` at the step's slots.
+    /// Projects to queries and latents, normalises the latents, rotates the rotary parts, and stores latents and
+    /// rotated keys of `layer` at the step's slots.
     ///
     /// # Shapes
-    /// `x: [n_tokens, hidden]`; result: for each head the query as latents are multiplied with it, then its rotated part,
-    /// `[n_tokens, n_heads * (rank + rotary_dim)]`.
+    /// `x: [n_tokens, hidden]`; result: each head's absorbed query, then its rotated part, `[n_tokens, n_heads * (rank
+    /// + rotary_dim)]`.
     fn project_latent(
         &mut self,
         x: &Self::Operand,
@@ -229,7 +219,7 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Attends as [`Self::attend`] does, and takes each head's value of the latents' mean.
+    /// Attends as [`Self::attend`], and computes each head's value from its mean of latents.
     ///
     /// # Shapes
     /// `q`: as [`Self::project_latent`] returns it; result `[n_tokens, n_heads * value_dim]`.
@@ -243,7 +233,6 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Computes `x weight^T + bias`.
     fn project(&mut self, x: &Self::Operand, linear: &Linear<Self>) -> Self::Tensor
     where
         Self: Sized;
@@ -271,11 +260,11 @@ pub trait Backend {
     ) where
         Self: Sized;
 
-    /// Gates parts of the rows of `inputs`: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied with
+    /// Gates a part of the rows of `inputs`: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied with
     /// the result.
     ///
     /// # Shapes
-    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which the part of that number is read.
+    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which one part is read, by number.
     fn gated_part(
         &mut self,
         gates: (&Self::Tensor, Gate),
@@ -283,7 +272,7 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Adds the rows of `x`, normed, to those of the residual stream; or parts of rows, as wide as the norm.
+    /// Adds the normalised rows of `x` to the residual stream; or parts of rows, as wide as the norm.
     fn add_normed(
         &mut self,
         residual: &mut Self::Tensor,
@@ -292,7 +281,7 @@ pub trait Backend {
         eps: f32,
     );
 
-    /// Replaces each element by `cap * tanh(element / cap)`.
+    /// Softcap: `cap * tanh(element / cap)`.
     fn soft_cap(&mut self, x: &mut Self::Tensor, cap: f32);
 
     /// Adds `x` times a number to the residual stream.
@@ -301,9 +290,9 @@ pub trait Backend {
     /// Encodes activations for products with `reader`.
     fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;
 
-    /// Projects to two gates and an input, `[b, c, x]`, and mixes each channel of `b * x` with the tokens before it:
-    /// `c * (sum of taps[j] * (b * x)[t - n_taps + 1 + j] + bias)`. Continues the state of `layer` of each row, which
-    /// is `b * x` of its last `n_taps - 1` tokens, and updates it.
+    /// Projects to two gates and an input, `[b, c, x]`, and convolves each channel of `b * x` over tokens: `c * (sum of
+    /// taps[j] * (b * x)[t - n_taps + 1 + j] + bias)`. Reads and updates each row's state of `layer`, which is `b * x`
+    /// of its last `n_taps - 1` tokens.
     ///
     /// # Shapes
     /// `x: [n_tokens, hidden]`; result `[n_tokens, channels]`.
@@ -317,8 +306,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Applies the gated delta rule of [`DeltaNetWeights`], token by token, then norms and gates each head. Continues
-    /// the state of `layer` of each row and updates it.
+    /// Applies the gated delta rule of [`DeltaNetWeights`], token by token, then normalises and gates each head. Reads
+    /// and updates each row's state of `layer`.
     ///
     /// # Shapes
     /// `x: [n_tokens, hidden]`; result `[n_tokens, value_heads * value_dim]`.
@@ -340,8 +329,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Adds to each token's row of the residual stream the outputs of its experts for its row of `x`, each times its
-    /// weight, by ascending id: `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
+    /// Adds each token's experts' outputs to the residual stream, each times its weight, by ascending id:
+    /// `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
     fn add_experts(
         &mut self,
         residual: &mut Self::Tensor,
@@ -350,8 +339,7 @@ pub trait Backend {
         experts: &Self::Experts,
     );
 
-    /// Adds to each token's row of the residual stream the output of the shared expert for its row of `x`, times the
-    /// sigmoid of `x gate^T`.
+    /// Adds the output of the shared expert to the residual stream, times the sigmoid of `x gate^T`.
     ///
     /// # Shapes
     /// `gate: [1, hidden]`.
@@ -364,13 +352,11 @@ pub trait Backend {
     ) where
         Self: Sized;
 
-    /// Takes rows of a tensor.
-    ///
     /// # Shapes
     /// `tokens`: indices of rows of `x`; result `[number of tokens, width]`, in the list's order.
     fn pick(&mut self, x: &Self::Tensor, tokens: &Self::TokenList) -> Self::Tensor;
 
-    /// Norms the rows `tokens` of the residual stream.
+    /// RMSNorm of the rows `tokens` of the residual stream.
     ///
     /// # Shapes
     /// `tokens`: indices of rows of `x`; result `[number of tokens, hidden]`.
@@ -382,7 +368,7 @@ pub trait Backend {
         eps: f32,
     ) -> Self::Tensor;
 
-    /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
+    /// RMSNorm of the rows `tokens` of the residual stream, projected to the vocabulary.
     ///
     /// # Shapes
     /// `tokens`: indices of rows of `x`; result `[number of tokens, vocab]`, f32.
@@ -396,7 +382,6 @@ pub trait Backend {
     ) -> Self::Tensor;
 }
 
-/// A projection: `x weight^T + bias`.
 pub struct Linear<B: Backend> {
     /// `[outputs, inputs]`.
     pub weight: B::Matrix,
@@ -404,7 +389,6 @@ pub struct Linear<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
-/// The activation function of gate and up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `silu(gate) * up`.
@@ -413,14 +397,12 @@ pub enum Gate {
     GeluTanh,
     /// `g / (1 + e^(-slope g)) * (u + 1)`, where g is the gate and at most `limit`, u is up and from `-limit` to `limit`.
     Clamped {
-        /// Bound of both.
         limit: f32,
-        /// How steep the sigmoid is.
+        /// Slope of the sigmoid.
         slope: f32,
     },
 }
 
-/// A feed-forward block that only some tokens go through.
 pub struct Expert<B: Backend> {
     /// Gate and up projections, stacked: `[2 * width, hidden]`.
     pub gate_up: Linear<B>,
@@ -428,7 +410,7 @@ pub struct Expert<B: Backend> {
     pub down: Linear<B>,
 }
 
-/// The weights by which [`Backend::route`] chooses experts.
+/// For [`Backend::route`].
 pub struct Router<B: Backend> {
     /// `[n_experts, hidden]`, in f32.
     pub logits: Linear<B>,
@@ -436,64 +418,53 @@ pub struct Router<B: Backend> {
     pub correction: Option<B::Vector>,
     /// Factors on the weights of the chosen, by expert.
     pub factors: Option<B::Vector>,
-    /// The formula for the logits.
     pub routing: Routing,
 }
 
-/// The weights that [`Backend::project_qkv`] multiplies and norms with.
+/// For [`Backend::project_qkv`].
 pub struct QkvWeights<B: Backend> {
     /// Queries, keys and values stacked: `[(n_heads + n_kv_heads) * key_dim + n_kv_heads * values.dim(), hidden]`.
     pub projection: Linear<B>,
-    /// Weight of the norm of each query head, `[key_dim]`, and of each key head; or of all of a token's query heads as
-    /// one vector, `[n_heads * key_dim]`, and of its key heads, `[n_kv_heads * key_dim]`.
+    /// Norm weights of each query head and each key head, `[key_dim]`; or of a token's query heads together, `[n_heads
+    /// * key_dim]`, and of its key heads, `[n_kv_heads * key_dim]`.
     pub head_norms: Option<(B::Vector, B::Vector)>,
-    /// Every value head is normed, without a weight.
+    /// Whether each value head is normalised, without a weight.
     pub norms_values: bool,
-    /// Added to the mean square in the head norms.
     pub eps: f32,
 }
 
-/// The operands of [`Backend::project_queries`].
+/// For [`Backend::project_queries`].
 pub struct QueryWeights<B: Backend> {
     /// `[n_heads * key_dim, hidden]`.
     pub projection: Linear<B>,
-    /// Weight of the norm of each query head, `[key_dim]`, or of all of them, `[n_heads * key_dim]`.
+    /// Norm weight of each query head, `[key_dim]`, or of all together, `[n_heads * key_dim]`.
     pub head_norm: Option<B::Vector>,
-    /// Added to the mean square in the head norm.
     pub eps: f32,
 }
 
-/// The heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadShape {
-    /// Query heads.
     pub n_heads: usize,
     /// Key and value heads; query head `h` reads key head `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
-    /// Elements of a query head and of a key head.
     pub key_dim: usize,
-    /// The values of a key head.
     pub values: Values,
-    /// Factor on the scores.
     pub scale: f32,
-    /// Soft cap of the scores: each becomes `cap * tanh(score / cap)`.
+    /// Softcap of the scores: `cap * tanh(score / cap)`.
     pub score_cap: Option<f32>,
-    /// How many tokens a query sees, itself included; `None` for all before it.
+    /// Sliding window in tokens, including the query's own; `None` for full causal attention.
     pub window: Option<usize>,
 }
 
 impl HeadShape {
-    /// Query heads of a key head.
     pub fn group(&self) -> usize {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Width of all query heads of a token, in elements.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.key_dim
     }
 
-    /// Width of the attended values of all query heads of a token, in elements.
     pub fn attended_width(&self) -> usize {
         self.n_heads * self.values.dim()
     }

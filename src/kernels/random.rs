@@ -1,8 +1,8 @@
-//! Random matrices: a model of any shape without a checkpoint, to measure and to test with.
+//! Random weights: a model of any shape without a checkpoint, for benchmarks and tests.
 //!
-//! An element depends on the model's seed, its tensor's name and its index alone, so that every device makes the same
-//! bits, in any order (`kernels/fill.cu` is the GPU's half of this). Values are uniform around 0 with the deviation
-//! that models begin their training with.
+//! An element depends only on the model's seed, its tensor's name and its index, so every device makes the same bits in
+//! any order (`kernels/fill.cu` on the GPU). Values are uniform around 0, with the standard deviation of models'
+//! initial weights.
 
 use half::{bf16, f16};
 
@@ -10,26 +10,21 @@ use super::dtype::Dtype;
 use super::tensor_view::TensorView;
 
 const SEED: u64 = 0x736f_7566_666c_6575;
-/// Standard deviation of matrices and biases.
 const DEVIATION: f32 = 0.02;
-/// Half the width of a uniform distribution, in deviations.
+/// Half the width of a uniform distribution, in standard deviations.
 const SQRT_3: f32 = 1.732_050_8;
 /// Integers are drawn from `-STEPS..STEPS`; they are exact as f32.
 const STEPS: i32 = 1 << 23;
 
-/// A tensor that is made and not read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RandomTensor {
-    /// Shape, outermost dimension first.
+    /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// Element type.
     pub dtype: Dtype,
-    /// Seed of its elements.
     pub seed: u64,
 }
 
 impl RandomTensor {
-    /// The tensor of this name.
     pub fn new(name: &str, shape: &[usize], dtype: Dtype) -> Self {
         // FNV-1a: stable between versions and machines.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -42,7 +37,6 @@ impl RandomTensor {
         }
     }
 
-    /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -52,13 +46,13 @@ impl RandomTensor {
         DEVIATION * SQRT_3 / STEPS as f32
     }
 
-    /// Makes the elements, before they are rounded to the dtype.
+    /// Before rounding to the dtype.
     pub fn values(&self) -> impl Iterator<Item = f32> {
         let elements = 0..self.elements() as u64;
         elements.map(|index| random_element(self.seed, index))
     }
 
-    /// Makes the elements, in the layout of a file.
+    /// In the layout of a file.
     pub fn bytes(&self) -> Vec<u8> {
         let values = self.values();
         match self.dtype {
@@ -72,7 +66,6 @@ impl RandomTensor {
         }
     }
 
-    /// The tensor with its elements.
     pub fn view<'a>(&'a self, bytes: &'a [u8]) -> TensorView<'a> {
         TensorView::plain(self.dtype, &self.shape, bytes)
     }

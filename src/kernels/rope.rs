@@ -1,18 +1,17 @@
-//! Rotary position embedding, as kernels compute it. Callers choose the frequencies.
+//! Parameters of rotary position embedding (RoPE), with frequencies given by the caller.
 
-/// The rotation: element pair `i` of a head rotates by `position * inv_freq[i]`.
+/// Element pair `i` of a head rotates by `position * inv_freq[i]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
     pub inv_freq: Vec<f32>,
-    /// The same for rows of long sequences, where a model has others for them.
+    /// For rows of long sequences, if the model has different frequencies for them.
     pub long_inv_freq: Option<Vec<f32>>,
     /// Factor on cos and sin, for q and k both.
     pub attention_scale: f32,
 }
 
 impl Rope {
-    /// The identity rotation.
     pub fn none() -> Self {
         Self {
             inv_freq: Vec::new(),
@@ -25,14 +24,12 @@ impl Rope {
 /// A factor on queries that grows with the position: `1 + slope * ln(1 + floor(position / period))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PositionScale {
-    /// How fast it grows.
     pub slope: f32,
-    /// Positions that have the same factor.
+    /// Number of consecutive positions with the same factor.
     pub period: u32,
 }
 
 impl PositionScale {
-    /// The factor at a position.
     pub fn at(self, position: u32) -> f32 {
         // In f32, as transformers computes it.
         let periods = (position / self.period) as f32;

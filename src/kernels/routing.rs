@@ -1,70 +1,55 @@
 //! Expert routing: from a router's logits to a token's experts and their weights.
 
-/// The formula by which a router's logits become experts and weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Number of experts.
     pub n_experts: usize,
-    /// Experts that a token goes through, at least one and at most all.
+    /// Experts per token, from 1 to `n_experts`.
     pub n_used: usize,
-    /// The score that weights are made of.
     pub score: Score,
-    /// The groups that experts are chosen within; `None` to choose among all.
+    /// `None` to choose among all experts.
     pub groups: Option<Groups>,
-    /// Whether the weights of the chosen are divided by their sum.
     pub sum: WeightSum,
-    /// Factor on the weights.
     pub scale: f32,
 }
 
-/// Most groups of experts.
 pub const MAX_GROUPS: usize = 64;
 
-/// Groups of experts with neighbouring ids, of equal size: a token goes through experts of the best groups only.
+/// Groups of consecutive expert ids, of equal size: a token uses experts of the best groups only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// Number of groups, at most [`MAX_GROUPS`].
+    /// At most [`MAX_GROUPS`].
     pub n_groups: usize,
-    /// Groups that a token chooses among. They have as many experts as a token goes through, or more.
+    /// Groups per token. They have at least as many experts as a token uses.
     pub n_used: usize,
-    /// The score of a group.
     pub score: GroupScore,
 }
 
-/// The score of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The score of its best expert.
     Best,
-    /// The sum of those of its best two.
     BestTwo,
 }
 
-/// How a logit becomes a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Score {
-    /// Softmax over the logits of all experts.
     Softmax,
-    /// Softmax over the logits of the chosen ones.
     SoftmaxOfChosen,
     /// `1 / (1 + e^-logit)`.
     Sigmoid,
 }
 
-/// The sum of the weights of a token's experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightSum {
-    /// The sum of the scores.
     AsScored,
-    /// One: they are divided by their sum and this small number.
+    /// Weights are divided by their sum plus a small number.
     One {
-        /// Keeps a sum of zero from dividing.
+        /// Avoids division by zero.
         added: f32,
     },
 }
 
 impl Routing {
-    /// Softmax over all logits; the weights of the chosen are divided by their sum, or not.
+    /// Softmax over all logits; `renormalised` divides the weights of the chosen by their sum.
     pub fn softmax(n_experts: usize, n_used: usize, renormalised: bool) -> Self {
         Self {
             n_experts,
@@ -80,8 +65,8 @@ impl Routing {
         }
     }
 
-    /// Chooses the experts with the largest logits, the largest first and of equals the lower id, and their weights. A
-    /// NaN counts as the least logit, and makes weights of NaN.
+    /// Chooses the experts with the largest logits, in descending order and by lower id among equals, and their
+    /// weights. NaN counts as the lowest logit, and makes weights NaN.
     ///
     /// With a `correction`, chooses the experts with the largest sums of score and correction; weights do not include it.
     ///
@@ -121,7 +106,7 @@ impl Routing {
         self.weigh(logits, experts, weights);
     }
 
-    /// The score of an expert, where it is made of its own logit alone; others are chosen by their logits.
+    /// The score of an expert if it depends only on its own logit; other experts are chosen by their logits.
     fn score_of(&self, logits: &[f32], expert: usize) -> f32 {
         match self.score {
             Score::Sigmoid => sigmoid(logits[expert]),
@@ -171,8 +156,8 @@ fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// Finds the candidates of the largest values, in falling order, by insertion: few are chosen of many. Candidates ascend,
-/// and of equals the first wins. `values` is for work.
+/// The candidates with the largest values, in descending order, by insertion sort, as few are chosen of many.
+/// Candidates ascend, and the first of equals wins. `values` is scratch memory.
 fn choose_largest(
     candidates: impl Iterator<Item = usize>,
     value: impl Fn(usize) -> f32,
@@ -199,7 +184,7 @@ fn choose_largest(
     }
 }
 
-/// The weights of `chosen` in the softmax over `all`, which is summed in its order.
+/// Softmax over `all`, summed in its order, of `chosen`.
 fn softmax(
     all: impl Iterator<Item = f32> + Clone,
     chosen: impl Iterator<Item = f32>,
@@ -254,7 +239,7 @@ mod tests {
     fn every_choice_is_a_sort_by_logit_and_id() {
         for seed in 0..200_u32 {
             let hash = |i: u32| (seed * 31 + i * 17).wrapping_mul(2_654_435_761_u32);
-            // Few values, so that some are equal.
+            // Few distinct values, so that some are equal.
             let logit = |i: u32| (hash(i) >> 29) as f32;
             let logits: Vec<f32> = (0..13).map(logit).collect();
             for used in [1, 3, 12, 13] {
@@ -330,7 +315,7 @@ mod tests {
         assert_eq!(of(grouped(GroupScore::Best, 2), logits), [0, 4]);
         assert_eq!(of(grouped(GroupScore::BestTwo, 2), logits), [0, 2]);
         assert_eq!(of(grouped(GroupScore::Best, 3), logits), [0, 4]);
-        // Of equal groups the first.
+        // The first of equal groups.
         assert_eq!(of(grouped(GroupScore::Best, 1), [1.0; 6]), [0, 1]);
         assert_eq!(of(grouped(GroupScore::Best, 1), [f32::NAN; 6]), [0, 1]);
     }

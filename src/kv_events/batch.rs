@@ -1,9 +1,8 @@
-//! Events in SGLang's grouping, cut into batches of a bounded size.
+//! Batches of KV events: SGLang's grouping, with a bounded size.
 
 use std::sync::Arc;
 
-/// A batch closes at this upper bound of its encoded size: ZeroMQ's queues count messages, so that a slow reader loses
-/// little with each.
+/// Upper bound of a batch's encoded size: ZeroMQ's queues count messages, so a slow reader loses little with each.
 const MAX_BATCH_BYTES: usize = 256 << 10;
 /// Upper bound of an id or token in MessagePack.
 const ID_BYTES: usize = 9;
@@ -18,27 +17,21 @@ pub enum KvEvent {
     Stored(StoredBlocks),
     /// Blocks were evicted, by id.
     Removed(Vec<i64>),
-    /// The whole cache was cleared.
     Cleared,
 }
 
-/// See [`KvEvent::Stored`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBlocks {
-    /// One id per block.
     pub ids: Vec<i64>,
     /// The id of the block before the first one; `None` at the beginning of a prefix.
     pub parent: Option<i64>,
     /// The tokens of all blocks, concatenated.
     pub tokens: Vec<u32>,
-    /// The salt of their namespace.
     pub cache_salt: Option<Arc<str>>,
-    /// The namespace has a salt or an `extra_key`: prompts with the same tokens but no name miss these blocks. Not sent
-    /// over ZeroMQ.
+    /// The namespace has a salt or an `extra_key`, so unnamed prompts miss these blocks. Not sent over ZeroMQ.
     pub is_named: bool,
 }
 
-/// Batches of events, in order of occurrence.
 #[derive(Debug)]
 pub struct EventBatches {
     block_size: usize,
@@ -59,7 +52,6 @@ impl EventBatches {
         }
     }
 
-    /// Takes all batches, including the unfinished one.
     pub fn take(&mut self) -> Vec<Vec<KvEvent>> {
         self.close();
         std::mem::take(&mut self.full)
@@ -110,7 +102,6 @@ impl EventBatches {
         }
     }
 
-    /// Adds a `Cleared` event.
     pub fn cleared(&mut self) {
         self.open.push(KvEvent::Cleared);
         self.open_bytes += EVENT_BYTES;
@@ -182,12 +173,9 @@ mod tests {
         let mut batches = EventBatches::new(1);
         batches.stored(None, &[1], &[10], PLAIN);
         batches.stored(Some(1), &[2, 3], &[20, 30], PLAIN);
-        // Another branch.
         batches.stored(Some(1), &[4], &[40], PLAIN);
-        // Another salt.
         let salt: Arc<str> = "s".into();
         batches.stored(Some(4), &[5], &[50], (Some(&salt), true));
-        // Two beginnings.
         batches.stored(None, &[6], &[60], PLAIN);
         batches.stored(None, &[7], &[70], PLAIN);
         batches.removed([3, 2].into_iter());

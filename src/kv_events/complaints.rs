@@ -1,4 +1,4 @@
-//! Rate-limited warnings about unauthenticated peers.
+//! Rate-limited warnings about unauthenticated peers' faults.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -21,24 +21,18 @@ const MAX_IPC_PATH_BYTES: usize = 100;
 /// Hosts that mean all interfaces.
 const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 
-/// The configuration of the KV event publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// Endpoint of the PUB socket.
     pub endpoint: Endpoint,
-    /// Endpoint of the ROUTER socket for replays.
     pub replay_endpoint: Option<Endpoint>,
     /// Upper bound of replayable batches.
     pub buffer_steps: usize,
     /// Upper bound of batches queued for a slow subscriber; `None` for the whole ring.
     pub hwm: Option<usize>,
-    /// Upper bound of queued tree changes.
     pub max_queue_size: usize,
     /// The first frame of every message.
     pub topic: String,
-    /// How block ids are made.
     pub format: IdFormat,
-    /// How events are written.
     pub encoding: Encoding,
     /// Tokens per block: a multiple of the page size.
     pub block_size: usize,
@@ -55,7 +49,6 @@ pub enum IdFormat {
     Dynamo,
 }
 
-/// The MessagePack encoding of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
@@ -77,10 +70,7 @@ pub enum Endpoint {
         port: u16,
     },
     /// `ipc:///PATH`: a Unix socket.
-    Ipc {
-        /// The absolute path of its file.
-        path: PathBuf,
-    },
+    Ipc { path: PathBuf },
 }
 
 impl Endpoint {
@@ -134,7 +124,6 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The JSON object before validation.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Written {
@@ -235,7 +224,6 @@ impl Written {
     }
 }
 
-/// Wraps an invalid setting or failed start as a [`ConfigError`].
 pub(super) fn refused(reason: String) -> ConfigError {
     ConfigError {
         key: "kv_events_config".to_owned(),

@@ -45,7 +45,6 @@ impl IdSpace {
         }
     }
 
-    /// The salt of the namespace.
     pub fn cache_salt(&self) -> Option<&Arc<str>> {
         self.cache_salt.as_ref()
     }
@@ -67,7 +66,6 @@ impl IdSpace {
         hasher.finalize().into()
     }
 
-    /// The block's id in events.
     pub fn id(&self, block: &BlockHash) -> i64 {
         let id = first_bytes(block);
         match &self.seed {

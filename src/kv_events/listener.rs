@@ -11,7 +11,6 @@ use super::config::{Endpoint, refused};
 use super::presence;
 use crate::error::ConfigError;
 
-/// A connection of either kind.
 pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
@@ -54,7 +53,6 @@ impl Bound {
         }
     }
 
-    /// Registers the listener with the current runtime.
     pub fn listen(self) -> io::Result<Listener> {
         Ok(match self {
             Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
@@ -67,7 +65,6 @@ impl Bound {
     }
 }
 
-/// An endpoint that accepts connections.
 pub(super) enum Listener {
     Tcp(tokio::net::TcpListener),
     #[cfg(unix)]
@@ -79,7 +76,6 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Waits for the next connection.
     pub async fn accept(&self) -> io::Result<Box<dyn Connection>> {
         Ok(match self {
             Self::Tcp(listener) => {

@@ -53,7 +53,6 @@ impl Node {
 }
 
 impl BlockMirror {
-    /// The mirror of an empty cache.
     pub fn new(page_size: PageSize, block_size: usize, format: IdFormat) -> Self {
         Self {
             block_size,
@@ -63,7 +62,6 @@ impl BlockMirror {
         }
     }
 
-    /// Number of stored blocks.
     pub fn n_blocks(&self) -> usize {
         let nodes = self.nodes.iter().flatten();
         nodes.map(|node| node.blocks.len()).sum()

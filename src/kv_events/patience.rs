@@ -1,4 +1,4 @@
-//! Timeouts for peers, and the size limit of their messages.
+//! Timeouts for ZMTP peers, and the size limit of their messages.
 
 use std::time::Duration;
 

@@ -54,9 +54,7 @@ pub struct KvEventsInfo {
     pub endpoint_host: String,
     /// The port of the PUB socket; 0 for a Unix socket.
     pub endpoint_port_base: u16,
-    /// The first frame of every message.
     pub topic: String,
-    /// Tokens a block.
     pub block_size: usize,
     /// Data-parallel ranks: always 1.
     pub dp_size: usize,
@@ -68,16 +66,13 @@ pub struct KvEventsInfo {
     pub replay_endpoint: Option<String>,
 }
 
-/// Access to the published events.
 #[derive(Clone, Debug)]
 pub struct KvEventsOutlet {
-    /// The sockets' addresses.
     pub info: KvEventsInfo,
     /// For readers in this process.
     pub door: ReaderDoor,
 }
 
-/// The thread's inputs.
 struct Work {
     config: KvEventsConfig,
     page_size: PageSize,
@@ -197,7 +192,6 @@ impl KvEventPublisher {
         )
     }
 
-    /// The publisher's endpoints and parameters.
     pub fn info(&self) -> &KvEventsInfo {
         &self.outlet.info
     }
@@ -310,7 +304,6 @@ async fn publish(work: Work) -> io::Result<()> {
     }
 }
 
-/// The publisher's view of the tree.
 struct Account {
     config: KvEventsConfig,
     page_size: PageSize,

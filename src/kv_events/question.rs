@@ -1,4 +1,4 @@
-//! Replay requests at the ROUTER socket.
+//! Replay requests at the publisher's ROUTER socket.
 
 use std::future::Future;
 use std::io;
@@ -12,7 +12,6 @@ use super::zmtp::{self, ZmtpError};
 /// Frames of a request: an empty delimiter, a number, and identities that intermediate devices add.
 const MAX_QUESTION_FRAMES: usize = 8;
 
-/// A request to replay batches.
 pub(super) struct Question {
     /// The prefix of every answer: usually one empty frame.
     envelope: Vec<Vec<u8>>,

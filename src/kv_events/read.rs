@@ -1,4 +1,4 @@
-//! Decodes batches from MessagePack, for readers in this process.
+//! Decodes batches of KV events from MessagePack, for readers in this process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,6 @@ impl<'de> Deserialize<'de> for Read {
     }
 }
 
-/// The fields that an event may have.
 #[derive(Default)]
 struct EventFields {
     name: String,

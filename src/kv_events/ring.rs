@@ -1,4 +1,4 @@
-//! The last batches, for slow subscribers and for replays.
+//! The ring of the last batches, for slow subscribers and for replays.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,7 +6,6 @@ use std::sync::Arc;
 /// Upper bound of the bytes of all batches.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Numbers of batches kept for replays and for subscribers.
 #[derive(Clone, Copy, Debug)]
 pub struct RingLimits {
     /// Upper bound of replayable batches.
@@ -15,12 +14,10 @@ pub struct RingLimits {
     pub waiting: Option<usize>,
 }
 
-/// An encoded batch.
 #[derive(Debug)]
 pub struct Batch {
     /// Sequence number, from 0 without gaps.
     pub seq: u64,
-    /// MessagePack.
     pub payload: Vec<u8>,
     /// Indices of the events whose blocks are in a named namespace; the payload does not always show it.
     pub named: Vec<u32>,
@@ -39,12 +36,10 @@ pub struct Ring {
     max_bytes: usize,
     batches: VecDeque<Arc<Batch>>,
     n_bytes: usize,
-    /// The number of the next batch.
     next: u64,
 }
 
 impl Ring {
-    /// An empty ring.
     pub fn new(limits: RingLimits) -> Self {
         Self {
             limits,
@@ -73,7 +68,6 @@ impl Ring {
         }
     }
 
-    /// The number of the next batch.
     pub fn next(&self) -> u64 {
         self.next
     }

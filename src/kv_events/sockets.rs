@@ -25,7 +25,6 @@ use crate::metrics::{KvEventMetrics, SubscriberCount};
 
 /// Upper bound of connections per socket; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
-/// Timeout of the handshake.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for this long is disconnected; ZeroMQ reconnects by itself.
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
@@ -39,13 +38,11 @@ const LAST_RETRY: Duration = Duration::from_secs(10);
 /// Delay after a failed `accept`, most likely out of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
-/// State that all connections share.
 pub(super) struct Sockets {
     pub topic: String,
     pub ring: RefCell<Ring>,
     /// The number of the next batch, for tasks waiting for it.
     pub published: watch::Sender<u64>,
-    /// Warnings about peers.
     pub complaints: Complaints,
     pub metrics: KvEventMetrics,
 }
@@ -70,7 +67,6 @@ pub(super) async fn accept_subscribers(listener: Listener, sockets: Rc<Sockets>)
     accept(listener, &sockets, serve).await;
 }
 
-/// Serves replay requests, forever.
 pub(super) async fn accept_questions(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_replays(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
@@ -169,7 +165,6 @@ struct Wishes {
     pong: Cell<Option<Vec<u8>>>,
     /// A PING is due and not written yet.
     ping: Cell<bool>,
-    /// The time of the last write.
     written_at: Cell<Option<Instant>>,
     changed: Notify,
 }

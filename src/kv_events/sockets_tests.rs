@@ -1,4 +1,4 @@
-//! Silent subscribers, in virtual time.
+//! Tests of silent subscribers, in virtual time.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 

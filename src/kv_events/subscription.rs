@@ -35,7 +35,6 @@ pub struct ReaderDoor {
     first_number: u64,
 }
 
-/// Why a subscription is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubscribeError {
     /// The engine was configured without KV events.
@@ -47,7 +46,6 @@ pub enum SubscribeError {
         MAX_READERS
     )]
     TooMany,
-    /// The publisher has stopped.
     #[error("the KV event publisher has stopped")]
     Stopped,
 }
@@ -119,7 +117,6 @@ enum Told {
 }
 
 impl Reader {
-    /// The next message to send, if any.
     fn next_told(&mut self, ring: &Ring) -> Option<Told> {
         let oldest = ring.first_waiting().min(ring.first_replayed());
         let next = self.next.unwrap_or(oldest);
@@ -165,7 +162,6 @@ async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
     }
 }
 
-/// A decoded batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NumberedEvents {
     /// The number of the previous batch plus one.

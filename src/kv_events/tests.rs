@@ -1,4 +1,4 @@
-//! A publisher with real sockets, and peers that speak ZMTP byte by byte.
+//! Tests of a publisher with real sockets, and peers that speak ZMTP byte by byte.
 
 #[path = "../../tests/common/zmq_peer.rs"]
 mod zmq_peer;

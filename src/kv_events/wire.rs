@@ -1,4 +1,4 @@
-//! Batches as MessagePack.
+//! Encodes batches of KV events as MessagePack.
 //!
 //! A batch is an array of three: its time in seconds, its events and the rank. Events ([`Encoding`]) are maps, as
 //! SGLang writes them, or arrays, which older versions of vLLM wrote and llm-d reads.

@@ -22,7 +22,6 @@ const MAX_PING_BYTES: usize = 16;
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
-    /// I/O error.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The peer violates the protocol or its limits.
@@ -39,12 +38,9 @@ pub enum ZmtpError {
     Idle,
 }
 
-/// The served socket types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketType {
-    /// Sends to subscribers.
     Pub,
-    /// Answers requests.
     Router,
 }
 
@@ -64,29 +60,24 @@ impl SocketType {
     }
 }
 
-/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame {
     /// A protocol command, not part of a message.
     pub is_command: bool,
     /// Further frames of the message follow.
     pub has_more: bool,
-    /// Payload.
     pub body: Vec<u8>,
 }
 
-/// A subscriber's message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SubscriberWord<'a> {
     /// Subscribes to messages with this prefix.
     Subscribe(&'a [u8]),
-    /// Cancels a subscription.
     Cancel(&'a [u8]),
     /// A PING; holds the encoded PONG.
     Ping(Vec<u8>),
 }
 
-/// The peer's protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerVersion {
     /// It may not know PING.
@@ -145,7 +136,6 @@ pub async fn read_frame(
     })
 }
 
-/// Encodes a message of these frames.
 pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     let n_bytes: usize = frames.iter().map(|frame| 9 + frame.len()).sum();
     let mut bytes = Vec::with_capacity(n_bytes);
@@ -193,7 +183,6 @@ pub fn ping() -> Vec<u8> {
     bytes
 }
 
-/// Whether a frame is a PONG.
 pub fn is_pong(frame: &Frame) -> bool {
     frame.is_command && command(&frame.body).is_some_and(|(name, _)| name == b"PONG")
 }
@@ -238,7 +227,6 @@ fn ready(socket: SocketType) -> Vec<u8> {
     bytes
 }
 
-/// The socket type in a READY command.
 fn peer_type(body: &[u8]) -> Option<&[u8]> {
     let (name, mut rest) = command(body)?;
     if name != b"READY" {
@@ -256,7 +244,6 @@ fn peer_type(body: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// A command's name and its body.
 fn command(body: &[u8]) -> Option<(&[u8], &[u8])> {
     with_length(body)
 }

@@ -1,4 +1,4 @@
-//! Peers' messages as bytes.
+//! Tests of ZMTP: peers' messages as bytes.
 
 use super::*;
 

@@ -2,14 +2,12 @@
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
-/// Evictions of the radix tree.
 pub struct CacheMetrics {
     evicted_tokens: Counter,
     eviction_seconds: Histogram,
 }
 
 impl CacheMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register() -> Self {
         let mut labels = vec![Label::new("cache_type", "RadixCache")];
         labels.extend(["tp_rank", "pp_rank", "dp_rank"].map(|key| Label::new(key, "0")));

@@ -2,13 +2,11 @@
 
 use metrics::{Counter, counter};
 
-/// Deaths of actors, as the watchdog sees them.
 pub struct DeathMetrics {
     deaths: Vec<(&'static str, Counter)>,
 }
 
 impl DeathMetrics {
-    /// Binds a counter for each of `actors` to the recorder that is installed now.
     pub fn register(actors: &[&'static str]) -> Self {
         let bind = |actor: &&'static str| (*actor, death_counter(actor));
         Self {
@@ -16,7 +14,6 @@ impl DeathMetrics {
         }
     }
 
-    /// Counts a death.
     pub fn died(&self, actor: &'static str) {
         match self.deaths.iter().find(|(name, _)| *name == actor) {
             Some((_, deaths)) => deaths.increment(1),

@@ -4,29 +4,23 @@ use metrics::{describe_counter, describe_gauge, describe_histogram};
 
 use super::kv_events;
 
-/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
     Counter,
     /// Only grows, in fractions: recorded as a gauge, shown as a counter by [`with_counter_types`].
     Seconds,
-    /// Goes up and down.
     Gauge,
     /// Counts values in buckets.
     Histogram,
 }
 
-/// One metric with all its labels' series.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// Its name on the page.
     pub name: &'static str,
-    /// Its type.
     pub kind: Kind,
-    /// Its meaning, with its unit.
+    /// Describes the meaning and the unit.
     pub help: &'static str,
-    /// Upper bounds of a histogram's buckets.
     pub buckets: &'static [f64],
 }
 

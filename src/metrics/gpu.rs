@@ -13,7 +13,6 @@ pub struct GpuMetrics {
 }
 
 impl GpuMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register(ordinal: usize) -> Self {
         let of =
             |state: &'static str| gauge!(SECONDS, "gpu" => ordinal.to_string(), "state" => state);
@@ -24,7 +23,6 @@ impl GpuMetrics {
         }
     }
 
-    /// A step took `seconds`.
     pub fn busy(&self, is_decode: bool, seconds: f64) {
         if is_decode {
             self.decode.increment(seconds)
@@ -33,7 +31,7 @@ impl GpuMetrics {
         }
     }
 
-    /// A decode began so long after the step before it.
+    /// A decode began `seconds` after the end of the step before it.
     pub fn idle(&self, seconds: f64) {
         self.idle.increment(seconds);
     }

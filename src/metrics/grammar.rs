@@ -6,7 +6,6 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::{request_labels, scheduler_labels};
 
-/// Counts and times of grammars; clones count together.
 #[derive(Clone)]
 pub struct GrammarMetrics {
     asked: Counter,
@@ -18,16 +17,14 @@ pub struct GrammarMetrics {
     requests: Counter,
 }
 
-/// The end of a request for a grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrammarEnd {
-    /// It was at hand.
+    /// The grammar was cached.
     Cached,
-    /// It was compiled.
     Compiled,
-    /// It was refused, or all its requests were cancelled.
+    /// The grammar was refused, or all its requests were cancelled.
     Aborted,
-    /// Its time was over.
+    /// The grammar exceeded its time limit.
     Late,
 }
 
@@ -60,7 +57,6 @@ impl GrammarMetrics {
         self.compile_seconds.record(took.as_secs_f64());
     }
 
-    /// Counts requests that begin to wait for their grammars.
     pub fn wait(&self, n_requests: usize) {
         self.waiting.increment(n_requests as f64);
     }
@@ -70,7 +66,6 @@ impl GrammarMetrics {
         self.waiting.decrement(n_requests as f64);
     }
 
-    /// Counts a request that was submitted with a grammar.
     pub fn submitted(&self) {
         self.requests.increment(1);
     }

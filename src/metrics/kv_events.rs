@@ -2,13 +2,11 @@
 
 use metrics::{Counter, Gauge, counter, gauge};
 
-/// Their gauges, by name, with their help.
 pub(super) const GAUGES: [(&str, &str); 1] = [(
     "souffleur_kv_event_subscribers",
     "Subscribers to KV events that are connected.",
 )];
 
-/// Their counters.
 pub(super) const COUNTERS: [(&str, &str); 6] = [
     (
         "souffleur_kv_event_batches_total",
@@ -36,7 +34,6 @@ pub(super) const COUNTERS: [(&str, &str); 6] = [
     ),
 ];
 
-/// Batches, blocks and readers of KV events; clones count together.
 #[derive(Clone)]
 pub struct KvEventMetrics {
     batches: Counter,
@@ -50,7 +47,6 @@ pub struct KvEventMetrics {
 }
 
 impl KvEventMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register() -> Self {
         let blocks = |event| counter!("souffleur_kv_event_blocks_total", "event" => event);
         let subscribers = gauge!("souffleur_kv_event_subscribers");
@@ -95,7 +91,6 @@ impl KvEventMetrics {
 pub struct SubscriberCount(Gauge);
 
 impl SubscriberCount {
-    /// Counts one.
     pub fn new(metrics: &KvEventMetrics) -> Self {
         metrics.subscribers.increment(1.0);
         Self(metrics.subscribers.clone())

@@ -41,7 +41,6 @@ fn scheduler_labels(model_name: &str) -> Vec<Label> {
     labels
 }
 
-/// The labels of metrics of the tokenizer in SGLang.
 fn request_labels(model_name: &str) -> Vec<Label> {
     vec![
         Label::new("model_name", model_name.to_owned()),

@@ -4,13 +4,11 @@ use metrics::{Counter, counter};
 
 use crate::state::cache::prefix_history::{Cause, PrefixReport};
 
-/// Admissions by the cause of their cache miss.
 pub struct PrefixMetrics {
     causes: Vec<(Cause, Counter, Counter)>,
 }
 
 impl PrefixMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register() -> Self {
         let counters = Cause::ALL.map(|cause| {
             let label = cause.as_str();

@@ -41,7 +41,6 @@ pub struct RequestMetrics {
     grammars: GrammarMetrics,
 }
 
-/// The metrics that SGLang divides by `is_streaming`.
 struct ByKind {
     received: Counter,
     requests: Counter,
@@ -73,7 +72,6 @@ impl ByKind {
 }
 
 impl RequestMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register(model_name: &str) -> Self {
         let labels = request_labels(model_name);
         let device = with_label(&labels, "cache_source", "device");
@@ -110,7 +108,6 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts an admitted request.
     pub fn received(&self, is_streaming: bool) {
         self.of(is_streaming).received.increment(1);
     }
@@ -163,7 +160,6 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts a cancelled request, after [`RequestMetrics::finished`].
     pub fn aborted(&self) {
         self.aborted.increment(1);
     }
@@ -174,7 +170,6 @@ impl RequestMetrics {
         self.aborted();
     }
 
-    /// Counts a request that was refused or failed, by its error's code.
     pub fn failed(&self, code: &'static str) {
         match self.failed.iter().find(|(known, _)| *known == code) {
             Some((_, failed)) => failed.increment(1),
@@ -192,12 +187,10 @@ impl RequestMetrics {
         self.encoded_bytes.clone()
     }
 
-    /// The counts of grammars.
     pub fn grammars(&self) -> &GrammarMetrics {
         &self.grammars
     }
 
-    /// Counts a delta that waited because the client did not read.
     pub fn client_stalled(&self) {
         self.client_stalls.increment(1);
     }

@@ -12,7 +12,6 @@ use crate::state::scheduler::stats::EngineStats;
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
-/// Queues, pool, steps and errors. Owned by one actor.
 pub struct SchedulerMetrics {
     requests: RequestGauges,
     pool: PoolGauges,
@@ -22,32 +21,23 @@ pub struct SchedulerMetrics {
     last_stats: Cell<EngineStats>,
 }
 
-/// The tokens of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTokens {
-    /// Prompt tokens that were computed.
     pub prefilled: u64,
-    /// Rows that fed a token of their output.
     pub decoded: u64,
     /// Output tokens that requests got: also from prefills, and none after the end of an output.
     pub delivered: u64,
 }
 
-/// The capacity of an engine, known when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Capacity {
-    /// Longest sequence, in tokens.
     pub context_tokens: usize,
-    /// Size of the weights, in bytes.
     pub weights_bytes: u64,
-    /// Size of the KV pool, in bytes.
     pub kv_bytes: u64,
-    /// Time from the start to ready, in seconds.
     pub start_seconds: f64,
 }
 
 impl Capacity {
-    /// Records it, once.
     pub fn record(&self, model_name: &str) {
         let labels = || scheduler_labels(model_name);
         let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
@@ -60,7 +50,6 @@ impl Capacity {
 }
 
 impl SchedulerMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register(model_name: &str) -> Self {
         let labels = scheduler_labels(model_name);
         // Queues that this engine does not have, and that dashboards query.
@@ -75,8 +64,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records the state after a plan. Counters move by the difference to the plan before, so that they go on when
-    /// a rebuilt unit counts from zero again.
+    /// Records the state after a plan. Counters grow by differences, so that they survive a rebuild of the unit.
     pub fn record_plan(&self, stats: &EngineStats) {
         let before = self.last_stats.replace(*stats);
         self.requests.set(stats, &before);
@@ -119,7 +107,6 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records a request's time from its intake to its first admission.
     pub fn queue_time(&self, seconds: f64) {
         self.queue_seconds.record(seconds);
     }

@@ -2,7 +2,6 @@
 
 use metrics::{Counter, Gauge, counter, gauge};
 
-/// Counts of the KV store. Registered by engines that have one.
 pub struct StoreMetrics {
     prefetched_tokens: Counter,
     backuped_tokens: Counter,
@@ -11,7 +10,6 @@ pub struct StoreMetrics {
 }
 
 impl StoreMetrics {
-    /// Binds the handles to the recorder that is installed now.
     pub fn register(tokens_per_block: usize) -> Self {
         Self {
             prefetched_tokens: counter!("sglang:prefetched_tokens_total"),
@@ -21,7 +19,7 @@ impl StoreMetrics {
         }
     }
 
-    /// Records the end of a fetch: blocks that came, and why it was not all of them.
+    /// Records the end of a fetch: blocks that came, and why not all of them did.
     pub fn fetched(&self, blocks: usize, short: Option<&'static str>) {
         self.prefetched_tokens
             .increment(blocks as u64 * self.tokens_per_block);
@@ -30,18 +28,15 @@ impl StoreMetrics {
         }
     }
 
-    /// Records that a block is on the disk.
     pub fn written(&self) {
         self.backuped_tokens.increment(self.tokens_per_block);
     }
 
-    /// Records a block that is not written, and why.
     pub fn not_written(&self, reason: &'static str) {
         counter!("souffleur_kv_store_unwritten_tokens_total", "reason" => reason)
             .increment(self.tokens_per_block);
     }
 
-    /// Records the size of the store.
     pub fn holds(&self, bytes: u64) {
         self.disk_bytes.set(bytes as f64);
     }

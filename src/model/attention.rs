@@ -1,4 +1,4 @@
-//! Grouped-query attention, as most families have it.
+//! Grouped-query attention (GQA): projections, head norms, RoPE, gate and output projection.
 
 use crate::error::LoadError;
 use crate::kernels::rope::PositionScale;
@@ -12,29 +12,23 @@ pub use crate::model::layer_spec::AttentionSpec;
 use crate::model::layer_spec::QkNorm;
 use crate::model::loader::Loader;
 
-/// Grouped-query attention with rotary positions.
 pub struct Attention<B: Backend> {
-    /// The layer whose keys and values it reads.
     layer: usize,
     heads: HeadShape,
     input: Input<B>,
-    /// RoPE rotates queries and keys.
     rotates: bool,
     query_scale: Option<PositionScale>,
     residual_scale: Option<f32>,
-    /// The projection to gates on the result.
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
     o: Linear<B>,
-    /// Norm of the output before the residual add.
+    /// Norm of the output, before the residual add.
     post_norm: Option<Norm<B>>,
 }
 
-/// The projections of normed tokens.
 enum Input<B: Backend> {
-    /// To queries, keys and values.
     Qkv(QkvWeights<B>),
-    /// To queries, where keys and values are those of another layer.
+    /// For layers that share another layer's KV.
     Queries(QueryWeights<B>),
 }
 
@@ -90,7 +84,6 @@ impl<B: Backend> Input<B> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Loads `model.layers.{layer}.self_attn`.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
@@ -143,18 +136,17 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// Whether it keeps keys and values, and does not read those of another layer.
+    /// False if it shares another layer's KV.
     pub fn keeps_kv(&self) -> bool {
         matches!(self.input, Input::Qkv(_))
     }
 
-    /// The first of its matrices that reads normed tokens.
+    /// The first matrix that reads normalised tokens.
     pub fn reader(&self) -> &B::Matrix {
         self.input.weight()
     }
 
-    /// Stores the keys and values of `normed`, unless they are another layer's, and returns its queries, and its gates if
-    /// there are some.
+    /// Stores the keys and values of `normed`, unless shared, and returns its queries, and its gates if any.
     pub fn queries(
         &self,
         backend: &mut B,
@@ -183,7 +175,6 @@ impl<B: Backend> Attention<B> {
         }
     }
 
-    /// Adds the attention of queries to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, queries: &Mixed<B>, batch: &B::Batch) {
         let (q, reader) = (&queries.rows, &self.o.weight);
         let attended = match &queries.gate {

@@ -1,4 +1,4 @@
-//! The parts that decoder families share.
+//! The generic decoder: layers of a token mixer and an MLP or experts, assembled from the families' specs.
 
 pub(super) mod ends;
 pub(super) mod mixed;
@@ -22,7 +22,7 @@ use crate::model::loader::Loader;
 use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::StateMixer;
 
-/// Loads the model that the loader's configuration names.
+/// Loads the family of the loader's configuration.
 ///
 /// # Errors
 /// The element type and shape that [`Weights::tensor`](crate::model::weights::Weights::tensor) reports.
@@ -31,29 +31,27 @@ pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadEr
     Decoder::load(loader, layer)
 }
 
-/// The tokens of a step whose logits are needed. The last layer only stores the keys and values of the others.
+/// The tokens of a step whose logits are needed. For the other tokens, the last layer only stores keys and values.
 pub struct Reads<'a, B: Backend> {
-    /// Number of tokens.
     pub n_tokens: usize,
-    /// Which tokens of the step.
     pub tokens: &'a B::TokenList,
-    /// The same tokens as a separate batch, in the list's order.
+    /// These tokens as a separate batch, in the list's order.
     pub batch: &'a B::Batch,
 }
 
-/// A decoder: each layer is a token mixer, then a gated MLP or experts.
+/// Each layer is a token mixer, then a gated MLP or experts.
 pub struct Decoder<B: Backend> {
     ends: Ends<B>,
     layers: Vec<Layer<B>>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Loads the weights of layers that are made as `spec` says, by index.
+    /// `spec` describes a layer by its index.
     pub fn load(
         loader: &mut Loader<'_, B>,
         spec: fn(&ModelConfig, usize) -> LayerSpec,
     ) -> Result<Self, LoadError> {
-        // First: the embedding, often the largest tensor, stays in memory as stored until it is packed, while little
+        // First: the embedding, often the largest tensor, stays in memory unpacked until it is packed, while little
         // else is loaded.
         let ends = Ends::load(loader)?;
         let layers = (0..loader.config().num_hidden_layers).map(|layer| {
@@ -66,10 +64,10 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Runs the tokens of a step through all layers and stores their K/V.
+    /// Runs the tokens of a step through all layers, and stores their K/V.
     ///
     /// # Shapes
-    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or of the tokens in `reads` only.
+    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or only of the tokens in `reads`.
     pub fn forward(
         &self,
         backend: &mut B,
@@ -77,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         reads: Option<Reads<'_, B>>,
     ) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
-        // After the last layer that keeps KV or a state, layers compute only the tokens that are read.
+        // After the last layer that keeps KV or a state, only the tokens that are read are computed.
         let keeps = |layer: &Layer<B>| layer.keeps_something();
         let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
@@ -109,7 +107,7 @@ impl<B: Backend> Decoder<B> {
         x
     }
 
-    /// Projects the rows `tokens` of a result of [`Self::forward`] to the vocabulary.
+    /// Projects rows of a result of [`Self::forward`] to the vocabulary.
     ///
     /// # Shapes
     /// Result: `[number of tokens, vocab]`, f32.
@@ -117,7 +115,7 @@ impl<B: Backend> Decoder<B> {
         self.ends.logits(backend, hidden, tokens)
     }
 
-    /// Norms the rows `tokens` of a result of [`Self::forward`], as before the projection to the vocabulary.
+    /// Final norm of rows of a result of [`Self::forward`], without the projection to the vocabulary.
     ///
     /// # Shapes
     /// Result: `[number of tokens, hidden]`.
@@ -127,11 +125,11 @@ impl<B: Backend> Decoder<B> {
 }
 
 struct Layer<B: Backend> {
-    /// `None` where the mixer reads the residual stream itself.
+    /// `None` if the mixer reads the residual stream directly.
     input_norm: Option<Norm<B>>,
     mixer: Mixer<B>,
     feed_forward: FeedForward<B>,
-    /// The module that adds the per-layer input, and the function of its gate.
+    /// The module of the per-layer input, and its activation.
     input: Option<(LayerInput<B>, Gate)>,
     /// Factor on the residual stream after the layer.
     factor: Option<f32>,
@@ -140,7 +138,7 @@ struct Layer<B: Backend> {
 enum Mixer<B: Backend> {
     Attention(Attention<B>),
     Latent(LatentAttention<B>),
-    /// In layers that keep a state, as the configuration has them in some models.
+    /// In hybrid models.
     State(StateMixer<B>),
 }
 
@@ -152,7 +150,7 @@ impl<B: Backend> Mixer<B> {
         })
     }
 
-    /// Norms the residual stream `x`, stores its KV or state, and returns the queries or the mixer's output.
+    /// Normalises the residual stream `x`, stores its KV or state, and returns the queries or the mixer's output.
     fn mix(
         &self,
         backend: &mut B,
@@ -177,7 +175,6 @@ impl<B: Backend> Mixer<B> {
         }
     }
 
-    /// Adds the mixer's result to the residual stream `x`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
         match self {
             Self::Attention(attention) => attention.add(backend, x, mixed, batch),
@@ -187,7 +184,7 @@ impl<B: Backend> Mixer<B> {
     }
 }
 
-/// The residual stream `x`, normed if there is a norm, for products with `reader`.
+/// Normalised if there is a norm, as input of `reader`.
 fn operand<B: Backend>(
     backend: &mut B,
     norm: Option<&Norm<B>>,
@@ -200,7 +197,6 @@ fn operand<B: Backend>(
     }
 }
 
-/// The block after the mixer, and the norm of its input.
 enum FeedForward<B: Backend> {
     Mlp(Option<Norm<B>>, Mlp<B>),
     Experts(Norm<B>, Mixture<B>),
@@ -248,7 +244,6 @@ impl<B: Backend> FeedForward<B> {
         Ok(Self::Mlp(norm, mlp))
     }
 
-    /// Adds the block's output for `x`, normed, to `x`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor) {
         match self {
             Self::Mlp(norm, mlp) => {
@@ -289,7 +284,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// Whether it keeps KV or a state of a sequence.
+    /// Whether the layer keeps KV or a state.
     fn keeps_something(&self) -> bool {
         match &self.mixer {
             Mixer::Attention(attention) => attention.keeps_kv(),
@@ -297,7 +292,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Stores the layer's KV or state of the residual stream `x`, and returns the queries or the mixer's output.
+    /// Stores the layer's KV or state, and returns the queries or the mixer's output.
     fn mix(
         &self,
         backend: &mut B,
@@ -309,7 +304,7 @@ impl<B: Backend> Layer<B> {
         self.mixer.mix(backend, norm, x, rotations, batch)
     }
 
-    /// Adds the rest of the layer to `x`, with the per-layer inputs if there are some.
+    /// Adds the rest of the layer, including per-layer inputs if any.
     fn add(
         &self,
         backend: &mut B,

@@ -1,8 +1,7 @@
-//! DeepSeek-V2: latent attention, then experts of which some take every token.
+//! DeepSeek-V2: latent attention, then routed experts and shared ones.
 //!
-//! arXiv 2405.04434. The router's softmax is over all experts; a token goes through the best of them, or through the
-//! best within the groups with the highest maximum. The first layers have a plain MLP. The weights of the chosen are
-//! scaled and never divided by their sum.
+//! arXiv 2405.04434. The router's softmax is over all experts; a token uses the best of them, or of the groups with the
+//! highest maximum. The first layers have a plain MLP. Weights of the chosen are scaled and never renormalised.
 
 use crate::error::LoadError;
 use crate::kernels::routing::{GroupScore, Routing};
@@ -23,7 +22,7 @@ pub(crate) static FAMILY: Family = Family {
     }),
     keys: deepseek_v3::KEYS,
     experts,
-    // Files have DeepSeek-V3's name.
+    // GGUF files have DeepSeek-V3's name.
     gguf: GgufFamily {
         name: None,
         ..deepseek_v3::GGUF
@@ -32,7 +31,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("DeepseekV2ForCausalLM", "deepseek_v2", layer)
 };
 
-/// The parts of a layer of DeepSeek-V2.
 pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Latent,
@@ -40,7 +38,7 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     }
 }
 
-/// Softmax over all experts, of the best groups or of all; the weights are never divided by their sum.
+/// Softmax over all experts, of the best groups or of all, without renormalisation.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let grouped = match json.text("topk_method")? {
         None | Some("greedy") => false,

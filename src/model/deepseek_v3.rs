@@ -1,4 +1,4 @@
-//! DeepSeek-V3: DeepSeek-V2's layers with another router.
+//! DeepSeek-V3: DeepSeek-V2's layers with a different router.
 //!
 //! arXiv 2412.19437. Experts are scored by sigmoids. For the choice, each expert's correction bias is added to its
 //! score, and groups rank by the sum of their best two; the weights of the chosen use the plain scores.
@@ -27,7 +27,7 @@ pub(crate) static FAMILY: Family = Family {
     keys: KEYS,
     experts,
     gguf: GgufFamily {
-        // DeepSeek-V2's files differ from V3's in their router.
+        // DeepSeek-V2's GGUF files differ from V3's in their router.
         by_experts: |experts| {
             let is_softmax = experts.is_some_and(|experts| !experts.is_sigmoid());
             is_softmax.then_some(&deepseek_v2::FAMILY)
@@ -58,12 +58,11 @@ pub(crate) const GGUF: GgufFamily = GgufFamily {
         has_shared: true,
         ..GgufExperts::PLAIN
     }),
-    // These files have scores sharpened and not cos and sin: both weights are the same.
+    // GGUF files scale scores instead of cos and sin: both weights are the same.
     yarn_weights: |multiplier| Some((10.0 * multiplier, 10.0 * multiplier)),
     ..GgufFamily::named(Some("deepseek2"))
 };
 
-/// The parts of a layer of DeepSeek-V3.
 pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Latent,
@@ -71,7 +70,7 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     }
 }
 
-/// Sigmoids, corrected for the choice, of the best groups; the weights are divided by their sum if `norm_topk_prob`.
+/// Sigmoid scores, corrected for the choice, of the best groups; renormalised if `norm_topk_prob`.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let defaults = deepseek::Defaults {
         count: 256,
@@ -85,7 +84,6 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     deepseek::corrected(json, layers, &defaults)
 }
 
-/// The formula of DeepSeek's routers.
 fn gguf_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
     let sigmoid = match keys.size("expert_gating_func", 0..=usize::MAX >> 1)? {
         None | Some(0 | 1) => false,
@@ -122,7 +120,7 @@ fn gguf_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
             WeightSum::AsScored => WeightSum::AsScored,
         },
         groups: limited.then_some(groups),
-        // None is written where it is one.
+        // The key is absent if the scale is one.
         scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         ..plain
     };

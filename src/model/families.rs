@@ -1,4 +1,4 @@
-//! The table of all families, and the family that a file names.
+//! The table of all model families, and the lookup of a file's family.
 
 use super::family::{Architecture, Family};
 use super::{
@@ -8,7 +8,7 @@ use super::{
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
-/// All of them, in the order in which errors list them.
+/// In the order in which errors list them.
 pub(crate) static FAMILIES: [&Family; 23] = [
     &llama::FAMILY,
     &mistral::FAMILY,
@@ -36,13 +36,11 @@ pub(crate) static FAMILIES: [&Family; 23] = [
 ];
 
 impl Architecture {
-    /// All families.
     pub fn all() -> impl Iterator<Item = Self> {
         FAMILIES.into_iter().map(Self)
     }
 }
 
-/// The family that a `config.json` names.
 pub(crate) fn of_json(json: &JsonFile) -> Result<&'static Family, LoadError> {
     let names = json
         .texts("architectures")?
@@ -63,25 +61,23 @@ pub(crate) fn of_json(json: &JsonFile) -> Result<&'static Family, LoadError> {
         })
 }
 
-/// The family of a `general.architecture`.
 pub(crate) fn of_gguf(name: &str) -> Option<&'static Family> {
     let mut all = FAMILIES.into_iter();
     all.find(|family| family.gguf.name == Some(name))
 }
 
-/// The names that a `general.architecture` may have.
 pub(crate) fn gguf_names() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter_map(|family| family.gguf.name)
 }
 
-/// Whether a class is a family's. Vision-language models run on text only, as the family of their decoder.
+/// Vision-language models run on text only, as the family of their decoder.
 fn is_named(family: &Family, class: &str) -> bool {
     let model = family.name.strip_suffix("ForConditionalGeneration");
     family.name == class
         || model.is_some_and(|model| class.strip_suffix("ForCausalLM") == Some(model))
 }
 
-/// The family of the decoder in a vision-language model: the one that `model_type` names, or the first.
+/// The decoder's family in a vision-language model: the one of `model_type`, or the first.
 fn of_decoder(json: &JsonFile, decoders: &[&'static Family]) -> Result<&'static Family, LoadError> {
     let inner = json.object("text_config")?;
     let inner = inner.as_ref();

@@ -1,8 +1,7 @@
-//! The record of a model family: everything in which its files and its layers differ from those of others.
+//! The record of a model family: all differences between its files and layers and those of other families.
 //!
-//! Each family's own file holds its record, [`crate::model::families`] the table of them all. One reader walks the
-//! record for `config.json` and another for GGUF. A family whose files differ by more than numbers has functions in its
-//! record.
+//! Each family's own file has its record; [`crate::model::families`] is the table. One reader walks the record for
+//! `config.json` and another for GGUF. A family whose files differ in more than numbers has functions in its record.
 
 use std::fmt;
 use std::ptr;
@@ -21,12 +20,12 @@ use crate::model::json_file::JsonFile;
 use crate::model::layer_spec::{BlockNorms, LayerSpec, QkNorm};
 use crate::model::rope::{self, RopeConfig, RopeContext};
 
-/// A family that the forward pass knows; two are equal if their records are the same one.
+/// A family; two are equal if their records are the same object.
 #[derive(Clone, Copy)]
 pub struct Architecture(pub(crate) &'static Family);
 
 impl Architecture {
-    /// The name under `architectures` in `config.json`.
+    /// The class under `architectures` in `config.json`.
     pub fn name(self) -> &'static str {
         self.0.name
     }
@@ -50,53 +49,45 @@ impl fmt::Debug for Architecture {
     }
 }
 
-/// What sets a family apart.
 pub(crate) struct Family {
-    /// Its class under `architectures` in `config.json`.
     pub name: &'static str,
-    /// Its `model_type` there.
     pub model_type: &'static str,
-    /// The classes of vision-language models whose decoder it may be, chosen by `model_type`.
+    /// Vision-language classes that may have it as decoder, chosen by `model_type`.
     pub decoder_of: &'static [&'static str],
     pub defaults: Defaults,
-    /// Width of the MLP of layers without experts.
     pub intermediate: Intermediate,
     pub windows: Windows,
-    /// The usual interval of layers without RoPE, in a family that has such layers.
+    /// The usual interval of layers without RoPE, if the family has such layers.
     pub no_rope_interval: Option<usize>,
-    /// The default part of a head that rotates, in a family whose files may say another one.
+    /// The default of partial rotary, if the family supports it.
     pub partial_rotary: Option<f64>,
     pub attention_bias: AttentionBias,
-    /// `mlp_bias` counts.
+    /// Whether `mlp_bias` is read.
     pub mlp_bias: bool,
     pub qk_norm: QkNorm,
-    /// Where the norms of blocks are.
     pub norms: BlockNorms,
-    /// Every query head has an attention sink.
+    /// Whether each query head has an attention sink.
     pub sinks: bool,
     pub latent: Option<LatentDefaults>,
-    /// The part that only Gemma's families have.
     pub gemma: Option<GemmaRules>,
     pub keys: KeyNames,
-    /// Parts of names in its checkpoints, and ours.
+    /// Parts of tensor names in its checkpoints, and ours.
     pub tensor_names: &'static [(&'static str, &'static str)],
-    /// Files hold queries, keys and values in one matrix, and gate and up in another.
+    /// Whether checkpoints fuse q, k and v, and gate and up.
     pub fused: bool,
-    /// The experts of a `config.json`, by the number of layers.
     pub experts: fn(&JsonFile, usize) -> Result<Option<ExpertsConfig>, LoadError>,
-    /// The layers with states of a `config.json`, by the number of layers.
+    /// The recurrent layers, from `config.json` and the number of layers.
     pub states: fn(&JsonFile, usize) -> Result<Option<RecurrentConfig>, LoadError>,
     pub rope: fn(&JsonFile, &RopeContext) -> Result<RopeConfig, LoadError>,
-    /// The factors of a `config.json`.
     pub scales: fn(&JsonFile, &Widths) -> Result<Scales, LoadError>,
     pub layer: fn(&ModelConfig, usize) -> LayerSpec,
     pub gguf: GgufFamily,
-    /// The part that no CUDA kernel computes; `None` where kernels compute every layer.
+    /// The feature without CUDA kernels; `None` if all layers are supported.
     pub lacks_on_cuda: Option<&'static str>,
 }
 
 impl Family {
-    /// Llama's record with another name and other layers, and the defaults that most classes share.
+    /// Llama's record with a different name and layers, and the defaults that most classes share.
     pub const fn new(
         name: &'static str,
         model_type: &'static str,
@@ -132,22 +123,18 @@ impl Family {
     }
 }
 
-/// Values of keys that a `config.json` leaves out. Without a default, the key is required or follows from others.
+/// Defaults of `config.json`. Without a default, a key is required or derived from others.
 pub(crate) struct Defaults {
     pub vocab_size: Option<usize>,
     pub heads: Option<usize>,
     pub kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
-    /// Positions, in tokens.
+    /// In tokens.
     pub context: usize,
     pub eps: f64,
-    /// Base of the rotation.
     pub theta: f64,
-    /// The output projection is the embedding.
     pub ties_embeddings: bool,
-    /// Token that begins a text.
     pub bos: Option<u32>,
-    /// Token that ends a text.
     pub eos: Option<u32>,
 }
 
@@ -166,14 +153,13 @@ impl Defaults {
     };
 }
 
-/// Names of keys in `config.json` that differ between families.
 pub(crate) struct KeyNames {
     pub eps: &'static str,
     /// Read before `tie_word_embeddings`.
     pub ties_embeddings: Option<&'static str>,
-    /// The number of experts; `None` where it has either of the two usual names.
+    /// The number of experts; `None` for either of the two usual names.
     pub experts: Option<&'static str>,
-    /// Experts of a token.
+    /// Experts per token.
     pub experts_used: &'static str,
 }
 
@@ -186,36 +172,33 @@ impl KeyNames {
     };
 }
 
-/// Width of the MLP of layers without experts.
 #[derive(Clone, Copy)]
 pub(crate) enum Intermediate {
     Required,
-    /// 0 where every layer has experts.
+    /// 0 if every layer has experts.
     Default(usize),
     Read(fn(&JsonFile) -> Result<usize, LoadError>),
 }
 
-/// Which attention projections add a bias.
 #[derive(Clone, Copy)]
 pub(crate) enum AttentionBias {
     Never,
-    /// All of them, if `attention_bias` says so.
+    /// All of them, if `attention_bias` is true.
     Key {
         absent: bool,
     },
-    /// Those to queries, keys and values.
+    /// Those of queries, keys and values.
     Qkv,
 }
 
-/// Sliding windows in `config.json`.
 pub(crate) struct Windows {
     pub slides: Slides,
-    /// `sliding_window` where the key is absent, in tokens.
+    /// Default of `sliding_window`, in tokens.
     pub absent: Option<usize>,
-    /// `null` is refused.
+    /// Whether `null` is rejected.
     pub required: bool,
     pub layers: WindowLayers,
-    /// The last layer has none, whatever the file says of it.
+    /// Whether the last layer never has a window.
     pub last_is_full: bool,
 }
 
@@ -234,53 +217,51 @@ impl Windows {
     };
 }
 
-/// Whether a configured window counts.
+/// Whether a configured window is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Slides {
     Never,
     Always,
-    /// If `use_sliding_window` says so.
+    /// By `use_sliding_window`.
     ByKey,
 }
 
-/// The layers with a window. All but `All` read `layer_types` first.
+/// Which layers have the window. All variants but `All` read `layer_types` first.
 #[derive(Clone, Copy)]
 pub(crate) enum WindowLayers {
     All,
     /// All but the last of each period.
     Period(usize),
-    /// The same, of the length in `sliding_window_pattern`.
+    /// As `Period`, of the length in `sliding_window_pattern`.
     PeriodKey(usize),
     /// From `max_window_layers` on.
     From(usize),
-    /// Those without RoPE.
     Unrotated,
 }
 
-/// What sets a family's GGUF files apart.
 pub(crate) struct GgufFamily {
-    /// `general.architecture`; `None` where its files have another family's.
+    /// `general.architecture`; `None` if its files have another family's.
     pub name: Option<&'static str>,
-    /// The family that a file of this name has, by its experts, if it is another one.
+    /// Maps a file of this name to another family by its experts.
     pub by_experts: fn(Option<&ExpertsConfig>) -> Option<&'static Family>,
-    /// The keys of numbers that it reads; others must not change anything.
+    /// Number keys that it reads; others must be neutral.
     pub numbers: &'static [&'static str],
-    /// Names within a layer that differ from the usual ones: ours, the file's.
+    /// Tensor names within a layer that differ from the usual ones: ours, the file's.
     pub names: &'static [(&'static str, &'static str)],
-    /// Other names of the file, where it does not have the usual one: the usual one, the other.
+    /// Alternative tensor names: the usual one, the alternative.
     pub other_names: &'static [(&'static str, &'static str)],
-    /// The rows of query and key projections are pairs that are rotated together, also in layers without RoPE; ours
-    /// keep the halves of a head apart.
+    /// Whether rows of query and key projections are interleaved rotary pairs, also in layers without RoPE; ours have
+    /// the halves of a head apart.
     pub paired_rows: bool,
     pub windows: GgufWindows,
     pub experts: Option<GgufExperts>,
-    /// The layers with states, by the number of layers.
+    /// The recurrent layers, by the number of layers.
     pub states: fn(&Keys<'_>, usize) -> Result<Option<RecurrentConfig>, LoadError>,
-    /// YaRN's `mscale` and `mscale_all_dim`, of `yarn_log_multiplier`.
+    /// YaRN's `mscale` and `mscale_all_dim`, from `yarn_log_multiplier`.
     pub yarn_weights: fn(f64) -> Option<(f64, f64)>,
-    /// YaRN rounds the blend's ends to whole dimensions; no key says it.
+    /// Whether YaRN rounds the blend's ends to whole dimensions, for which there is no key.
     pub yarn_truncates: bool,
-    /// `rope.scaling.finetuned` says whether positions rotate at all.
+    /// Whether `rope.scaling.finetuned` can disable RoPE.
     pub says_whether_rotated: bool,
 }
 
@@ -303,35 +284,32 @@ impl GgufFamily {
     }
 }
 
-/// Sliding windows of GGUF files.
 #[derive(Clone, Copy)]
 pub(crate) enum GgufWindows {
-    /// No key says which layers have one.
+    /// No key names the layers.
     Refused,
-    /// In every layer; zero where there is none. llama.cpp ignores them in these files.
+    /// In every layer; zero for none. llama.cpp ignores windows in these files.
     Everywhere,
     /// In the listed layers, or in all but the last of each period.
     Pattern {
         period: usize,
-        /// The key is required, and not zero.
+        /// Whether the key is required and non-zero.
         required: bool,
-        /// The window where no key says it.
         absent: Option<usize>,
     },
 }
 
-/// The experts of GGUF files.
 pub(crate) struct GgufExperts {
     pub names: ExpertNames,
-    /// The keys of numbers that it routes with; others must not change anything.
+    /// Number keys of its router; others must be neutral.
     pub numbers: &'static [&'static str],
     /// The default of `expert_weights_norm`.
     pub renormalises: bool,
     /// Makes the router's formula from a softmax over all experts.
     pub routing: fn(&Keys<'_>, Routing) -> Result<Routing, LoadError>,
-    /// `expert_shared_count` times an expert's width is that of the shared one.
+    /// Whether the shared expert's width is `expert_shared_count` times an expert's.
     pub has_shared: bool,
-    /// Every router has corrections.
+    /// Whether routers have correction biases.
     pub corrected: bool,
     pub bias: bool,
     pub gate: Gate,
@@ -339,7 +317,6 @@ pub(crate) struct GgufExperts {
 }
 
 impl GgufExperts {
-    /// Experts of Qwen3-MoE.
     pub const PLAIN: Self = Self {
         names: ExpertNames::QWEN,
         numbers: &[],

@@ -1,4 +1,4 @@
-//! Gemma 2: norms before and after each block, softcapped scores and logits, every other layer within a window.
+//! Gemma 2: norms before and after each block, softcapped scores and logits, a sliding window in every other layer.
 //!
 //! arXiv 2408.00118. Norm weights are stored minus one, embeddings are multiplied by the square root of the width, the
 //! MLP's gate is GELU. A softcap is `cap * tanh(x / cap)`.
@@ -44,8 +44,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Gemma2ForCausalLM", "gemma2", layer)
 };
 
-/// Defaults that Gemma's families share. Their published files omit more keys than others; the end comes before the
-/// beginning.
+/// Defaults of Gemma's families, whose published files omit many keys.
 pub(crate) const DEFAULTS: Defaults = Defaults {
     heads: Some(8),
     kv_heads: Some(4),
@@ -63,7 +62,6 @@ pub(crate) const WINDOWS: Windows = Windows {
     ..Windows::EVERYWHERE
 };
 
-/// The parts of a layer of Gemma 2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),

@@ -1,6 +1,6 @@
-//! Gemma 3: Gemma 2 with QK norm instead of softcaps, five layers within a window for each without.
+//! Gemma 3: Gemma 2 with QK norm instead of softcaps, and five sliding-window layers for each full one.
 //!
-//! arXiv 2503.19786. Layers with windows have a separate RoPE base, the others a longer one.
+//! arXiv 2503.19786. Sliding-window layers have their own RoPE base, the others a larger one.
 
 use crate::model::config::ModelConfig;
 use crate::model::config::gemma::{self, GemmaRules};
@@ -47,7 +47,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Gemma3ForConditionalGeneration", "gemma3", layer)
 };
 
-/// The parts of a layer of Gemma 3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),

@@ -1,9 +1,9 @@
-//! Gemma 4: Gemma 3 with heads of two sizes and normed values, then parts that only some model sizes have.
+//! Gemma 4: Gemma 3 with two head sizes and normalised values, and parts that only some model sizes have.
 //!
-//! Layers without windows have wider heads, partial rotary embeddings (a quarter), and in larger models no projection
-//! to values: these are the keys before their norm. In smaller ones the last layers read the keys and values of earlier
-//! layers, and all have per-layer inputs ([`crate::model::layer_inputs`]). One model has experts in parallel with its
-//! MLPs ([`crate::model::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
+//! Full-attention layers have wider heads, partial rotary (a quarter), and in larger models no value projection: values
+//! are the keys before their norm. In smaller models the last layers share the KV of earlier ones, and all have
+//! per-layer inputs ([`crate::model::layer_inputs`]). One model has experts in parallel with its MLPs
+//! ([`crate::model::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
 
 use crate::error::LoadError;
 use crate::kernels::routing::Routing;
@@ -79,10 +79,9 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Gemma4ForConditionalGeneration", "gemma4", layer)
 };
 
-/// Parts of Gemma 4's names, which have experts directly in the layer, and ours.
+/// Parts of Gemma 4's tensor names, which have experts directly in the layer, and ours.
 const NAMES: &[(&str, &str)] = &[(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
-/// The parts of a layer of Gemma 4.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec {
@@ -93,7 +92,6 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// The rotation of layers without windows.
 fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     theta(json)?;
     if json.value("rope_parameters").is_some() {
@@ -108,8 +106,8 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     })
 }
 
-/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied by its
-/// expert's factor. All layers have experts, in parallel with their MLPs.
+/// Softmax over all experts, renormalised, then multiplied by each expert's factor. All layers have experts, in
+/// parallel with their MLPs.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     if !json.flag("enable_moe_block")?.unwrap_or(false) {
         return Ok(None);

@@ -8,37 +8,32 @@ use crate::model::config::ModelConfig;
 use crate::model::json_file::JsonFile;
 
 const FILE: &str = "generation_config.json";
-/// Largest `generation_config.json` read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Limits of [`GenerationConfig::temperature`], whichever file it is read from.
+/// In any file.
 pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=100.0;
-/// Limits of [`GenerationConfig::top_p`].
 pub(crate) const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
-/// Limits of [`GenerationConfig::min_p`].
 pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
-/// Limits of [`GenerationConfig::repetition_penalty`].
 pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
-/// The contents of the file; `None` for absent keys.
+/// `None` for absent keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// Tokens that end a text.
     pub eos_token_ids: Option<Vec<u32>>,
-    /// Softmax temperature; 0 for greedy decoding.
+    /// 0 for greedy decoding.
     pub temperature: Option<f32>,
-    /// Nucleus: least probability mass kept; 0 keeps the most likely token.
+    /// Nucleus sampling; 0 keeps only the most likely token.
     pub top_p: Option<f32>,
-    /// Most likely tokens kept; -1 keeps all.
+    /// -1 keeps all.
     pub top_k: Option<i32>,
-    /// Tokens less likely than this times the most likely one are dropped.
+    /// Cutoff relative to the most likely token.
     pub min_p: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens seen.
+    /// Divides positive and multiplies negative logits of earlier tokens.
     pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationConfig {
-    /// Reads the file of a model's folder; without one, nothing is set.
+    /// Nothing is set if the file is missing.
     ///
     /// # Errors
     /// [`LoadError::Io`], [`LoadError::Format`] naming key, value and limit.
@@ -66,15 +61,15 @@ impl GenerationConfig {
     }
 }
 
-/// A `top_k` of a file: transformers writes 0 for all tokens, others write -1.
+/// transformers writes 0 for all tokens, others write -1.
 pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
     if top_k < 1.0 { -1 } else { top_k as i32 }
 }
 
-/// Tokens that end an output, ascending, from `config.json` and `generation_config.json`; the tokenizer's if these name
-/// none. The stop check and the mask against early ends share this one list.
+/// EOS tokens, ascending, from `config.json` and `generation_config.json`; the tokenizer's if these name none. The stop
+/// check and the `min_new_tokens` mask share this list.
 ///
-/// A token beyond the vocabulary can never be sampled: it is left out, with a warning.
+/// Tokens outside of the vocabulary are dropped, with a warning.
 pub fn eos_token_ids(
     config: &ModelConfig,
     generation: &GenerationConfig,

@@ -1,6 +1,6 @@
-//! GLM-4.7-Flash and its like: DeepSeek-V3's latent attention and its router, in other sizes.
+//! GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's latent attention and router, in other sizes.
 //!
-//! Which layers have experts is configured layer by layer.
+//! The layers with experts are configured one by one.
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
@@ -12,7 +12,7 @@ use crate::model::family::{Defaults, Family};
 use crate::model::json_file::JsonFile;
 use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 
-/// Its GGUF files have DeepSeek-V3's name and are read as its.
+/// Its GGUF files have DeepSeek-V3's name, and are read as DeepSeek-V3.
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
         context: 202_752,
@@ -33,7 +33,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Glm4MoeLiteForCausalLM", "glm4_moe_lite", layer)
 };
 
-/// The parts of a layer of GLM-4-MoE-Lite.
 pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Latent,
@@ -41,7 +40,7 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     }
 }
 
-/// DeepSeek-V3's formulas; `mlp_layer_types` says which layers have experts.
+/// DeepSeek-V3's formulas; `mlp_layer_types` lists the layers with experts.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let defaults = deepseek::Defaults {
         count: 64,

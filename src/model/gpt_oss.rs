@@ -1,8 +1,8 @@
-//! gpt-oss: attention with sinks, every other layer within a window, then experts in every layer.
+//! gpt-oss: attention with sinks, a sliding window in every other layer, experts in every layer.
 //!
-//! arXiv 2508.10925. A sink is a learned score of a query head: it weighs in the softmax and has no value, so that a head
-//! may attend to nothing. The router's softmax is over the chosen; experts have biases, and their gate and up
-//! projections are clamped.
+//! arXiv 2508.10925. A sink is a learned score of a query head that counts in the softmax without a value, so that a
+//! head may attend to nothing. The router's softmax is over the chosen; experts have biases, and clamped gate and up
+//! projections.
 
 use crate::error::LoadError;
 use crate::kernels::Gate;
@@ -60,13 +60,11 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("GptOssForCausalLM", "gpt_oss", layer)
 };
 
-/// The default clamps.
 const GATE: Gate = Gate::Clamped {
     limit: 7.0,
     slope: 1.702,
 };
 
-/// The parts of a layer of gpt-oss.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec {
@@ -85,7 +83,6 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     }
 }
 
-/// The default rotation.
 fn usual_rope(theta: f64) -> RopeConfig {
     RopeConfig {
         theta,
@@ -125,7 +122,6 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     }))
 }
 
-/// The formula of gpt-oss, which files may name.
 fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
     const NAME: &str = "expert_gating_func";
     match keys.size(NAME, 0..=usize::MAX >> 1)? {

@@ -1,9 +1,9 @@
-//! Granite 3 and 4 without experts or states: Llama with four factors.
+//! Granite 3 and 4 without experts or states: Llama with four scale factors.
 //!
 //! One multiplies embeddings, another the outputs of attention and MLP before the residual add; a third replaces 1/sqrt
-//! of a head's elements on attention's scores, and the last divides logits. They keep the sizes of activations alike in
-//! models of any width (arXiv 2203.03466). All four are in the configuration ([`ModelConfig::embedding_scale`] and the
-//! fields after it), where [`crate::model::blocks`] finds them.
+//! of a head's elements on attention scores, and the last divides logits. They keep activations at the same scale for
+//! any width (arXiv 2203.03466). [`crate::model::blocks`] reads all four from the configuration
+//! ([`ModelConfig::embedding_scale`] and the following fields).
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
@@ -26,7 +26,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("GraniteForCausalLM", "granite", layer)
 };
 
-/// The parts of a layer of Granite.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -1,4 +1,4 @@
-//! A JSON file read as hostile input: bounded in size, and every error names file, key, value and limit.
+//! Reader of untrusted JSON files: bounded in size, with errors that name file, key, value and limit.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -11,19 +11,16 @@ use serde_json::{Map, Value};
 pub(crate) use crate::error::format_error;
 use crate::error::{LoadError, number_within};
 
-/// Characters of an offending value that an error quotes.
 const QUOTED_CHARS: usize = 80;
 
-/// One JSON object, and where it came from.
 pub(crate) struct JsonFile {
     file: PathBuf,
-    /// Dotted path of the object inside the file, empty for the file's root.
+    /// Dotted path of the object in the file, empty for the root.
     within: String,
     object: Map<String, Value>,
 }
 
 impl JsonFile {
-    /// Reads a file of at most `max_bytes` that holds one JSON object.
     pub fn read(file: &Path, max_bytes: u64) -> Result<Self, LoadError> {
         let io = |source| LoadError::Io {
             file: file.to_owned(),
@@ -44,7 +41,6 @@ impl JsonFile {
         Self::parse(file, &text)
     }
 
-    /// Parses the content of `file`.
     pub fn parse(file: &Path, text: &[u8]) -> Result<Self, LoadError> {
         match serde_json::from_slice(text) {
             Ok(Value::Object(object)) => Ok(Self {
@@ -60,27 +56,24 @@ impl JsonFile {
         }
     }
 
-    /// The file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// All keys and values.
     pub fn entries(&self) -> &Map<String, Value> {
         &self.object
     }
 
-    /// True when the file has the key, even as `null`.
+    /// True also for `null`.
     pub fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
-    /// The value of a key; `null` counts as absent.
+    /// `null` counts as absent.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// The object under a key.
     pub fn object(&self, key: &str) -> Result<Option<Self>, LoadError> {
         match self.value(key) {
             None => Ok(None),
@@ -93,7 +86,7 @@ impl JsonFile {
         }
     }
 
-    /// This object, with its entries overridden by those of the object under a key; a `null` there overrides nothing.
+    /// This object, with its entries overridden by the non-null ones of a nested object.
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
@@ -107,7 +100,6 @@ impl JsonFile {
         })
     }
 
-    /// A whole number within `limits`.
     pub fn size(
         &self,
         key: &str,
@@ -128,7 +120,6 @@ impl JsonFile {
         }
     }
 
-    /// Like [`Self::size`], for a key that must be there.
     pub fn required_size(
         &self,
         key: &str,
@@ -138,7 +129,6 @@ impl JsonFile {
             .ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// A finite number within `limits`.
     pub fn number(&self, key: &str, limits: RangeInclusive<f64>) -> Result<Option<f64>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -149,7 +139,6 @@ impl JsonFile {
         }
     }
 
-    /// True or false.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -160,13 +149,12 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "true or false"))
     }
 
-    /// True or false; `null` is false, and an absent key is `absent`.
+    /// `null` is false, an absent key `absent`.
     pub fn flag_or_null(&self, key: &str, absent: bool) -> Result<bool, LoadError> {
         let unsaid = absent && !self.has(key);
         Ok(self.flag(key)?.unwrap_or(unsaid))
     }
 
-    /// A string.
     pub fn text(&self, key: &str) -> Result<Option<&str>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -177,7 +165,6 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a string"))
     }
 
-    /// A list of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -190,7 +177,7 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a list of strings"))
     }
 
-    /// One token id, or a list of them.
+    /// One token id, or a list.
     pub fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -204,7 +191,7 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a token id or a list of token ids"))
     }
 
-    /// A list of whole numbers from 0 on, which errors call `what`.
+    /// A list of non-negative integers; errors call it `what`.
     pub fn numbers(&self, key: &str, what: &str) -> Result<Option<Vec<usize>>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -218,12 +205,11 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, format!("a list of {what}")))
     }
 
-    /// The error of a `key` whose value is not a `wish`.
+    /// `wish` describes the expected value.
     pub fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
         self.error(key, format!("is {}, expected {wish}", quote(got)))
     }
 
-    /// An error about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(&self.file, format!("{}{key} {reason}", self.within))
     }

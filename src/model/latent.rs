@@ -1,7 +1,7 @@
-//! Multi-head latent attention (MLA), as families share it.
+//! Multi-head latent attention (MLA), common to several families.
 //!
-//! DeepSeek-V2, arXiv 2405.04434, section 2.1. A token leaves one latent vector and one rotated key part, which all heads
-//! read; [`kernels::latent`](crate::kernels::latent) says how. Queries may be made of a vector of low rank.
+//! DeepSeek-V2, arXiv 2405.04434, section 2.1. A token stores one latent vector and one rotated key part for all heads;
+//! see [`kernels::latent`](crate::kernels::latent). Queries may be low-rank.
 
 use crate::error::LoadError;
 use crate::kernels::latent::{LatentShape, LatentWeights, LowRankQueries};
@@ -10,7 +10,6 @@ use crate::model::config::latent::LatentConfig;
 use crate::model::loader::Loader;
 use crate::model::loader::heads::{HeadRows, Turn};
 
-/// Latent attention with rotary positions.
 pub struct LatentAttention<B: Backend> {
     layer: usize,
     shape: LatentShape,
@@ -19,8 +18,6 @@ pub struct LatentAttention<B: Backend> {
 }
 
 impl<B: Backend> LatentAttention<B> {
-    /// Loads `model.layers.{layer}.self_attn`.
-    ///
     /// # Panics
     /// If the configuration has no latent attention.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize) -> Result<Self, LoadError> {
@@ -41,7 +38,7 @@ impl<B: Backend> LatentAttention<B> {
             None => {
                 let width = shape.query_width();
                 let latent_bias = format!("{}.bias", key.0);
-                // The queries alone have no bias.
+                // Only the queries have no bias.
                 let bias = if bias.qkv {
                     Some(loader.vector_after_zeros(width, (&latent_bias, key.1))?)
                 } else {
@@ -74,12 +71,10 @@ impl<B: Backend> LatentAttention<B> {
         })
     }
 
-    /// The matrix that multiplies the residual stream.
     pub fn reader(&self) -> &B::Matrix {
         &self.weights.down.weight
     }
 
-    /// Stores the latents of `normed` and returns its queries.
     pub fn queries(
         &self,
         backend: &mut B,
@@ -91,7 +86,6 @@ impl<B: Backend> LatentAttention<B> {
         backend.project_latent(normed, weights, shape, rotations, self.layer, batch)
     }
 
-    /// Adds the attention of the queries `q` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, q: &B::Tensor, batch: &B::Batch) {
         let (values, shape) = (&self.weights.values, &self.shape);
         let attended = backend.attend_latent(q, values, shape, self.layer, batch, &self.o.weight);
@@ -99,7 +93,7 @@ impl<B: Backend> LatentAttention<B> {
     }
 }
 
-/// The places of a head's up projections from latents to keys and to values: in one tensor, keys first, or in two.
+/// Where a head's up projections to keys and to values are: in one tensor, keys first, or in two.
 fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRows<'a>; 2] {
     let (rank, plain, value) = (latent.rank, latent.plain_dim, latent.value_dim);
     let rows = |name, rows, width| HeadRows {

@@ -1,7 +1,7 @@
-//! Per-layer inputs, looked up by token, as in Gemma 4.
+//! Per-layer inputs, looked up by token (Gemma 4).
 //!
-//! A second table holds a part for each layer and token; a projection of the embedding, normed for each layer, is added
-//! to it. A layer gates its part by the residual stream, projects and norms it, and adds the result to the stream.
+//! A second table has a part for each layer and token; a projection of the embedding, normalised per layer, is added. A
+//! layer gates its part by the residual stream, projects and normalises it, and adds the result to the stream.
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, Gate, Linear};
@@ -9,7 +9,6 @@ use crate::model::blocks::norm::Norm;
 use crate::model::config::gemma4::LayerInputs;
 use crate::model::loader::Loader;
 
-/// The weights that make the inputs of all layers.
 pub struct InputTable<B: Backend> {
     table: B::Matrix,
     table_scale: f32,
@@ -19,7 +18,6 @@ pub struct InputTable<B: Backend> {
 }
 
 impl<B: Backend> InputTable<B> {
-    /// Loads the table and the projection.
     pub fn load(loader: &mut Loader<'_, B>, inputs: LayerInputs) -> Result<Self, LoadError> {
         let config = loader.config();
         let (hidden, width) = (config.hidden_size, config.num_hidden_layers * inputs.width);
@@ -34,7 +32,7 @@ impl<B: Backend> InputTable<B> {
         })
     }
 
-    /// The inputs of a step's tokens, whose embeddings are `x`: for each token a part for each layer.
+    /// The inputs of a step's tokens with embeddings `x`: a part for each layer.
     pub fn inputs(&self, backend: &mut B, x: &B::Tensor, batch: &B::Batch) -> B::Tensor {
         let mut inputs = backend.look_up(&self.table, Some(self.table_scale), batch);
         let x = backend.operand(x, &self.projection.weight);
@@ -46,7 +44,6 @@ impl<B: Backend> InputTable<B> {
     }
 }
 
-/// The weights by which a layer uses its part.
 pub struct LayerInput<B: Backend> {
     layer: usize,
     gate: Linear<B>,
@@ -55,7 +52,6 @@ pub struct LayerInput<B: Backend> {
 }
 
 impl<B: Backend> LayerInput<B> {
-    /// Loads the gate and the projection of a layer.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
@@ -73,7 +69,6 @@ impl<B: Backend> LayerInput<B> {
         })
     }
 
-    /// Adds the layer's part of `inputs` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, inputs: &B::Tensor, gate: Gate) {
         let rows = backend.operand(x, &self.gate.weight);
         let gates = backend.project(&rows, &self.gate);

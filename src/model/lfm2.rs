@@ -1,5 +1,5 @@
-//! LFM2: most layers are gated short convolutions, whose state is their input of a few tokens; the others are those of
-//! Qwen3, under other names. The last layer may be a convolution: its state needs every token.
+//! LFM2: most layers are gated short convolutions, the others Qwen3's attention layers under other names. The last
+//! layer may be a convolution, whose state needs every token.
 
 use crate::error::LoadError;
 use crate::kernels::recurrent::MAX_TAPS;
@@ -21,7 +21,6 @@ pub(crate) static FAMILY: Family = Family {
     ..hybrid("Lfm2ForCausalLM", "lfm2")
 };
 
-/// LFM2 with experts.
 pub(crate) static MOE: Family = Family {
     intermediate: Intermediate::Default(7168),
     experts,
@@ -69,7 +68,6 @@ const fn gguf(name: &'static str) -> GgufFamily {
     }
 }
 
-/// Parts of LFM2's names, and those of the others.
 const NAMES: &[(&str, &str)] = &[
     ("model.embedding_norm.", "model.norm."),
     (".operator_norm.", ".input_layernorm."),
@@ -88,7 +86,6 @@ const NAMES: &[(&str, &str)] = &[
     (".feed_forward.experts.", ".mlp.experts."),
 ];
 
-/// The parts of a layer of LFM2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
@@ -96,7 +93,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// LFM2 gives the width of an MLP without gates: two thirds of it, stretched and rounded up.
+/// The configured width is that of an ungated MLP: two thirds of it, scaled and rounded up.
 fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     let given = match json.size("block_ff_dim", INTERMEDIATE)? {
         None => json.required_size("intermediate_size", INTERMEDIATE)?,
@@ -125,7 +122,7 @@ fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     }
 }
 
-/// Sigmoids, with a correction for the choice where it is used; the first layers have none.
+/// Sigmoid scores, with an optional correction for the choice; the first layers have no experts.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(32);
     let n_used = json.size("num_experts_per_tok", EXPERTS)?.unwrap_or(4);
@@ -151,7 +148,6 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     }))
 }
 
-/// The formula of LFM2, whose files name sigmoids.
 fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
     const NAME: &str = "expert_gating_func";
     const SIGMOID: f64 = 2.0;
@@ -167,13 +163,13 @@ fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError>
             WeightSum::AsScored => WeightSum::AsScored,
             WeightSum::One { .. } => WeightSum::One { added: 1e-6 },
         },
-        // A scale of 0 means that there is none, as in llama.cpp.
+        // 0 means none, as in llama.cpp.
         scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         ..routing
     })
 }
 
-/// Layers by their types, or by the list of attention layers.
+/// By layer types, or by the list of attention layers.
 fn states(json: &JsonFile, layers: usize) -> Result<Option<RecurrentConfig>, LoadError> {
     let kinds = layer_kinds(json, layers, "conv")?;
     let attention = json.numbers("full_attn_idxs", "layers")?;

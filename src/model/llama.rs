@@ -1,7 +1,7 @@
 //! Llama 2 and 3, and models of the same architecture.
 //!
-//! Biases as configured, on attention and MLP separately. Llama 3.1's longer context is in the rotation's frequencies
-//! ([`crate::model::rope`]), not here.
+//! Attention and MLP biases are configured separately. Llama 3.1's longer context is in RoPE's frequencies
+//! ([`crate::model::rope`]).
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{Family, GgufFamily};
@@ -11,7 +11,7 @@ use crate::model::mixtral;
 pub(crate) static FAMILY: Family = Family {
     mlp_bias: true,
     gguf: GgufFamily {
-        // Mixtral's files differ from Llama's in having experts.
+        // Mixtral's GGUF files have Llama's name; they have experts.
         by_experts: |experts| experts.map(|_| &mixtral::FAMILY),
         paired_rows: true,
         experts: Some(mixtral::GGUF_EXPERTS),
@@ -20,7 +20,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("LlamaForCausalLM", "llama", layer)
 };
 
-/// The parts of a layer of Llama.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -8,24 +8,22 @@ use crate::model::json_file::format_error;
 use crate::model::weights::folder::{self, INDEX, SINGLE};
 use crate::model::weights::quantised::scheme;
 
-/// The file that describes the encoding of weights, in addition to the files of quantisation tools.
+/// Describes the encoding of weights, as do files of quantisation tools.
 const CONFIG: &str = "config.json";
 
-/// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelLocation {
-    /// A folder with `config.json`.
+    /// With `config.json`.
     Folder(PathBuf),
-    /// A GGUF file, the first one of a split model.
+    /// The only or first file.
     Gguf(PathBuf),
 }
 
 impl ModelLocation {
-    /// Resolves a path. A file is a GGUF file; a folder without safetensors resolves to the one GGUF model in it, if it
-    /// has one.
+    /// A file is a GGUF file; a folder without safetensors resolves to its only GGUF model, if any.
     ///
     /// # Errors
-    /// The folder holds several GGUF models, or cannot be read.
+    /// The folder has several GGUF models, or cannot be read.
     pub fn find(path: &Path) -> Result<Self, LoadError> {
         if path.is_file() || (path.extension().is_some_and(|end| end == "gguf") && !path.is_dir()) {
             return Ok(Self::Gguf(path.to_owned()));
@@ -40,7 +38,7 @@ impl ModelLocation {
         })
     }
 
-    /// The files of the weights, and the files that describe their encoding.
+    /// The files of the weights, and those that describe their encoding.
     ///
     /// # Errors
     /// The folder's index cannot be read, or there are no weights.

@@ -1,7 +1,7 @@
 //! Ministral 3: Mistral with YaRN and queries scaled by position.
 //!
-//! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4: attention
-//! over many keys stays as sharp as over few. Keys are not scaled, so cached keys are valid for every later query.
+//! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4, which keeps
+//! attention sharp over long contexts. Keys are not scaled, so cached keys remain valid.
 
 use crate::error::LoadError;
 use crate::kernels::rope::PositionScale;
@@ -37,14 +37,13 @@ pub(crate) static FAMILY: Family = Family {
     gguf: GgufFamily {
         numbers: &[QUERY_SLOPE],
         paired_rows: true,
-        // llama.cpp assumes that `mscale` is 1.
+        // llama.cpp assumes an `mscale` of 1.
         yarn_weights: |all| (all != 0.0).then_some((1.0, all)),
         ..GgufFamily::named(Some("mistral3"))
     },
     ..Family::new("Ministral3ForCausalLM", "ministral3", layer)
 };
 
-/// The parts of a layer of Ministral 3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     let attention = AttentionSpec {
         query_scale: config.query_scale,
@@ -61,7 +60,6 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     }
 }
 
-/// The default RoPE parameters.
 fn usual_rope() -> RopeConfig {
     RopeConfig {
         theta: 1e6,
@@ -78,7 +76,7 @@ fn usual_rope() -> RopeConfig {
     }
 }
 
-/// The position scale of queries, read from the RoPE parameters; the default if there are none.
+/// From the RoPE parameters; the default without these.
 fn queries(json: &JsonFile, max_positions: usize) -> Result<Option<PositionScale>, LoadError> {
     if RopeConfig::is_absent(json)? {
         return Ok(Some(PositionScale {

@@ -1,13 +1,13 @@
-//! Mistral: Llama without biases, and with a sliding window in every layer where the configuration has one.
+//! Mistral: Llama without biases, and with a sliding window in every layer if configured.
 //!
-//! A query at position p sees the keys at positions above `p - window`. The executor decides whether keys that left the
-//! window keep their pages.
+//! A query at position p sees the keys at positions above `p - window`. The executor decides whether keys outside of
+//! the window keep their pages.
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{AttentionBias, Defaults, Family, Windows};
 use crate::model::layer_spec::{AttentionSpec, LayerSpec};
 
-/// The class of Mistral's vision-language models, which run on text only.
+/// Mistral's vision-language class, which runs on text only.
 pub(crate) const WITH_VISION: &str = "Mistral3ForConditionalGeneration";
 
 pub(crate) static FAMILY: Family = Family {
@@ -25,7 +25,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("MistralForCausalLM", "mistral", layer)
 };
 
-/// The parts of a layer of Mistral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -1,4 +1,4 @@
-//! Mixtral: Mistral's attention, then a mixture of experts, each of them a full-width MLP.
+//! Mixtral: Mistral's attention and a mixture of full-width experts.
 //!
 //! The router's softmax is over all experts, and the weights of the selected ones are renormalised to sum to 1.
 
@@ -29,13 +29,12 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("MixtralForCausalLM", "mixtral", layer)
 };
 
-/// Its experts in GGUF files, whose architecture is named `llama`.
+/// Its GGUF architecture is named `llama`.
 pub(crate) const GGUF_EXPERTS: GgufExperts = GgufExperts {
     names: ExpertNames::MIXTRAL,
     ..GgufExperts::PLAIN
 };
 
-/// The parts of a layer of Mixtral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
@@ -43,7 +42,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// Softmax over all experts; the weights of the selected ones are renormalised to sum to 1.
+/// Softmax over all experts, renormalised over the selected ones.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(8);
     let routing = softmax(json, count, 2, true)?;

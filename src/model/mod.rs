@@ -1,9 +1,9 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] resolves a model's path.
 //!
-//! One file for each family, [`llama`] the simplest, holds its record (`family.rs`): names, defaults, keys, tensors and
-//! layers; `families.rs` is the table of them. The parts that families share are in [`blocks`], [`attention`],
-//! [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is written against
-//! [`Backend`](crate::kernels::Backend) and knows nothing of devices, requests or steps.
+//! Each family has a file, [`llama`] being the simplest, with its record (`family.rs`): names, defaults, keys, tensors
+//! and layers; `families.rs` is the table. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
+//! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are written against
+//! [`Backend`](crate::kernels::Backend), without devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;

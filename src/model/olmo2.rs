@@ -1,7 +1,7 @@
-//! OLMo 2: Llama whose blocks norm their outputs and not their inputs.
+//! OLMo 2: Llama with norms of each block's output instead of its input.
 //!
-//! arXiv 2501.00656. Attention and MLP read the residual stream itself; each output is normed before it is added.
-//! Queries and keys are normed before the rotation too, over all heads together.
+//! arXiv 2501.00656. Attention and MLP read the residual stream directly; each output is normalised before the residual
+//! add. Queries and keys are normalised before RoPE, over all heads together.
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{Defaults, Family, GgufFamily};
@@ -25,7 +25,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Olmo2ForCausalLM", "olmo2", layer)
 };
 
-/// The parts of a layer of OLMo 2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

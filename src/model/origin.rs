@@ -1,7 +1,7 @@
 //! Detects that a model's files were replaced after it was loaded.
 //!
-//! A rebuild after an engine's death loads the model again, under the name that clients know. By then its path may hold
-//! another model, or one that is being copied there, whose bits clients would take for those of the first.
+//! A rebuild after an engine's failure loads the model again, under the same public name. By then its path may have
+//! another model, or one still being copied, whose output clients would attribute to the first.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,23 +13,20 @@ use sha2::{Digest, Sha256};
 use super::location::ModelLocation;
 use crate::error::LoadError;
 
-/// Bytes at the beginning of a file that are hashed: tensors' names and shapes, and in most models the first weights.
+/// Hashed bytes at the start of a file: tensor names and shapes, and usually the first weights.
 const HEADER_BYTES: u64 = 1 << 20;
-/// The file with a model's configuration.
 const CONFIG: &str = "config.json";
 
-/// The files of a model, as they were at one moment.
 #[derive(Debug)]
 pub struct ModelFiles {
-    /// A model's path, as configured.
     path: PathBuf,
     files: Vec<(PathBuf, Facts)>,
-    /// False where the weights are made up.
+    /// False for random weights.
     has_weights: bool,
 }
 
 impl ModelFiles {
-    /// Records the files of the weights, and the files that describe them.
+    /// Records the files of the weights, and those that describe them.
     ///
     /// # Errors
     /// [`LoadError::Io`] of a file that cannot be read; as [`ModelLocation::find`].
@@ -57,7 +54,7 @@ impl ModelFiles {
     ///
     /// # Errors
     /// [`LoadError::Replaced`] names the first replaced file and the difference. Otherwise as [`Self::look`]: a missing
-    /// file does not count as replaced, and may come back.
+    /// file does not count as replaced, as it may reappear.
     pub fn check(&self) -> Result<(), LoadError> {
         let replaced = |file: &Path, what: String| {
             let file = file.to_owned();
@@ -85,11 +82,10 @@ impl ModelFiles {
     }
 }
 
-/// The properties that distinguish a file from its replacement.
 #[derive(Debug, PartialEq, Eq)]
 struct Facts {
     bytes: u64,
-    /// `None` where the system does not say.
+    /// `None` if unsupported by the system.
     modified: Option<SystemTime>,
     inode: Option<u64>,
     header: [u8; 32],
@@ -115,7 +111,6 @@ impl Facts {
         })
     }
 
-    /// The most telling difference, in words.
     fn differs_from(&self, now: &Self) -> Option<String> {
         if self.bytes != now.bytes {
             return Some(format!("it has {} bytes, {} before", now.bytes, self.bytes));

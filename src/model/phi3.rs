@@ -1,10 +1,9 @@
-//! Phi-3, Phi-3.5 and Phi-4-mini: Mistral with two fused projections and other rotations.
+//! Phi-3, Phi-3.5 and Phi-4-mini: Mistral with fused projections and LongRoPE.
 //!
-//! Files fuse the projections to queries, keys and values in one matrix, and gate and up in another;
-//! [`crate::model::weights`] splits both. Phi-4-mini has partial rotary embeddings. Long contexts have other
-//! frequencies than short ones (LongRoPE, arXiv 2402.13753): which of the two a sequence takes is fixed when it begins
-//! ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A window, where one is configured, is in
-//! every layer.
+//! Files fuse q, k and v in one matrix, and gate and up in another; [`crate::model::weights`] splits both. Phi-4-mini
+//! has partial rotary. Long contexts have other frequencies than short ones (LongRoPE, arXiv 2402.13753), chosen when a
+//! sequence begins ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A configured window
+//! applies to every layer.
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
@@ -32,15 +31,14 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Phi3ForCausalLM", "phi3", layer)
 };
 
-/// The original context, which files keep outside of the rotation's parameters, in tokens.
+/// In tokens; a key outside of the RoPE parameters.
 const ORIGINAL_CONTEXT: usize = 4096;
 
-/// The parts of a layer of Phi-3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }
 
-/// Phi-3 has one way to reach longer contexts.
+/// LongRoPE is the only supported scaling.
 fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     let contexts = (context.max_positions, Some(ORIGINAL_CONTEXT));
     let rope = RopeConfig::from_json(json, context.theta, contexts)?;

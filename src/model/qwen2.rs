@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5: bias on q, k and v only; from some layer on a sliding window, if switched on.
+//! Qwen2 and Qwen2.5: bias on q, k and v only; optionally a sliding window from some layer on.
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{
@@ -17,7 +17,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Qwen2ForCausalLM", "qwen2", layer)
 };
 
-/// Defaults that Qwen's families share; their texts begin and end with no token by default.
+/// Defaults of Qwen's families, without BOS and EOS.
 pub(crate) const DEFAULTS: Defaults = Defaults {
     context: 32_768,
     bos: None,
@@ -25,7 +25,7 @@ pub(crate) const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
-/// A window from some layer on, where it is switched on.
+/// From some layer on, if enabled.
 pub(crate) const WINDOWS: Windows = Windows {
     slides: Slides::ByKey,
     absent: Some(4096),
@@ -33,7 +33,6 @@ pub(crate) const WINDOWS: Windows = Windows {
     ..Windows::NONE
 };
 
-/// The parts of a layer of Qwen2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

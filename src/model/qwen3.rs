@@ -1,4 +1,4 @@
-//! Qwen3: every head of q and k is normed before the rotation; attention biases as configured, rarely there.
+//! Qwen3: QK norm of every head before RoPE; attention biases as configured, rarely present.
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{Defaults, Family, GgufFamily};
@@ -17,7 +17,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Qwen3ForCausalLM", "qwen3", layer)
 };
 
-/// The parts of a layer of Qwen3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -1,5 +1,5 @@
-//! Qwen3.5, with experts or without, and Qwen3-Next: three layers of gated delta nets, then one of attention, with
-//! partial rotary embeddings and an output gate. Norm weights are stored minus one.
+//! Qwen3.5, dense or MoE, and Qwen3-Next: three layers of gated delta net, then one of gated attention with partial
+//! rotary. Norm weights are stored minus one.
 
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
@@ -30,7 +30,6 @@ pub(crate) static FAMILY: Family = Family {
     ..hybrid("Qwen3_5ForConditionalGeneration", "qwen3_5")
 };
 
-/// Qwen3.5 with experts.
 pub(crate) static MOE: Family = Family {
     intermediate: Intermediate::Default(0),
     experts: moe_experts,
@@ -42,7 +41,7 @@ pub(crate) static MOE: Family = Family {
     ..hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
 };
 
-/// Qwen3-Next: the predecessor of Qwen3.5, with fused inputs.
+/// Qwen3.5's predecessor, with fused inputs.
 pub(crate) static NEXT: Family = Family {
     intermediate: Intermediate::Default(5632),
     experts: next_experts,
@@ -73,7 +72,7 @@ const DEFAULTS: Defaults = Defaults {
 const fn gguf_with_experts(name: &'static str) -> GgufFamily {
     GgufFamily {
         experts: Some(GgufExperts {
-            // The shared expert, whose output has a gate, is read with the states.
+            // The gated shared expert is read with the states.
             numbers: SHARED_EXPERT,
             ..GgufExperts::PLAIN
         }),
@@ -82,10 +81,9 @@ const fn gguf_with_experts(name: &'static str) -> GgufFamily {
     }
 }
 
-/// How layers with states differ between these families.
 struct Kind {
     has_shared_expert: bool,
-    /// Checkpoints project a delta net's inputs by two matrices.
+    /// Whether checkpoints have two fused projections to a delta net's inputs.
     fused: bool,
     gguf_order: HeadOrder,
 }
@@ -105,7 +103,6 @@ const FUSED: Kind = Kind {
     gguf_order: HeadOrder::Grouped,
 };
 
-/// The parts of a layer of Qwen3.5 or Qwen3-Next.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
@@ -113,7 +110,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// As Qwen3-MoE has them, with other defaults.
+/// As in Qwen3-MoE, with other defaults.
 fn next_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let Some(experts) = qwen3_moe::experts(json, layers)? else {
         return Ok(None);
@@ -129,7 +126,7 @@ fn next_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>,
     }))
 }
 
-/// Softmax over all experts; the weights of the chosen are divided by their sum.
+/// Softmax over all experts, renormalised.
 fn moe_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(256);
     let routing = softmax(json, count, 8, true)?;
@@ -142,7 +139,6 @@ fn moe_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, 
     }))
 }
 
-/// The layers with states of a `config.json`.
 fn states(
     json: &JsonFile,
     layers: usize,
@@ -187,7 +183,6 @@ fn states(
     }))
 }
 
-/// The layers with states of a GGUF file.
 fn gguf_states(
     keys: &Keys<'_>,
     layers: usize,

@@ -1,7 +1,6 @@
-//! Qwen3 with experts: its attention, then a router that sends each token through some of many narrow MLPs.
+//! Qwen3-MoE: Qwen3's attention and many narrow experts.
 //!
-//! The router's softmax is over all experts. Whether the weights of the chosen are divided by their sum, and which layers
-//! have a plain MLP instead, is configured.
+//! The router's softmax is over all experts. Renormalisation, and the layers with a plain MLP, are configured.
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
@@ -34,7 +33,6 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Qwen3MoeForCausalLM", "qwen3_moe", layer)
 };
 
-/// The parts of a layer of Qwen3-MoE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
@@ -42,8 +40,8 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// Softmax over all experts; the weights of the chosen are divided by their sum if `norm_topk_prob`. Every
-/// `decoder_sparse_step`-th layer has experts, except the listed ones.
+/// Softmax over all experts, renormalised if `norm_topk_prob`. Every `decoder_sparse_step`-th layer has experts, except
+/// the listed ones.
 pub(crate) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json
         .size(count_key(json), 0..=*EXPERTS.end())?

@@ -1,12 +1,12 @@
-//! Vectors of a model without a checkpoint: norms' weights are 1, biases and convolutions are random as matrices are.
+//! Random vectors for models without a checkpoint: norm weights are 1, biases and convolutions random like matrices.
 
 use crate::kernels::dtype::Dtype;
 use crate::kernels::random::RandomTensor;
 
-/// Logarithm of how fast the states of such a model decay, which halves them in some tens of tokens.
+/// Log decay rate of recurrent states, which halves them in some tens of tokens.
 const A_LOG: f32 = -3.5;
 
-/// The elements of a norm's weight, a bias or a convolution of this name, in f32.
+/// A norm's weight, a bias or a convolution, by its name.
 pub fn random_vector(name: &str, width: usize) -> Vec<f32> {
     let random = [".bias", "dt_bias", "conv1d.weight", "conv.weight"];
     if random.iter().any(|end| name.ends_with(end)) {

@@ -5,14 +5,13 @@ use crate::kernels::{Backend, Expert, Router};
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 
-/// A router and its experts, each a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen ones.
+/// Each expert is a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen ones.
 pub struct RoutedExperts<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
 }
 
 impl<B: Backend> RoutedExperts<B> {
-    /// Loads the router and the experts of a layer, one after the other.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
@@ -35,7 +34,7 @@ impl<B: Backend> RoutedExperts<B> {
         })
     }
 
-    /// Adds the experts' output for `rows` to `sum`; the router chooses by `routed`.
+    /// Adds the experts' output for `rows` to `sum`; `routed` is the router's input.
     pub fn add(&self, backend: &mut B, sum: &mut B::Tensor, routed: &B::Tensor, rows: &B::Tensor) {
         let routes = backend.route(routed, &self.router);
         backend.add_experts(sum, rows, routes, &self.experts);

@@ -1,4 +1,4 @@
-//! Experts in parallel with an MLP, each between separate norms, as in Gemma 4.
+//! Experts in parallel with an MLP, each with separate norms (Gemma 4).
 
 use crate::error::LoadError;
 use crate::kernels::Backend;
@@ -7,7 +7,6 @@ use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 use crate::model::routed_experts::RoutedExperts;
 
-/// The experts of a layer, and the norms around them and after the MLP.
 pub struct SideExperts<B: Backend> {
     mlp_norm: Norm<B>,
     router_norm: Norm<B>,
@@ -17,7 +16,6 @@ pub struct SideExperts<B: Backend> {
 }
 
 impl<B: Backend> SideExperts<B> {
-    /// Loads the router and the experts of a layer.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
@@ -35,7 +33,7 @@ impl<B: Backend> SideExperts<B> {
         })
     }
 
-    /// The sum of `mlp`, the MLP's output for the residual stream `x`, and the experts' output for it, both normed.
+    /// Sum of the normalised outputs of the MLP (`mlp`) and of the experts for the residual stream `x`.
     pub fn sum(&self, backend: &mut B, x: &B::Tensor, mlp: &B::Tensor) -> B::Tensor {
         let mut sum = backend.zeros_like(x);
         self.mlp_norm.add(backend, &mut sum, mlp);

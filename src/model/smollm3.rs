@@ -1,7 +1,6 @@
 //! SmolLM3: Llama without RoPE in some layers (NoPE), usually every fourth.
 //!
-//! Such a layer knows the order of tokens only from the layers before it (arXiv 2501.18795). Its keys are cached as they
-//! are projected.
+//! Such a layer infers token order only from earlier layers (arXiv 2501.18795). Its keys are cached unrotated.
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
@@ -31,7 +30,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("SmolLM3ForCausalLM", "smollm3", layer)
 };
 
-/// The parts of a layer of SmolLM3; [`ModelConfig::rotated`] says which have RoPE.
+/// [`ModelConfig::rotated`] tells which layers have RoPE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -1,4 +1,4 @@
-//! The parts of hybrids: layers that keep a state instead of keys and values, and the gated shared expert.
+//! Parts of hybrid models: the recurrent token mixer, and the gated shared expert.
 
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -6,7 +6,6 @@ use crate::kernels::{Backend, Expert, Linear};
 use crate::model::config::recurrent::{Recurrence, delta_inputs};
 use crate::model::loader::Loader;
 
-/// The token mixer of a layer with a state.
 pub struct StateMixer<B: Backend> {
     layer: usize,
     weights: Weights<B>,
@@ -19,8 +18,6 @@ enum Weights<B: Backend> {
 }
 
 impl<B: Backend> StateMixer<B> {
-    /// Loads `model.layers.{layer}.conv` or `model.layers.{layer}.linear_attn`.
-    ///
     /// # Panics
     /// If no layer of the model keeps a state.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize) -> Result<Self, LoadError> {
@@ -70,7 +67,6 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// The projection of its input.
     pub fn reader(&self) -> &B::Matrix {
         match &self.weights {
             Weights::GatedConv(conv) => &conv.input.weight,
@@ -78,7 +74,7 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// Advances the states of all rows by `normed`, and returns their output.
+    /// Updates the states of all rows with `normed`, and returns their output.
     pub fn mix(&self, backend: &mut B, normed: &B::Operand, batch: &B::Batch) -> B::Tensor {
         match &self.weights {
             Weights::GatedConv(conv) => backend.gated_conv(normed, conv, self.layer, batch),
@@ -86,17 +82,15 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// Projects the states' output `mixed` and adds it to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &B::Tensor) {
         let mixed = backend.operand(mixed, &self.out.weight);
         backend.project_add(x, &mixed, &self.out);
     }
 }
 
-/// The gate of a shared expert, and the expert.
 pub type GatedExpert<B> = (Linear<B>, Expert<B>);
 
-/// Loads the gated shared expert of a layer, where the model has one.
+/// `None` if the model has none.
 pub fn load_gated_expert<B: Backend>(
     loader: &mut Loader<'_, B>,
     layer: usize,

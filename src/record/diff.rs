@@ -6,14 +6,11 @@ use serde_json::Value;
 /// Upper bound of the characters of a value in a report.
 const SHOWN_CHARS: usize = 120;
 
-/// A differing field of two values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
     /// The path to it, as `rows[3].seq`; empty for the whole value.
     pub field: String,
-    /// The log's values.
     pub recorded: String,
-    /// The replay's values.
     pub replayed: String,
 }
 

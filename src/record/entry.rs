@@ -1,4 +1,4 @@
-//! The records of a log: calls of the scheduler's state, and their outcomes.
+//! The records of a message log: calls of the scheduler's state, and their outcomes.
 
 mod step;
 mod submit;
@@ -23,51 +23,33 @@ use crate::state::scheduler::submission::Submission;
 pub enum Entry {
     /// A unit starts with fresh states.
     Start {
-        /// The unit's generation.
         generation: u64,
     },
-    /// A request arrived.
     Submit(Box<SubmitEntry>),
-    /// A request was cancelled.
     Cancel {
-        /// The id.
         rid: RequestId,
-        /// The request that the flag belongs to.
         flag: FlagOf,
     },
-    /// All requests were cancelled.
     CancelAll,
-    /// A stop string was found.
     StopFound {
-        /// The request.
         rid: RequestId,
         /// Number of output tokens before the stop.
         kept: u64,
     },
-    /// A step ended.
     StepDone {
-        /// The step.
         step: StepId,
-        /// The step's output.
         result: Result<StepRows, StepError>,
     },
-    /// A request to pin a prefix.
     Pin {
-        /// The prefix's namespace.
         namespace: NamespaceEntry,
-        /// The prefix.
         tokens: Arc<[u32]>,
-        /// Expiry time.
         expires_s: u64,
     },
-    /// A pin was released.
     Unpin {
-        /// The pin.
         pin: u64,
     },
     /// Pins expired. A check that expires none is not written.
     ExpirePins {
-        /// The scheduler's clock.
         now_s: u64,
     },
     /// Tree and pools answered the open plan.
@@ -82,141 +64,95 @@ pub enum Entry {
     News(NewsDigest),
     /// The tree answered the policy's probe.
     Probed(Box<ProbedDigest>),
-    /// The scheduling policy was changed.
     SetPolicy {
-        /// The policy.
         name: String,
     },
-    /// The eviction policy was changed.
     SetEvictionPolicy {
-        /// The policy.
         name: String,
     },
     /// Requests were checked for expired timeouts.
     ExpireRequests {
-        /// The scheduler's clock.
         now_s: f64,
     },
-    /// A request to flush the cache.
     FlushCache,
     /// A request arrived whose output begins with these tokens.
     SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
     /// A request arrived for a model whose layers keep states.
     SubmitAnchored {
-        /// The request.
         request: Box<SubmitEntry>,
-        /// Its output begins with these tokens.
         opening: Arc<[u32]>,
         /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
-    /// Generation was paused or resumed.
     SetPaused {
-        /// True if paused.
         paused: bool,
     },
     /// A request arrived that bypasses the cache: its prompt is vectors, and the states depend only on their number.
     SubmitBypassing {
-        /// The request.
         request: Box<SubmitEntry>,
-        /// Its output begins with these tokens.
         opening: Arc<[u32]>,
-        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
-    /// An embedding request arrived.
     SubmitPooling {
-        /// The request.
         request: Box<SubmitEntry>,
-        /// The pooling of its hidden states.
         pooling: Pooling,
-        /// Its prompt is vectors.
         bypasses_cache: bool,
-        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
     /// A request to pin a prefix until its memory is needed.
     PinSoftly {
         /// The pin's name.
         name: u64,
-        /// The pin that this one replaces.
         replaces: Option<u64>,
-        /// The prefix's namespace.
         namespace: NamespaceEntry,
-        /// The prefix.
         tokens: Arc<[u32]>,
-        /// Expiry time.
         expires_s: u64,
     },
-    /// A soft pin was released.
     UnpinSoftly {
-        /// The pin.
         name: u64,
     },
     /// A request arrived whose sequence uses long-context RoPE factors.
     SubmitLong {
-        /// The request.
         request: Box<SubmitEntry>,
-        /// Its output begins with these tokens.
         opening: Arc<[u32]>,
-        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
-        /// The pooling of its hidden states, if it is an embedding request.
         pooling: Option<Pooling>,
-        /// Its prompt is vectors.
         bypasses_cache: bool,
     },
     /// The KV store became available, or stopped.
     StoreServes {
-        /// True if available.
         serves: bool,
     },
     /// The KV store answered a lookup of a prompt.
     Found {
-        /// The prompt's sequence.
         seq: Seq,
-        /// Number of stored blocks.
         blocks: u64,
-        /// Number of blocks worth fetching.
         worth: u64,
     },
-    /// A fetch from the KV store ended.
     Fetched {
-        /// The fetch.
         ticket: Ticket,
-        /// Number of fetched blocks.
         blocks: u64,
     },
-    /// The KV store finished writing blocks.
     Written {
-        /// The saves.
         tickets: Vec<Ticket>,
         /// False if it did not keep them.
         kept: bool,
     },
     /// The KV store answered a lookup, with the reason for the miss after the last block.
     FoundShort {
-        /// The prompt's sequence.
         seq: Seq,
-        /// Number of stored blocks.
         blocks: u64,
-        /// Number of blocks worth fetching.
         worth: u64,
-        /// The reason for the miss.
         miss: StoredMiss,
     },
     /// A fetch from the KV store ended before its last block.
     FetchedShort {
-        /// The fetch.
         ticket: Ticket,
-        /// Number of fetched blocks.
         blocks: u64,
-        /// The reason for the miss.
         miss: StoredMiss,
     },
     /// The duration of a step with prefill, which bounds later ones.
     StepTook {
-        /// The step.
         step: StepId,
         /// Microseconds.
         micros: u64,
@@ -224,7 +160,6 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The entry of a request's submission.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
         if request.namespace.has_long_rotation() {

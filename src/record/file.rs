@@ -1,4 +1,4 @@
-//! The file: a magic number, then blocks, each with its lengths and a checksum.
+//! The message log's file format: a magic number, then blocks, each with its lengths and a checksum.
 //!
 //! ```text
 //! file    "SOUFLOG" 1 | block of the header (JSON) | blocks of entries, a mark where some are missing | the end
@@ -23,7 +23,6 @@ const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
 pub const FORMAT_VERSION: u32 = 2;
 /// Upper bound of a block's bytes of entries.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
-/// Upper bound of the header's bytes.
 const MAX_HEADER_BYTES: usize = 1 << 20;
 /// Kind, raw bytes, stored bytes; the checksum follows.
 const SUMMED_BYTES: usize = 9;
@@ -33,14 +32,11 @@ pub const END_BYTES: usize = FRAME_BYTES + 9;
 /// Deflate's fastest level: the writer shares the cores with the model.
 const COMPRESSION: u32 = 1;
 
-/// The beginning of a log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT_VERSION`] of the writer.
     pub format_version: u32,
-    /// Version of the engine that wrote it.
     pub engine_version: String,
-    /// The initial configuration of its states.
     pub control: ControlSetup,
     /// The parameters of double sparsity, on which its KV depends, in addition to the model; `None` for full attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,10 +55,8 @@ impl Header {
     }
 }
 
-/// Why a log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEnd {
-    /// The engine stopped.
     Closed,
     /// It reached its size limit.
     SizeLimit,
@@ -70,19 +64,15 @@ pub enum LogEnd {
     CutOff,
 }
 
-/// An item of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
-    /// A record.
     Entry(Entry),
     /// The writer was too slow: the unit's last entries are missing.
     Gap,
 }
 
-/// Why a log cannot be read further.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// The magic number is missing.
@@ -93,19 +83,12 @@ pub enum LogError {
         "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
     Format {
-        /// Its format version.
         found: u32,
         /// The engine version that wrote it, if known.
         engine: String,
     },
-    /// Its contents violate the format.
     #[error("is damaged at byte {at}: {reason}")]
-    Damaged {
-        /// Offset of the block.
-        at: u64,
-        /// The violation.
-        reason: String,
-    },
+    Damaged { at: u64, reason: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +124,6 @@ fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
     block
 }
 
-/// Encodes the magic number and the header.
 pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(header)?;
     let mut bytes = MAGIC.to_vec();
@@ -149,7 +131,6 @@ pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Encodes a block of entries.
 pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
     let mut packer = DeflateEncoder::new(Vec::new(), Compression::new(COMPRESSION));
     packer.write_all(raw)?;
@@ -169,7 +150,6 @@ pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
     framed(Kind::End, stored.len() as u32, &stored)
 }
 
-/// Reads a log entry by entry.
 pub struct LogReader<R> {
     source: R,
     header: Header,
@@ -225,7 +205,6 @@ impl<R: Read> LogReader<R> {
         })
     }
 
-    /// The beginning of the log.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -23,7 +23,6 @@ use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
 use crate::state::step::{RowResult, StepOutput};
 
-/// See the module.
 pub struct RecordedScheduler {
     /// Dropped first: it flushes its buffer while the state is whole.
     recorder: Option<Recorder>,
@@ -53,19 +52,16 @@ impl Plans for RecordedScheduler {
 }
 
 impl RecordedScheduler {
-    /// Wraps a fresh state, and records its calls if there is a recorder.
     pub fn new(state: Scheduler, recorder: Option<Recorder>) -> Self {
         Self { recorder, state }
     }
 
-    /// See [`Scheduler::submit`].
     pub fn submit(&mut self, request: Submission) {
         self.write(|_| Entry::submit(&request));
         self.state.submit(request);
         self.write_cancels_seen();
     }
 
-    /// See [`Scheduler::cancel`].
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         self.write(|state| {
             let holder = state.in_flight(rid).map(|(_, holder)| holder);
@@ -80,13 +76,11 @@ impl RecordedScheduler {
         self.state.cancel(rid, flag);
     }
 
-    /// See [`Scheduler::cancel_all`].
     pub fn cancel_all(&mut self) {
         self.write(|_| Entry::CancelAll);
         self.state.cancel_all();
     }
 
-    /// See [`Scheduler::stop_found`].
     pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
         self.write(|_| Entry::StopFound {
             rid: rid.clone(),
@@ -103,7 +97,6 @@ impl RecordedScheduler {
         }
     }
 
-    /// See [`Scheduler::step_done`].
     pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
         self.write(|_| Entry::StepDone {
             step,
@@ -115,10 +108,6 @@ impl RecordedScheduler {
         self.state.step_done(step, result);
     }
 
-    /// See [`Scheduler::pin`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn pin(
         &mut self,
         namespace: Namespace,
@@ -133,13 +122,11 @@ impl RecordedScheduler {
         self.state.pin(namespace, tokens, expires_s)
     }
 
-    /// See [`Scheduler::unpin`].
     pub fn unpin(&mut self, pin: u64) -> bool {
         self.write(|_| Entry::Unpin { pin });
         self.state.unpin(pin)
     }
 
-    /// See [`Scheduler::pin_softly`].
     pub fn pin_softly(
         &mut self,
         name: u64,
@@ -159,13 +146,11 @@ impl RecordedScheduler {
             .pin_softly(name, replaces, namespace, tokens, expires_s);
     }
 
-    /// See [`Scheduler::unpin_softly`].
     pub fn unpin_softly(&mut self, name: u64) -> bool {
         self.write(|_| Entry::UnpinSoftly { name });
         self.state.unpin_softly(name)
     }
 
-    /// See [`Scheduler::expire_pins`].
     pub fn expire_pins(&mut self, now_s: u64) {
         if self.state.has_expired_pins(now_s) {
             self.write(|_| Entry::ExpirePins { now_s });
@@ -173,7 +158,6 @@ impl RecordedScheduler {
         }
     }
 
-    /// See [`Scheduler::expire_requests`].
     pub fn expire_requests(&mut self, now_s: f64) {
         if self.state.has_timeouts() {
             self.write(|_| Entry::ExpireRequests { now_s });
@@ -181,10 +165,6 @@ impl RecordedScheduler {
         }
     }
 
-    /// See [`Scheduler::set_policy`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn set_policy(&mut self, name: &str) -> Result<(), String> {
         self.write(|_| Entry::SetPolicy {
             name: name.to_owned(),
@@ -192,10 +172,6 @@ impl RecordedScheduler {
         self.state.set_policy(name)
     }
 
-    /// See [`Scheduler::set_eviction_policy`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn set_eviction_policy(&mut self, name: &str) -> Result<(), String> {
         self.write(|_| Entry::SetEvictionPolicy {
             name: name.to_owned(),
@@ -203,22 +179,16 @@ impl RecordedScheduler {
         self.state.set_eviction_policy(name)
     }
 
-    /// See [`Scheduler::flush_cache`].
-    ///
-    /// # Errors
-    /// As there.
     pub fn flush_cache(&mut self) -> Result<u64, RequestError> {
         self.write(|_| Entry::FlushCache);
         self.state.flush_cache()
     }
 
-    /// See [`Scheduler::store_serves`].
     pub fn store_serves(&mut self, serves: bool) {
         self.write(|_| Entry::StoreServes { serves });
         self.state.store_serves(serves);
     }
 
-    /// See [`Scheduler::prefix_found`].
     pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
         let (blocks, worth) = (found.blocks as u64, found.worth as u64);
         self.write(|_| match found.miss {
@@ -237,7 +207,6 @@ impl RecordedScheduler {
         self.state.prefix_found(seq, found);
     }
 
-    /// See [`Scheduler::blocks_fetched`].
     pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
         let blocks = n_blocks as u64;
         self.write(|_| match miss {
@@ -251,7 +220,6 @@ impl RecordedScheduler {
         self.state.blocks_fetched(ticket, n_blocks, miss);
     }
 
-    /// See [`Scheduler::blocks_written`].
     pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         self.write(|_| Entry::Written {
             tickets: tickets.to_vec(),
@@ -265,13 +233,11 @@ impl RecordedScheduler {
         self.state.take_store_orders()
     }
 
-    /// See [`Scheduler::set_paused`].
     pub fn set_paused(&mut self, paused: bool) {
         self.write(|_| Entry::SetPaused { paused });
         self.state.set_paused(paused);
     }
 
-    /// See [`Scheduler::prefixes_probed`].
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.write(|_| Entry::Probed(Box::new((&reply).into())));
         let next = self.state.prefixes_probed(reply);
@@ -280,7 +246,6 @@ impl RecordedScheduler {
         next
     }
 
-    /// See [`Scheduler::step_planned`].
     pub fn step_planned(&mut self, planned: StepPlanned) -> Next {
         self.write(|_| Entry::Planned(Box::new((&planned).into())));
         let next = self.state.step_planned(planned);
@@ -288,7 +253,6 @@ impl RecordedScheduler {
         next
     }
 
-    /// See [`Scheduler::next`].
     #[allow(clippy::should_implement_trait)] // as there
     pub fn next(&mut self) -> Next {
         if self.state.must_wait() {
@@ -301,7 +265,6 @@ impl RecordedScheduler {
         next
     }
 
-    /// See [`Scheduler::take_news`].
     pub fn take_news(&mut self) -> Vec<RequestTokens> {
         let news = self.state.take_news();
         if !news.is_empty() {
@@ -340,7 +303,6 @@ impl RecordedScheduler {
         self.state.take_prefix_events()
     }
 
-    /// Sends the buffered entries to the writer's thread.
     pub fn flush(&mut self) {
         if let Some(recorder) = &mut self.recorder {
             recorder.flush();

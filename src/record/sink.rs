@@ -25,7 +25,6 @@ const MAX_WAITING_BLOCKS: usize = 1024;
 /// Upper bound of a stopping engine's wait for a hanging disk.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Shared by the recorders and the writer's thread.
 #[derive(Debug, Default)]
 struct Shared {
     /// No more entries will be written.
@@ -156,7 +155,6 @@ fn create_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Writes the entries of one unit.
 pub struct Recorder {
     sink: Arc<LogSink>,
     raw: Vec<u8>,
@@ -171,7 +169,6 @@ impl Recorder {
         !self.sink.shared.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Adds an entry.
     pub fn push(&mut self, entry: &Entry) {
         if !self.is_open() {
             return;
@@ -191,7 +188,6 @@ impl Recorder {
         }
     }
 
-    /// Sends the buffer to the writer's thread.
     pub fn flush(&mut self) {
         if self.raw.is_empty() {
             return;

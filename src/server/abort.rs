@@ -1,4 +1,4 @@
-//! `POST /abort_request`.
+//! Handles `POST /abort_request`: cancels requests by name.
 
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
@@ -13,9 +13,8 @@ use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, flag, object, text};
 use super::state::AppState;
 
-/// Cancels the request named `rid` with its samples and batch members, or with `abort_all` every request that came
-/// in through this server, which is the admin's to do where there is a key for one. Names that are unknown, or ended
-/// already, are no error.
+/// Cancels the request named `rid` with its samples and batch members, or with `abort_all` every request of this
+/// server, which requires the admin key if there is one. Unknown and ended names are no error.
 pub(super) async fn abort_request(
     request: HttpRequest,
     state: Data<AppState>,

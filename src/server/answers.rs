@@ -15,7 +15,7 @@ const POSITION_BYTES: usize = 128;
 /// Bytes that an entry takes in memory and as JSON.
 const ENTRY_BYTES: usize = 40;
 
-/// Bytes that all answers of a server may take together. Cheap to clone.
+/// The byte budget that all answers of a server share. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct AnswerBudget(Arc<Counts>);
 
@@ -27,7 +27,6 @@ struct Counts {
 /// The memory of one call's answers; given back when the last clone is dropped.
 pub(super) type AnswerCharge = Arc<Charge>;
 
-/// See [`AnswerCharge`].
 pub(super) struct Charge {
     counts: Arc<Counts>,
     bytes: usize,
@@ -41,11 +40,8 @@ impl AnswerBudget {
         }))
     }
 
-    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants none. A
-    /// call above the limit is admitted alone.
-    ///
-    /// # Errors
-    /// 503 if other answers have the memory.
+    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants
+    /// none. A call above the limit is admitted alone. Fails with 503 if other answers have the memory.
     pub(super) fn charge(
         &self,
         requests: &[GenerateRequest],
@@ -57,10 +53,7 @@ impl AnswerBudget {
         self.charge_bytes(bytes.fold(0, usize::saturating_add))
     }
 
-    /// Charges an answer of at most `bytes` bytes; `None` if it has none.
-    ///
-    /// # Errors
-    /// As [`AnswerBudget::charge`].
+    /// As [`AnswerBudget::charge`], for an answer of at most `bytes` bytes.
     pub(super) fn charge_bytes(&self, bytes: usize) -> Result<Option<AnswerCharge>, ApiError> {
         if bytes == 0 {
             return Ok(None);
@@ -88,7 +81,7 @@ impl Drop for Charge {
     }
 }
 
-/// At most so much: a text has no more tokens than bytes, and a longer prompt than the context is refused.
+/// An upper bound: a text has no more tokens than bytes, and a prompt longer than the context is refused.
 fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
     let Some((wish, start)) = request
         .logprobs

@@ -1,4 +1,4 @@
-//! A key of the server's configuration.
+//! An API key in the server's configuration, kept as a hash.
 
 use std::fmt;
 
@@ -6,15 +6,13 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-/// A key of which only the hash is kept: printing the configuration cannot reveal it.
+/// Only the hash is kept: printing the configuration cannot reveal the key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey([u8; 32]);
 
 impl ApiKey {
-    /// A key that a header can carry.
-    ///
     /// # Errors
-    /// The fault in it, without the key.
+    /// The key's fault, if a header cannot carry it. The error does not repeat the key.
     pub fn new(key: &str) -> Result<Self, &'static str> {
         if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(hash(key.as_bytes())))
@@ -23,7 +21,7 @@ impl ApiKey {
         }
     }
 
-    /// Takes as long wherever the keys differ.
+    /// Compares in constant time.
     pub(super) fn is(&self, shown: &[u8]) -> bool {
         let pairs = self.0.into_iter().zip(hash(shown));
         pairs.fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b))) == 0

@@ -14,7 +14,6 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::state::AppState;
 
-/// The fields of a request's body.
 pub(super) struct JsonBody(pub(super) Fields);
 
 impl FromRequest for JsonBody {

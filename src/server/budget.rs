@@ -30,7 +30,6 @@ impl BodyBudget {
         }))
     }
 
-    /// The charge of one body: nothing yet.
     pub(super) fn open(&self) -> BodyCharge {
         BodyCharge {
             shares: self.0.clone(),
@@ -40,7 +39,7 @@ impl BodyBudget {
     }
 }
 
-/// The charge of one body; given back on drop.
+/// Given back on drop.
 pub(super) struct BodyCharge {
     shares: Arc<Shares>,
     small: usize,
@@ -48,10 +47,7 @@ pub(super) struct BodyCharge {
 }
 
 impl BodyCharge {
-    /// Takes `bytes` more bytes.
-    ///
-    /// # Errors
-    /// 503 if others have them, 413 if they are more than the budget has for one body.
+    /// Fails with 503 if other bodies have the memory, with 413 beyond the budget of one body.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let limit = self.shares.limit_bytes;
         let most = limit - limit / SMALL_SHARE;
@@ -71,7 +67,6 @@ impl BodyCharge {
         BodyBudget(self.shares.clone()).open()
     }
 
-    /// Releases all but `bytes` bytes.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let small = self.small.min(bytes);
         let large = self.large.min(bytes - small);

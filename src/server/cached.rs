@@ -1,4 +1,4 @@
-//! Cached tokens by the memory that they were in, in SGLang's form.
+//! Counts of cached prompt tokens by the memory tier that held them, in SGLang's form.
 
 use serde::Serialize;
 
@@ -8,7 +8,6 @@ use crate::request::Usage;
 /// SGLang's name for a store of files.
 const BACKEND: &str = "file";
 
-/// SGLang's `cached_tokens_details`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct CachedTokens {
     device: u32,
@@ -20,7 +19,6 @@ pub(super) struct CachedTokens {
 }
 
 impl CachedTokens {
-    /// The cached tokens of one request.
     pub(super) fn of(usage: &Usage) -> Self {
         let storage = usage.loaded_tokens;
         let is_stored = storage > 0;
@@ -32,7 +30,7 @@ impl CachedTokens {
         }
     }
 
-    /// The same, if the KV store brought any of them: otherwise the count of all says it.
+    /// `None` if the KV store brought none of them: otherwise the total says it.
     pub(super) fn if_stored(usage: &Usage) -> Option<Self> {
         (usage.loaded_tokens > 0).then(|| Self::of(usage))
     }

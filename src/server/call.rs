@@ -10,28 +10,21 @@ use crate::request::{GenerateRequest, Prompt};
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::MAX_SAMPLES;
 
-/// Longest request id, in bytes.
 pub(super) const MAX_RID_BYTES: usize = 256;
 
-/// The limits of one call.
 #[derive(Clone, Copy)]
 pub(super) struct CallLimits<'a> {
-    /// Maximum of prompts times samples.
     pub(super) max_requests: usize,
     /// The free slots of the call's WebSocket, if it came over one: they limit the same product.
     pub(super) websocket: Option<WebSocketRoom>,
-    /// Limits on the lists and names of each request.
     pub(super) request: &'a RequestLimits,
     /// Limits of `input_embeds` prompts; `None` if the endpoint does not accept them.
     pub(super) vectors: Option<VectorLimits>,
 }
 
-/// Limits of an `input_embeds` prompt.
 #[derive(Clone, Copy)]
 pub(super) struct VectorLimits {
-    /// Values in a vector.
     pub(super) width: usize,
-    /// Vectors in a prompt.
     pub(super) most: usize,
 }
 
@@ -51,7 +44,6 @@ pub(super) struct WebSocketRoom {
     pub(super) limit: usize,
 }
 
-/// The prompts of a call, as received.
 pub(super) enum Prompts {
     /// A single prompt outside a list.
     One(Prompt),
@@ -68,7 +60,6 @@ impl Prompts {
     }
 }
 
-/// A list of texts.
 pub(super) fn texts(name: &str, raw: &Raw, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
     let (items, len) = raw.items(name, limits.max_requests)?;
     check_size(name, len, len, limits)?;
@@ -128,7 +119,6 @@ pub(super) fn inputs(
     }
 }
 
-/// Rejects an `n` that is out of range.
 pub(super) fn check_samples(n: u32) -> Result<(), ApiError> {
     match n {
         1..=MAX_SAMPLES => Ok(()),
@@ -152,7 +142,6 @@ pub(super) fn samples_of(request: GenerateRequest) -> impl Iterator<Item = Gener
     })
 }
 
-/// The id of one of the `n` samples of a request.
 pub(super) fn sample_id(rid: &RequestId, index: u32, n: u32) -> RequestId {
     match n {
         1 => rid.clone(),
@@ -181,7 +170,6 @@ pub(super) fn check_size(
     }
 }
 
-/// Reads a request id.
 pub(super) fn read_rid(value: Shallow) -> Result<RequestId, ApiError> {
     let name = field::text("rid", value)?;
     if name.is_empty() {

@@ -229,7 +229,6 @@ impl ServerConfig {
         self.validate_guards()
     }
 
-    /// True if requests are to be traced.
     pub fn traces_requests(&self) -> bool {
         self.enable_trace || self.otlp_traces_endpoint.is_some()
     }
@@ -290,7 +289,6 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// Worker threads to start.
     pub(super) fn worker_threads(&self) -> usize {
         match self.workers {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),

@@ -21,8 +21,7 @@ pub(super) fn may_differ(value: &Value) -> bool {
     }
 }
 
-/// Returns the JSON of each item of the list `sent`; none if it has other items than `read`, or if all of `read` is as it
-/// was written.
+/// The JSON of each item of the list `sent`; none if items differ from `read`, or if none may differ in digits.
 pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
     let sent = sent.filter(|_| read.iter().any(may_differ));
     let items = sent.and_then(|sent| sent.items("a list", read.len()).ok());

@@ -15,10 +15,7 @@ use crate::error::RequestError;
 use crate::model::text::{self, TextModel};
 use crate::request::ChatPrompt;
 
-/// The engine's tokenizer.
-///
-/// # Errors
-/// The engine runs without one.
+/// Fails if the engine runs without a tokenizer.
 pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiError> {
     let text = engine.text().cloned();
     text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
@@ -46,10 +43,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     Ok(work.await.map_err(|_| lost())??)
 }
 
-/// The tokens of a text, without a prompt's leading ones if it continues another. Its body is charged to the caller.
-///
-/// # Errors
-/// The errors of encoding; it has more tokens than the model takes.
+/// The tokens of a text, which is charged to the caller; without a prompt's leading tokens if it continues another.
 pub(super) async fn text(
     state: &AppState,
     prompt: Arc<str>,
@@ -65,10 +59,7 @@ pub(super) async fn text(
     .await
 }
 
-/// The tokens of a conversation's prompt.
-///
-/// # Errors
-/// The errors of rendering and encoding; it has more tokens than the model takes.
+/// The tokens of a conversation's prompt. Fails also if the model takes fewer tokens.
 pub(super) async fn chat(
     state: &AppState,
     prompt: ChatPrompt,
@@ -82,10 +73,6 @@ pub(super) async fn chat(
     .await
 }
 
-/// The text of a conversation's prompt.
-///
-/// # Errors
-/// As [`TextModel::render_chat`].
 pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
     text.render_chat(&text::ChatPrompt {
         messages: &prompt.messages,

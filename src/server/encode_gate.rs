@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Texts that are encoded at once: the model needs the cores.
 const MAX_AT_ONCE: usize = 1;
 
-/// The one place where texts are encoded.
 pub(super) struct EncodeGate(Arc<Semaphore>);
 
 impl Default for EncodeGate {

@@ -5,10 +5,8 @@ use utoipa::openapi::path::{HttpMethod, Operation};
 
 use super::openapi::facts::Facts;
 
-/// The key that a method requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Every client.
     Open,
     /// Clients with the key, if there is one.
     Key,
@@ -16,15 +14,12 @@ pub(super) enum Access {
     Admin,
 }
 
-/// The description of a method of a path.
 pub(super) type Operate = fn(&Facts) -> Operation;
 
-/// A path with all of its methods.
 pub(super) struct Endpoint {
     /// As actix-web matches it.
     pub(super) path: &'static str,
     pub(super) access: Access,
-    /// The schema of its errors.
     pub(super) error: &'static str,
     pub(super) methods: Vec<(HttpMethod, Operate)>,
     mount: Box<dyn Fn(&mut ServiceConfig)>,
@@ -59,7 +54,6 @@ impl Endpoint {
     }
 }
 
-/// The name of a method.
 pub(super) fn name(method: &HttpMethod) -> &'static str {
     match method {
         HttpMethod::Get => "GET",

@@ -16,7 +16,6 @@ use super::{
     pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
-/// Every path of the server.
 pub(super) fn all() -> Vec<Endpoint> {
     let mut all = generation();
     all.extend(control());
@@ -108,7 +107,6 @@ fn facts() -> Vec<Endpoint> {
     ]
 }
 
-/// Paths that have several names.
 fn aliases() -> Vec<Endpoint> {
     let mut all = Vec::from(["/v1/responses", "/responses"].map(responses_at));
     for path in ["/v1/rerank", "/rerank", "/v2/rerank"] {
@@ -137,7 +135,6 @@ fn aliases() -> Vec<Endpoint> {
     all
 }
 
-/// Answers `GET /openapi.json`.
 async fn document(request: HttpRequest, state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     openapi::answer(&request, &state, &all())
 }
@@ -216,7 +213,6 @@ fn responses_at(path: &'static str) -> Endpoint {
     Endpoint::new(path, methods, mount)
 }
 
-/// A response that is kept.
 fn stored_response() -> Endpoint {
     const PATH: &str = "/v1/responses/{id}";
     let mount = |cfg: &mut ServiceConfig| {

@@ -21,14 +21,13 @@ const TOKEN_BYTES: usize = 2 * size_of::<u32>();
 /// Maximum bytes that a JSON value takes in addition to its text, as an entry of an object.
 const VALUE_BYTES: usize = 256;
 
-/// The fields of a JSON object that were not read yet. A null field counts as absent. A field is parsed when it is
-/// taken; others never are.
+/// The fields of a JSON object that were not read yet. A null field counts as absent. Fields are parsed when taken.
 pub(super) struct Fields {
     fields: FxHashMap<String, Raw>,
     max_values: usize,
     /// Values that were read with all that is in them.
     values: usize,
-    /// Those of the values that the prompt is made of.
+    /// Values among `values` that the prompt is made of.
     prompt_values: usize,
     charge: BodyCharge,
     /// The charge for values that are kept as long as the request.
@@ -88,7 +87,6 @@ impl Fields {
         self.fields.insert(name.to_owned(), raw);
     }
 
-    /// Takes a field out as it is.
     pub(super) fn take_raw(&mut self, name: &str) -> Option<Raw> {
         self.fields.remove(name).filter(|raw| !raw.is_null())
     }
@@ -98,28 +96,19 @@ impl Fields {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
 
-    /// Takes a field out with its whole content.
-    ///
-    /// # Errors
-    /// Names the limit of values in one body, before they are made.
+    /// Takes a field out with its whole content. Fails beyond the limit of values in one body, before they are made.
     pub(super) fn take_tree(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let raw = self.take_raw(name);
         raw.map(|raw| self.tree(name, &raw)).transpose()
     }
 
-    /// Parses JSON in full, to make a prompt of it.
-    ///
-    /// # Errors
-    /// As [`Fields::take_tree`].
+    /// Parses JSON in full, to make a prompt of it. Errors as [`Fields::take_tree`].
     pub(super) fn tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
         self.count_for_prompt(name, raw)?;
         raw.parse_tree(name)
     }
 
-    /// Counts and charges the values of JSON that a prompt is made of, before it is read.
-    ///
-    /// # Errors
-    /// As [`Fields::take_tree`].
+    /// Counts and charges the values of JSON before a prompt is made of them. Errors as [`Fields::take_tree`].
     pub(super) fn count_for_prompt(&mut self, name: &str, raw: &Raw) -> Result<(), ApiError> {
         let values = self.count(name, raw)?;
         self.charge.grow(values * VALUE_BYTES)?;
@@ -127,10 +116,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Parses JSON in full, to keep it as long as the request.
-    ///
-    /// # Errors
-    /// As [`Fields::take_tree`].
+    /// Parses JSON in full, to keep it as long as the request. Errors as [`Fields::take_tree`].
     pub(super) fn request_tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
         self.count(name, raw)?;
         self.charge_request(raw)?;
@@ -148,10 +134,7 @@ impl Fields {
         self.request_charge.grow(bytes)
     }
 
-    /// Reads JSON that the server kept of an earlier request, to make a prompt of it. Its text is charged as well.
-    ///
-    /// # Errors
-    /// As [`Fields::take_tree`].
+    /// As [`Fields::tree`], for JSON that the server kept of an earlier request; its text is charged as well.
     pub(super) fn kept_tree(&mut self, name: &str, kept: &[u8]) -> Result<Value, ApiError> {
         let raw = Raw::of_bytes(kept);
         self.charge.grow(kept.len())?;
@@ -170,7 +153,6 @@ impl Fields {
         }
     }
 
-    /// Reads a list of token ids.
     pub(super) fn token_ids(&mut self, name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
         self.charge.grow(raw.count_values() * TOKEN_BYTES)?;
         token_ids(name, raw)
@@ -217,7 +199,6 @@ impl Fields {
         self.inside(name, &raw)
     }
 
-    /// The fields of an object in this one.
     pub(super) fn inside(&self, name: &str, raw: &Raw) -> Result<Self, ApiError> {
         if !raw.is_object() {
             let value = raw.shallow(name)?;
@@ -267,12 +248,10 @@ impl Fields {
         self.take_as(name, |field| field.seed())
     }
 
-    /// A number of seconds.
     pub(super) fn seconds(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
         self.take_as(name, |field| field.seconds())
     }
 
-    /// Takes a field out, converted by `read`.
     fn take_as<T>(
         &mut self,
         name: &str,
@@ -308,7 +287,6 @@ impl Fields {
     }
 }
 
-/// A short list of token ids.
 pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
     if !raw.is_list() {
         let value = raw.shallow(name)?;
@@ -321,7 +299,6 @@ pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
     Ok(field::token_ids(name, read)?)
 }
 
-/// The fields of an object's text.
 enum Object {
     Fields(FxHashMap<String, Raw>),
     TooMany,

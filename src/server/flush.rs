@@ -1,4 +1,4 @@
-//! `POST /flush_cache`.
+//! Handles `POST /flush_cache`.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;

@@ -12,18 +12,13 @@ use crate::state::sampling;
 /// A field, and its values without effect in addition to null and an empty text: false is one, unless true is.
 type Refused = (&'static str, &'static [Off]);
 
-/// A value without effect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Off {
-    /// A number.
     Number(f64),
-    /// True, which false is then not.
+    /// True has no effect, and false has one.
     Yes,
-    /// A text.
     Text(&'static str),
-    /// An empty list.
     EmptyList,
-    /// An empty object.
     EmptyObject,
 }
 
@@ -86,7 +81,6 @@ const REFUSED: &[Refused] = &[
 /// The parameters that the sampler does not have, where they may have a value.
 const OF_SAMPLING: &[Refused] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
 
-/// The off values of a field, if it is refused.
 fn off_values(name: &str) -> Option<&'static [Off]> {
     let mut known = REFUSED.iter().chain(OF_SAMPLING);
     match known.find(|(refused, _)| *refused == name) {
@@ -117,8 +111,7 @@ fn asks(value: &Shallow, off: &[Off]) -> bool {
     !is_off
 }
 
-/// Refuses the first of the fields that were not read, by their names, that would change the answer; `also` names those
-/// that other endpoints read.
+/// Refuses the first unread field that would change the answer; `also` names those that other endpoints read.
 pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError> {
     let mut names = fields.names();
     names.retain(|name| off_values(name).is_some() || also.contains(&name.as_str()));

@@ -23,7 +23,6 @@ use crate::ids::RequestId;
 
 pub(super) use super::native::operation;
 
-/// Answers `POST /generate`.
 pub(super) async fn generate(
     state: Data<AppState>,
     body: JsonBody,

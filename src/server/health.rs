@@ -20,11 +20,10 @@ use crate::error::RequestError;
 pub(super) const RANKS: usize = 1;
 /// Weights do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
-/// Why an engine that is over takes no requests.
+/// Why an engine that has ended takes no requests.
 const OVER: &str = "it has stopped or failed and is not rebuilt";
 
-/// Answers `GET /health`: 200 while the engine lives or is being rebuilt, since a supervisor that
-/// restarts a process that fails this would end the rebuild.
+/// Answers `GET /health`: 200 also during a rebuild, which a supervisor that restarts a failing process would end.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
     let status = match engine.is_alive() {
@@ -43,11 +42,8 @@ pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiErro
     Ok(HttpResponse::Ok().json(json!({ "status": "ready" })))
 }
 
-/// Checks that the engine takes new requests, for load balancers: `/ready`, and gRPC's health checks, which gateways
-/// make. Unlike `/health`, it fails during a rebuild.
-///
-/// # Errors
-/// The reason why it takes none: the engine is loading, rebuilding or has ended, or the server shuts down.
+/// Checks that the engine takes new requests, for `/ready` and gRPC's health checks. Unlike `/health`, it fails
+/// during a rebuild. The error says why: the engine is loading, rebuilding or has ended, or the server shuts down.
 pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     let engine = &state.serving()?.engine;
     if engine.is_ready() {
@@ -69,13 +65,11 @@ pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpRespons
     Ok(HttpResponse::Ok().json(json!({ "status": "ok" })))
 }
 
-/// Answers `GET /v1/models`.
 pub(super) async fn models(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let cards = [model_card(&state)?];
     Ok(HttpResponse::Ok().json(json!({ "object": "list", "data": cards })))
 }
 
-/// Answers `GET /v1/models/{id}`.
 pub(super) async fn model(
     state: Data<AppState>,
     id: Path<String>,
@@ -101,13 +95,11 @@ fn model_card(state: &AppState) -> Result<serde_json::Value, ApiError> {
     }))
 }
 
-/// Answers `GET /model_info`.
 pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let model = state.loaded()?.engine.model();
     Ok(HttpResponse::Ok().json(model_facts(model)))
 }
 
-/// Facts of a model.
 pub(super) fn model_facts(model: &ModelInfo) -> Value {
     json!({
         "model_path": model.model_path,
@@ -124,12 +116,10 @@ pub(super) fn model_facts(model: &ModelInfo) -> Value {
     })
 }
 
-/// Answers `GET /server_info`.
 pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(server_facts(&state).await?))
 }
 
-/// Facts of a server and its engine.
 pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);
@@ -161,7 +151,6 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     }))
 }
 
-/// Answers `GET /metrics` in the Prometheus text format.
 pub(super) async fn metrics(state: Data<AppState>) -> HttpResponse {
     let page = state.render_metrics();
     HttpResponse::Ok()

@@ -11,7 +11,6 @@ use super::config::ServerConfig;
 use super::error::ApiError;
 use super::state::AppState;
 
-/// Anthropic's header.
 const X_API_KEY: &str = "x-api-key";
 
 /// Lets requests through that show the key or the admin's, and all of them where there is no key.

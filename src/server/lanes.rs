@@ -18,16 +18,13 @@ use crate::engine::{Canceller, Generation};
 use crate::error::RequestError;
 use crate::request::{Event, GenerateRequest};
 
-/// One request in the engine.
 pub(super) struct Lane {
     generation: Generation,
-    /// Log probabilities that may be kept of the whole call.
+    /// The limit of log probabilities kept for the whole call.
     max_logprob_entries: usize,
     /// The memory of the prompt's parts, until the first event: by then it is encoded.
     prompt_charge: Option<Arc<BodyCharge>>,
-    /// The memory of the call's tools and constraints.
     _request_charge: Option<Arc<BodyCharge>>,
-    /// The memory of the call's answers.
     answer: Option<AnswerCharge>,
     observed: Observed,
     _listed: Listed,
@@ -69,7 +66,6 @@ impl Lane {
         lanes.first()?.answer.clone()
     }
 
-    /// The lanes with the charges of their call's body.
     pub(super) fn with_charges(lanes: Vec<Self>, charges: Charges) -> Vec<Self> {
         let (prompt, request) = (Arc::new(charges.prompt), Arc::new(charges.request));
         let charged = |lane| Self {
@@ -119,7 +115,6 @@ impl Lane {
     }
 }
 
-/// Refuses to keep more log probabilities of one call than the limit.
 pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> {
     if kept <= limit {
         Ok(())
@@ -131,7 +126,6 @@ pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> 
     }
 }
 
-/// Events of one lane under its key.
 pub(super) type Events<K> = Pin<Box<dyn Stream<Item = (K, Event)>>>;
 
 /// Events of many lanes as they come, keyed by their index.

@@ -13,14 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::exchange::{X_REQUEST_ID, log_late_head, new_id};
 
-/// How the dispatcher's own answer begins.
 const STATUS_LINE: &[u8] = b"HTTP/1.1 408 Request Timeout\r\n";
 
 /// A connection whose late heads are answered with an id.
 pub(super) struct LateHeads<S> {
     inner: S,
     client: Option<SocketAddr>,
-    /// The access log is on.
     is_logged: bool,
     /// The connection has waited for a head since then.
     waits_since: Instant,

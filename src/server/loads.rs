@@ -22,7 +22,6 @@ use crate::metrics::EngineLoad;
 const RANK: &str = "0";
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
-/// The parts that a gateway may request.
 #[derive(Deserialize)]
 pub(super) struct Wish {
     include: Option<String>,
@@ -31,8 +30,7 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// A section is wanted by its name, by `all`, or where none is named. Unknown names belong to other versions, and
-    /// are no error.
+    /// A section is wanted by its name, by `all`, or if none is named. Unknown names are no error.
     fn includes(&self, section: &str) -> bool {
         let named = self.include.as_deref().unwrap_or_default();
         let mut names = named.split(',').map(str::trim);
@@ -56,7 +54,6 @@ fn must_be(name: &str, value: &Option<String>, only: &str, wanted: &str) -> Resu
     }
 }
 
-/// One rank's load, under SGLang's names.
 #[derive(Serialize)]
 struct RankLoad {
     dp_rank: usize,
@@ -131,7 +128,7 @@ impl RankLoad {
 }
 
 impl Memory {
-    /// The memory of a host's own executor is unknown.
+    /// `None` for a host's own executor, whose memory is unknown.
     fn of(model: &ModelInfo) -> Option<Self> {
         let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
         model.memory.as_ref().map(|memory| Self {
@@ -173,7 +170,6 @@ pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiE
     Ok(HttpResponse::Ok().json(load_facts(&state).await?))
 }
 
-/// The load in its older form.
 pub(super) async fn load_facts(state: &AppState) -> Result<Value, ApiError> {
     let load = state.loaded()?.engine.load().await?;
     let stats = &load.stats;

@@ -36,7 +36,6 @@ impl OpenRequests {
         self.cancel_if(|rid| stands_for(name, rid))
     }
 
-    /// Cancels everything and returns how many requests that were.
     pub(super) fn cancel_all(&self) -> usize {
         self.cancel_if(|_| true)
     }
@@ -70,7 +69,6 @@ pub(super) fn stands_for(name: &str, rid: &str) -> bool {
     }
 }
 
-/// A request's entry.
 pub(super) struct Listed {
     open_requests: OpenRequests,
     key: u64,

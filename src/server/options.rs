@@ -15,7 +15,6 @@ pub(super) struct Sharing {
     cache_salt: Option<String>,
 }
 
-/// How soon requests are served, and for how long.
 #[derive(Debug, Default)]
 pub(super) struct Urgency {
     pub(super) priority: Option<i64>,
@@ -81,10 +80,7 @@ impl Options {
             .and(Urgency::table(), |options| &mut options.urgency)
     }
 
-    /// The namespace of the call's prompts.
-    ///
-    /// # Errors
-    /// A name is longer than the limit.
+    /// The namespace of the call's prompts. Fails for a name longer than the limit.
     pub(super) fn namespace(&self, limits: CallLimits<'_>) -> Result<Namespace, ApiError> {
         let Sharing {
             extra_key,

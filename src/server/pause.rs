@@ -39,7 +39,6 @@ pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(done("generation is paused"))
 }
 
-/// Ends a pause.
 pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     state.loaded()?.engine.set_paused(false).await?;
     Ok(done("generation continues"))

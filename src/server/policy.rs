@@ -1,4 +1,4 @@
-//! `POST /set_policy`.
+//! Handles `POST /set_policy`.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -15,7 +15,6 @@ use super::state::AppState;
 use crate::actors::messages::SetPolicy;
 use crate::field::check_bytes;
 
-/// Longest name that an error repeats, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 /// Swaps the scheduling policy, the eviction policy or both while the engine runs, and answers with both.

@@ -30,8 +30,7 @@ struct Ended {
 }
 
 impl Probe {
-    /// Waits for the outcome of the probe in flight, of the last one while that is fresh, or of a new one, which may
-    /// take `timeout_s`.
+    /// Waits for the outcome of the probe in flight, of a fresh one, or of a new one, which may take `timeout_s`.
     pub(super) async fn outcome(
         &self,
         engine: &EngineHandle,

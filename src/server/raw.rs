@@ -20,12 +20,10 @@ impl Raw {
         Self(body.slice_ref(value.get().as_bytes()))
     }
 
-    /// A value of the server's own.
     pub(super) fn from_value(value: &serde_json::Value) -> Self {
         Self(Bytes::from(value.to_string()))
     }
 
-    /// JSON that the server wrote.
     pub(super) fn of_bytes(json: &[u8]) -> Self {
         Self(Bytes::copy_from_slice(json))
     }
@@ -71,31 +69,21 @@ impl Raw {
         &self.0
     }
 
-    /// How many values there are in it, itself included: at least as many as there are.
+    /// An upper bound of the number of values in it, itself included.
     pub(super) fn count_values(&self) -> usize {
         field::count_values(&self.0)
     }
 
-    /// Parses it.
-    ///
-    /// # Errors
-    /// Names the field and where its text is no JSON.
+    /// Errors name the field and the place where its text is no JSON.
     pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
         self.parse_seed(name, std::marker::PhantomData)
     }
 
     /// Parses it in full; its values must have been counted before.
-    ///
-    /// # Errors
-    /// As [`Raw::parse`].
     pub(super) fn parse_tree(&self, name: &str) -> Result<serde_json::Value, ApiError> {
         self.parse(name).map(|Tree(tree)| tree)
     }
 
-    /// Parses it with `seed`.
-    ///
-    /// # Errors
-    /// As [`Raw::parse`].
     pub(super) fn parse_seed<'a, S: DeserializeSeed<'a>>(
         &'a self,
         name: &str,
@@ -112,9 +100,6 @@ impl Raw {
     }
 
     /// The first items of a list, at most `limit`, and how many it has.
-    ///
-    /// # Errors
-    /// As [`Raw::parse`].
     pub(super) fn items(&self, name: &str, limit: usize) -> Result<(Vec<Self>, usize), ApiError> {
         let (items, len) = self.parse_seed(name, FirstItems(limit))?;
         let items = items.into_iter().map(|item| Self::of(&self.0, item));
@@ -136,13 +121,11 @@ impl Raw {
         entries.find_map(|(known, value)| (known == name).then_some(value))
     }
 
-    /// The JSON.
     pub(super) fn text(&self) -> std::borrow::Cow<'_, str> {
         String::from_utf8_lossy(&self.0)
     }
 }
 
-/// Reads the fields of an object.
 struct Entries;
 
 impl<'de> DeserializeSeed<'de> for Entries {

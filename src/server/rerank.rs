@@ -57,10 +57,8 @@ const RESULT_BYTES: usize = 96;
 /// Copies of a returned document: its text and its JSON.
 const DOCUMENT_COPIES: usize = 2;
 
-/// The documents of a call.
 struct Documents {
     texts: Vec<String>,
-    /// Bytes of their JSON.
     bytes: usize,
 }
 
@@ -84,13 +82,11 @@ struct Call {
     answer: Answered,
 }
 
-/// The form of the answer and its extent.
 struct Answered {
     /// A list of scores and no object, as Text Embeddings Inference answers.
     is_bare: bool,
     /// The texts to return, of all documents.
     texts: Option<Documents>,
-    /// Most results.
     top_n: usize,
 }
 
@@ -116,7 +112,6 @@ struct Document {
     text: String,
 }
 
-/// A result as Text Embeddings Inference has it.
 #[derive(Serialize)]
 struct Rank {
     index: usize,
@@ -125,7 +120,6 @@ struct Rank {
     text: Option<String>,
 }
 
-/// Answers `POST /v1/rerank`.
 pub(super) async fn rerank(
     state: Data<AppState>,
     body: JsonBody,
@@ -142,10 +136,7 @@ pub(super) async fn rerank(
     Ok(whole::json(json, charge))
 }
 
-/// The tokens of the two answers.
-///
-/// # Errors
-/// The engine has no tokenizer, or the vocabulary writes an answer with several tokens.
+/// Fails if the engine has no tokenizer, or if an answer is not a single token of the vocabulary.
 fn labels(engine: &EngineHandle) -> Result<Labels, ApiError> {
     let tokenizer = encode::tokenizer(engine)?;
     let vocab_size = engine.model().vocab_size;
@@ -163,7 +154,6 @@ fn labels(engine: &EngineHandle) -> Result<Labels, ApiError> {
     })
 }
 
-/// The fields of a call.
 pub(super) fn table() -> Table<Body> {
     let documents = |facts: &Facts| {
         let with_text = object().has("text", text()).shape();
@@ -293,7 +283,6 @@ fn inner_instruction(
     Ok(given.into_iter().flatten().find(|text| !text.is_empty()))
 }
 
-/// The prompt up to the document.
 fn prompt_start(instruction: &str, query: &str) -> String {
     format!(
         "<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n\

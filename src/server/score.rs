@@ -27,7 +27,6 @@ const QUERY: &str = "query";
 const ITEMS: &str = "items";
 const LABELS: &str = "label_token_ids";
 
-/// Bytes that a score takes at most as JSON.
 const SCORE_BYTES: usize = 26;
 
 #[derive(Default)]
@@ -45,7 +44,6 @@ struct Call {
     labels: Labels,
 }
 
-/// Answers `POST /v1/score`.
 pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let model = state.serving()?.engine.model();
     let (call, charges) = Call::parse(body.0, scoring::limits(&state)?, model.vocab_size)?;
@@ -68,7 +66,6 @@ pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(whole::json(answer.to_string().into_bytes(), charge))
 }
 
-/// The fields of a call.
 pub(super) fn table() -> Table<Body> {
     let labels_shape = |facts: &Facts| {
         let labels = list(token_id()).longer_than(0);

@@ -30,17 +30,11 @@ pub(super) struct Requests {
     pub(super) urgency: Urgency,
 }
 
-/// The outcome of a call, with an entry for each prompt.
 pub(super) struct Scored {
-    /// The scores of the labels, in their order.
     pub(super) scores: Vec<Vec<f64>>,
     pub(super) usages: Vec<Usage>,
 }
 
-/// The limits of a call.
-///
-/// # Errors
-/// There is no engine for it.
 pub(super) fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
     Ok(CallLimits {
         max_requests: state.config().max_batch_requests,
@@ -61,10 +55,6 @@ pub(super) fn charge_copies(
     fields.charge_request_bytes(copies.saturating_add(other_bytes))
 }
 
-/// Computes the scores of the labels after each prompt.
-///
-/// # Errors
-/// Those of the requests.
 pub(super) async fn run(
     state: &Data<AppState>,
     requests: Requests,
@@ -114,7 +104,6 @@ fn usage(transcript: &Transcript) -> Usage {
     }
 }
 
-/// The scores of the labels after one prompt, in their order.
 fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> {
     let first = transcript.output_logprobs.first();
     let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
@@ -128,7 +117,7 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
         let sum: f64 = shares.iter().sum();
         shares.iter().map(|share| share / sum).collect()
     };
-    // A label that no distribution has room for is not a number in JSON.
+    // JSON has no NaN, the share where all log probabilities are infinite.
     Ok(shares
         .into_iter()
         .map(|share| if share.is_finite() { share } else { 0.0 })

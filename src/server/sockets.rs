@@ -23,13 +23,9 @@ use super::late_heads::LateHeads;
 
 /// Seconds for the last bytes to reach slow clients, and for idle connections to close.
 const FLUSH_S: u64 = 2;
-/// Time limit for closing a connection.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A server of `app` on `listener`, to be awaited or spawned.
-///
-/// # Errors
-/// The errors of the socket.
+/// A server of `app` on `listener`, to be awaited or spawned. Errors are those of the socket.
 pub(super) fn listen<F, A, S, B>(
     app: F,
     listener: TcpListener,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
-/// The part of the vocabulary that clients see.
 pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;
@@ -40,8 +39,7 @@ fn raw_bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_level).collect()
 }
 
-/// The byte of a character of a byte-level vocabulary: printable bytes map to themselves, the others are numbered from
-/// U+0100 on.
+/// Inverts GPT-2's table of bytes: printable bytes map to themselves, the others are numbered from U+0100 on.
 fn byte_level(character: char) -> Option<u8> {
     let is_printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(character).checked_sub(0x100) {
@@ -57,7 +55,6 @@ fn byte_level(character: char) -> Option<u8> {
 pub(super) struct Spelling(Option<Arc<dyn SpellTokens>>);
 
 impl Spelling {
-    /// The spelling of an engine's tokenizer.
     pub(super) fn of(text: Option<&Arc<TextModel>>) -> Self {
         Self(text.map(|text| text.clone() as Arc<dyn SpellTokens>))
     }
@@ -94,7 +91,6 @@ impl Spelling {
         bytes
     }
 
-    /// The text of a prompt of tokens.
     pub(super) fn text(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> = tokens
             .iter()

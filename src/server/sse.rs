@@ -33,7 +33,6 @@ pub(super) trait Render: Unpin + 'static {
         0
     }
 
-    /// The event when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
 
     /// The event when a lane has failed, and the others with it.
@@ -53,7 +52,6 @@ pub(super) trait Render: Unpin + 'static {
         out.done();
     }
 
-    /// The bytes that keep an idle stream open.
     fn keep_alive(&mut self, out: &mut Chunks) {
         out.comment();
     }
@@ -72,7 +70,6 @@ enum Chunk {
 pub(super) struct Chunks(VecDeque<Chunk>);
 
 impl Chunks {
-    /// Adds an event.
     pub(super) fn data(&mut self, value: &impl Serialize) {
         let out = self.end();
         out.extend_from_slice(b"data: ");
@@ -80,7 +77,6 @@ impl Chunks {
         out.extend_from_slice(b"\n\n");
     }
 
-    /// Adds an event with a name.
     pub(super) fn event(&mut self, name: &str, value: &impl Serialize) {
         self.text(format!("event: {name}\n").as_bytes());
         self.data(value);
@@ -118,12 +114,10 @@ impl Chunks {
         chunks.flatten().collect()
     }
 
-    /// Adds an event with a name, whose JSON is written already.
     pub(super) fn named(&mut self, name: &str, json: &[u8]) {
         write_named(self.end(), name, json);
     }
 
-    /// Adds the end of a stream.
     pub(super) fn done(&mut self) {
         self.text(b"data: [DONE]\n\n");
     }
@@ -132,7 +126,6 @@ impl Chunks {
         self.end().extend_from_slice(text);
     }
 
-    /// The bytes at the end, which can be appended to.
     fn end(&mut self) -> &mut Vec<u8> {
         if !matches!(self.0.back(), Some(Chunk::Written(_))) {
             self.0.push_back(Chunk::Written(Vec::new()));
@@ -148,7 +141,6 @@ impl Chunks {
     }
 }
 
-/// Adds an event with a name.
 pub(super) fn write_named(out: &mut Vec<u8>, name: &str, json: &[u8]) {
     out.reserve(name.len() + json.len() + 24);
     out.extend_from_slice(b"event: ");
@@ -163,7 +155,6 @@ pub(super) fn whole(events: Vec<u8>, charge: Option<AnswerCharge>) -> HttpRespon
     stream_head().body(charged_pieces(events, charge))
 }
 
-/// The head of a stream.
 fn stream_head() -> HttpResponseBuilder {
     let mut response = HttpResponse::Ok();
     response

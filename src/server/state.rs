@@ -24,14 +24,12 @@ use crate::metrics::in_order;
 /// Prompts whose tokens are counted at once.
 const MAX_COUNTS: usize = 2;
 
-/// Renders the Prometheus page.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// The slot for an engine that is loaded while the server already answers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct EngineSlot(Arc<OnceLock<Result<Loaded, String>>>);
 
-/// A loaded engine.
 pub(super) struct Loaded {
     pub(super) engine: EngineHandle,
     pub(super) spelling: Spelling,
@@ -49,7 +47,6 @@ impl EngineSlot {
         let _ = self.0.set(Err(reason.into()));
     }
 
-    /// The engine, if it is loaded.
     pub fn engine(&self) -> Option<&EngineHandle> {
         self.loaded().ok().map(|loaded| &loaded.engine)
     }
@@ -63,7 +60,6 @@ impl EngineSlot {
     }
 }
 
-/// One server's state, shared as `web::Data`.
 pub struct AppState {
     config: ServerConfig,
     slot: EngineSlot,
@@ -83,7 +79,6 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// The state of a server that is not draining and has no requests.
     pub fn new(config: ServerConfig, slot: EngineSlot, render_metrics: RenderMetrics) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -105,7 +100,7 @@ impl AppState {
         }
     }
 
-    /// The same, whose requests are traced.
+    /// Traces this server's requests.
     pub fn with_traces(self, traces: Arc<dyn Traces>) -> Self {
         Self {
             traces: Some(traces),
@@ -113,12 +108,10 @@ impl AppState {
         }
     }
 
-    /// The server's configuration.
     pub fn config(&self) -> &ServerConfig {
         &self.config
     }
 
-    /// The place of the engine.
     pub fn slot(&self) -> &EngineSlot {
         &self.slot
     }
@@ -131,7 +124,6 @@ impl AppState {
         }
     }
 
-    /// True once draining.
     pub fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
@@ -212,7 +204,6 @@ impl AppState {
     }
 }
 
-/// A WebSocket's place.
 pub(super) struct OpenWebSocket(Arc<AppState>);
 
 impl Drop for OpenWebSocket {

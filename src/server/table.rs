@@ -52,7 +52,6 @@ impl<B: Default + 'static> Table<B> {
         })
     }
 
-    /// A text that may be absent.
     pub(super) fn text(
         self,
         name: &'static str,
@@ -141,10 +140,7 @@ impl<B: Default + 'static> Table<B> {
         self
     }
 
-    /// Reads the fields.
-    ///
-    /// # Errors
-    /// The first that is not as its row says.
+    /// Fails at the first field that is not as its row says.
     pub(super) fn read(&self, fields: &mut Fields, limits: CallLimits<'_>) -> Result<B, ApiError> {
         let mut body = B::default();
         for row in &self.0 {
@@ -153,7 +149,6 @@ impl<B: Default + 'static> Table<B> {
         Ok(body)
     }
 
-    /// The schema of the fields.
     pub(super) fn shape(&self, facts: &Facts) -> ObjectShape {
         self.0.iter().fold(object(), |fields, row| {
             let shape = (row.describe)(facts);

@@ -29,11 +29,10 @@ use crate::model::text::TextModel;
 use crate::request::Prompt;
 use crate::state::detok::TokenText;
 
-/// Most token ids of one call.
 const MAX_TOKENS: usize = 1 << 20;
 /// Bytes that an id takes in memory and as JSON, for each byte of text at most one.
 const ID_BYTES: usize = 12;
-/// The same with the token's text.
+/// Bytes that an id and the token's text take in memory and as JSON.
 const TEXT_BYTES: usize = 52;
 
 /// Fields of other servers that would change the tokens. Those of sampling may come with the body of a chat.

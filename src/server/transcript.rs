@@ -22,23 +22,17 @@ pub(super) struct News {
     pub(super) end: Option<TranscriptEnd>,
 }
 
-/// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TranscriptEnd {
     pub(super) reason: FinishReason,
     /// Seconds from intake to the end.
     pub(super) e2e_latency_s: f64,
-    /// The prompt's tokens.
     pub(super) prompt: Arc<[u32]>,
-    /// The prompt's embedding.
     pub(super) embedding: Option<Arc<[f32]>>,
 }
 
 impl News {
-    /// Splits an event into content and end.
-    ///
-    /// # Errors
-    /// The reason of a failed request.
+    /// Splits an event into content and end; the error is the reason of a failed request.
     pub(super) fn of(event: Event) -> Result<Self, RequestError> {
         match event {
             Event::Delta(delta) => Ok(Self { delta, end: None }),
@@ -59,13 +53,11 @@ impl News {
         }
     }
 
-    /// How many log probabilities it has.
     pub(super) fn logprob_entries(&self) -> usize {
         entries(&self.delta.input_logprobs) + entries(&self.delta.output_logprobs)
     }
 
-    /// Hands on the same content in pieces, each with a bounded number of log probabilities. Text and end come with the
-    /// last.
+    /// Splits the content so that each piece has a bounded number of log probabilities. Text and end come last.
     pub(super) fn in_pieces(mut self, mut hand_on: impl FnMut(Self)) {
         if self.logprob_entries() > MAX_PIECE_ENTRIES {
             let usage = self.delta.usage;
@@ -143,7 +135,6 @@ pub(super) struct Transcript {
 }
 
 impl Transcript {
-    /// Adds a delta or end.
     pub(super) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.text.push_str(&delta.text);

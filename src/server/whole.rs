@@ -18,7 +18,6 @@ use crate::error::RequestError;
 
 /// Largest answer that a worker writes itself.
 pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;
-/// Bytes that go to a connection at once.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Answers with the JSON that `write` makes of the transcripts, whose memory `charge` holds until the answer has left.
@@ -60,10 +59,7 @@ pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
     }
 }
 
-/// The JSON that `write` makes, of about `json_bytes` bytes.
-///
-/// # Errors
-/// The runtime ended before a large one was written.
+/// The JSON that `write` makes, of about `json_bytes` bytes. Fails if the runtime ends first.
 pub(super) async fn written(
     json_bytes: usize,
     write: impl FnOnce() -> Vec<u8> + Send + 'static,
@@ -75,7 +71,6 @@ pub(super) async fn written(
     }
 }
 
-/// Runs `write` on a thread for such work.
 pub(super) fn aside(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHandle<Vec<u8>> {
     spawn_blocking(write)
 }
@@ -85,13 +80,11 @@ pub(super) fn lost() -> ApiError {
     RequestError::EngineDown("the answer was lost while it was written".to_owned()).into()
 }
 
-/// Takes the next piece off `bytes`; `None` if there are none.
 pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {
     let length = bytes.len().min(PIECE_BYTES);
     (length > 0).then(|| bytes.split_to(length))
 }
 
-/// A body that is sent piece by piece.
 struct Pieces {
     bytes: Bytes,
     _charge: Option<AnswerCharge>,

@@ -10,15 +10,12 @@ use crate::error::{PromptTokens, RequestError};
 pub(super) enum Dialect {
     /// OpenAI's completions, and every endpoint without words of another API.
     OpenAi,
-    /// OpenAI's responses.
     Responses,
-    /// Anthropic's messages.
     Anthropic,
     /// SGLang's `/generate`, by HTTP, WebSocket and gRPC.
     Sglang,
 }
 
-/// A prompt that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overflow {
     prompt_tokens: PromptTokens,
@@ -26,7 +23,6 @@ pub(super) struct Overflow {
 }
 
 impl Overflow {
-    /// The overflow that an error reports, if any.
     pub(super) fn of(error: &RequestError) -> Option<Self> {
         match error {
             RequestError::PromptTooLong {
@@ -40,7 +36,6 @@ impl Overflow {
         }
     }
 
-    /// The message in the words of an API.
     pub(super) fn told_in(self, dialect: Dialect) -> String {
         let Self {
             prompt_tokens,

@@ -15,14 +15,12 @@ use super::trace::{Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const MAX_LINE_BYTES: usize = 4096;
 const MAX_FIELDS: usize = 64;
-/// Characters of a header that an error shows.
 const SHOWN_CHARS: usize = 80;
 /// Bytes of a moment up to its seconds: a fraction and a zone may follow.
 const MOMENT_BYTES: usize = "2023-11-16 18:17:03".len();
 /// Hours by which a zone is off at most.
 const MAX_ZONE_HOURS: i64 = 23;
 
-/// Parses the first `limit` requests.
 pub(super) fn parse(
     start: Place<'_>,
     mut reader: impl BufRead,

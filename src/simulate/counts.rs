@@ -9,7 +9,6 @@ pub(super) fn whole(number: f64) -> Option<u64> {
     is_whole.then_some(number as u64)
 }
 
-/// Checks a number of tokens.
 pub(super) fn tokens(place: Place<'_>, field: &str, value: u64) -> Result<u32, SimulateError> {
     let tokens = u32::try_from(value)
         .ok()

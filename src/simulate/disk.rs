@@ -11,11 +11,9 @@ use super::SimulateError;
 use super::hardware::Hardware;
 use super::pool::storage;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct StoreModel {
     pub(super) shape: StoreShape,
-    /// Bytes on the disk at most.
     pub(super) disk_bytes: u64,
     pub(super) read_bytes_per_s: f64,
     pub(super) write_bytes_per_s: f64,
@@ -28,9 +26,7 @@ pub struct StoreModel {
 impl StoreModel {
     /// The store of `devices` devices of a kind with this model, `None` where the configuration names no folder for
     /// one. Nothing is written there. `info` is the engine's description of the model under the same configuration.
-    ///
-    /// # Errors
-    /// A device whose disk is not described, blocks that cannot be stored, bounds that hold none of them.
+    /// Fails if the device's disk is not described, if blocks cannot be stored, or if the bounds hold no block.
     pub fn new(
         config: &EngineConfig,
         model: &ModelConfig,
@@ -85,12 +81,11 @@ impl StoreModel {
         self.shape.geometry.payload_bytes(kind) as u64
     }
 
-    /// The same with the record's overhead on disk.
+    /// `payload_bytes` plus the record's overhead on disk.
     pub fn record_bytes(&self, kind: BlockKind) -> u64 {
         self.shape.geometry.record_bytes(kind)
     }
 
-    /// How long a step takes longer by its copies, in seconds.
     pub(super) fn copies_s(&self, copies: &BlockCopies) -> f64 {
         let [block, state] = [BlockKind::Kv, BlockKind::State].map(|kind| self.payload_bytes(kind));
         let saved = copies.saves.iter().map(|save| match save.from {

@@ -28,13 +28,9 @@ use crate::state::scheduler::submission::Submission;
 use crate::state::step::{RowWork, StepOutput, StepPlan};
 use crate::state::tiers::PrefillRate;
 
-/// The simulated engine, without the load.
 pub struct Simulation<'a> {
-    /// How the engine is configured.
     pub config: &'a EngineConfig,
-    /// The facts of its model, and its pool.
     pub model: &'a ModelInfo,
-    /// How long its steps take.
     pub roofline: &'a Roofline,
     /// Its KV store, if it has one. It begins empty.
     pub store: Option<&'a StoreModel>,
@@ -43,10 +39,7 @@ pub struct Simulation<'a> {
     pub ignore_eos: bool,
 }
 
-/// Runs a trace to its end.
-///
-/// # Errors
-/// A configuration that cannot be used; a pool of more pages than can be simulated.
+/// Runs a trace to its end. Fails for a configuration that cannot be used, or a pool with too many pages to simulate.
 pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, SimulateError> {
     let mut engine = VirtualEngine::new(simulation)?;
     engine.run(trace)?;
@@ -68,14 +61,11 @@ struct VirtualEngine<'a> {
     outcome: Outcome,
 }
 
-/// The admitted requests.
 #[derive(Default)]
 struct Inside {
     requests: usize,
     prompt_tokens: usize,
-    /// The next request of the trace to admit.
     next: usize,
-    /// The number of requests that have arrived.
     arrived: usize,
     /// The number of arrived requests that were counted if they wait outside.
     seen_outside: usize,
@@ -235,7 +225,6 @@ impl<'a> VirtualEngine<'a> {
         });
     }
 
-    /// Plans until there is nothing to plan.
     fn pump(&mut self) {
         loop {
             self.run_store();

@@ -4,54 +4,35 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{ConfigError, LoadError, StartError};
 
-/// Why something cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {
     /// A file cannot be opened or read, or is not a trace.
     #[error("{}: {reason}", file.display())]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// The fault, and advice.
-        reason: String,
-    },
-    /// A line of a trace cannot be used.
+    File { file: PathBuf, reason: String },
     #[error("{}, line {line}: {field} {reason}", file.display())]
     Line {
-        /// The file.
         file: PathBuf,
-        /// Line number, from 1.
         line: u64,
         /// The column or key.
         field: String,
         /// Its value, and the expectation.
         reason: String,
     },
-    /// A value cannot be used.
     #[error("{what} {reason}")]
     Value {
-        /// The name of the value.
         what: String,
         /// The value and its limits.
         reason: String,
     },
-    /// The engine's configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The model's shape cannot be used, or does not fit into the memory.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The engine's parts cannot be made.
     #[error(transparent)]
     Start(#[from] StartError),
     /// A bug: requests are inside, no step is in flight and none is planned.
     #[error("the scheduler made no progress with {inside} requests in flight at {now_s:.3} s")]
-    Stuck {
-        /// Requests inside.
-        inside: usize,
-        /// Virtual time, in seconds.
-        now_s: f64,
-    },
+    Stuck { inside: usize, now_s: f64 },
 }
 
 impl SimulateError {
@@ -66,7 +47,6 @@ impl SimulateError {
     }
 }
 
-/// A position in a trace, for the errors.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub file: &'a Path,

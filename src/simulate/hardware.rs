@@ -29,18 +29,14 @@ const KNOWN: [(&str, &str); 6] = [
         include_str!("../../config/hardware/zen4-2-cores.toml"),
     ),
 ];
-/// Largest file of a device.
 const MAX_FILE_BYTES: u64 = 1 << 16;
 
-/// A device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// Its name.
     pub name: String,
     /// Where the numbers come from.
     pub source: String,
-    /// Memory, in GiB.
     pub memory_gib: f64,
     /// Peak memory bandwidth, in GB/s (10^9 bytes).
     pub bandwidth_gb_s: f64,
@@ -51,7 +47,7 @@ pub struct Hardware {
     /// Rates of the disk of the KV store, in GB/s: an assumption, since the disk is no part of the device. Without them there
     /// is no store.
     pub disk_read_gb_s: Option<f64>,
-    /// The same for writes.
+    /// Writes, see `disk_read_gb_s`.
     pub disk_write_gb_s: Option<f64>,
     /// The time of a read of the disk before its first byte, in microseconds.
     pub disk_latency_us: Option<f64>,
@@ -75,7 +71,6 @@ pub struct Tflops {
     pub float32: f64,
     /// Of 16-bit floats of either kind.
     pub float16: f64,
-    /// Of 8-bit integers.
     pub int8: f64,
 }
 
@@ -85,10 +80,7 @@ impl Hardware {
         KNOWN.iter().map(|(name, _)| *name)
     }
 
-    /// A device by its name, or from a file.
-    ///
-    /// # Errors
-    /// An unknown name, with a list of the known ones; a file that cannot be used, with key and value.
+    /// Errors list the known names, or name the key and value of a file that cannot be used.
     pub fn load(name_or_file: &str) -> Result<Self, SimulateError> {
         if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_file) {
             return Self::parse(Path::new(name), text);
@@ -176,7 +168,6 @@ impl Hardware {
         tflops * 1e12
     }
 
-    /// Memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         (self.memory_gib * f64::from(1_u32 << 30)) as u64
     }

@@ -17,7 +17,6 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 /// Latest time: three centuries, which admits milliseconds since 1970, but no nanoseconds.
 const MAX_TIMESTAMP_MS: f64 = 1e13;
 
-/// Parses the first `limit` requests.
 pub(super) fn parse(
     start: Place<'_>,
     mut reader: impl BufRead,

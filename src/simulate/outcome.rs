@@ -1,4 +1,4 @@
-//! The outcomes of requests, and the pool's usage meanwhile.
+//! The outcomes of simulated requests, and the pool's usage over time.
 
 use serde::Serialize;
 
@@ -10,7 +10,6 @@ const MAX_MOMENTS: usize = 1024;
 /// Length of an interval before the first two become one, in seconds.
 const FIRST_INTERVAL_S: f64 = 1e-3;
 
-/// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
     /// When it came, in seconds.
@@ -21,27 +20,20 @@ pub struct RequestOutcome {
     pub last_token_s: f64,
     /// Longest time between two of its tokens, in seconds.
     pub longest_gap_s: f64,
-    /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// Of those, tokens that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached_tokens: u32,
-    /// Of those, tokens that the KV store had on its disk.
+    /// Cached tokens that the KV store had on its disk.
     pub loaded_tokens: u32,
-    /// Tokens that it generated.
     pub output_tokens: u32,
-    /// Times it was retracted.
     pub retractions: u32,
-    /// How it ended.
     pub end: RequestFate,
 }
 
-/// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestFate {
-    /// With all its tokens.
     Finished,
-    /// Its prompt is longer than the context or the pool.
     TooLong,
     /// The engine gave it up.
     Failed,
@@ -50,13 +42,11 @@ pub enum RequestFate {
 /// The engine in one interval of time: the largest values in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Moment {
-    /// When it begins, in seconds.
     pub at_s: f64,
     /// Tokens of the pool that requests use, cached ones and their own.
     pub used_tokens: usize,
     /// Tokens of the pool that hold K/V, evictable ones included.
     pub held_tokens: usize,
-    /// Requests that prefill or decode.
     pub running_requests: usize,
     /// Requests that wait inside.
     pub waiting_requests: usize,
@@ -64,7 +54,7 @@ pub struct Moment {
     pub outside_requests: usize,
     /// Prompt tokens of admitted requests so far.
     pub prompt_tokens: u64,
-    /// Of those, tokens that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached_tokens: u64,
 }
 
@@ -99,7 +89,7 @@ impl Moment {
     }
 }
 
-/// Equal intervals, at most 1,024 however long it takes.
+/// Intervals of equal length, at most 1,024 for any simulated time.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     moments: Vec<Moment>,
@@ -120,7 +110,6 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Notes the engine's state from `moment` on; times never go back.
     pub(super) fn note(&mut self, moment: Moment) {
         while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
             self.halve();
@@ -135,7 +124,6 @@ impl Timeline {
         self.last = Some(moment);
     }
 
-    /// The intervals, in order.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
     }
@@ -148,34 +136,25 @@ impl Timeline {
     }
 }
 
-/// A whole simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Tokens of the KV pool.
     pub kv_tokens: usize,
-    /// The requests, in order of arrival.
     pub requests: Vec<RequestOutcome>,
-    /// The engine over time.
     pub timeline: Timeline,
     /// From the first arrival to the last token, in seconds.
     pub makespan_s: f64,
-    /// Of it, seconds in which a step ran.
+    /// Seconds of the makespan in which a step ran.
     pub busy_s: f64,
     /// Steps that only decoded.
     pub decode_steps: u64,
-    /// Steps that prefilled.
     pub prefill_steps: u64,
     /// Steps that did nothing but copy blocks for the KV store.
     pub copy_steps: u64,
-    /// Most requests in one step.
     pub largest_batch: usize,
-    /// Nodes evicted from the tree.
     pub evicted_nodes: u64,
     /// Requests that wait outside: the limit of requests or of prompt tokens was reached.
     pub waited_outside: usize,
-    /// The engine's own counters at the end.
     pub stats: EngineStats,
-    /// The fate of the blocks of the KV store, if there is one.
     pub store: Option<StoreOutcome>,
 }
 
@@ -198,12 +177,10 @@ impl Outcome {
         }
     }
 
-    /// Part of the admitted prompt tokens that came from the cache.
     pub fn hit_rate(&self) -> f64 {
         self.stats.cached_tokens as f64 / self.stats.prompt_tokens.max(1) as f64
     }
 
-    /// Prompt tokens that came from the KV store.
     pub fn loaded_tokens(&self) -> u64 {
         self.stats.store.map_or(0, |store| store.loaded_tokens)
     }
@@ -219,7 +196,6 @@ impl Outcome {
         self.loaded_tokens() as f64 / self.stats.prompt_tokens.max(1) as f64
     }
 
-    /// Requests that ended like this.
     pub fn ended(&self, end: RequestFate) -> impl Iterator<Item = &RequestOutcome> {
         self.requests
             .iter()

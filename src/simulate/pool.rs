@@ -34,10 +34,7 @@ pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
 }
 
 /// The engine's facts of the model, with a pool of `kv_tokens` tokens, or else as large as the memory plan of
-/// `devices` devices says.
-///
-/// # Errors
-/// When the weights and a page do not fit, or `kv_tokens` serve no request.
+/// `devices` devices says. Fails if the weights and a page do not fit, or if `kv_tokens` serve no request.
 pub fn model_info(
     config: &EngineConfig,
     model: &ModelConfig,

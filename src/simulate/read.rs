@@ -1,4 +1,4 @@
-//! Traces from files: the first byte identifies the format, the magic number gzip.
+//! Reads traces from files: the first byte identifies the format, the magic number gzip.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -17,7 +17,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Reads a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or not; of `max_requests` the first ones.
 ///
 /// # Errors
-/// Names file, line, field and value of the first thing that cannot be used.
+/// Names file, line, field and value of the first fault.
 pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, SimulateError> {
     let opened = File::open(file).map_err(|error| SimulateError::file(file, error))?;
     let mut reader = BufReader::new(opened);
@@ -36,9 +36,6 @@ pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, Sim
 }
 
 /// As [`read_trace`], of a text; `file` is for the errors.
-///
-/// # Errors
-/// As [`read_trace`].
 pub fn parse(
     file: &Path,
     mut reader: impl BufRead,

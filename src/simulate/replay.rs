@@ -19,47 +19,34 @@ use crate::state::pool::pages::{PageSize, PoolLedger};
 /// Most pages of a simulated pool: their ids alone take 1 GiB.
 pub const MAX_POOL_PAGES: usize = 1 << 28;
 
-/// A cache.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayCache {
-    /// Tokens a page.
     pub page_size: PageSize,
-    /// Which prefix goes first.
     pub eviction: EvictionPolicy,
     /// Tokens that it holds, in whole pages; `None` for all there are.
     pub kv_tokens: Option<usize>,
 }
 
-/// The counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
-    /// Prompts.
     pub prompts: usize,
-    /// Of those, prompts that are longer than the cache: they miss, and are not kept.
+    /// Prompts that are longer than the cache: they miss, and are not kept.
     pub too_long: usize,
-    /// Tokens of all prompts.
     pub prompt_tokens: u64,
-    /// Of those, tokens that were cached.
+    /// Prompt tokens that were cached.
     pub hit_tokens: u64,
-    /// Tokens evicted.
     pub evicted_tokens: u64,
-    /// Nodes of the tree evicted.
     pub evicted_nodes: u64,
-    /// Tokens cached at the end.
     pub cached_tokens: usize,
 }
 
 impl Replayed {
-    /// Part of the prompts' tokens that were cached.
     pub fn hit_rate(&self) -> f64 {
         self.hit_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
 }
 
-/// Replays a trace's prompts against a cache.
-///
-/// # Errors
-/// A cache of more pages than there may be, or of none.
+/// Fails for a cache with too many pages to simulate, or with none.
 pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, SimulateError> {
     let page_size = cache.page_size;
     let all_pages = || {

@@ -26,7 +26,6 @@ use crate::model::config::experts::ExpertsConfig;
 use crate::model::weights::TensorSpec;
 use crate::state::step::{RowWork, StepPlan};
 
-/// A model's steps on some devices.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     flops_per_s: f64,
@@ -39,7 +38,6 @@ pub struct Roofline {
     expert_weights: f64,
     expert_bytes: f64,
     experts: Option<ExpertsConfig>,
-    /// Weights of the output head, and their bytes.
     head_weights: f64,
     head_bytes: f64,
     /// Attention layers, those with equal windows and K/V together.
@@ -52,14 +50,10 @@ pub struct Roofline {
     exchange_s: f64,
 }
 
-/// The parts of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepCost {
-    /// Tokens that go through the model.
     pub tokens: u64,
-    /// Operations of the products with weights.
     pub linear_flops: f64,
-    /// Bytes of weights read.
     pub weight_bytes: f64,
     /// Operations of attention and with states.
     pub attention_flops: f64,
@@ -123,7 +117,6 @@ impl Roofline {
         }
     }
 
-    /// The parts of a step.
     pub fn cost(&self, plan: &StepPlan) -> StepCost {
         let mut cost = StepCost {
             weight_bytes: self.body_bytes,
@@ -165,7 +158,6 @@ impl Roofline {
         cost
     }
 
-    /// How long it takes, in seconds.
     pub fn seconds(&self, cost: &StepCost) -> f64 {
         let roof =
             |flops: f64, bytes: f64| (flops / self.flops_per_s).max(bytes / self.bytes_per_s);

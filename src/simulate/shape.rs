@@ -31,10 +31,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }
 
-/// A shape by its name, or from a `config.json`, the folder of one, or a GGUF file. Weights are not looked for.
-///
-/// # Errors
-/// An unknown name, with those there are; a configuration that the engine does not run.
+/// A shape by its name, or from a `config.json`, the folder of one, or a GGUF file. Needs no weights. Errors list
+/// the known names, or say why the engine does not run the configuration.
 pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
     if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_path) {
         return Ok(ModelConfig::parse(Path::new(name), text.as_bytes())?);

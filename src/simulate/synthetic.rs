@@ -10,18 +10,14 @@ use super::trace::{
     Blocks, MAX_REQUESTS, MAX_TOKENS, Prompt, Segment, Trace, TraceRequest, blocks_for,
 };
 
-/// A synthetic load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyntheticLoad {
-    /// Number of requests.
     pub requests: usize,
-    /// Requests a second.
     pub rate: f64,
     /// How arrivals are spread.
     pub arrivals: Arrivals,
     /// Prompt tokens after a shared prefix, or in all.
     pub input_tokens: Lengths,
-    /// Output tokens.
     pub output_tokens: Lengths,
     /// Prefixes there are to share.
     pub shared_prefixes: u32,
@@ -33,15 +29,12 @@ pub struct SyntheticLoad {
     pub seed: u64,
 }
 
-/// How arrivals are spread over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arrivals {
     /// Independent of each other: exponential gaps.
     #[default]
     Poisson,
-    /// Equal gaps.
     Uniform,
-    /// All at once.
     Burst,
 }
 
@@ -58,14 +51,11 @@ impl FromStr for Arrivals {
     }
 }
 
-/// A distribution of lengths, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
-    /// Always the same.
     Fixed(u32),
     /// From the first to the second, each as likely.
     Uniform(u32, u32),
-    /// With this mean.
     Exponential(f64),
     /// With this median, and this standard deviation of the logarithm.
     Lognormal(f64, f64),
@@ -134,10 +124,7 @@ impl Lengths {
 }
 
 impl SyntheticLoad {
-    /// Makes the requests.
-    ///
-    /// # Errors
-    /// A number that is out of range.
+    /// Fails for a number that is out of range.
     pub fn trace(&self) -> Result<Trace, SimulateError> {
         self.check()?;
         let mut rng = Rng::with_seed(self.seed);

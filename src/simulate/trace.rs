@@ -10,9 +10,7 @@ use super::SimulateError;
 
 /// Tokens of a block of a trace.
 pub const BLOCK_TOKENS: usize = 512;
-/// Longest prompt and output, in tokens.
 pub const MAX_TOKENS: u32 = 1 << 24;
-/// Most requests of a trace.
 pub const MAX_REQUESTS: usize = 4_000_000;
 /// Tokens of prompts are below this, tokens of outputs are not.
 pub const PROMPT_VOCAB: u32 = 1 << 31;
@@ -22,13 +20,11 @@ const STRIDE: u32 = 0x3243_f6a9;
 /// A run of tokens: the blocks from `first_block` on, the last one perhaps in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Index of the first block.
     pub first_block: u32,
     /// Length, in tokens.
     pub tokens: u32,
 }
 
-/// A prompt as runs of blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
     segments: SmallVec<[Segment; 2]>,
@@ -56,8 +52,7 @@ impl Prompt {
         self.len as usize
     }
 
-    /// Makes the tokens. Two blocks differ in every position, so prompts share the tokens of equal leading blocks and
-    /// not a token more.
+    /// Two blocks differ in every position, so prompts share the tokens of equal leading blocks and no others.
     pub fn tokens(&self) -> Arc<[u32]> {
         let mut tokens = Vec::with_capacity(self.len());
         for segment in &self.segments {
@@ -85,21 +80,16 @@ impl Prompt {
     }
 }
 
-/// One request of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceRequest {
     /// When it comes, in seconds since the trace began.
     pub arrival_s: f64,
-    /// Its prompt.
     pub prompt: Prompt,
-    /// Tokens that it generates.
     pub output_tokens: u32,
 }
 
-/// Requests in order of arrival.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// The requests.
     pub requests: Vec<TraceRequest>,
     /// Blocks are numbered below this.
     pub n_blocks: u32,
@@ -108,7 +98,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Prompt tokens of all requests.
     pub fn prompt_tokens(&self) -> u64 {
         self.requests
             .iter()
@@ -116,7 +105,6 @@ impl Trace {
             .sum()
     }
 
-    /// Output tokens of all requests.
     pub fn output_tokens(&self) -> u64 {
         self.requests
             .iter()
@@ -151,11 +139,8 @@ impl Trace {
         self
     }
 
-    /// The trace `times` times, one after another, each with new blocks: as many requests and tokens, at the same rate,
-    /// that share nothing with earlier repetitions.
-    ///
-    /// # Errors
-    /// More requests or blocks than there may be.
+    /// The trace `times` times, one after another, each with new blocks: as many requests and tokens, at the same
+    /// rate, that share nothing with earlier repetitions. Fails if that makes too many requests or blocks.
     pub fn repeated(self, times: u32) -> Result<Self, SimulateError> {
         let n_requests = self.requests.len().saturating_mul(times as usize);
         let n_blocks = u64::from(self.n_blocks) * u64::from(times);
@@ -215,7 +200,6 @@ impl Blocks {
     }
 }
 
-/// Blocks that `tokens` tokens take.
 pub(super) fn blocks_for(tokens: u32) -> u32 {
     tokens.div_ceil(BLOCK_TOKENS as u32)
 }

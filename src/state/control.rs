@@ -26,7 +26,6 @@ pub use crate::state::plan::probe::probe_prefixes;
 /// The configuration of the control states, which determines their decisions. A message log begins with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ControlSetup {
-    /// Limits of the scheduler and the pools.
     pub limits: SchedulerLimits,
     /// The scheduling policy, a name for [`schedule_policy`].
     pub schedule_policy: String,
@@ -36,25 +35,17 @@ pub struct ControlSetup {
 
 /// The states of one unit, initially empty. `S` is the Scheduler's state or a wrapper.
 pub struct ControlStates<S = Scheduler> {
-    /// The Scheduler's.
     pub scheduler: S,
-    /// The RadixCache's.
     pub cache: Box<dyn PrefixCache>,
-    /// The Allocator's.
     pub pools: Pools,
-    /// The ledger of lost resources.
     pub ledger: Arc<PoolLedger>,
-    /// Number of tree nodes evicted so far.
     pub evicted_nodes: u64,
 }
 
 /// The initiator of plans: a [`Scheduler`] or a wrapper.
 pub trait Plans {
-    /// See [`Scheduler::next`].
     fn next(&mut self) -> Next;
-    /// See [`Scheduler::prefixes_probed`].
     fn prefixes_probed(&mut self, probed: PrefixesProbed) -> Next;
-    /// See [`Scheduler::step_planned`].
     fn step_planned(&mut self, planned: StepPlanned) -> Next;
 }
 
@@ -75,15 +66,10 @@ impl Plans for Scheduler {
 /// A plan in flight between the states.
 #[derive(Debug)]
 pub enum Leg {
-    /// To the tree.
     ProbePrefixes(Box<ProbePrefixes>),
-    /// Back to the scheduler.
     PrefixesProbed(Box<PrefixesProbed>),
-    /// To the tree.
     PlanStep(Box<PlanStep>),
-    /// To the pools.
     ReservePages(Box<ReservePages>),
-    /// Back to the scheduler.
     StepPlanned(Box<StepPlanned>),
 }
 
@@ -101,17 +87,14 @@ impl TryFrom<Next> for Leg {
     }
 }
 
-/// The result of a leg.
 #[derive(Debug)]
 pub enum Carried {
-    /// The plan's next leg.
     On(Leg),
     /// The plan has returned to the scheduler, which decided its next message.
     Back(Next),
 }
 
 impl Carried {
-    /// The next leg, if any.
     pub fn on(self) -> Option<Leg> {
         match self {
             Self::On(leg) => Some(leg),
@@ -119,7 +102,6 @@ impl Carried {
         }
     }
 
-    /// The scheduler's message, if the plan has returned.
     pub fn back(self) -> Option<Next> {
         match self {
             Self::On(_) => None,
@@ -174,7 +156,6 @@ impl<S: Plans> ControlStates<S> {
         reserve
     }
 
-    /// Runs a plan's next leg.
     pub fn carry(&mut self, leg: Leg) -> Carried {
         match leg {
             Leg::ProbePrefixes(probe) => {
@@ -196,7 +177,6 @@ impl<S: Plans> ControlStates<S> {
 }
 
 impl<S> ControlStates<S> {
-    /// Wraps the scheduler.
     pub fn with_scheduler<T>(self, wrap: impl FnOnce(S) -> T) -> ControlStates<T> {
         ControlStates {
             scheduler: wrap(self.scheduler),

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-/// The pooling method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Pooling {
-    /// The last token's state.
     #[default]
     Last,
-    /// The mean of all tokens' states.
     Mean,
 }
 
@@ -16,7 +13,6 @@ impl Pooling {
     /// The names in requests.
     pub const NAMES: [&'static str; 2] = ["last", "mean"];
 
-    /// Looks up a method by name.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "last" => Some(Self::Last),
@@ -34,7 +30,6 @@ pub struct PoolSum {
 }
 
 impl PoolSum {
-    /// An empty sum.
     pub fn new(pooling: Pooling) -> Self {
         Self {
             pooling,
@@ -42,12 +37,10 @@ impl PoolSum {
         }
     }
 
-    /// The pooling method.
     pub fn pooling(&self) -> Pooling {
         self.pooling
     }
 
-    /// Adds the state of the next token.
     pub fn add(&mut self, state: &[f32]) {
         if self.sum.len() != state.len() || self.pooling == Pooling::Last {
             self.sum.clear();

@@ -19,13 +19,11 @@ pub const PIPELINE_DEPTH: usize = 2;
 /// One forward pass over prefill chunks and decodes.
 #[derive(Clone, Debug)]
 pub struct StepPlan {
-    /// The step.
     pub step: StepId,
     /// Rows that start (or restart after a retraction) with this step; applied before `table`.
     pub starts: Vec<RowStart>,
     /// Page-table edits, in order; applied before `rows`.
     pub table: Vec<TableDelta>,
-    /// The work, one entry per sequence.
     pub rows: Vec<StepRow>,
     /// Copies between KV memory and the store's buffers, made before `rows`; `None` without any.
     pub copies: Option<Box<BlockCopies>>,
@@ -55,7 +53,6 @@ pub struct BlockCopies {
 }
 
 impl BlockCopies {
-    /// True without copies.
     pub fn is_empty(&self) -> bool {
         self.saves.is_empty() && self.loads.is_empty()
     }
@@ -66,11 +63,9 @@ impl BlockCopies {
 pub struct BlockSave {
     /// The copy's ticket: the store keeps it only when ordered to.
     pub ticket: Ticket,
-    /// The source of the copy.
     pub from: BlockSource,
 }
 
-/// A part of the cache that fills one buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockSource {
     /// K/V of a block's tokens, on these pages, in order.
@@ -79,10 +74,8 @@ pub enum BlockSource {
     State(StateSlot),
 }
 
-/// Fetched blocks for a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLoad {
-    /// The fetch's ticket.
     pub ticket: Ticket,
     /// The row, which starts with this step.
     pub row: RowId,
@@ -90,13 +83,11 @@ pub struct BlockLoad {
     pub skip_tokens: u32,
     /// The positions after its prefix whose K/V is copied to the row's private pages; they count as computed.
     pub positions: Range<u32>,
-    /// Destinations of the state after them: the row's own slot, and another one if a copy is to stay. Empty where no
-    /// layer keeps a state.
+    /// Destinations of the state after them: the row's slot, and one for a copy that stays. Empty without states.
     pub states: SmallVec<[StateSlot; 2]>,
 }
 
 impl BlockLoad {
-    /// Splits the positions by block.
     pub fn parts(&self, block_tokens: usize) -> LoadParts {
         LoadParts {
             begins: (self.positions.start - self.skip_tokens) as usize,
@@ -106,7 +97,6 @@ impl BlockLoad {
     }
 }
 
-/// The positions of a [`BlockLoad`], block by block.
 #[derive(Clone, Debug)]
 pub struct LoadParts {
     /// The first position of the fetched blocks.
@@ -138,9 +128,7 @@ impl LoadParts {
 /// A sequence takes a row of the page table: resets the row's page list, sampler state and tokens.
 #[derive(Clone, Debug)]
 pub struct RowStart {
-    /// The row.
     pub row: RowId,
-    /// Its sequence.
     pub seq: SeqId,
     /// Prompt, then the output so far (not empty after a retraction).
     pub tokens: Arc<[u32]>,
@@ -148,7 +136,6 @@ pub struct RowStart {
     pub prompt_tokens: u32,
     /// Sampling parameters; `sampling_seed` is set.
     pub sampling: Arc<SamplingParams>,
-    /// The grammar of the output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Vectors that replace the prompt's tokens, which are placeholders.
     pub vectors: Option<Arc<PromptVectors>>,
@@ -171,38 +158,29 @@ impl RowStart {
     }
 }
 
-/// One edit of the page table.
 #[derive(Clone, Debug)]
 pub enum TableDelta {
-    /// Appends pages to a row.
     Append {
-        /// The row.
         row: RowId,
         /// The pages, in sequence order.
         pages: SmallVec<[PageId; 2]>,
     },
     /// Overwrites the pages of a row from page index `from` on with the tree's copies of the same tokens.
     Remap {
-        /// The row.
         row: RowId,
-        /// Index of the first page overwritten.
         from: u32,
         /// The new pages; boxed, since most edits are appends.
         pages: Box<PageRun>,
     },
     /// Appends window pages to a row of a model with window layers: one per page.
     AppendWindows {
-        /// The row.
         row: RowId,
-        /// The pages, in sequence order.
         pages: SmallVec<[PageId; 2]>,
     },
     /// Overwrites the window pages of a row from page index `from` on. A row starts with the dummy page for each page
     /// of its prefix, until this edit maps the visible ones.
     Windows {
-        /// The row.
         row: RowId,
-        /// Index of the first page overwritten.
         from: u32,
         /// The cached pages that replace them.
         pages: Box<PageRun>,
@@ -210,7 +188,6 @@ pub enum TableDelta {
 }
 
 impl TableDelta {
-    /// The edited row.
     pub fn row(&self) -> RowId {
         match self {
             Self::Append { row, .. }
@@ -221,24 +198,18 @@ impl TableDelta {
     }
 }
 
-/// The work of one sequence in one step.
 #[derive(Clone, Debug)]
 pub struct StepRow {
-    /// The row of the page table.
     pub row: RowId,
-    /// Its sequence.
     pub seq: SeqId,
-    /// The tokens that go through the model.
     pub work: RowWork,
     /// Samples the next token; false for all but the last chunk of a prefill.
     pub sample: bool,
-    /// The log probabilities to return.
     pub logprobs: Option<Arc<LogprobWish>>,
     /// Copies of the row's state during `work`, by position.
     pub saves: SmallVec<[StateSave; 1]>,
 }
 
-/// The query tokens of one row.
 #[derive(Clone, Debug)]
 pub enum RowWork {
     /// Computes and stores K/V for these positions of the row's tokens (given by [`RowStart::tokens`]).
@@ -254,7 +225,6 @@ pub enum RowWork {
 }
 
 impl RowWork {
-    /// Positions whose K/V this work writes.
     pub fn positions(&self) -> Range<u32> {
         match self {
             Self::Prefill { positions } => positions.clone(),
@@ -263,10 +233,8 @@ impl RowWork {
     }
 }
 
-/// The results of a step.
 #[derive(Clone, Debug)]
 pub struct StepOutput {
-    /// The step.
     pub step: StepId,
     /// One result for each row of the plan, in its order.
     pub rows: Vec<RowResult>,
@@ -280,26 +248,21 @@ impl StepOutput {
     }
 }
 
-/// The results of a step for one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
-    /// The sequence.
     pub seq: SeqId,
     /// Sampled tokens: none for a chunk that does not end its prefill, otherwise one (more with speculation).
     pub tokens: SmallVec<[u32; 2]>,
     /// Query tokens whose K/V stays valid (with speculation fewer than were fed); 0 for a row without input, since its
     /// sequence had ended before the step began.
     pub accepted: u32,
-    /// Log probabilities, if requested.
     pub logprobs: Option<Box<RowLogprobs>>,
-    /// Whether the row can continue.
     pub verdict: RowVerdict,
 }
 
 /// A step's finding about a row, in addition to its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowVerdict {
-    /// It can continue.
     #[default]
     Open,
     /// The logits contained NaN: the sampled token is undefined.

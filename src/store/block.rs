@@ -1,5 +1,5 @@
-//! The pool of buffers for blocks in memory: a fixed number of each kind, allocated on first use or in idle time, and
-//! never freed.
+//! The pool of host memory buffers for K/V blocks: a fixed number of each kind, allocated on first use or in idle time,
+//! and never freed.
 
 use std::any::Any;
 use std::fmt;
@@ -15,7 +15,6 @@ use crate::store::{Geometry, Plane, StepBeat, StoreError};
 /// Smaller buffers are made on demand: their memory is available soon enough.
 const MIN_AHEAD_BYTES: usize = 1 << 20;
 
-/// The use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
     /// It is filled by the executor, or waits to be written.
@@ -29,15 +28,10 @@ pub enum BlockUse {
 /// Numbers of buffers. While none is taken or returned, `free + saving + fetching + ready == total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
-    /// Can be taken.
     pub free: usize,
-    /// See [`BlockUse::Saving`].
     pub saving: usize,
-    /// See [`BlockUse::Fetching`].
     pub fetching: usize,
-    /// See [`BlockUse::Ready`].
     pub ready: usize,
-    /// All.
     pub total: usize,
 }
 
@@ -86,7 +80,7 @@ impl PoolState {
 pub struct BlockPool(Arc<PoolState>);
 
 impl BlockPool {
-    /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, if that has room.
+    /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, unless that is full.
     pub fn new(kind: BlockKind, planes: Arc<[Plane]>, total: usize, freed: Sender<()>) -> Self {
         let (give, free) = crossbeam_channel::bounded(total);
         Self(Arc::new(PoolState {
@@ -141,11 +135,10 @@ impl BlockPool {
         };
         // First touch: the system backs pages with memory only then.
         bytes.fill(1);
-        // The channel has room for every buffer.
+        // The channel has capacity for every buffer.
         pool.count_one_more() && pool.give.try_send(bytes).is_ok()
     }
 
-    /// The number of buffers in each use.
     pub fn counts(&self) -> BlockCounts {
         let pool = &self.0;
         let of = |usage: BlockUse| pool.uses[usage as usize].load(Ordering::Acquire);
@@ -158,17 +151,14 @@ impl BlockPool {
         }
     }
 
-    /// The kind of its blocks.
     pub fn kind(&self) -> BlockKind {
         self.0.kind
     }
 
-    /// Whether a buffer belongs to this pool.
     pub fn has_made(&self, block: &HostBlock) -> bool {
         Arc::ptr_eq(&self.0, &block.pool.0)
     }
 
-    /// The planes of its blocks.
     pub fn planes(&self) -> &Arc<[Plane]> {
         &self.0.planes
     }
@@ -190,12 +180,10 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
-    /// The kind of its content.
     pub fn kind(&self) -> BlockKind {
         self.pool.kind()
     }
 
-    /// Its planes, in order.
     pub fn planes(&self) -> &Arc<[Plane]> {
         self.pool.planes()
     }
@@ -205,7 +193,6 @@ impl HostBlock {
         &self.bytes
     }
 
-    /// All bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -245,12 +232,10 @@ impl HostBlock {
         })
     }
 
-    /// Its use.
     pub fn usage(&self) -> BlockUse {
         self.usage
     }
 
-    /// Changes its use, and the counts with it.
     pub fn set_usage(&mut self, usage: BlockUse) {
         let uses = &self.pool.0.uses;
         uses[usage as usize].fetch_add(1, Ordering::AcqRel);
@@ -268,7 +253,7 @@ impl Drop for HostBlock {
             bytes.leak();
             pool.made.fetch_sub(1, Ordering::AcqRel);
         } else {
-            // The channel has room for every buffer.
+            // The channel has capacity for every buffer.
             let _ = pool.give.try_send(bytes);
         }
         let _ = pool.freed.try_send(());

@@ -1,11 +1,10 @@
-//! Limits of a store, and the reasons why it cannot start.
+//! The KV store's configuration, and the reasons why a store cannot start.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::store::BlockKind;
 
-/// Location and limits of a store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
     /// The folder of all fingerprints; created if it is missing.
@@ -14,7 +13,6 @@ pub struct StoreConfig {
     pub disk_bytes: u64,
     /// Upper bound on bytes of buffers in memory.
     pub host_bytes: u64,
-    /// How long a fetch may take.
     pub prefetch_timeout: PrefetchTimeout,
     /// Writes leave the kernel's page cache once they are on the disk. Without this, writes of an idle engine stay
     /// until the memory is needed, and a restart reads them from there.
@@ -53,39 +51,29 @@ impl Default for PrefetchTimeout {
     }
 }
 
-/// Why a store cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The buffers do not fit.
     #[error(
         "{host_bytes} bytes of host memory hold too few blocks, one of each kind takes {needed_bytes} and a store needs \
          two: raise kv_host_bytes to {limit_bytes}"
     )]
     HostBytes {
-        /// The given value.
         host_bytes: u64,
-        /// One block of each kind.
         needed_bytes: u64,
-        /// The least that suffices.
         limit_bytes: u64,
     },
-    /// The records do not fit.
     #[error(
         "{disk_bytes} bytes of disk hold no {} record of {record_bytes} bytes: raise kv_disk_bytes",
         kind.name()
     )]
     DiskBytes {
-        /// The given value.
         disk_bytes: u64,
-        /// The largest kind.
         kind: BlockKind,
-        /// Its size on the disk.
         record_bytes: u64,
     },
     /// Blocks would be empty.
     #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
     NoBlocks,
-    /// The thread does not start.
     #[error("failed to start the KV store thread: {0}")]
     Thread(std::io::Error),
 }

@@ -1,4 +1,4 @@
-//! The folder of a fingerprint, the secret next to it, and the folders of others.
+//! The KV store's folders: one for each fingerprint, with a secret next to them.
 
 use std::fmt::Write;
 use std::io;
@@ -18,11 +18,8 @@ const LOCK: &str = "lock";
 
 /// An open folder, which no other engine uses.
 pub(super) struct Folder {
-    /// Its path.
     pub path: PathBuf,
-    /// The parent of all folders.
     root: PathBuf,
-    /// Its fingerprint.
     pub fingerprint: Fingerprint,
     /// Names its blocks.
     pub keys: Keys,
@@ -73,13 +70,11 @@ impl Folder {
         }))
     }
 
-    /// The path of the log.
     pub fn log(&self) -> PathBuf {
         self.path.join("index.log")
     }
 
-    /// Folders of other fingerprints with their bytes, the most recently written last. Folders of another secret, which
-    /// no engine can use, come first.
+    /// Folders of other fingerprints with their bytes, the last written last; unusable ones (another secret) first.
     pub fn others(&self, files: &dyn Files) -> Vec<Other> {
         let names = files.list(&self.root).unwrap_or_default();
         let is_print = |name: &String| {
@@ -107,7 +102,6 @@ impl Folder {
     }
 }
 
-/// The folder of another fingerprint.
 pub(super) struct Other {
     pub path: PathBuf,
     pub bytes: u64,
@@ -148,7 +142,6 @@ fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts
     parts
 }
 
-/// Reads the secret, or makes one.
 fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
     let path = root.join(SECRET);
     let read = || -> Option<[u8; 32]> { files.read(&path, SECRET_BYTES).ok()?.try_into().ok() };
@@ -173,7 +166,7 @@ fn secret_line(secret: &Secret) -> String {
     format!("secret check: {}\n", hex(&secret.check()))
 }
 
-/// The text that describes a folder to people, and identifies it to the store.
+/// The text that describes a folder to its reader, and identifies it to the store.
 fn meta(fingerprint: &Fingerprint, secret_line: &str, parts: &FingerprintParts) -> String {
     let mut text = format!("fingerprint: {}\n{secret_line}", hex(&fingerprint.0));
     for (name, value) in parts.parts() {

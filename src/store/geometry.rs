@@ -9,18 +9,15 @@ use crate::store::record::RecordSize;
 /// One buffer of one layer, for all tokens of a block: the unit of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
-    /// The layer.
     pub layer: u32,
     /// The buffer among those of the layer (`PagedKv::buffers`); 0 of a state.
     pub buffer: u32,
-    /// Its size in bytes.
     pub bytes: usize,
 }
 
 /// The blocks of an engine: equal for all sequences and for as long as the engine lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Tokens of a block.
     pub block_tokens: usize,
     /// The records that a sequence needs to resume after a block.
     pub needs: Needs,
@@ -29,7 +26,6 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The planes of a kind.
     pub fn planes(&self, kind: BlockKind) -> &Arc<[Plane]> {
         &self.planes[kind.index()]
     }
@@ -49,7 +45,6 @@ impl Geometry {
         RecordSize::new(self, kind).slot()
     }
 
-    /// The kinds in use.
     pub fn kinds(&self) -> impl Iterator<Item = BlockKind> + '_ {
         let all = BlockKind::ALL.into_iter();
         all.filter(|kind| !self.planes(*kind).is_empty())

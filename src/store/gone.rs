@@ -16,7 +16,6 @@ pub(super) struct Gone {
 }
 
 impl Gone {
-    /// A block's keys and values were dropped.
     pub fn note(&mut self, key: BlockKey, why: StoredMiss) {
         if self.young.len() >= MAX_BLOCKS {
             self.old = std::mem::take(&mut self.young);

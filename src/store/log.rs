@@ -19,7 +19,6 @@ const MAX_LOG_BYTES: u64 = 1 << 30;
 /// Stale entries that a log may have, beyond as many as records, before it is rewritten.
 const SLACK_ENTRIES: u64 = 1 << 14;
 
-/// The content of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LogEntry {
     /// A record is in a slot.
@@ -30,7 +29,6 @@ pub(super) enum LogEntry {
     Touch(BlockKey, u64),
 }
 
-/// An open log.
 pub(super) struct IndexLog {
     path: PathBuf,
     /// `None` once it could not be written: the next start reads headers.
@@ -39,7 +37,6 @@ pub(super) struct IndexLog {
 }
 
 impl IndexLog {
-    /// Writes a log of `records`, in place of any that is there.
     pub fn create(
         files: &dyn Files,
         path: &Path,
@@ -93,7 +90,6 @@ impl IndexLog {
         self.file.is_some()
     }
 
-    /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         match &self.file {
             Some(_) => (self.n_entries + 1) * ENTRY_BYTES as u64,
@@ -101,7 +97,6 @@ impl IndexLog {
         }
     }
 
-    /// Waits until it is on the disk.
     pub fn sync(&self) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.sync())
     }
@@ -125,7 +120,6 @@ pub(super) fn read(
     Some(replay.records.into_values().collect())
 }
 
-/// A log as it is read.
 #[derive(Default)]
 struct Replay {
     records: HashMap<(BlockKey, BlockKind), StoredBlock>,
@@ -172,7 +166,6 @@ fn header(fingerprint: &Fingerprint) -> [u8; ENTRY_BYTES] {
     sealed(bytes)
 }
 
-/// Puts the CRC at the end.
 fn sealed(mut bytes: [u8; ENTRY_BYTES]) -> [u8; ENTRY_BYTES] {
     let crc = crc32fast::hash(&bytes[..ENTRY_BYTES - 4]);
     bytes[ENTRY_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());

@@ -54,7 +54,6 @@ use tier::TierSetup;
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// Capacity of the queue of finds, fetches, touches and cancels.
 const MAX_URGENT: usize = 4096;
-/// Capacity of the queue of commits.
 const MAX_COMMITS: usize = 1024;
 
 /// A flag that asks long work to stop.
@@ -62,12 +61,10 @@ const MAX_COMMITS: usize = 1024;
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// True once it is set.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Sets it.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -77,7 +74,6 @@ impl Stop {
 /// should poll [`Stop`]. An error is a sentence, and turns the store off.
 pub type Identify = Box<dyn FnOnce(&Stop) -> Result<FingerprintParts, String> + Send>;
 
-/// State shared by the handle and the thread.
 #[derive(Debug, Default)]
 struct Shared {
     stop: Stop,
@@ -110,7 +106,7 @@ impl Store {
         Self::start_on(Box::new(SystemFiles), config, geometry, identify, sink)
     }
 
-    /// The same on any file system.
+    /// As [`Self::start`], on any file system.
     fn start_on(
         files: Box<dyn Files>,
         config: StoreConfig,
@@ -180,9 +176,6 @@ impl Store {
     }
 
     /// Marks a block as used, and with it all before it: they are evicted later than others.
-    ///
-    /// # Errors
-    /// [`Refusal`].
     pub fn touch(&self, key: BlockKey) -> Result<(), Refusal> {
         self.send_urgent(Urgent::Touch(key))
     }
@@ -195,7 +188,6 @@ impl Store {
         self.send_urgent(Urgent::Cancel(ticket))
     }
 
-    /// The buffers.
     pub fn pools(&self) -> &BlockPools {
         &self.pools
     }
@@ -205,7 +197,6 @@ impl Store {
         self.prefetch_timeout.of(tokens)
     }
 
-    /// The counts now.
     pub fn stats(&self) -> StoreStats {
         self.shared.counts.read()
     }

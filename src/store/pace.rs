@@ -34,7 +34,6 @@ impl StepBeat {
     }
 }
 
-/// The rests of a thread while an engine computes.
 pub(super) struct Pace {
     /// The share of one core that it may use.
     share: f64,
@@ -54,8 +53,7 @@ impl Pace {
         }
     }
 
-    /// True if a step is in progress, or has begun or ended since the last call: there is hardly any time between two
-    /// steps.
+    /// True if a step is in progress, or began or ended since the last call: steps follow each other closely.
     pub fn is_busy(&mut self) -> bool {
         let beats = self.beat.0.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.seen, beats);
@@ -87,7 +85,6 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Begins now.
     pub fn start() -> Self {
         Self {
             #[cfg(target_os = "linux")]
@@ -97,7 +94,6 @@ impl Stopwatch {
         }
     }
 
-    /// The time since then.
     pub fn spent(&self) -> Duration {
         #[cfg(target_os = "linux")]
         return thread_time().saturating_sub(self.began);
@@ -125,10 +121,8 @@ mod tests {
         assert_eq!(pace.rest_after(spent), Duration::ZERO);
         beat.begin();
         assert_eq!(pace.rest_after(spent), Duration::from_millis(49));
-        // As long as the step takes.
         assert_eq!(pace.rest_after(spent), Duration::from_millis(49));
         beat.end();
-        // The next step is near.
         assert!(pace.is_busy());
         assert_eq!(pace.rest_after(spent), Duration::ZERO);
         beat.begin();

@@ -5,10 +5,9 @@ use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
-/// The unit in which memory is counted and pinned. Where the system's pages are larger, a buffer has whole ones of those.
+/// The unit in which memory is counted and pinned; on systems with larger pages, a buffer has whole ones of those.
 const PAGE_BYTES: usize = 4096;
 
-/// The memory that a buffer of `bytes` takes.
 pub(super) const fn in_whole_pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
 }

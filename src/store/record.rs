@@ -31,12 +31,9 @@ const MAGIC: &[u8; 8] = b"SFKVBLK1";
 const FIXED_BYTES: usize = 128;
 const CRC_BYTES: usize = 4;
 
-/// Sizes of the records of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordSize {
-    /// Where the payload begins.
     pub header: usize,
-    /// Its length.
     pub payload: usize,
 }
 
@@ -49,13 +46,11 @@ impl RecordSize {
         }
     }
 
-    /// Bytes of a record.
     pub fn slot(&self) -> u64 {
         (self.header + self.payload.next_multiple_of(ALIGN)) as u64
     }
 }
 
-/// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordName {
     pub place: BlockPlace,
@@ -86,7 +81,6 @@ pub(super) fn header(
     bytes
 }
 
-/// The check value of a plane.
 pub(super) fn sum(plane: &[u8]) -> u32 {
     crc32fast::hash(plane)
 }

@@ -1,4 +1,4 @@
-//! Requests to the I/O thread, and its answers.
+//! The requests to the KV store's I/O thread, and its answers.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,11 +14,8 @@ use crate::store::HostBlock;
 /// Looks up the blocks of a prompt that the store has. Answered by [`Answer::Found`].
 #[derive(Clone)]
 pub struct Find {
-    /// The requesting sequence.
     pub seq: SeqId,
-    /// The namespace of the blocks.
     pub namespace: Namespace,
-    /// The prompt.
     pub tokens: Arc<[u32]>,
     /// Blocks that the tree has, so that the store's are not needed.
     pub from: usize,
@@ -29,26 +26,21 @@ pub struct Find {
 /// Requests blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
 #[derive(Clone)]
 pub struct Fetch {
-    /// The requesting sequence.
     pub seq: SeqId,
-    /// The load that the blocks are for.
     pub ticket: Ticket,
     /// The blocks of the prompt, as [`Answer::Found`] gave them.
     pub path: Arc<[BlockPlace]>,
-    /// The requested blocks. Fewer may come: memory is short, or they are gone. Then request the rest.
+    /// The requested blocks. Fewer may come: memory is short, or they were evicted. Then request the rest.
     pub blocks: Range<usize>,
-    /// How long the answer may take.
     pub timeout: Duration,
 }
 
 /// Hands over a filled block to be written. Answered by [`Answer::Committed`].
 #[derive(Debug)]
 pub struct Commit {
-    /// The save that the block is from.
     pub ticket: Ticket,
     /// Its name, and the block that it follows.
     pub place: BlockPlace,
-    /// The bytes.
     pub block: HostBlock,
 }
 
@@ -58,12 +50,10 @@ pub enum Refusal {
     /// The store does not serve: it is starting, or off.
     #[error("the KV store is not ready, or has stopped")]
     NotServing,
-    /// The queue of requests is full.
     #[error("the KV store request queue is full")]
     Full,
 }
 
-/// The state of a store.
 #[derive(Clone, Debug)]
 pub enum TierState {
     /// The fingerprint is not known yet: weights are being read.
@@ -72,65 +62,44 @@ pub enum TierState {
     Recovering,
     /// It finds, fetches and saves.
     Serving {
-        /// Names blocks.
         keys: Keys,
         /// Records on the disk now.
         records: usize,
     },
     /// It does nothing until the engine restarts, for a reason that a person can act on.
-    Off {
-        /// A sentence.
-        reason: String,
-        /// Its thread has panicked.
-        panicked: bool,
-    },
+    Off { reason: String, panicked: bool },
 }
 
 /// Answers and changes of state of the I/O thread. Answers to requests come once each, in any order.
 pub enum Answer {
     /// The store has entered another state; the first is [`TierState::Identifying`].
     State(TierState),
-    /// The answer to [`Find`].
     Found {
-        /// The requesting sequence.
         seq: SeqId,
         /// The whole blocks of the prompt, for [`Fetch`]: only as many as are in the store.
         path: Arc<[BlockPlace]>,
-        /// Blocks from the prompt's beginning after which the sequence can resume: the length of `path`, or less where
-        /// states or windows are missing.
+        /// Leading blocks after which the sequence can resume: fewer than `path` where states or windows are missing.
         blocks: usize,
         /// As many of them as pay to be loaded after `from`: `blocks`, or 0 where computing is faster.
         worth: usize,
         /// Why the next block is missing, if it was there recently.
         miss: Option<StoredMiss>,
     },
-    /// Blocks in memory.
     Fetched {
-        /// The requesting sequence.
         seq: SeqId,
-        /// The load.
         ticket: Ticket,
-        /// The blocks that came.
         loaded: Loaded,
         /// Why it is less than requested.
         short: Option<Short>,
     },
     /// No answer came.
     Late {
-        /// The requesting sequence.
         seq: SeqId,
-        /// The load, which is over.
         ticket: Ticket,
-        /// Why.
         reason: Short,
     },
     /// The outcome of a commit, by its save.
-    Committed {
-        /// The save.
-        ticket: Ticket,
-        /// Whether it is on the disk.
-        outcome: Outcome,
-    },
+    Committed { ticket: Ticket, outcome: Outcome },
 }
 
 /// Blocks whose bytes are checked. Dropping it returns the buffers.
@@ -152,7 +121,6 @@ pub struct Loaded {
 /// Why a fetch brought less than requested, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Short {
-    /// The deadline.
     Deadline,
     /// No buffer is free for more.
     Memory,
@@ -174,7 +142,7 @@ impl Short {
         }
     }
 
-    /// The name in metrics.
+    /// The metric label.
     pub fn name(self) -> &'static str {
         match self {
             Self::Deadline => "deadline",
@@ -186,18 +154,15 @@ impl Short {
     }
 }
 
-/// The outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The block is written.
     Written,
     /// The store had it.
     Known,
     /// The block that it follows is not in the store (any more), so nothing would ever find it.
     Orphan,
-    /// No room: the disk is full, or refuses writes for now.
+    /// No space: the disk is full, or refuses writes for now.
     NoSpace,
-    /// The write failed.
     Failed,
     /// The store ended first.
     Ended,
@@ -209,7 +174,7 @@ impl Outcome {
         matches!(self, Self::Written | Self::Known)
     }
 
-    /// The name in metrics.
+    /// The metric label.
     pub fn name(self) -> &'static str {
         match self {
             Self::Written => "written",

@@ -14,12 +14,9 @@ use crate::store::record::RecordSize;
 
 /// Size of a file, in bytes.
 const SEGMENT_BYTES: u64 = 1 << 30;
-/// The highest file number.
 const MAX_NUMBER: u64 = u32::MAX as u64;
-/// Maximum number of open files.
 const MAX_OPEN: usize = 64;
 
-/// How a payload is written to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Through the kernel's page cache, where reads find it again.
@@ -28,7 +25,6 @@ pub(super) enum Way {
     PastCache,
 }
 
-/// The slots of a kind.
 pub(super) struct Segments {
     folder: PathBuf,
     kind: BlockKind,
@@ -97,8 +93,7 @@ impl Segments {
         slots.is_some_and(|slots| slot % self.slots_per_file < *slots)
     }
 
-    /// Marks the live slots among those found. Removes files without any, and truncates the others
-    /// after their last live slot.
+    /// Marks the live slots. Removes files without any, and truncates the others after their last live slot.
     pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
         self.n_live = live.len() as u64;
         self.end = live.last().map_or(0, |slot| slot + 1);
@@ -120,7 +115,6 @@ impl Segments {
         Ok(())
     }
 
-    /// Removes all files.
     pub fn clear(&mut self, files: &dyn Files) -> io::Result<()> {
         self.open.clear();
         self.dirty.clear();
@@ -140,7 +134,6 @@ impl Segments {
         (self.n_live + self.dirty.len() as u64) * self.size.slot()
     }
 
-    /// Sizes of a record.
     pub fn size(&self) -> &RecordSize {
         &self.size
     }
@@ -161,7 +154,6 @@ impl Segments {
         })
     }
 
-    /// Frees a slot.
     pub fn free(&mut self, slot: u64) {
         self.n_live = self.n_live.saturating_sub(1);
         self.dirty.insert(slot);
@@ -213,12 +205,10 @@ impl Segments {
         Ok(())
     }
 
-    /// Reads the header of a slot.
     pub fn read_header(&mut self, files: &dyn Files, slot: u64) -> io::Result<Vec<u8>> {
         self.reader(files, slot)?.header()
     }
 
-    /// A reader of a slot, for any thread.
     pub fn reader(&mut self, files: &dyn Files, slot: u64) -> io::Result<SlotReader> {
         let (number, offset) = self.place(slot);
         let size = self.size;
@@ -226,7 +216,6 @@ impl Segments {
         Ok(SlotReader { file, offset, size })
     }
 
-    /// Asks the kernel to read a slot ahead.
     pub fn read_ahead(&mut self, files: &dyn Files, slot: u64) {
         self.advise(files, slot, Advice::WillNeed);
     }
@@ -284,7 +273,6 @@ impl Segments {
     }
 }
 
-/// A handle for reading a slot.
 pub(super) struct SlotReader {
     file: Arc<dyn DataFile>,
     offset: u64,
@@ -292,19 +280,16 @@ pub(super) struct SlotReader {
 }
 
 impl SlotReader {
-    /// Sizes of the record.
     pub fn size(&self) -> &RecordSize {
         &self.size
     }
 
-    /// Reads the header.
     pub fn header(&self) -> io::Result<Vec<u8>> {
         let mut header = vec![0; self.size.header];
         self.file.read_at(&mut header, self.offset)?;
         Ok(header)
     }
 
-    /// Reads the payload.
     pub fn payload(&self, payload: &mut [u8]) -> io::Result<()> {
         let payload_at = self.offset + self.size.header as u64;
         self.file.read_at(payload, payload_at)

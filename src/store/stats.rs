@@ -1,10 +1,9 @@
-//! Counts of a store.
+//! The KV store's counters of operations and sizes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of a store's operations and sizes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct StoreStats {
             $($(#[$doc])* pub $name: u64,)*
@@ -17,7 +16,6 @@ macro_rules! counts {
         }
 
         impl Counts {
-            /// All counts now.
             pub fn read(&self) -> StoreStats {
                 StoreStats {
                     $($name: self.$name.0.load(Ordering::Relaxed),)*
@@ -30,55 +28,46 @@ macro_rules! counts {
 counts! {
     /// Records on the disk now.
     records,
-    /// Bytes that they take, with slots that wait for reuse.
+    /// Bytes of the records on the disk, with slots that wait for reuse.
     disk_bytes,
     /// Bytes of the folders of other fingerprints, at the last scan.
     foreign_bytes,
-    /// Requests that were refused because the store did not serve.
     refused_not_serving,
-    /// Requests that were refused because a queue was full.
     refused_full,
-    /// Records written.
     written,
-    /// Their payloads in bytes.
+    /// Payload bytes of the written records.
     written_bytes,
     /// Records read and found intact.
     read,
-    /// Their payloads in bytes.
+    /// Payload bytes of the read records.
     read_bytes,
     /// Commits of records that were there already.
     known,
     /// Commits of records that no lookup could find.
     orphans,
-    /// Commits without room.
+    /// Commits refused for lack of disk space.
     no_space,
-    /// Writes that failed.
     failed_writes,
     /// Reads that failed or found other bytes than were written.
     damaged,
-    /// Records that were evicted.
     evicted,
     /// Fetches that brought nothing.
     late,
     /// Finds for which computing was faster.
     too_slow,
-    /// Folders of other fingerprints that were removed.
     foreign_removed,
     /// Average rate at which records are read, in bytes a second; 0 before the first.
     read_bytes_per_s,
 }
 
-/// One count.
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
 impl Count {
-    /// Adds.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Sets it.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }

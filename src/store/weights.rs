@@ -17,30 +17,18 @@ use crate::store::files::{Files, SystemFiles};
 const PIECE_BYTES: usize = 1 << 20;
 /// Upper bound on kept hashes: the oldest are dropped.
 const MAX_KEPT: usize = 1024;
-/// Longest file of kept hashes that is read.
 const MAX_KEPT_BYTES: u64 = 1 << 20;
 
-/// Why weights have no hash.
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
-    /// A file cannot be read.
     #[error("{} cannot be read to hash its weights: {error}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        error: io::Error,
-    },
+    Unreadable { path: PathBuf, error: io::Error },
     /// A file is no longer the one that was loaded.
     #[error(
         "{} changed while it was loaded, so the loaded weights are unknown: restart the engine",
         path.display()
     )]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// [`Stop`] was set.
+    Changed { path: PathBuf },
     #[error("the engine is stopping")]
     Stopped,
 }
@@ -68,9 +56,6 @@ impl WeightFiles {
 
 /// The SHA-256 of the hashes of unchanged files, in their order. Takes known hashes from `kept`, and adds new ones
 /// there; if it cannot be read or written, everything is hashed again next time.
-///
-/// # Errors
-/// [`DigestError`].
 pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
     let mut cache = Kept::read(kept);
     let mut all = Sha256::new();
@@ -125,8 +110,8 @@ fn hash_file(mut file: &File, stop: &Stop) -> io::Result<Option<String>> {
     Ok(Some(hash.iter().map(|b| format!("{b:02x}")).collect()))
 }
 
-/// Device, inode, size, and the times of the last change of the contents and of the inode: a file that keeps all of them
-/// has not been written.
+/// Device, inode, size, and the times of the last change of the contents and of the inode: a file that keeps all of
+/// them has not been written.
 #[cfg(unix)]
 fn identity(found: &fs::Metadata) -> Option<String> {
     use std::os::unix::fs::MetadataExt;

@@ -4,7 +4,7 @@
 //! the harness has a thread that allocates whenever a test has run for a minute.
 
 #![allow(clippy::unwrap_used)]
-// An allocator is unsafe by its trait.
+// The trait `GlobalAlloc` is unsafe.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -14,7 +14,6 @@ mod sparse;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A command with a clean environment.
 fn souffleur(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {

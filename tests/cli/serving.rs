@@ -66,7 +66,6 @@ impl Serving {
         TcpStream::connect(&self.address).expect("it listens")
     }
 
-    /// Sends a request; the connection closes after the response.
     fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = self.connect();
         let length = body.len();

@@ -66,7 +66,6 @@ impl Binary {
         self.child.id().to_string()
     }
 
-    /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }
@@ -111,7 +110,6 @@ fn kill(signal: &str, process_id: &str) -> std::io::Result<std::process::ExitSta
     kill.stderr(Stdio::null()).status()
 }
 
-/// The folder of the bundled model.
 pub fn model() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny")
 }

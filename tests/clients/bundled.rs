@@ -39,7 +39,6 @@ fn engine(dtype: DtypeChoice) -> EngineHandle {
     Engine::start(config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The complete result of one request.
 async fn finish(mut generation: Generation) -> Finished {
     let mut delta = souffleur::request::Delta::default();
     while let Some(event) = generation.next().await {

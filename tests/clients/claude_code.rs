@@ -59,7 +59,6 @@ fn results(events: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// The event at the end.
 fn result(events: &[Value]) -> &Value {
     let last = events.last().expect("events");
     assert_eq!(

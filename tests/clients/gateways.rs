@@ -11,9 +11,7 @@ use crate::python::{interpreter, run_module_with};
 
 const REQUIREMENTS: &str = "tests/clients/gateways.txt";
 
-/// A gateway as `docs/scale-out.md` starts it.
 struct Kind {
-    /// Its Python module.
     module: &'static str,
     flags: &'static [&'static str],
 }
@@ -39,7 +37,6 @@ const SGLANG_ROUTER: Kind = Kind {
     ],
 };
 
-/// A gateway in front of engines.
 struct Gateway {
     peer: Peer,
     url: String,

@@ -13,8 +13,8 @@ use crate::environment::{keep, run};
 /// Longest time of one run, which takes some seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program `name` of a package such as `@scope/package@1.2.3`, after `trim` has cut down its folder; nothing where npm
-/// is missing.
+/// The program `name` of a package such as `@scope/package@1.2.3`, after `trim` has cut down its folder; `None`
+/// without npm.
 pub fn program(
     package: &str,
     name: &str,

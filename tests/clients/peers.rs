@@ -33,7 +33,6 @@ impl Peer {
         Self { child, folder }
     }
 
-    /// Its output so far.
     pub fn log(&self) -> String {
         let text = fs::read(self.folder.path().join("log")).expect("it is there");
         String::from_utf8_lossy(&text).into_owned()

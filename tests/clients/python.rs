@@ -18,7 +18,7 @@ fn check(module: &str, flags: &[&str]) {
     }
 }
 
-/// Runs the tests of a module and returns the server that they talked to; nothing where Python is missing.
+/// Runs the tests of a module and returns the server that they talked to; `None` without Python.
 #[track_caller]
 fn run(module: &str, flags: &[&str]) -> Option<Binary> {
     let python = interpreter()?;
@@ -29,7 +29,7 @@ fn run(module: &str, flags: &[&str]) -> Option<Binary> {
     Some(server)
 }
 
-/// The interpreter with all clients; nothing where Python is missing.
+/// The interpreter with all clients; `None` without Python.
 pub fn interpreter() -> Option<&'static Path> {
     environment::python("tests/clients/requirements.txt")
 }

@@ -15,7 +15,6 @@ impl Model<'_> {
         format!("{}.{name}", self.architecture)
     }
 
-    /// The keys of all architectures.
     fn common_keys(&self) -> File {
         let key = |name: &str| self.key(name);
         let eps = ["rms_norm_eps", "norm_eps"].map(|key| self.config[key].as_f64());
@@ -54,7 +53,6 @@ impl Model<'_> {
         file.pair(&self.key("expert_weights_norm"), renormalises)
     }
 
-    /// The sizes of key and value heads.
     fn head_keys(&self, file: File) -> File {
         match self.architecture {
             "deepseek2" => self.latent(file),
@@ -71,7 +69,6 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of one architecture alone.
     fn own_keys(&self, file: File) -> File {
         match self.architecture {
             "gpt-oss" => file.size(
@@ -132,7 +129,6 @@ impl Model<'_> {
             })
     }
 
-    /// The width of MLPs, for each layer if they differ.
     fn feed_forwards(&self) -> Value {
         let width = self.feed_forward();
         if self.config["use_double_wide_mlp"] != true {

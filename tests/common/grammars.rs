@@ -10,7 +10,6 @@ use souffleur::state::sampling::TokenMask;
 /// Every this many tokens, all tokens may follow.
 const FREE_EVERY: usize = 5;
 
-/// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashedGrammar {
     pub seed: u32,

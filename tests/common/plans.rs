@@ -33,7 +33,6 @@ pub fn cpu_options() -> CpuOptions {
     }
 }
 
-/// Greedy sampling.
 pub fn greedy() -> Arc<SamplingParams> {
     Arc::new(SamplingParams {
         temperature: 0.0,
@@ -41,7 +40,6 @@ pub fn greedy() -> Arc<SamplingParams> {
     })
 }
 
-/// A plan without rows.
 pub fn plan(step: u64) -> StepPlan {
     StepPlan {
         step: StepId::new(step),
@@ -73,7 +71,6 @@ pub fn start(
     }
 }
 
-/// Gives pages to a row.
 pub fn append(row: u32, pages: impl IntoIterator<Item = u32>) -> TableDelta {
     let pages = pages.into_iter().map(PageId::new).collect();
     TableDelta::Append {

@@ -140,7 +140,6 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The output of the command, or the reason why it fails.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

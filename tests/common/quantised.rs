@@ -37,7 +37,6 @@ pub fn quantise_linear(
     coded
 }
 
-/// A tensor.
 pub fn stored(dtype: Element, shape: &[usize], data: Vec<u8>) -> Stored {
     Stored {
         dtype,
@@ -51,12 +50,10 @@ fn hash(x: usize) -> usize {
     (x ^ x >> 29) as usize >> 7
 }
 
-/// Elements of f32.
 pub fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Elements of bf16.
 pub fn bf16s(values: &[f32]) -> Vec<u8> {
     let values = values.iter().map(|x| bf16::from_f32(*x));
     values.flat_map(bf16::to_le_bytes).collect()
@@ -358,7 +355,6 @@ pub fn fine_kinds() -> Vec<(&'static str, Value, Quantise)> {
     ]
 }
 
-/// Each kind by name, with its configuration.
 pub fn kinds() -> Vec<(&'static str, Value, Quantise)> {
     let int4 = |symmetric: bool, group: usize| json!({"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group});
     let eight = |kind: &str, strategy: &str| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy});

@@ -37,14 +37,11 @@ pub fn edit_config(dir: &Path, edit: impl Fn(&mut Value)) {
     std::fs::write(file, json.to_string()).unwrap();
 }
 
-/// A tensor of a safetensors file.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// Element type.
     pub dtype: safetensors::Dtype,
     /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// Elements.
     pub data: Vec<u8>,
 }
 
@@ -69,7 +66,6 @@ pub fn random_tensors(dir: &Path) -> BTreeMap<String, Stored> {
     tensors.collect()
 }
 
-/// Writes `model.safetensors`.
 pub fn write_tensors(dir: &Path, tensors: &BTreeMap<String, Stored>) {
     let views = tensors.iter().map(|(name, stored)| {
         let view = TensorView::new(stored.dtype, stored.shape.clone(), &stored.data);

@@ -9,7 +9,6 @@ use serde_json::Value;
 /// Far longer than any correct wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A socket on the other side.
 pub struct Peer {
     pub stream: TcpStream,
 }
@@ -108,7 +107,6 @@ impl Peer {
         }
     }
 
-    /// Waits for the end of the connection.
     pub fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         let _ = self.stream.read_to_end(&mut rest);

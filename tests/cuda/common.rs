@@ -30,7 +30,6 @@ pub fn options() -> CudaOptions {
     }
 }
 
-/// Loads a tiny model.
 pub fn load(name: &str, options: &CudaOptions) -> CudaExecutor {
     load_from(Path::new(&fixture(name)), options)
 }

@@ -16,7 +16,6 @@ const MLP: usize = 96;
 const LAYERS: usize = 2;
 const VOCAB: usize = 288;
 
-/// The folder of a tiny model of the repository.
 pub fn fixture(name: &str) -> PathBuf {
     gpu::repository().join("tests/fixtures/models").join(name)
 }

@@ -19,7 +19,6 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// In nats; bfloat16 has 8 bits.
 const BF16_TOLERANCE: f32 = 0.1;
 
-/// The CPU's answers to some requests, and an engine for further scores.
 pub struct Reference {
     world: World,
     request: fn(u32) -> GenerateRequest,
@@ -89,7 +88,6 @@ impl Reference {
         }
     }
 
-    /// Ends the engine.
     pub async fn stop(self) {
         self.world.stop().await;
     }

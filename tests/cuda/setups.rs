@@ -17,7 +17,6 @@ use crate::world::{Gated, World};
 /// Rows of the largest graph: fewer than run at once, so that some decodes run without one.
 const GRAPH_ROWS: usize = 6;
 
-/// One configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub dtype: DtypeChoice,
@@ -64,7 +63,6 @@ impl Setup {
         }
     }
 
-    /// Starts an engine on the GPU of the tests.
     pub fn start_on_gpu(&self, config: EngineConfig) -> World {
         let (_, open) = crossbeam_channel::bounded(0);
         self.start_on_gpu_behind(open, config)
@@ -121,7 +119,6 @@ impl Setup {
     }
 }
 
-/// An executor on the GPU of the tests.
 pub fn load(dir: &Path, options: &CudaOptions) -> CudaExecutor {
     load_on(0, dir, options)
 }
@@ -132,7 +129,6 @@ pub fn load_on(ordinal: usize, dir: &Path, options: &CudaOptions) -> CudaExecuto
     CudaExecutor::load_with(device, &modules, dir, options, &mut |_, _| {}).unwrap()
 }
 
-/// Starts an engine on the CPU.
 pub fn start_on_cpu(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),

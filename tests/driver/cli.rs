@@ -7,7 +7,6 @@ use crate::pack;
 
 const TWO_GIB: (&str, &str) = ("CUSIM_TOTAL_MEMORY", "2147483648");
 
-/// The binary, with a clean environment.
 fn souffleur(command: &str) -> Command {
     let mut souffleur = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {

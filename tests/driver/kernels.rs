@@ -14,7 +14,6 @@ use souffleur::kernels::cuda::params::{
 
 use crate::{device, modules};
 
-/// A device with its kernels.
 pub struct World {
     pub device: Device,
     pub modules: Modules,
@@ -155,7 +154,6 @@ fn products_of_all_kinds_are_right() {
     }
 }
 
-/// The values as elements.
 fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
     match element {
         ElementType::F32 => bytemuck::cast_slice(values).to_vec(),

@@ -27,7 +27,6 @@ fn device(ordinal: usize) -> (Device, souffleur_cusim::Device) {
     (Device::open(ordinal).expect("it is emulated"), emulated)
 }
 
-/// All kernels of the emulator.
 fn modules(device: &Device) -> Modules {
     // SAFETY: the emulated driver reads text up to its NUL.
     unsafe { Modules::from_images(device, |_| b"cusim\0".to_vec()) }.expect("they are linked in")

@@ -8,7 +8,6 @@ use souffleur::kernels::cuda::params::ElementType;
 
 use crate::{device, environment};
 
-/// The folder of NVRTC's Python package.
 pub fn nvrtc() -> Option<PathBuf> {
     let python = environment::python("kernels/requirements.txt")?;
     let script = "import nvidia.cuda_nvrtc as package; print(package.__path__[0])";

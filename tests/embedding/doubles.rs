@@ -18,7 +18,6 @@ use super::world::Build;
 /// The fault of an executor at one of its steps, once in the life of the test.
 #[derive(Clone)]
 pub enum Mishap {
-    /// It panics.
     Panic,
     /// It refuses the step.
     Reject,
@@ -94,7 +93,6 @@ impl Drop for Telling {
     }
 }
 
-/// Records every message of one type.
 pub struct Probe<M>(mpsc::UnboundedSender<M>);
 
 impl<M: Message<Result = ()> + Send + Unpin + 'static> Probe<M> {
@@ -116,7 +114,6 @@ impl<M: Message<Result = ()> + Send + Unpin + 'static> Handler<M> for Probe<M> {
     }
 }
 
-/// An engine on the bundled model.
 pub fn start_bundled(mut config: EngineConfig) -> EngineHandle {
     config.model_path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
     config.max_total_tokens = Some(4096);

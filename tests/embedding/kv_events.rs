@@ -32,7 +32,6 @@ fn build(endpoint: &str) -> Build {
     }
 }
 
-/// All events so far.
 fn events(engine: &EngineHandle) -> Vec<Value> {
     let port = engine.kv_events().expect("it publishes");
     let port = port.replay_endpoint_port_base.expect("it is configured");

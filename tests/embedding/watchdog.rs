@@ -16,7 +16,6 @@ use super::world::{Build, World, assert_finished, collect, request, within};
 /// Far enough for all requests to be inside.
 const MISHAP_STEP: u64 = 30;
 
-/// The recorder of this test binary.
 pub(super) fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     RECORDER.get_or_init(|| {

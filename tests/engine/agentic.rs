@@ -91,7 +91,6 @@ fn thought(reply: &str) -> Value {
     json!({"role": "assistant", "content": "", "reasoning_content": reply})
 }
 
-/// The outcome of a request.
 struct Done {
     bits: Bits,
     prompt_tokens: usize,

@@ -56,7 +56,7 @@ const RUNNING: u32 = 4;
 /// A model, and how its weights are converted.
 #[derive(Clone, Copy, Debug)]
 struct Setup<'a> {
-    /// Its folder, in the repository or anywhere.
+    /// The model's folder, in the repository or anywhere.
     model: &'a str,
     dtype: DtypeChoice,
     quantization: Option<Quantization>,

@@ -198,7 +198,6 @@ impl Executor for Ahead {
     }
 }
 
-/// A running engine.
 pub struct World {
     pub engine: EngineHandle,
 }

@@ -29,7 +29,6 @@ impl Build {
     }
 }
 
-/// The folder of the kernels.
 pub fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
@@ -88,7 +87,6 @@ pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
         .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
 }
 
-/// The output of a program.
 pub fn text_of(output: &Output) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)

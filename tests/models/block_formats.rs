@@ -20,7 +20,6 @@ const HEADS: usize = 8;
 const KV_HEADS: usize = 2;
 const LAYERS: usize = 2;
 
-/// The type of each matrix, by its name.
 type Mix<'a> = &'a dyn Fn(&str) -> BlockType;
 
 /// Q4_K_M: more bits for values, down projections and the output.
@@ -82,7 +81,6 @@ fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> 
     bytes
 }
 
-/// The feed-forward block of a layer.
 #[derive(Clone, Copy)]
 enum FeedForward {
     Mlp,
@@ -92,7 +90,6 @@ enum FeedForward {
 /// Experts of a layer, and the number per token.
 const EXPERTS: usize = 4;
 const USED: usize = 2;
-/// Width of an expert.
 const EXPERT: usize = 256;
 
 fn config_of(feed_forward: FeedForward) -> serde_json::Value {

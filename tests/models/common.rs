@@ -8,14 +8,12 @@ use souffleur::state::step::{StateStart, StepPlan};
 
 pub use crate::plans::{cpu_options as options, *};
 
-/// The folder of a tiny model.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/models")
         .join(name)
 }
 
-/// All tiny models, by name.
 pub fn fixtures() -> Vec<String> {
     let entries = std::fs::read_dir(fixture("")).unwrap();
     let folders = entries
@@ -45,12 +43,10 @@ pub fn with_states(executor: &CpuExecutor, plan: &StepPlan) -> StepPlan {
     plan
 }
 
-/// Loads a tiny model.
 pub fn load(name: &str, options: &CpuOptions) -> CpuExecutor {
     load_from(&fixture(name), options)
 }
 
-/// Loads the model in a folder.
 pub fn load_from(dir: &Path, options: &CpuOptions) -> CpuExecutor {
     CpuExecutor::load(dir, options, &mut |_, _| {}).unwrap()
 }

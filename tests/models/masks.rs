@@ -16,7 +16,6 @@ const PROMPT_TOKENS: u32 = 10;
 const STEPS: u64 = 20;
 const EOS: u32 = 2;
 
-/// A row of a test.
 #[derive(Clone)]
 pub struct Row {
     pub row: u32,
@@ -128,7 +127,6 @@ fn run(executor: &mut dyn Executor, plans: &[StepPlan]) -> Vec<Vec<RowResult>> {
     plans.iter().map(run).collect()
 }
 
-/// The tokens of each row.
 fn outputs(steps: &[Vec<RowResult>]) -> Vec<Vec<u32>> {
     let of = |row: usize| {
         let sampled = steps.iter().flat_map(|rows| rows[row].tokens.iter());

@@ -20,7 +20,6 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Whether tokens go through experts.
     pub fn has_experts(&self) -> bool {
         self.prompts[0].router_margins.is_some()
     }

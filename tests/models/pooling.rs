@@ -70,7 +70,6 @@ fn oracle(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
     (tokens, rows.map(<[f32]>::to_vec).collect())
 }
 
-/// The cosine of the angle between two vectors.
 fn cosine(a: &[f64], b: &[f64]) -> f64 {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()

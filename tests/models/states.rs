@@ -71,7 +71,6 @@ fn saves(work: &mut StepRow, saves: impl IntoIterator<Item = (u32, u32)>) {
     work.saves = saves.collect();
 }
 
-/// Runs a step and returns the logits of its last row, as bits.
 fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
     let mut bits = Vec::new();
     let mut keep = |_, _, logits: &[f32]| bits = logits.iter().map(|x| x.to_bits()).collect();
@@ -84,8 +83,8 @@ fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
     run_from(executor, begun(&prompt(), 1, None), cuts)
 }
 
-/// The same for a row that begins so. Its pages are those of the run before, moved by as many as there are cuts and
-/// one: keys and values that are not written are then those of other tokens.
+/// As `run`, for a row that begins with `begun`. Its pages are those of the run before, moved by the
+/// number of cuts plus one: keys and values that are not written are then those of other tokens.
 fn run_from(executor: &mut CpuExecutor, begun: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
     let first_page = 1 + cuts.iter().sum::<u32>() % 97;
     let mut step = plan(0);

@@ -1,4 +1,4 @@
-//! Plans that contradict themselves, and the results of steps.
+//! Tests of plans that contradict themselves, and of the results of steps.
 
 use std::sync::Arc;
 

@@ -5,7 +5,6 @@ use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, Tool
 use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
-/// Pieces of garbage.
 const PARTS: [&str; 92] = [
     "a",
     "é",

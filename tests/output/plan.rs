@@ -23,7 +23,6 @@ pub struct Call {
     pub is_complete: bool,
 }
 
-/// A transcript and its meaning.
 pub struct Plan {
     pub transcript: Transcript,
     pub said: Said,
@@ -170,7 +169,6 @@ impl Plan {
         }
     }
 
-    /// Writes a call as a JSON object.
     fn object(&mut self, key: &str, rng: &mut fastrand::Rng) {
         let name = ["seat", "other", "a.b-c"][rng.usize(0..3)];
         let arguments = Value::Object(values::arguments(rng));

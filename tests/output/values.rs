@@ -100,7 +100,6 @@ fn any(rng: &mut fastrand::Rng, depth: u32) -> Value {
     }
 }
 
-/// Writes a value as JSON in one of several ways.
 pub fn json_text(value: &Value, rng: &mut fastrand::Rng) -> String {
     match rng.u8(0..4) {
         0 => serde_json::to_string_pretty(value).expect("it is JSON"),
@@ -122,7 +121,6 @@ fn ascii(json: &str) -> String {
     text
 }
 
-/// Writes a value in Python.
 pub fn python(value: &Value, rng: &mut fastrand::Rng) -> String {
     match value {
         Value::Null => "None".to_owned(),
@@ -167,7 +165,6 @@ fn python_text(text: &str, rng: &mut fastrand::Rng) -> String {
     written
 }
 
-/// Writes a value as Qwen3-Coder does.
 pub fn plain(value: &Value, rng: &mut fastrand::Rng) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -33,7 +33,6 @@ impl Files {
         Self(only)
     }
 
-    /// Changes a file.
     fn edit(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let path = self.0.join(name);
         let mut bytes = fs::read(&path).expect("it is there");

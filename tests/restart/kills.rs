@@ -36,7 +36,6 @@ fn block_tokens(prompt: &[u32]) -> u64 {
     prompt.len() as u64 / BLOCK_TOKENS * BLOCK_TOKENS
 }
 
-/// Answers without a store.
 struct Reference(Server);
 
 impl Reference {
@@ -79,7 +78,6 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
     server.kill();
 }
 
-/// The files below a folder.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("it is there") {
         let path = entry.expect("it can be read").path();

@@ -28,7 +28,6 @@ const SETTINGS: [(&str, &str); 5] = [
     ("SOUFFLEUR_KV_HOST_BYTES", "33554432"),
 ];
 
-/// How a server is started.
 #[derive(Clone)]
 pub struct Launch {
     model: PathBuf,
@@ -39,7 +38,6 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A server without a store.
     pub fn new(model: &Path) -> Self {
         Self {
             model: model.to_owned(),
@@ -50,25 +48,25 @@ impl Launch {
         }
     }
 
-    /// The same with more flags.
+    /// Adds flags.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(OsString::from));
         self
     }
 
-    /// The same with a store in this folder.
+    /// Adds a store in this folder.
     pub fn stored(mut self, folder: &Path) -> Self {
         self.args.push("--kv-disk-path".into());
         self.args.push(folder.into());
         self
     }
 
-    /// The same with pages of `tokens` tokens.
+    /// Sets pages of `tokens` tokens.
     pub fn pages_of(self, tokens: u32) -> Self {
         self.args(&["--page-size", &tokens.to_string()])
     }
 
-    /// The same on a kernel path.
+    /// Forces a kernel path.
     pub fn on(self, isa: Isa) -> Self {
         Self {
             isa: Some(isa),
@@ -76,7 +74,7 @@ impl Launch {
         }
     }
 
-    /// The same with files of at most `blocks` times 512 bytes: writes beyond fail as on a full disk.
+    /// Limits files to `blocks` times 512 bytes: writes beyond fail as on a full disk.
     pub fn with_files_of(self, blocks: u32) -> Self {
         Self {
             file_blocks: Some(blocks),
@@ -84,7 +82,7 @@ impl Launch {
         }
     }
 
-    /// The same on an emulated GPU.
+    /// Runs on an emulated GPU.
     pub fn on_a_gpu(self) -> Self {
         let launch = self.args(&["--device", "cuda", "--cuda-graph-max-bs", "2"]);
         Self {
@@ -158,7 +156,6 @@ impl Launch {
         server
     }
 
-    /// The error of a server that refuses to start.
     pub fn refused(&self) -> String {
         let output = self.command().output().expect("the binary runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -209,14 +206,12 @@ impl Log {
     }
 }
 
-/// The output of a request, by its bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
     tokens: Value,
     logprobs: Value,
 }
 
-/// A whole answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub said: Said,
@@ -233,7 +228,6 @@ pub struct Server {
     pub addr: SocketAddr,
 }
 
-/// A request for eight tokens after a prompt.
 pub fn call(prompt: &[u32]) -> Value {
     json!({
         "prompt": prompt,
@@ -344,7 +338,6 @@ impl Server {
         }
     }
 
-    /// Its log so far.
     pub fn log(&self) -> String {
         self.log.text()
     }

@@ -46,7 +46,6 @@ fn events(addr: SocketAddr, mut body: Value) -> (Vec<Value>, Value) {
     (events, usage)
 }
 
-/// The deltas of one choice.
 fn deltas(events: &[Value], index: usize) -> impl Iterator<Item = &Value> {
     let choices = events.iter().map(|event| &event["choices"][0]);
     let own = choices.filter(move |choice| choice["index"] == index);

@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings` and `POST /v1/score`.
+//! Tests of `POST /v1/embeddings` and `POST /v1/score`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::http::{Response, get, post};
 use crate::world::World;
 
-/// Fields by endpoint and source.
 fn documented() -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
     let json = include_str!("../fixtures/request_fields.json");
     serde_json::from_str(json).expect("the fixture is JSON")

@@ -9,7 +9,6 @@ use serde_json::Value;
 /// Maximum time that a test waits for a server's next byte.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A whole response.
 pub struct Response {
     pub status: u16,
     pub headers: Vec<(String, String)>,

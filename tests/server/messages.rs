@@ -1,4 +1,4 @@
-//! Anthropic's `POST /v1/messages` and its count of tokens.
+//! Tests of Anthropic's `POST /v1/messages` and its count of tokens.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,6 @@ const COUNT: &str = "/v1/messages/count_tokens";
 const LISBON: &str = r#"{"city": "Lisbon", "days": 3}"#;
 const KEY: &str = "sk-of-this-test";
 
-/// A call as the model writes it.
 fn call(name: &str, arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
 }

@@ -1,4 +1,4 @@
-//! `POST /generate`.
+//! Tests of `POST /generate`.
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,10 @@
-//! `POST /v1/completions` and `POST /v1/chat/completions`.
+//! Tests of `POST /v1/completions` and `POST /v1/chat/completions`.
 
 use serde_json::{Value, json};
 
 use crate::http::{post, stream};
 use crate::world::World;
 
-/// The concatenated texts of a choice's chunks.
 fn joined(events: &[Value], text: impl Fn(&Value) -> &Value) -> String {
     let choices = events
         .iter()

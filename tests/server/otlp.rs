@@ -47,7 +47,6 @@ impl Collector {
         format!("http://{}/v1/traces", self.addr)
     }
 
-    /// The received spans.
     fn spans(&self) -> Vec<Span> {
         let requests = self.sent.try_iter();
         let resources = requests.flat_map(|request| request.resource_spans);

@@ -1,4 +1,4 @@
-//! `POST /pause_generation` and `POST /continue_generation`.
+//! Tests of `POST /pause_generation` and `POST /continue_generation`.
 
 use serde_json::{Value, json};
 use souffleur::server::ApiKey;
@@ -15,7 +15,6 @@ fn completion(max_tokens: usize) -> Value {
     })
 }
 
-/// A stream that has begun.
 fn begun(world: &World, max_tokens: usize) -> Events {
     let mut body = completion(max_tokens);
     body["stream"] = true.into();

@@ -1,4 +1,4 @@
-//! `POST /set_policy`.
+//! Tests of `POST /set_policy`.
 
 use serde_json::json;
 use souffleur::state::cache::eviction::EvictionPolicy;

@@ -1,4 +1,4 @@
-//! `POST /v1/rerank` and its other names.
+//! Tests of `POST /v1/rerank` and its other names.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ fn ranked(scores: &[f64]) -> Vec<(u64, f64)> {
     ranked
 }
 
-/// The same from an answer.
+/// Documents with their scores, from an answer.
 fn results(results: &Value, score: &str) -> Vec<(u64, f64)> {
     let results = results.as_array().expect("a list").iter();
     let results = results.map(|result| {

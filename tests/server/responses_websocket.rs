@@ -1,4 +1,4 @@
-//! `/v1/responses` over a WebSocket.
+//! Tests of `/v1/responses` over a WebSocket.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use crate::http::get;
 
-/// A method of a path.
 #[derive(Debug, PartialEq)]
 pub struct Route {
     /// In upper case, as requests have it.
@@ -16,7 +15,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// The beginning of a request line.
     pub fn start(&self) -> String {
         format!("{} {}", self.method, self.path)
     }

@@ -1,4 +1,5 @@
-//! `POST /open_session`, `POST /close_session`, `session_params` of `POST /generate`, `POST /set_internal_state`.
+//! Tests of `POST /open_session`, `POST /close_session`, `session_params` of `POST /generate`, `POST
+//! /set_internal_state`.
 
 use serde_json::{Value, json};
 use souffleur::server::ApiKey;

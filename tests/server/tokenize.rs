@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, with and without `/v1`.
+//! Tests of `POST /tokenize` and `POST /detokenize`, with and without `/v1`.
 
 use serde_json::{Value, json};
 use souffleur::server::ServerConfig;

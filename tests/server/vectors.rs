@@ -1,4 +1,4 @@
-//! `input_embeds` of `POST /generate` and of the WebSocket.
+//! Tests of `input_embeds` of `POST /generate` and of the WebSocket.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `/v1/ws/generate`.
+//! Tests of `/v1/ws/generate`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -19,7 +19,6 @@ use tokio::sync::oneshot;
 
 use crate::scripted::{self, Line};
 
-/// Maximum time of a wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest sequence of the model: more tokens than a test has time for.
 pub const CONTEXT_TOKENS: usize = 1 << 16;
@@ -27,7 +26,6 @@ pub const CONTEXT_TOKENS: usize = 1 << 16;
 pub const NO_TOKEN: u32 = 126;
 pub const YES_TOKEN: u32 = 127;
 
-/// A running server.
 pub struct World {
     pub addr: SocketAddr,
     pub state: Data<AppState>,
@@ -37,7 +35,6 @@ pub struct World {
 }
 
 impl World {
-    /// A server with an engine in its slot.
     pub fn new() -> Self {
         Self::with(|_, _| ())
     }
@@ -104,7 +101,6 @@ impl World {
         world
     }
 
-    /// A server whose engine is not loaded.
     pub fn without_engine(config: ServerConfig) -> Self {
         Self::serving(config, |state| state)
     }
@@ -158,12 +154,10 @@ impl World {
         wait_until(what, || holds(&self.stats()));
     }
 
-    /// Signals the server to stop.
     pub fn stop(&mut self) {
         drop(self.stop.take());
     }
 
-    /// Waits for the server's end.
     #[track_caller]
     pub fn join(&mut self) {
         let thread = self.thread.take().expect("joined once");
@@ -205,7 +199,6 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     runtime.expect("a runtime can be built").block_on(future)
 }
 
-/// The binary's one recorder.
 pub fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     RECORDER.get_or_init(|| {

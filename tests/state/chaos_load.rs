@@ -114,7 +114,6 @@ impl Seen {
     }
 }
 
-/// One run.
 pub struct Chaos {
     pub world: World,
     pub seen: Seen,

@@ -16,7 +16,6 @@ const CACHE: usize = 1;
 const MIXED: usize = 3;
 const CHUNK: usize = 4;
 
-/// The settings of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
     pub policy: &'static str,

@@ -52,7 +52,6 @@ use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
-/// A tree over a pool, and shorthands for common operations on the two.
 struct Memory {
     page_size: PageSize,
     pool: PagePool,

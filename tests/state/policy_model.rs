@@ -157,7 +157,7 @@ impl OrderCheck {
     }
 }
 
-/// Those of the first that the second has too.
+/// The items that both have, in the order of the first.
 fn common(a: &[usize], b: &[usize]) -> Vec<usize> {
     a.iter().copied().filter(|n| b.contains(n)).collect()
 }

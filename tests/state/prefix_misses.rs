@@ -26,7 +26,6 @@ fn prompt(family: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|at| (at * 7 + family) % 251).collect()
 }
 
-/// Runs a request to its end and returns its number.
 fn run(world: &mut World, prompt: &[u32]) -> usize {
     let number = world.submit(Ask::exactly(prompt.to_vec(), 2));
     world.drain();

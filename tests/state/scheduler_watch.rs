@@ -6,7 +6,6 @@ use souffleur::state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Ask;
 
-/// The facts of one request that the steps so far have shown.
 #[derive(Debug)]
 struct Watched {
     max_new_tokens: usize,
@@ -16,7 +15,6 @@ struct Watched {
     planned: usize,
     /// Its prefill is planned to the end and it has not left since.
     is_prefilled: bool,
-    /// It holds a row.
     is_inside: bool,
     has_ended: bool,
     /// Steps in a row that it could have decoded in and did not.
@@ -30,7 +28,6 @@ impl Watched {
     }
 }
 
-/// The stage of a request that the steps show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Waiting,
@@ -41,7 +38,6 @@ pub enum Stage {
     Ending,
 }
 
-/// Watches the steps.
 #[derive(Debug)]
 pub struct Watch {
     rules: BatchRules,
@@ -98,7 +94,7 @@ impl Watch {
         self.requests[number].has_ended = true;
     }
 
-    /// It frees its row.
+    /// The request frees its row.
     pub fn released(&mut self, number: usize) {
         let request = &mut self.requests[number];
         request.is_prefilled = false;

@@ -23,7 +23,6 @@ const HOST_BUFFERS: u64 = 32;
 /// Longer than anything takes.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A running store.
 pub struct World {
     pub store: Store,
     pub answers: Receiver<Answer>,
@@ -76,7 +75,6 @@ impl World {
         }
     }
 
-    /// The blocks of a prompt.
     pub fn path(&self, prompt: u32) -> Vec<BlockPlace> {
         self.keys.path(&Namespace::default(), &tokens(prompt))
     }

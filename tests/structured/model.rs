@@ -26,7 +26,6 @@ const PATTERN_CLOSERS: [&str; 6] = ["@", ":", "Z", " ", ".", "/"];
 /// How much less likely the latter are, in nats.
 const PATTERN_DISCOUNT: f32 = 2.0;
 
-/// A running engine.
 pub struct Model {
     pub world: World,
     pub text: Arc<TextModel>,
@@ -38,7 +37,6 @@ pub struct Model {
 /// All that a request's stream gave.
 #[derive(Debug)]
 pub struct Said {
-    /// The deltas' texts.
     pub text: String,
     pub tokens: Vec<u32>,
     /// Bits of their log probabilities, if requested.
@@ -132,7 +130,6 @@ impl Model {
         self.world.until_inside(requests).await;
     }
 
-    /// Waits until all is over, and stops the engine.
     pub async fn stop(self) {
         self.world.assert_whole().await;
         self.world.stop().await;
@@ -162,7 +159,6 @@ pub fn schema(schema: &Value) -> Constraint {
     }
 }
 
-/// Reads a request to its end.
 pub async fn said(mut generation: Generation) -> Said {
     let mut said = Said {
         text: String::new(),

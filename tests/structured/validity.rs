@@ -8,7 +8,6 @@ use crate::model::{Model, Said, schema};
 /// Least share of the outputs that must finish, in percent.
 const LEAST_ENDED: usize = 95;
 
-/// How many outputs finished.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub ended: usize,

@@ -1,9 +1,8 @@
-//! The KV layout: the memory that each layer keeps for a sequence. Pages and tree do not depend on it.
+//! The KV layout: the memory that each layer keeps per token or sequence.
 //!
-//! Sizes follow from a [`KvLayout`], layer by layer: those of the pools, the memory plan, the simulation's traffic.
-//!
-//! Nothing else knows the widths and types of keys and values: plans, page tables, steps, metrics and the message log
-//! count tokens, pages and slots.
+//! Sizes of pools, the memory plan and the simulation's traffic are computed from a [`KvLayout`]. Nothing else depends
+//! on widths and types of keys and values: page tables, prefix tree, steps, metrics and the message log count tokens,
+//! pages and slots.
 
 mod pages;
 #[cfg(test)]
@@ -13,40 +12,36 @@ use std::fmt;
 
 pub use self::pages::{KvBuffer, KvDtype, PagedKv, SCALE_BYTES, SCALE_GROUP, Values};
 
-/// The parts of a state that belong to heads: they come first, one after the other. The rest belongs to no head.
+/// The per-head parts of a state: they come first, contiguous; the rest is not split by head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateHeads {
-    /// Number of heads; 0 where nothing belongs to a head.
+    /// 0 if no part is per head.
     pub count: usize,
-    /// Size of the part of each.
+    /// Of each head's part.
     pub bytes: u64,
 }
 
-/// The memory that a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerKv {
     /// Keys and values of every token, in pages.
     Pages(PagedKv),
-    /// Keys and values of the last tokens, in window pages.
+    /// Sliding window: keys and values of the last tokens, in window pages.
     Window {
-        /// The layout of each of those tokens' keys and values.
         pages: PagedKv,
-        /// How many of them a query sees, its own among them.
+        /// Window size, including the query's own token.
         tokens: usize,
     },
-    /// A state of fixed size for each sequence, however long that is.
+    /// A state of fixed size for each sequence.
     State {
-        /// Size of a sequence's state.
         bytes: u64,
-        /// The heads whose parts it begins with.
+        /// The heads whose parts the state begins with.
         heads: StateHeads,
     },
-    /// Nothing: it reads the keys and values of the layer with this index.
+    /// Nothing: shares the keys and values of the layer with this index.
     Shared(usize),
 }
 
 impl LayerKv {
-    /// The part of it in pages.
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
             Self::Pages(pages) | Self::Window { pages, .. } => Some(pages),
@@ -54,7 +49,7 @@ impl LayerKv {
         }
     }
 
-    /// Bytes that one token takes for as long as its sequence runs: none in window pages.
+    /// While the sequence runs: 0 for window pages.
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Pages(pages) => pages.bytes_per_token(),
@@ -62,7 +57,6 @@ impl LayerKv {
         }
     }
 
-    /// Bytes that one token takes in window pages.
     pub fn window_bytes_per_token(&self) -> u64 {
         match self {
             Self::Window { pages, .. } => pages.bytes_per_token(),
@@ -70,7 +64,6 @@ impl LayerKv {
         }
     }
 
-    /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
             Self::Pages(_) | Self::Window { .. } | Self::Shared(_) => 0,
@@ -92,29 +85,26 @@ impl fmt::Display for LayerKv {
     }
 }
 
-/// The memory that all layers keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvLayout {
     layers: Vec<LayerKv>,
 }
 
 impl KvLayout {
-    /// The memory that each layer keeps, in order.
     pub fn new(layers: Vec<LayerKv>) -> Self {
         Self { layers }
     }
 
-    /// Layers that all keep the same, as in multi-head and grouped-query attention.
+    /// All layers keep the same, as in multi-head and grouped-query attention.
     pub fn uniform(n_layers: usize, pages: PagedKv) -> Self {
         Self::new(vec![LayerKv::Pages(pages); n_layers])
     }
 
-    /// The memory that each layer keeps, in order.
     pub fn layers(&self) -> &[LayerKv] {
         &self.layers
     }
 
-    /// The pages that a layer reads: its own, or those of another one.
+    /// The pages that a layer reads: its own, or a shared layer's.
     pub fn read_by(&self, layer: usize) -> Option<&PagedKv> {
         match &self.layers[layer] {
             LayerKv::Shared(source) => self.layers[*source].pages(),
@@ -122,7 +112,7 @@ impl KvLayout {
         }
     }
 
-    /// The same with labels, whose number of elements of a head's key `labels` gives for each layer.
+    /// Adds labels; `labels` returns the number of elements of a head's key in each layer's labels.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             if let LayerKv::Pages(pages) = layer {
@@ -132,8 +122,8 @@ impl KvLayout {
         self
     }
 
-    /// The same with window pages for the layers that have a window. `None` where that saves nothing, or is not possible:
-    /// no layer has one, they differ, or other layers keep states.
+    /// Uses window pages for layers with a window. `None` if that saves nothing or is unsupported: no layer has a
+    /// window, windows differ, or other layers keep states.
     pub fn windowed(&self, windows: &[Option<usize>]) -> Option<Self> {
         let mut given = windows.iter().flatten();
         let window = *given.next()?;
@@ -148,7 +138,7 @@ impl KvLayout {
         Some(Self::new(layers.collect()))
     }
 
-    /// How many tokens a query of the layers with windows sees, where those have window pages.
+    /// The window of the layers with window pages.
     pub fn window(&self) -> Option<usize> {
         self.layers.iter().find_map(|layer| match layer {
             LayerKv::Window { tokens, .. } => Some(*tokens),
@@ -156,24 +146,22 @@ impl KvLayout {
         })
     }
 
-    /// Bytes that one token takes in the window pages of all layers.
     pub fn window_bytes_per_token(&self) -> u64 {
         let layers = self.layers.iter();
         layers.map(LayerKv::window_bytes_per_token).sum()
     }
 
-    /// Bytes that one token takes in all layers (SGLang's cell size), window pages aside.
+    /// In all layers (SGLang's cell size), without window pages.
     pub fn bytes_per_token(&self) -> u64 {
         self.layers.iter().map(LayerKv::bytes_per_token).sum()
     }
 
-    /// Bytes that one sequence takes in all layers, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         self.layers.iter().map(LayerKv::state_bytes).sum()
     }
 
-    /// The lengths in bytes of the parts of a block of `tokens` tokens, in their order: the buffers of each layer in
-    /// turn. States are no part of it.
+    /// Byte lengths of the parts of a block of `tokens` tokens, in order: the buffers of each layer. States are not
+    /// included.
     ///
     /// # Errors
     /// The layer whose memory cannot be stored.
@@ -196,7 +184,7 @@ impl KvLayout {
         Ok(planes)
     }
 
-    /// The lengths in bytes of the states of a sequence, layer by layer: 0 where there is none.
+    /// Byte lengths of a sequence's states, by layer; 0 for layers without one.
     pub fn state_planes(&self) -> Vec<usize> {
         let bytes = self.layers.iter().map(LayerKv::state_bytes);
         bytes.map(|bytes| bytes as usize).collect()

@@ -1,10 +1,10 @@
-//! Prompts given as vectors, each of which replaces a token's embedding.
+//! Prompts given as embedding vectors (`input_embeds`), each of which replaces a token's embedding.
 //!
-//! The prefix cache cannot match such prompts, so their K/V neither comes from the cache nor enters it. A vector counts
-//! as one token; its token id is [`PLACEHOLDER_TOKEN`].
+//! The prefix cache neither serves nor stores the K/V of such prompts. A vector counts as one token, with the id
+//! [`PLACEHOLDER_TOKEN`].
 //!
 //! Requests and row starts carry an `Arc` of the vectors, which only the executor reads; a row drops it after its last
-//! vector. A message log has their number, not the vectors: a replay runs no model.
+//! vector. A message log has only their number: a replay runs no model.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,13 +12,11 @@ use std::sync::Arc;
 
 use crate::error::FieldError;
 
-/// The token id of every vector of a prompt.
 pub const PLACEHOLDER_TOKEN: u32 = 0;
 
-/// The request field with the vectors.
 const FIELD: &str = "input_embeds";
 
-/// Vectors of equal width, one per position of a prompt. All values are finite.
+/// Equal width, one vector per position of a prompt. All values are finite.
 #[derive(PartialEq)]
 pub struct PromptVectors {
     width: usize,
@@ -26,7 +24,7 @@ pub struct PromptVectors {
 }
 
 impl PromptVectors {
-    /// Takes concatenated vectors.
+    /// `values` are concatenated vectors.
     ///
     /// # Errors
     /// [`FieldError`] on `input_embeds` if there is none, if the last one is incomplete, or if a value is not finite.
@@ -53,7 +51,6 @@ impl PromptVectors {
         }
     }
 
-    /// Number of vectors.
     pub fn len(&self) -> usize {
         self.values.len() / self.width
     }
@@ -63,12 +60,11 @@ impl PromptVectors {
         self.values.is_empty()
     }
 
-    /// Values per vector.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The values of some vectors, concatenated.
+    /// Concatenated.
     ///
     /// # Panics
     /// If there are fewer vectors.
@@ -76,13 +72,10 @@ impl PromptVectors {
         &self.values[vectors.start * self.width..vectors.end * self.width]
     }
 
-    /// One placeholder token per vector.
     pub fn placeholders(&self) -> Arc<[u32]> {
         std::iter::repeat_n(PLACEHOLDER_TOKEN, self.len()).collect()
     }
 
-    /// Checks the vectors' width against the model's.
-    ///
     /// # Errors
     /// Names both widths.
     pub fn check_width(&self, hidden_size: usize) -> Result<(), FieldError> {
@@ -103,19 +96,18 @@ impl fmt::Debug for PromptVectors {
     }
 }
 
-/// Vectors that replace tokens of a step.
+/// Vectors that replace consecutive tokens of a step.
 #[derive(Clone, Debug)]
 pub struct VectorRun {
-    /// Index of the first replaced token in the step.
+    /// Index in the step.
     pub first_token: usize,
-    /// The prompt.
     pub prompt: Arc<PromptVectors>,
-    /// The range of its vectors, one per token.
+    /// One per token.
     pub vectors: Range<usize>,
 }
 
 impl VectorRun {
-    /// The vectors' values, concatenated.
+    /// Concatenated.
     pub fn values(&self) -> &[f32] {
         self.prompt.values(self.vectors.clone())
     }

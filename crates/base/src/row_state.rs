@@ -1,22 +1,18 @@
-//! The recurrent state of a row: the slots that a step reads, writes and copies.
+//! Recurrent states of a row: the slots that a step reads, writes and copies.
 
 use crate::ids::StateSlot;
 
-/// A row's initial state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateStart {
-    /// The slot that the row's steps read and write.
+    /// Read and written by the row's steps.
     pub live: StateSlot,
-    /// The state after the prefix, which is copied to `live` before the row computes; `None` for a row without a
-    /// prefix, whose slot is zeroed, since it holds another sequence's state.
+    /// The state after the prefix, copied to `live` first; `None` zeroes `live`, which holds another sequence's state.
     pub from: Option<StateSlot>,
 }
 
-/// A copy of a row's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSave {
-    /// Number of tokens in the state: more than before the row's work, at most as many as after it.
+    /// Number of tokens in the state: more than before the step, at most as many as after it.
     pub position: u32,
-    /// The destination slot.
     pub slot: StateSlot,
 }

@@ -1,32 +1,28 @@
-//! A bounds-checked forward reader of GGUF headers, which are untrusted input.
+//! Bounds-checked reader of GGUF headers, which are untrusted input.
 
-/// Upper bound of a header: metadata and tensor descriptions end before this byte.
+/// Metadata and tensor descriptions must end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
-/// Reads little-endian numbers and strings one after the other, and never beyond the end of the bytes. Error
-/// texts continue a sentence that begins with the file's name.
+/// Reads little-endian numbers and strings in order. Errors are sentence ends that follow the file's name.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// Begins at the start of a file.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    /// The byte that is read next.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Bytes that may still be read.
     pub fn left(&self) -> usize {
         self.bytes.len().min(MAX_HEADER_BYTES) - self.at
     }
 
-    /// Takes `count` bytes; errors call them `what`.
+    /// `what` names the bytes in errors.
     pub fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], String> {
         let count = usize::try_from(count).ok();
         match count.filter(|&count| count <= self.left()) {
@@ -39,24 +35,21 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Takes an array of bytes.
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64, what)?);
         Ok(array)
     }
 
-    /// Takes a u32.
     pub fn u32(&mut self, what: &str) -> Result<u32, String> {
         Ok(u32::from_le_bytes(self.array(what)?))
     }
 
-    /// Takes a u64.
     pub fn u64(&mut self, what: &str) -> Result<u64, String> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// Takes the length of a string of at most `limit` bytes, and then the string.
+    /// Reads a length of at most `limit` bytes, then the string.
     pub fn string(&mut self, limit: u64, what: &str) -> Result<&'a [u8], String> {
         let length = self.u64(what)?;
         if length > limit {
@@ -67,7 +60,7 @@ impl<'a> Cursor<'a> {
         self.take(length, what)
     }
 
-    /// Takes the number of items of at least `least_bytes` each, checked against `limit` and the bytes left.
+    /// Reads a number of items of at least `least_bytes` each, checked against `limit` and the remaining bytes.
     pub fn count(&mut self, limit: u64, least_bytes: u64, what: &str) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > limit {

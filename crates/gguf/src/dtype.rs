@@ -3,19 +3,14 @@
 use crate::blocks::BlockType;
 use souffleur_base::kv_layout::KvDtype;
 
-/// Element types of weights and of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
-    /// 32-bit float.
     F32,
-    /// 16-bit IEEE float.
     F16,
-    /// 16-bit brain float.
     BF16,
 }
 
 impl Dtype {
-    /// Size of an element.
     #[inline]
     pub fn bytes(self) -> usize {
         match self {
@@ -24,7 +19,7 @@ impl Dtype {
         }
     }
 
-    /// The name in `config.json` and on the command line.
+    /// In `config.json` and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -33,7 +28,6 @@ impl Dtype {
         }
     }
 
-    /// A number as one of these elements has it.
     pub fn rounded(self, x: f32) -> f32 {
         match self {
             Self::F32 => x,
@@ -42,7 +36,6 @@ impl Dtype {
         }
     }
 
-    /// Finds the dtype of a name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::F32, Self::F16, Self::BF16]
             .into_iter()
@@ -60,30 +53,30 @@ impl From<Dtype> for KvDtype {
     }
 }
 
-/// The type that matrices are quantised to when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
-    /// Signed bytes, with an f32 scale for each output and 128 inputs.
+    /// With an f32 scale for each output and 128 inputs.
     Int8,
-    /// Superblocks of 256 inputs as GGUF files have them: Q6_K where logits come from, Q4_K elsewhere.
+    /// GGUF superblocks of 256 inputs: Q6_K for the logits, Q4_K elsewhere.
     Int4,
 }
 
-/// The uses of a matrix that decide its format.
+/// The use of a matrix, which decides its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixRole {
     /// A product inside the model, or an embedding that is only looked up.
     Inner,
-    /// The product that gives the logits. A tied embedding is this as well.
+    /// The output projection, also as a tied embedding.
     Logits,
-    /// The product that chooses experts, or gates that decide how much of a state stays: always in f32, as a small error would
+    /// The router, or gates of a recurrent state's decay: always f32, as a small error would change the chosen experts,
+    /// or accumulate over tokens.
     /// choose others, or grows with every token.
     Router,
 }
 
 impl MatrixRole {
-    /// Bytes of a matrix `[outputs, inputs]` that is loaded in `dtype` or quantised, scales included.
+    /// Of a matrix `[outputs, inputs]` in `dtype` or quantised, including scales.
     #[inline]
     pub fn bytes(
         self,
@@ -100,7 +93,7 @@ impl MatrixRole {
 }
 
 impl Quantization {
-    /// The name on the command line.
+    /// On the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -108,14 +101,13 @@ impl Quantization {
         }
     }
 
-    /// Finds the quantization of a name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Int8, Self::Int4]
             .into_iter()
             .find(|quantization| quantization.name() == name)
     }
 
-    /// Whether matrices that are stored in blocks, which have at most 8 bits already, stay as they are.
+    /// Whether block-quantised matrices, which have at most 8 bits, are kept.
     pub fn keeps_blocks(self) -> bool {
         match self {
             Self::Int8 => false,
@@ -123,7 +115,6 @@ impl Quantization {
         }
     }
 
-    /// The superblocks of a matrix.
     pub fn superblocks(role: MatrixRole) -> BlockType {
         match role {
             MatrixRole::Logits => BlockType::Q6K,
@@ -131,7 +122,7 @@ impl Quantization {
         }
     }
 
-    /// Bytes of a matrix `[outputs, inputs]`, scales included.
+    /// Of a matrix `[outputs, inputs]`, including scales.
     fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
         match self {
             Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),

@@ -1,15 +1,10 @@
-//! The element types that a file may name, whether they can be computed with or not.
+//! Element types of GGUF, including those without kernels.
 
-/// An element type of GGUF: the size of its blocks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ElementType {
-    /// Its number in a file.
     pub id: u32,
-    /// Its name.
     pub name: &'static str,
-    /// Elements in a block.
     pub block_elements: usize,
-    /// Bytes of a block.
     pub block_bytes: usize,
 }
 
@@ -27,7 +22,7 @@ const fn element(
     }
 }
 
-/// All types of GGUF, without withdrawn ones.
+/// All types of GGUF except withdrawn ones.
 static TYPES: [ElementType; 34] = [
     element(0, "F32", 1, 4),
     element(1, "F16", 1, 2),
@@ -66,12 +61,11 @@ static TYPES: [ElementType; 34] = [
 ];
 
 impl ElementType {
-    /// Finds the type of a number in a file.
     pub fn from_id(id: u32) -> Option<&'static Self> {
         TYPES.iter().find(|known| known.id == id)
     }
 
-    /// Bytes of this many elements in whole blocks; `None` if they are not whole blocks or too many.
+    /// `None` for partial blocks or overflow.
     pub fn bytes_of(&self, elements: usize) -> Option<usize> {
         let blocks = elements / self.block_elements;
         elements

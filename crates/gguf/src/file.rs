@@ -1,4 +1,4 @@
-//! One file: a header, and a map of the rest.
+//! A GGUF file: parsed header and memory map.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,11 @@ use crate::tensors::{self, TensorInfo};
 use souffleur_base::error::{LoadError, format_error};
 
 const MAGIC: &[u8] = b"GGUF";
-/// The padding between tensors where a file names none.
+/// In bytes, for files that name none.
 const DEFAULT_ALIGNMENT: usize = 32;
-/// Largest padding between tensors.
+/// In bytes.
 const MAX_ALIGNMENT: usize = 1 << 20;
 
-/// The part of a file before its data.
 #[derive(Debug)]
 pub(super) struct Header {
     pub pairs: Pairs,
@@ -22,7 +21,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the header of a file with these bytes, and checks that its data is there.
+    /// Reads the header, and checks that the data is complete.
     pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self, LoadError> {
         let broken = |reason| format_error(file, reason);
         let mut cursor = Cursor::new(bytes);
@@ -73,14 +72,13 @@ fn alignment(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     }
 }
 
-/// A file, mapped, its header read and checked.
 pub struct GgufFile {
     header: Header,
     mapped: MappedFile,
 }
 
 impl GgufFile {
-    /// Opens one file, whether it is a whole model or a part of one.
+    /// A whole model or a part of one.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
@@ -92,27 +90,23 @@ impl GgufFile {
         })
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         self.mapped.path()
     }
 
-    /// Its metadata.
     pub fn metadata(&self) -> Metadata<'_> {
         Metadata::new(self.path(), self.mapped.bytes(), &self.header.pairs)
     }
 
-    /// Its tensors, in their order.
+    /// In file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.header.tensors
     }
 
-    /// The mapped file, without its header.
     pub fn into_mapped(self) -> MappedFile {
         self.mapped
     }
 
-    /// The bytes of a tensor.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         &self.mapped.bytes()[tensor.bytes.clone()]
     }

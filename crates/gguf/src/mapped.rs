@@ -1,6 +1,6 @@
-//! Memory-mapped files.
+//! Read-only memory maps of regular files.
 
-// The one `unsafe` of the weights: mapping a file.
+// Only for mapping files.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,15 +11,12 @@ use memmap2::Mmap;
 
 use souffleur_base::error::{LoadError, format_error};
 
-/// A regular file, mapped read-only.
 pub struct MappedFile {
     file: PathBuf,
     map: Mmap,
 }
 
 impl MappedFile {
-    /// Maps a file.
-    ///
     /// # Errors
     /// [`LoadError::Io`]; [`LoadError::Format`] if it is not a regular file.
     pub fn open(file: PathBuf) -> Result<Self, LoadError> {
@@ -37,17 +34,15 @@ impl MappedFile {
         Ok(Self { file, map })
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.file
     }
 
-    /// All its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Releases pages to the system, which reads them from the file again on access.
+    /// Releases pages from memory; they are read again from the file on access.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         {

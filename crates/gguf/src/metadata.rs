@@ -1,4 +1,4 @@
-//! The metadata of a file: parsed once, strings and lists left in place.
+//! GGUF metadata: parsed once, with strings and lists left in the map.
 
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
@@ -9,20 +9,14 @@ use rustc_hash::FxHashMap;
 use crate::cursor::Cursor;
 use souffleur_base::error::{LoadError, format_error, number_within};
 
-/// Pairs in a file.
 const MAX_PAIRS: u64 = 1 << 16;
-/// Bytes of a key.
 const MAX_KEY_BYTES: u64 = 64 << 10;
-/// Bytes of a string.
 const MAX_TEXT_BYTES: u64 = 16 << 20;
-/// Elements of a list.
 const MAX_ELEMENTS: u64 = 1 << 24;
 /// A key of one byte with its length, a type, a value of one byte.
 const LEAST_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
-/// Characters of an offending value that an error quotes.
 const QUOTED_CHARS: usize = 80;
 
-/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     U8,
@@ -41,7 +35,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// In the order of their numbers in a file.
+    /// In order of their ids.
     const ALL: [Self; 13] = [
         Self::U8,
         Self::I8,
@@ -62,7 +56,7 @@ impl Kind {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// Bytes of a value, or the fewest that it can have.
+    /// The size, or the minimum for strings and lists.
     fn bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Flag => 1,
@@ -81,7 +75,7 @@ impl Kind {
     }
 }
 
-/// A value; ranges are bytes of the file.
+/// Ranges are bytes of the file.
 #[derive(Clone, Debug)]
 enum Value {
     Integer(i128),
@@ -95,12 +89,10 @@ enum Value {
     },
 }
 
-/// All pairs of a file.
 #[derive(Debug, Default)]
 pub(super) struct Pairs(FxHashMap<String, Value>);
 
 impl Pairs {
-    /// Reads as many pairs as the header says.
     pub fn read(cursor: &mut Cursor<'_>, count: usize) -> Result<Self, String> {
         let mut pairs = FxHashMap::default();
         for index in 0..count {
@@ -116,7 +108,6 @@ impl Pairs {
         Ok(Self(pairs))
     }
 
-    /// Reads how many pairs there are.
     pub fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
         cursor.count(MAX_PAIRS, LEAST_PAIR_BYTES, "the number of metadata pairs")
     }
@@ -205,7 +196,6 @@ fn flag(byte: u8, what: &str) -> Result<bool, String> {
     }
 }
 
-/// Reads an integer of a kind from its bytes.
 fn integer(kind: Kind, bytes: &[u8]) -> i128 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
@@ -219,7 +209,6 @@ fn integer(kind: Kind, bytes: &[u8]) -> i128 {
     }
 }
 
-/// Reads a float of a kind from its bytes.
 fn number(kind: Kind, bytes: &[u8]) -> f64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
@@ -229,8 +218,7 @@ fn number(kind: Kind, bytes: &[u8]) -> f64 {
     }
 }
 
-/// The metadata of a file, read by key. An absent key is `None`; one of the wrong type or size is an error that
-/// names file, key, value and limit.
+/// Metadata by key. An absent key is `None`; a wrong type or size is an error that names file, key, value and limit.
 #[derive(Clone, Copy)]
 pub struct Metadata<'a> {
     file: &'a Path,
@@ -243,17 +231,15 @@ impl<'a> Metadata<'a> {
         Self { file, bytes, pairs }
     }
 
-    /// The file.
     pub fn file(&self) -> &'a Path {
         self.file
     }
 
-    /// Whether a key is there.
     pub fn has(&self, key: &str) -> bool {
         self.pairs.0.contains_key(key)
     }
 
-    /// All keys, in no order.
+    /// In no particular order.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.pairs.0.keys().map(String::as_str)
     }
@@ -262,7 +248,6 @@ impl<'a> Metadata<'a> {
         self.pairs.0.get(key)
     }
 
-    /// A string.
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, LoadError> {
         match self.value(key) {
             None => Ok(None),
@@ -271,7 +256,6 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A flag.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
         match self.value(key) {
             None => Ok(None),
@@ -280,7 +264,7 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A whole number within `limits`, stored in any width.
+    /// An integer of any width within `limits`.
     pub fn size(
         &self,
         key: &str,
@@ -302,7 +286,6 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Like [`Self::size`], of a key that must be there.
     pub fn required_size(
         &self,
         key: &str,
@@ -312,7 +295,7 @@ impl<'a> Metadata<'a> {
             .ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// The id of a token; -1, signed or not, says that there is none.
+    /// -1, signed or not, means none.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>, LoadError> {
         const NONE: [i128; 2] = [-1, u32::MAX as i128];
         if let Some(Value::Integer(id)) = self.value(key)
@@ -324,7 +307,7 @@ impl<'a> Metadata<'a> {
         Ok(id.map(|id| id as u32))
     }
 
-    /// A finite number within `limits`, stored as float or integer.
+    /// A finite float or integer within `limits`.
     pub fn number(&self, key: &str, limits: RangeInclusive<f64>) -> Result<Option<f64>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -340,7 +323,6 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// A list of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, LoadError> {
         let Some(list) = self.list(key, "strings", |of| of == Kind::Text)? else {
             return Ok(None);
@@ -356,7 +338,7 @@ impl<'a> Metadata<'a> {
         Ok(Some(texts))
     }
 
-    /// A list of whole numbers within `limits`, stored in any width.
+    /// Integers of any width within `limits`.
     pub fn integers(
         &self,
         key: &str,
@@ -377,13 +359,13 @@ impl<'a> Metadata<'a> {
         checked.collect::<Result<_, _>>().map(Some)
     }
 
-    /// A list of flags, or of whole numbers that are flags.
+    /// Flags, or integers as flags.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
         let fits = |of: Kind| of == Kind::Flag || of.is_integer();
         let Some(list) = self.list(key, "flags", fits)? else {
             return Ok(None);
         };
-        // Little endian: a number is zero where all of its bytes are.
+        // A number is zero if all of its bytes are.
         let flags = list.elements();
         Ok(Some(
             flags
@@ -392,7 +374,6 @@ impl<'a> Metadata<'a> {
         ))
     }
 
-    /// A list of floats.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
         let is_float = |of| matches!(of, Kind::F32 | Kind::F64);
         let Some(list) = self.list(key, "floats", is_float)? else {
@@ -404,7 +385,6 @@ impl<'a> Metadata<'a> {
         Ok(Some(numbers.collect()))
     }
 
-    /// Whether a key holds a list.
     pub fn is_list(&self, key: &str) -> bool {
         matches!(self.value(key), Some(Value::List { .. }))
     }
@@ -447,13 +427,11 @@ impl<'a> Metadata<'a> {
         self.error(key, format!("is {got}, expected {wish}"))
     }
 
-    /// An error about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(self.file, format!("{} {reason}", shown(key)))
     }
 }
 
-/// A list, left in place.
 struct List<'a> {
     of: Kind,
     count: usize,
@@ -461,13 +439,13 @@ struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// The bytes of each element, for lists of numbers.
+    /// Only for lists of numbers.
     fn elements(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         self.bytes.chunks_exact(self.of.bytes() as usize)
     }
 }
 
-/// A key or name as errors show it: plain where it is short and printable.
+/// Unquoted if it is short and printable.
 pub fn shown(name: &str) -> String {
     let quoted = quote(name);
     if quoted.len() == name.len() + 2 && !name.contains(char::is_whitespace) {
@@ -477,7 +455,7 @@ pub fn shown(name: &str) -> String {
     }
 }
 
-/// A string of the file as errors show it: quoted, escaped, cut.
+/// Quoted, escaped and truncated.
 pub(super) fn quote(text: &str) -> String {
     match text.char_indices().nth(QUOTED_CHARS) {
         None => format!("{text:?}"),

@@ -1,4 +1,4 @@
-//! A model: its files and the index of its tensors.
+//! A GGUF model of one or several files, and its tensor index.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -13,27 +13,23 @@ use crate::metadata::{Metadata, shown};
 use crate::split::open_all;
 use crate::tensors::TensorInfo;
 
-/// A model's files, opened and checked; only their headers have been read.
+/// Opened and checked; only the headers have been read.
 pub struct Gguf {
     /// The first holds the metadata.
     files: Vec<GgufFile>,
-    /// File and place in it of each tensor, by name.
+    /// File index and tensor index, by name.
     index: FxHashMap<String, (usize, usize)>,
 }
 
-/// A tensor and the file that it is in.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
-    /// The file.
     pub file: &'a GgufFile,
-    /// The file's index among those of the model.
     pub file_index: usize,
-    /// Name, shape, type and byte range.
     pub info: &'a TensorInfo,
 }
 
 impl Gguf {
-    /// Opens a model by its file, or by the first file of its parts.
+    /// Opens a model by its only or first file.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
@@ -48,21 +44,18 @@ impl Gguf {
         Ok(Self { files, index })
     }
 
-    /// The metadata of the model.
     pub fn metadata(&self) -> Metadata<'_> {
         self.files[0].metadata()
     }
 
-    /// All tensors, in their order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.files.iter().flat_map(GgufFile::tensors)
     }
 
-    /// The default element type of the model and its KV: that of its 16-bit matrices, bfloat16 if it has both types;
-    /// float32 if all matrices are; bfloat16 if the others are blocks.
+    /// The default element type of the model and its KV: that of its 16-bit matrices, bfloat16 if it has both; float32
+    /// if all matrices are; bfloat16 if the others are blocks.
     ///
-    /// llama.cpp keeps keys and values in float16 whatever the file's types are. Here bfloat16 is the fast path, and its
-    /// range is that of the models' own training.
+    /// llama.cpp always keeps KV in float16. Here bfloat16 is the fast path, and has the range of the models' training.
     pub fn dtype(&self) -> Dtype {
         let matrices = self.tensors().filter(|tensor| tensor.shape.len() > 1);
         let names: Vec<&str> = matrices.map(|tensor| tensor.element.name).collect();
@@ -80,12 +73,11 @@ impl Gguf {
         self.files[0].path()
     }
 
-    /// The mapped files, in the order of [`Tensor::file_index`].
+    /// In the order of [`Tensor::file_index`].
     pub fn into_files(self) -> Vec<MappedFile> {
         self.files.into_iter().map(GgufFile::into_mapped).collect()
     }
 
-    /// Finds a tensor by its name in the file.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let &(file_index, place) = self.index.get(name)?;
         let file = &self.files[file_index];
@@ -98,12 +90,10 @@ impl Gguf {
 }
 
 impl<'a> Tensor<'a> {
-    /// Its bytes, in blocks of its element type.
     pub fn bytes(&self) -> &'a [u8] {
         self.file.data(self.info)
     }
 
-    /// An error about the tensor.
     pub fn error(&self, reason: impl Display) -> LoadError {
         let name = shown(&self.info.name);
         format_error(self.file.path(), format!("tensor {name} {reason}"))

@@ -1,4 +1,4 @@
-//! A model in one file, or in several files `NAME-00001-of-00003.gguf` in one folder.
+//! Split models: several files `NAME-00001-of-00003.gguf` in one folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,24 +11,19 @@ use crate::tensors::MAX_TENSORS;
 use souffleur_base::error::{LoadError, format_error};
 
 const EXTENSION: &str = ".gguf";
-/// Digits of a part's number.
 const DIGITS: usize = 5;
-/// Files that a model may be split into.
 const MAX_PARTS: usize = 1000;
 
-/// The name of a part of a split model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartName {
-    /// The text before the numbers.
     pub stem: String,
-    /// Which part it is, from 1 on.
+    /// From 1 on.
     pub number: usize,
-    /// How many there are.
     pub count: usize,
 }
 
 impl PartName {
-    /// Parses a file's name; `None` if it is not that of a part.
+    /// `None` if the name is not that of a part.
     pub fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_suffix(EXTENSION)?;
         let (rest, count) = rest.rsplit_once("-of-")?;
@@ -44,13 +39,12 @@ impl PartName {
         })
     }
 
-    /// The name of a part.
     fn of(&self, number: usize) -> String {
         format!("{}-{number:05}-of-{:05}{EXTENSION}", self.stem, self.count)
     }
 }
 
-/// The name of a model whose file, or first part, has this name.
+/// The file name without part number and suffix.
 pub fn model_name(file_name: &str) -> &str {
     match PartName::parse(file_name) {
         Some(part) => &file_name[..part.stem.len()],
@@ -58,7 +52,7 @@ pub fn model_name(file_name: &str) -> &str {
     }
 }
 
-/// Finds the one model among the GGUF files of a folder: one file, or the first part of a split one. `None` without any.
+/// The one model among the GGUF files of a folder: a single file, or the first part. `None` without any.
 ///
 /// # Errors
 /// There are several models; the folder cannot be read.
@@ -92,7 +86,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     }
 }
 
-/// All files of the model whose only or first file is `file`, by their names.
+/// By name; `file` is the only or first one.
 pub fn files_of(file: &Path) -> Vec<PathBuf> {
     let name = file.file_name().and_then(|name| name.to_str());
     match name.and_then(PartName::parse) {
@@ -103,7 +97,7 @@ pub fn files_of(file: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// Opens all files of the model whose only or first file is `file`.
+/// `file` is the only or first one.
 pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     refuse_missing_first(file)?;
     let first = GgufFile::open(file.to_owned())?;
@@ -130,7 +124,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     Ok(files)
 }
 
-/// If the file is a missing part and its folder has other parts, the error names the part to download.
+/// If the file is a missing part and its folder has others, the error names the part to download.
 fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     let file_name = file.file_name().and_then(|name| name.to_str());
     let Some(name) = file_name
@@ -146,7 +140,6 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     let there: Vec<String> = there.map(|number| number.to_string()).collect();
     let (number, count) = (name.number, name.count);
     let reason = match there.as_slice() {
-        // Opening the file gives the system's error.
         [] => return Ok(()),
         [only] => {
             format!(
@@ -168,13 +161,12 @@ fn part_count(file: &GgufFile) -> Result<usize, LoadError> {
         .unwrap_or(1))
 }
 
-/// The number of a part, from 1 on.
+/// From 1 on.
 fn part_number(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     let index = metadata.required_size("split.no", 0..=MAX_PARTS)?;
     Ok(index + 1)
 }
 
-/// Parses the name of the first of several parts.
 fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
     let file_name = first.path().file_name().and_then(|name| name.to_str());
     let name = file_name.and_then(PartName::parse);
@@ -210,7 +202,7 @@ fn check_part(part: &GgufFile, number: usize, count: usize) -> Result<(), LoadEr
     Err(format_error(part.path(), reason))
 }
 
-/// No tensor is in two parts, and they are as many as the first part says.
+/// Rejects duplicate tensors, and a total other than the first part's count.
 fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
     let mut names = FxHashSet::default();
     for file in files {

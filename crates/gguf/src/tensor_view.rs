@@ -1,22 +1,18 @@
-//! A view of a weight on the host, which a backend copies.
+//! A view of a stored weight tensor, which backends copy or pack.
 
 use half::{bf16, f16};
 
 use crate::blocks::BlockType;
 use crate::dtype::Dtype;
 
-/// The layout of a tensor's elements in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
-    /// One by one.
     Plain(Dtype),
-    /// In blocks along the inputs.
+    /// Blocks run along the inputs.
     Blocks(BlockType),
 }
 
 impl Stored {
-    /// Bytes of a row.
-    ///
     /// # Panics
     /// If the row is not whole blocks.
     #[inline]
@@ -31,36 +27,31 @@ impl Stored {
 /// The order of a tensor's rows in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As the model numbers them.
+    /// As in the model.
     #[default]
     AsNumbered,
-    /// The last rows of a head, as the rotation pairs them: of `rotary_dim` rows i and i + rotary_dim / 2 are adjacent,
-    /// where the model numbers the halves one after the other.
+    /// The last rows of a head are interleaved rotary pairs: of `rotary_dim` rows, i and i + rotary_dim / 2 of the
+    /// model are adjacent in the file.
     Pairs {
-        /// Rows in a head.
         head_dim: usize,
-        /// Rows of them that are rotated, even.
+        /// Rotated rows of a head, even.
         rotary_dim: usize,
     },
-    /// Some rows of each group: of `period` rows in the file those from `first` on, `len` of them, where the model numbers
-    /// only these.
+    /// Some rows of each group: of each `period` rows in the file, `len` rows from `first` on.
     Within {
         /// Rows of a group in the file.
         period: usize,
-        /// The first one of a group.
         first: usize,
-        /// How many of a group.
         len: usize,
     },
-    /// Some rows apart: those between belong to other tensors.
+    /// Strided rows: those between belong to other tensors.
     Every {
-        /// From one row to the next.
+        /// Distance between rows.
         step: usize,
     },
 }
 
 impl RowOrder {
-    /// Index of a row in the file.
     #[inline]
     pub fn stored_row(self, row: usize) -> usize {
         match self {
@@ -82,21 +73,19 @@ impl RowOrder {
     }
 }
 
-/// A tensor in a file: row-major, little endian, at any alignment.
+/// Row-major, little endian, unaligned.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    /// How its elements are stored.
     pub stored: Stored,
-    /// Shape, outermost dimension first. The rows of a vector have one element.
+    /// Outermost dimension first. The rows of a vector have one element.
     pub shape: &'a [usize],
-    /// The rows, all of [`Stored::row_bytes`].
+    /// The rows, of [`Stored::row_bytes`] each.
     pub bytes: &'a [u8],
-    /// The order of the rows in the file.
     pub order: RowOrder,
 }
 
 impl<'a> TensorView<'a> {
-    /// A tensor whose elements are stored one by one, in the model's order.
+    /// Plain elements in the model's order.
     pub fn plain(dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
         Self {
             stored: Stored::Plain(dtype),
@@ -106,19 +95,17 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Number of elements.
     #[inline]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Elements of a row.
     #[inline]
     pub fn width(&self) -> usize {
         self.shape[1..].iter().product()
     }
 
-    /// The dtype of a tensor whose bytes are its elements one by one, in the model's order.
+    /// `None` unless the bytes are plain elements in the model's order.
     pub fn plain_dtype(&self) -> Option<Dtype> {
         match (self.stored, self.order) {
             (Stored::Plain(dtype), RowOrder::AsNumbered) => Some(dtype),
@@ -126,8 +113,6 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// The bytes of a row.
-    ///
     /// # Panics
     /// If there is no such row.
     #[inline]
@@ -136,7 +121,7 @@ impl<'a> TensorView<'a> {
         &self.bytes[self.order.stored_row(row) * bytes..][..bytes]
     }
 
-    /// Reads a row, widened to f32; blocks are decoded.
+    /// Widens to f32; blocks are decoded.
     ///
     /// # Panics
     /// If there is no such row, or `out` is not as long.
@@ -149,7 +134,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Reads all elements, widened to f32; blocks are decoded.
+    /// Widens to f32; blocks are decoded.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.elements()];
         match self.plain_dtype() {
@@ -164,7 +149,7 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Widens elements to f32 without loss, as many as `out` takes.
+/// Lossless, as many as `out` takes.
 #[inline(always)]
 pub fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     let pairs = bytes

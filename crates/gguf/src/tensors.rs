@@ -1,4 +1,4 @@
-//! The tensors of a file: name, shape, type and byte range, all checked before any data is read.
+//! Tensor descriptions of a GGUF file: name, shape, type and byte range, checked before any data is read.
 
 use std::ops::Range;
 
@@ -8,29 +8,23 @@ use crate::cursor::Cursor;
 use crate::element::ElementType;
 use crate::metadata::shown;
 
-/// Tensors in a file, and in all parts of a model.
+/// Limit for a file, and for all parts of a model.
 pub(super) const MAX_TENSORS: u64 = 1 << 16;
-/// Bytes of a name, as llama.cpp limits them.
+/// The limit of llama.cpp.
 const MAX_NAME_BYTES: u64 = 63;
-/// Dimensions of a tensor.
 const MAX_DIMENSIONS: u32 = 4;
 /// A name of one byte with its length, the number of dimensions, one size, a type, an offset.
 const LEAST_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// A tensor of a file.
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
-    /// Its name.
     pub name: String,
-    /// Its shape, outermost dimension first.
+    /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// Its type.
     pub element: &'static ElementType,
-    /// Its bytes in the file.
     pub bytes: Range<usize>,
 }
 
-/// A tensor as the header describes it.
 struct Declared {
     name: String,
     shape: Vec<usize>,
@@ -39,12 +33,11 @@ struct Declared {
     offset: u64,
 }
 
-/// Reads how many tensors there are.
 pub(super) fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
     cursor.count(MAX_TENSORS, LEAST_INFO_BYTES, "the number of tensors")
 }
 
-/// Reads `count` descriptions of tensors, whose data follows and ends at `file_bytes` at the latest.
+/// Data must end by `file_bytes`.
 pub(super) fn read(
     cursor: &mut Cursor<'_>,
     count: usize,
@@ -108,7 +101,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
     })
 }
 
-/// The shape, outermost dimension first, and the bytes of a tensor whose sizes are listed innermost first.
+/// The shape, outermost dimension first, and the bytes; `sizes` are innermost first.
 fn checked(
     name: &str,
     sizes: &[u64],
@@ -144,7 +137,7 @@ fn checked(
     }
 }
 
-/// Finds the bytes of tensors whose description ends at `end`: they must follow each other, padded to `alignment`.
+/// The byte ranges of tensors whose descriptions end at `end`: they must be contiguous, padded to `alignment`.
 fn place(
     declared: Vec<Declared>,
     end: usize,

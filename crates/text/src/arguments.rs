@@ -12,7 +12,6 @@ pub(super) enum Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    /// The arguments of a call's function.
     pub(super) fn of(function: &'a Value) -> Result<Self, Fault> {
         Ok(match function.get("arguments") {
             Some(Value::String(text)) => match object_of(text) {
@@ -25,7 +24,6 @@ impl<'a> Written<'a> {
     }
 }
 
-/// The object that a text holds.
 pub(super) fn object_of(text: &str) -> Option<TemplateValue> {
     let is_object = text.trim_start().starts_with('{');
     is_object.then(|| TemplateValue::parse_json(text)).flatten()

@@ -17,17 +17,15 @@ const SHORT_ID_CHARS: usize = 9;
 /// Letters and digits.
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The ids of calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallIds {
-    /// Any.
     AsGiven,
     /// Exactly nine letters or digits.
     Short,
 }
 
 impl CallIds {
-    /// Looks for the length that Mistral's templates check.
+    /// Detects the length that Mistral's templates check.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         if source.contains("|length!=9") {
@@ -38,25 +36,20 @@ impl CallIds {
     }
 }
 
-/// The form of the arguments of calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArgumentForm {
-    /// It prints an object, with `tojson` or key by key.
+    /// The template prints an object, with `tojson` or key by key.
     Object,
-    /// It puts a text between others.
+    /// The template puts a text between others.
     Text,
 }
 
-/// The content of a message that has calls and no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmptyContent {
-    /// An empty text.
     Text,
-    /// None.
     Null,
 }
 
-/// The writer of the calls of earlier answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
     ByTemplate,
@@ -66,11 +59,10 @@ enum Written {
     InContent(CallWriter),
 }
 
-/// The calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallForm {
     ids: CallIds,
-    /// It loops over arguments, so a text would be an error.
+    /// The template loops over arguments, so a text would be an error.
     loops_over_arguments: bool,
     arguments: ArgumentForm,
     empty_content: EmptyContent,
@@ -78,7 +70,6 @@ pub(super) struct CallForm {
 }
 
 impl CallForm {
-    /// Detects the form in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         let loops = ["arguments|items", "arguments.items()", "arguments|dictsort"];
@@ -91,7 +82,7 @@ impl CallForm {
         }
     }
 
-    /// The same with calls in the content, unless the template writes them.
+    /// Puts calls into the content, unless the template writes them.
     pub(super) fn in_content(self, writer: CallWriter) -> Self {
         Self {
             written: match self.written {
@@ -102,7 +93,7 @@ impl CallForm {
         }
     }
 
-    /// The same for calls that stay as they are.
+    /// Leaves calls as they are.
     pub(super) fn as_given(self) -> Self {
         Self {
             arguments: ArgumentForm::Text,
@@ -129,7 +120,7 @@ impl CallForm {
         Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
     }
 
-    /// The same with the results of a probe.
+    /// Sets the results of a probe.
     pub(super) fn with(self, arguments: ArgumentForm, empty_content: EmptyContent) -> Self {
         Self {
             arguments,
@@ -140,12 +131,10 @@ impl CallForm {
     }
 }
 
-/// The calls of a conversation, from its first message on.
 pub(super) struct Calls {
     form: CallForm,
     /// Values that the arguments read so far have.
     values: usize,
-    /// Calls so far.
     count: usize,
 }
 
@@ -222,7 +211,6 @@ impl Calls {
     }
 }
 
-/// Appends calls to the content of a message.
 fn write_into_content(
     message: &mut Map<String, Value>,
     calls: &[Value],

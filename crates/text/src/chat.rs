@@ -1,4 +1,4 @@
-//! The messages of a chat, brought into the shape that templates expect.
+//! Brings the messages of a chat into the shape that templates expect.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 use crate::calls::CallForm;
 use crate::tool_place::ToolPlace;
 
-/// The values that a chat template is rendered with.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatPrompt<'a> {
     /// OpenAI's messages: a list of objects with `role` and `content` (text, or a list of text parts).
@@ -34,11 +33,10 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// The form in which a template expects messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) content: ContentFormat,
-    /// It has a role for developers; others take them for the system.
+    /// The template has a role for developers; other templates get `system` in its place.
     pub(super) developers: bool,
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
@@ -47,7 +45,6 @@ pub(super) struct Expected {
     pub(super) late_system: bool,
 }
 
-/// How a template reads the thoughts of an earlier answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThoughtForm {
     /// In addition to the content.
@@ -57,7 +54,6 @@ pub(super) enum ThoughtForm {
 }
 
 impl ThoughtForm {
-    /// Looks for the check of the template.
     fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         if source.contains("message.contentandmessage.thinking") {
@@ -69,7 +65,6 @@ impl ThoughtForm {
 }
 
 impl Expected {
-    /// Detects the form in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         Self {
             content: ContentFormat::of(template),
@@ -84,12 +79,10 @@ impl Expected {
     }
 }
 
-/// How a template reads `content`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContentFormat {
-    /// As text: lists of parts are joined for it.
     Text,
-    /// It loops over parts itself.
+    /// The template loops over parts itself.
     Parts,
 }
 

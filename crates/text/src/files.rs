@@ -1,4 +1,4 @@
-//! The files around `tokenizer.json`.
+//! Reads the files around `tokenizer.json`: its configuration and the chat templates.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 use super::SpecialTokens;
 use souffleur_base::error::LoadError;
 
-/// The fields of `tokenizer_config.json` that this engine reads; all empty without the file.
 #[derive(Debug, Default)]
 pub(super) struct TokenizerConfig {
     pub(super) special: SpecialTokens,
@@ -15,7 +14,6 @@ pub(super) struct TokenizerConfig {
     templates: Option<TemplateSources>,
 }
 
-/// The text of the chat templates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateSources {
     /// Their file, for error texts.

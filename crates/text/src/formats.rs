@@ -3,11 +3,9 @@
 use super::TextModel;
 use souffleur_output::output::{ReasoningFormat, ToolFormat};
 
-/// The tag that opens the calls of DeepSeek's models.
 const DEEPSEEK_SECTION: &str = "<｜tool▁calls▁begin｜>";
 
 impl TextModel {
-    /// Returns the format of tool calls in the model's chat template; `None` if it has no known one.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let tool_call = ToolFormat::Hermes.opening();
         if self.writes_messages() {
@@ -58,8 +56,7 @@ impl TextModel {
         }
     }
 
-    /// Returns the format of reasoning that the model's chat template has, or else its vocabulary; `None` if neither has
-    /// one that is known.
+    /// The format of reasoning in the model's chat template, else in its vocabulary; `None` if neither has a known one.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
         if self.writes_messages() {
             return Some(ReasoningFormat::GptOss);
@@ -76,7 +73,6 @@ impl TextModel {
         find(&|tag| self.template_mentions(tag)).or_else(|| find(&|tag| self.has_token(tag)))
     }
 
-    /// Returns whether an output is a sequence of messages with headers.
     fn writes_messages(&self) -> bool {
         ["<|channel|>", "<|message|>", "<|call|>"]
             .iter()

@@ -9,7 +9,6 @@ use tokenizers::normalizer::Range;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString};
 use tokenizers::{Encoding, NormalizedString, Token, Tokenizer};
 
-/// The pieces of one vocabulary.
 #[derive(Debug)]
 pub(super) struct FrozenPieces {
     matcher: AhoCorasick,
@@ -19,9 +18,7 @@ pub(super) struct FrozenPieces {
 
 impl FrozenPieces {
     /// Makes them from their normalized texts and ids; of equal texts the first counts. `None` if there are none.
-    ///
-    /// # Errors
-    /// The library's error if it can build no matcher: the pieces are too many or too long.
+    /// Fails if the pieces are too many or too long for the matcher.
     pub(super) fn new(pieces: &[(String, u32)]) -> Result<Option<Self>, aho_corasick::BuildError> {
         if pieces.is_empty() {
             return Ok(None);
@@ -34,9 +31,6 @@ impl FrozenPieces {
     }
 
     /// Encodes a text as the tokenizer does, with these pieces before its merges.
-    ///
-    /// # Errors
-    /// As those of the tokenizer.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -53,9 +47,6 @@ impl FrozenPieces {
     }
 
     /// Cuts the pieces out of the parts of a normalized text that are no tokens yet: at each place the longest.
-    ///
-    /// # Errors
-    /// None that a whole text gives.
     pub(super) fn cut(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
         text.split(|_, part| Ok(self.cut_part(part)))
     }

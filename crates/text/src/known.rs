@@ -6,10 +6,8 @@ use super::{ChatPrompt, TextModel};
 use souffleur_base::error::RequestError;
 use souffleur_output::detok::TokenText;
 
-/// The first messages of a conversation as tokens of an earlier request.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownBeginning<'a> {
-    /// How many messages they are.
     pub messages: usize,
     /// The prompt and the output of that request.
     pub tokens: &'a [u32],

@@ -60,7 +60,6 @@ pub struct TextModel {
     template: Option<ChatTemplate>,
     /// The advice about a missing chat template.
     without_template: &'static str,
-    /// How the vocabulary spells bytes, if that is known.
     spelling: Option<Spelling>,
 }
 
@@ -70,7 +69,6 @@ struct Parts {
     frozen: Option<FrozenPieces>,
     /// Ids of the vocabulary without the added tokens: one more than the highest.
     vocab_size: usize,
-    /// Bytes of the longest token.
     max_token_bytes: usize,
     special: SpecialTokens,
     adds_bos: Option<bool>,
@@ -82,13 +80,9 @@ struct Parts {
 /// The special tokens that a model's files name, as text. Templates see them as `bos_token` and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
     pub bos: Option<String>,
-    /// Ends a sequence.
     pub eos: Option<String>,
-    /// Fills rows.
     pub pad: Option<String>,
-    /// Replaces text outside of the vocabulary.
     pub unk: Option<String>,
 }
 
@@ -163,22 +157,20 @@ impl TextModel {
         model
     }
 
-    /// Returns the number of token ids: one more than the highest.
+    /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Returns the special tokens' text.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// Returns the id of a token given as text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
     }
 
-    /// Returns the id of an added token, special or not, given as text.
+    /// Finds an added token, special or not, by its text.
     pub fn added_token_id(&self, token: &str) -> Option<u32> {
         let added = self.tokenizer.get_added_vocabulary();
         added
@@ -186,13 +178,12 @@ impl TextModel {
             .filter(|id| self.tokenizer.get_added_tokens_decoder().contains_key(id))
     }
 
-    /// Returns whether a token is special: texts leave it out unless the caller keeps it.
+    /// Texts leave special tokens out unless the caller keeps them.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.tokenizer.get_added_tokens_decoder();
         added.get(&id).is_some_and(|token| token.special)
     }
 
-    /// Returns a token as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
     }
@@ -203,17 +194,15 @@ impl TextModel {
         self.max_token_bytes
     }
 
-    /// Returns the id of the beginning-of-sequence token.
     pub fn bos_id(&self) -> Option<u32> {
         self.token_id(self.special.bos.as_deref()?)
     }
 
-    /// Returns the id of the end-of-sequence token. generation_config.json may name more of them.
+    /// generation_config.json may name more of them.
     pub fn eos_id(&self) -> Option<u32> {
         self.token_id(self.special.eos.as_deref()?)
     }
 
-    /// Returns the id of the padding token.
     pub fn pad_id(&self) -> Option<u32> {
         self.token_id(self.special.pad.as_deref()?)
     }
@@ -267,7 +256,6 @@ impl TextModel {
         template.is_some_and(|template| template.takes_late_system(has_tools))
     }
 
-    /// Returns whether there is a chat template.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }

@@ -1,4 +1,4 @@
-//! Messages as templates expect them.
+//! Brings messages into the form that templates expect.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Python's `strftime`.
+//! Python's `strftime` for templates.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};

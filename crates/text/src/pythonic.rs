@@ -1,4 +1,4 @@
-//! Calls as LFM2's models write them.
+//! Writes calls as LFM2's models do.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,6 @@ use crate::jinja::{Fault, Value as TemplateValue};
 /// The text around calls.
 const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
 
-/// Adds calls to the content of an answer.
 pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
     content.push_str(TAGS[0]);
     content.push('[');

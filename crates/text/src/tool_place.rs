@@ -9,10 +9,8 @@ use souffleur_base::error::RequestError;
 /// The variable in which SmolLM3's template looks for functions.
 pub(super) const XML_TOOLS: &str = "xml_tools";
 
-/// The place of tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToolPlace {
-    /// The variable `tools`.
     Variable,
     /// The variable [`XML_TOOLS`], without what surrounds each function.
     XmlTools,
@@ -21,7 +19,6 @@ pub(super) enum ToolPlace {
 }
 
 impl ToolPlace {
-    /// Detects the place in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         match () {
@@ -32,7 +29,6 @@ impl ToolPlace {
     }
 }
 
-/// The functions of OpenAI's tools.
 pub(super) fn functions(tools: &TemplateValue) -> Result<TemplateValue, Fault> {
     let TemplateValue::List(tools) = tools else {
         return TemplateValue::list(Vec::new());

@@ -15,8 +15,7 @@ pub struct TurnMarks {
 }
 
 impl TurnMarks {
-    /// Learns them by rendering short chats with and without each turn. A template that refuses one leaves its mark
-    /// unknown.
+    /// Learns the marks by rendering short chats with and without each turn. Refused turns leave marks unknown.
     pub fn learn(text: &TextModel) -> Self {
         let system = json!({"role": "system", "content": "Be brief."});
         let asks = |words: &str| json!({"role": "user", "content": words});

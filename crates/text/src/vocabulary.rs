@@ -9,7 +9,6 @@ use crate::frozen::FrozenPieces;
 /// SentencePiece's sign for a blank.
 const BLANK: char = '\u{2581}';
 
-/// The text that a token adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenPiece {
     /// These bytes, at least one. They need not be whole characters.
@@ -20,7 +19,6 @@ pub enum TokenPiece {
     Unknown,
 }
 
-/// How a vocabulary spells bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// GPT-2's table: one printable character for each byte.
@@ -30,8 +28,7 @@ pub(super) enum Spelling {
 }
 
 impl TextModel {
-    /// Returns what each token adds to a text, by id; `None` if the tokenizer has a byte encoding that is not known
-    /// here.
+    /// What each token adds to a text, by id; `None` if the tokenizer has an unknown byte encoding.
     pub fn pieces(&self) -> Option<Vec<TokenPiece>> {
         let spelling = self.spelling?;
         let mut pieces = vec![TokenPiece::Unknown; self.vocab_size];
@@ -141,8 +138,7 @@ impl Spelling {
         }
     }
 
-    /// The text of an added token that is nothing but blanks: in some vocabularies runs of them are added tokens, and are
-    /// text all the same.
+    /// The text of an added token that is only blanks: some vocabularies have runs of blanks as added tokens.
     fn blanks(self, name: &str) -> Option<String> {
         let text = match self {
             Self::ByteLevel => name.to_owned(),

@@ -9,10 +9,8 @@ use crate::jinja::{Fault, Value as TemplateValue};
 use crate::pythonic;
 use souffleur_output::output::ToolFormat;
 
-/// The form of calls in the content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallWriter {
-    /// A list in Python.
     Lfm2,
     /// A list of objects, and the tag that closes it.
     TaggedList(&'static str),
@@ -32,7 +30,6 @@ impl CallWriter {
         }
     }
 
-    /// Adds calls to the content of an answer.
     pub(super) fn add(self, content: &mut String, calls: &[Value]) -> Result<(), Fault> {
         let (begin, between, end) = match self {
             Self::Lfm2 => return pythonic::add(content, calls),
@@ -53,7 +50,6 @@ impl CallWriter {
     }
 }
 
-/// Writes a call as a JSON object.
 fn object(out: &mut String, call: &Value) -> Result<(), Fault> {
     let function = call.get("function").unwrap_or(call);
     let name = TemplateValue::from_json(function.get("name").unwrap_or(&Value::Null))?;

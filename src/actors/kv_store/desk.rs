@@ -12,7 +12,7 @@ use crate::executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
 use crate::ids::Ticket;
 use crate::store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
-/// See the module. Clones are the same desk; it outlives the units that use it.
+/// Clones are the same desk; it outlives the units that use it.
 #[derive(Clone, Default)]
 pub struct BlockDesk(Arc<Mutex<OnDesk>>);
 
@@ -25,7 +25,6 @@ struct OnDesk {
 }
 
 impl BlockDesk {
-    /// The executor's end.
     pub fn port(&self) -> Box<dyn BlockPort> {
         Box::new(DeskPort(self.clone()))
     }
@@ -46,17 +45,14 @@ impl BlockDesk {
         drop(left);
     }
 
-    /// Puts down fetched blocks.
     pub fn put_fetched(&self, ticket: Ticket, loaded: Loaded) {
         self.lock().fetched.insert(ticket, loaded);
     }
 
-    /// Takes the block that a step has saved.
     pub fn take_saved(&self, ticket: Ticket) -> Option<HostBlock> {
         self.lock().saved.remove(&ticket)
     }
 
-    /// Releases the blocks of a ticket.
     pub fn discard(&self, ticket: Ticket) {
         let mut desk = self.lock();
         let left = (desk.saved.remove(&ticket), desk.fetched.remove(&ticket));
@@ -64,7 +60,6 @@ impl BlockDesk {
         drop(left);
     }
 
-    /// A free buffer of the store that runs.
     fn free(&self, kind: BlockKind) -> Option<HostBlock> {
         let desk = self.lock();
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(kind));

@@ -29,22 +29,16 @@ pub use desk::BlockDesk;
 
 /// Grace after an answer's deadline, in case the store's thread cannot answer.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often the size of the store is recorded.
 const STATS_EVERY: Duration = Duration::from_secs(2);
 
 /// Everything that it takes to start a store, and to start it again with a new unit.
 pub struct StoreSetup {
-    /// Its location and limits.
     pub config: StoreConfig,
-    /// The shape of its blocks.
     pub geometry: Geometry,
-    /// Makes the identity that its blocks depend on.
     pub identify: Box<dyn Fn() -> Identify + Send + Sync>,
-    /// Where the executor puts blocks and takes them from.
     pub desk: BlockDesk,
 }
 
-/// See the module.
 pub struct KvStore {
     /// Report the deaths of this actor and of the store's thread to the Watchdog; `None` if it does not supervise them.
     mourned: Option<(Obituary, Obituary)>,
@@ -62,7 +56,6 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// An actor that starts the store when it starts.
     pub fn new(setup: Arc<StoreSetup>, scheduler: Mailbox<StoreNews>) -> Self {
         Self {
             mourned: None,

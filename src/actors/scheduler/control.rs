@@ -1,4 +1,4 @@
-//! Orders of hosts to the cache and the plan: pins, policies, flushes, pauses. Their settings outlive a rebuild.
+//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. These settings outlive a rebuild.
 
 use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;

@@ -30,28 +30,21 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 /// Interval of the search for requests whose time limit has passed.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
-/// Longest interval between searches for requests that are inside for long.
+/// Longest interval between searches for long-running requests.
 const LONG_REQUEST_SWEEP: Duration = Duration::from_secs(1);
 
-/// Whom the Scheduler sends to.
 pub struct Links {
-    /// The question of a policy before its plan.
     pub probe: Mailbox<Box<ProbePrefixes>>,
-    /// Plans.
     pub radix_cache: Mailbox<Box<PlanStep>>,
     /// Plans that need no tree.
     pub allocator: Mailbox<Box<ReservePages>>,
-    /// Steps.
     pub executor: Mailbox<RunStep>,
     /// Sequences that steps in flight need not decode.
     pub ended: Mailbox<crate::actors::messages::SequencesEnded>,
-    /// Tokens and ends.
     pub tokenizer: Mailbox<TokensReady>,
-    /// Orders to the KV store, if there is one.
     pub store: Option<Mailbox<StoreOrders>>,
 }
 
-/// The actor around the planner.
 pub struct Scheduler {
     note: DeathNote,
     /// Every call that changes it is written to the message log, if one is kept.
@@ -74,14 +67,13 @@ pub struct Scheduler {
     log_long_requests: Option<Duration>,
     /// Time of the last such search, in seconds since the start.
     looked_s: f64,
-    /// The hosts' settings, of this life of the unit and of earlier ones.
+    /// The hosts' settings, of this generation of the unit and of earlier ones.
     set: HostSettings,
-    /// Who keeps that for the lives after it.
+    /// Keeps the settings for later generations of the unit.
     keeper: Option<Recipient<HostSettings>>,
 }
 
 impl Scheduler {
-    /// An actor with nothing inside.
     pub fn new(
         state: RecordedScheduler,
         links: Links,
@@ -108,7 +100,7 @@ impl Scheduler {
         }
     }
 
-    /// Logs requests that are inside for `every`, and again each time it has passed.
+    /// Logs requests that run for `every`, and again each time it has passed.
     pub fn logging_long_requests(self, every: Option<Duration>) -> Self {
         Self {
             log_long_requests: every,

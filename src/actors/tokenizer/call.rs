@@ -1,4 +1,4 @@
-//! A call's requests on their way through the Tokenizer.
+//! A call's requests on their way through the Tokenizer: its prompts, shares and limits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,17 +19,14 @@ use super::prepare::{self, Checked, Prepared};
 /// Least backlog allowed for a slow reader of a request, in bytes, however many requests its call has.
 const MIN_BACKLOG_BYTES: usize = 64 << 10;
 
-/// A call that is being read.
 pub(super) struct Opening {
     unread: std::vec::IntoIter<Asked>,
     n_read: usize,
     pub(super) prompts: Prompts,
     pub(super) checked: Checked,
-    /// The admitted requests.
     pub(super) arrivals: VecDeque<Arrival>,
 }
 
-/// Requests that came together.
 pub(super) struct Call {
     pub(super) arrivals: VecDeque<Arrival>,
     pub(super) prompts: Vec<PromptState>,
@@ -48,14 +45,11 @@ pub(super) struct Arrival {
     pub(super) prompt: usize,
 }
 
-/// A prompt that is ready, or why it is not.
 pub(super) type Encoded = Result<Prepared, RequestError>;
 
-/// The stage of a prompt.
 pub(super) enum PromptState {
     /// Encoded on the Tokenizer's thread when the first of its requests is submitted.
     Unread(Weighed),
-    /// In a lane.
     Waiting,
     Read(Encoded),
 }
@@ -136,7 +130,6 @@ impl Call {
     fn encoded(&self, arrival: &Arrival) -> Encoded {
         match &self.prompts[arrival.prompt] {
             PromptState::Read(encoded) => encoded.clone(),
-            // Its client has gone.
             PromptState::Unread(_) | PromptState::Waiting => Err(cancelled()),
         }
     }
@@ -160,7 +153,6 @@ impl Call {
         table
     }
 
-    /// Fits a request to its prompt.
     pub(super) fn fit(
         &mut self,
         arrival: &mut Arrival,

@@ -12,7 +12,6 @@ const MAX_BYTES: f64 = 2048.0;
 /// Text that may be encoded on it in a second: less than a tenth of its time.
 const BYTES_PER_SECOND: f64 = (64 << 10) as f64;
 
-/// See the module.
 pub(super) struct InlineBudget {
     left_bytes: f64,
     counted: Instant,

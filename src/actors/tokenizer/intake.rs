@@ -43,7 +43,6 @@ pub(super) struct Intake {
     calls: FxHashMap<CallId, Call>,
     /// The calls whose next request can be submitted.
     ready: VecDeque<CallId>,
-    /// The requests of all calls.
     requests: FxHashMap<RequestId, CancelFlag>,
     lanes: Lanes,
     inline: InlineBudget,
@@ -102,7 +101,6 @@ impl Intake {
 }
 
 impl Tokenizer {
-    /// Notes a call.
     pub(super) fn take_in(&mut self, generate: Generate, ctx: &mut Context<Self>) {
         self.intake.arrived.push_back(Opening::new(generate));
         self.pump(ctx);
@@ -166,7 +164,6 @@ impl Tokenizer {
         arrival.sink.admit(admission, estimated_tokens)
     }
 
-    /// Dispatches the prompts of a call for encoding.
     fn open(&mut self, opening: Opening, ctx: &mut Context<Self>) {
         let arrivals = opening.arrivals;
         self.intake.last_call.0 += 1;
@@ -225,7 +222,6 @@ impl Tokenizer {
         places.map(place).collect()
     }
 
-    /// Starts work on the lanes' free threads.
     fn run_lanes(&mut self, ctx: &mut Context<Self>) {
         while let Some(turn) = self.intake.lanes.next() {
             let Turn { lane, call, jobs } = turn;
@@ -276,7 +272,6 @@ impl Tokenizer {
         }
     }
 
-    /// Submits the next requests of a call.
     fn go_on(&mut self, id: CallId, is_over: impl Fn() -> bool) {
         let Some(mut call) = self.intake.calls.remove(&id) else {
             return;
@@ -296,7 +291,6 @@ impl Tokenizer {
         }
     }
 
-    /// Submits a request, or ends it.
     fn finish_intake(&mut self, call: &mut Call, mut arrival: Arrival) {
         if arrival.cancel.is_raised() {
             let is_streaming = arrival.request.is_streaming;

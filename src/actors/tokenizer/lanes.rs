@@ -12,8 +12,8 @@ use crate::request::{CancelFlag, Prompt};
 
 /// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
-/// The lanes of prompts whose output follows a grammar: none other waits while one is compiled, and a grammar that takes long
-/// leaves two to the others.
+/// The lanes of prompts whose output follows a grammar: none other waits while one is compiled, and a grammar that
+/// takes long leaves two to the others.
 const GRAMMAR_LANES: std::ops::Range<usize> = LANES.len()..LANES.len() + 3;
 const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
@@ -23,7 +23,6 @@ const TURN_BYTES: usize = 32 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CallId(pub(super) u64);
 
-/// A prompt that is to be encoded.
 pub(super) struct Job {
     /// Which of its call's prompts it is.
     pub(super) index: usize,
@@ -34,14 +33,12 @@ pub(super) struct Job {
     pub(super) cancels: Vec<CancelFlag>,
 }
 
-/// One unit of a thread's work: prompts of one call.
 pub(super) struct Turn {
     pub(super) lane: usize,
     pub(super) call: CallId,
     pub(super) jobs: Vec<Job>,
 }
 
-/// See the module.
 pub(super) struct Lanes([Lane; N_LANES]);
 
 #[derive(Default)]
@@ -52,7 +49,6 @@ struct Lane {
     share: u64,
 }
 
-/// The prompts of one call in one lane.
 struct Flow {
     call: CallId,
     jobs: VecDeque<Job>,
@@ -116,7 +112,6 @@ impl Lanes {
         })
     }
 
-    /// The thread of a lane is free again.
     pub(super) fn finished(&mut self, lane: usize) {
         self.0[lane].is_busy = false;
     }

@@ -1,4 +1,4 @@
-//! One request in flight: its text so far, its counts, its client.
+//! One request in flight: its text so far, its counts, its client's sink.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,9 +22,7 @@ use super::prepare::no_embeddings;
 /// Prompt tokens that precede the first output token when it is decoded, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
 
-/// State of a request after an advance.
 pub(super) enum Step {
-    /// It continues.
     Goes,
     /// Its terminal event was sent.
     Ended,
@@ -37,13 +35,9 @@ pub(super) enum Step {
     Abandoned,
 }
 
-/// The part of its call that a request has.
 pub(super) struct CallShare {
-    /// The table of its stop strings.
     pub(super) stops: Arc<StopTable>,
-    /// Bytes that may wait for its client.
     pub(super) backlog_bytes: usize,
-    /// How its output is parsed.
     pub(super) parsing: Option<OutputParsing>,
     /// Something other than its tools constrains its answer.
     pub(super) has_constraint: bool,
@@ -51,7 +45,6 @@ pub(super) struct CallShare {
     pub(super) start: OutputStart,
 }
 
-/// See the module.
 pub(super) struct Live {
     rid: RequestId,
     prompt: Arc<[u32]>,
@@ -127,7 +120,6 @@ impl Live {
         &self.rid
     }
 
-    /// Notes when it left the queue.
     pub(super) fn admitted(&mut self, at: Instant) {
         self.admitted = Some(at);
     }

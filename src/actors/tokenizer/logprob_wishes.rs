@@ -1,4 +1,4 @@
-//! Checks of the requested log probabilities.
+//! Checks a request's log probability options against its prompt and the limits.
 
 use crate::error::{FieldError, RequestError};
 use crate::state::sampling::LogprobWish;

@@ -1,4 +1,4 @@
-//! Diagnosis of cache misses in the Tokenizer: outside the planning path, and where tokens can be decoded.
+//! Diagnosis of cache misses in the Tokenizer: off the planning path, and where tokens can be decoded.
 
 use std::time::Instant;
 
@@ -10,7 +10,6 @@ use crate::state::cache::prefix_history::{
 };
 use crate::state::detok::TokenText;
 
-/// The history with a clock, metrics and words.
 pub(super) struct Misses {
     history: PrefixHistory,
     metrics: PrefixMetrics,

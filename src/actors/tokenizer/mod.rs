@@ -36,12 +36,10 @@ use live::{Live, Step};
 use misses::Misses;
 pub use output::AnswerFormats;
 
-/// The Tokenizer's knowledge of model and limits.
 #[derive(Clone)]
 pub struct TokenizerSettings {
     /// `None`: token ids in, token ids out.
     pub text: Option<Arc<TextModel>>,
-    /// The formats in which the model writes calls and reasoning.
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
@@ -51,44 +49,33 @@ pub struct TokenizerSettings {
     pub vocab_size: usize,
     /// Values in a vector of a prompt of vectors; `None`: there are no such prompts.
     pub hidden_size: Option<usize>,
-    /// The largest request that can ever fit.
     pub limits: IntakeLimits,
-    /// The length above which a sequence rotates as long ones do, prompt and longest output together; `None`: all rotate
-    /// alike.
+    /// The length (prompt and longest output) above which a sequence rotates as long ones do; `None`: all alike.
     pub long_above: Option<usize>,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
     /// Maximum number of log probabilities of one prompt.
     pub max_logprob_entries: usize,
-    /// How long every request may wait and run.
     pub timeouts: RequestTimeouts,
     /// Limits of the history of prompts and evictions; `None` diagnoses no misses.
     pub prefix_history: Option<HistoryLimits>,
-    /// Limits on the lists and names of a request.
     pub request_limits: RequestLimits,
     /// The admission counts: a request that comes without a permit takes one of them.
     pub admission: Arc<Admission>,
 }
 
-/// The ways to the Scheduler.
 pub struct Links {
-    /// New requests.
     pub submit: Mailbox<Submit>,
-    /// Completed stop strings.
     pub stop_found: Mailbox<StopFound>,
     /// Requests whose client is gone.
     pub cancel: Recipient<CancelRequest>,
-    /// Passed on for hosts.
     pub cancel_all: Recipient<CancelAll>,
-    /// Passed on for the engine.
     pub drain: Recipient<Drain>,
 }
 
-/// The actor around tokenizer, chat template and the requests in flight.
 pub struct Tokenizer {
     settings: TokenizerSettings,
     live: FxHashMap<IntakeId, Live>,
-    /// Intake ids of live requests.
     intakes: FxHashMap<RequestId, IntakeId>,
     intake: Intake,
     next_intake: IntakeId,
@@ -99,7 +86,6 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// An actor with no request in flight.
     pub fn new(
         settings: TokenizerSettings,
         links: Links,
@@ -119,8 +105,7 @@ impl Tokenizer {
         }
     }
 
-    /// Passes one request's tokens on; returns its id and how many output tokens are kept if a stop string was
-    /// completed.
+    /// Passes one request's tokens on; returns its id and the output tokens kept if a stop string was completed.
     fn pass_on(&mut self, news: RequestTokens) -> Option<(RequestId, usize)> {
         let intake = news.intake;
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.

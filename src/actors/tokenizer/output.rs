@@ -21,7 +21,6 @@ pub struct AnswerFormats {
 }
 
 impl AnswerFormats {
-    /// The formats of a model with this vocabulary.
     pub fn new(formats: OutputFormats, text: &TextModel) -> Self {
         let markers = Markers::new(formats, |marker| text.added_token_id(marker));
         Self {
@@ -45,7 +44,6 @@ impl AnswerFormats {
         self.calls_stay_text
     }
 
-    /// The formats themselves.
     pub fn formats(&self) -> OutputFormats {
         self.formats
     }
@@ -78,7 +76,6 @@ impl AnswerFormats {
     }
 }
 
-/// See the module.
 pub(super) enum OutputText {
     /// Without a tokenizer there is none.
     None,
@@ -86,11 +83,9 @@ pub(super) enum OutputText {
     Answer(Box<AnswerStream>),
 }
 
-/// How an output begins.
 pub(super) struct Beginning<'a> {
     pub(super) sampling: &'a SamplingParams,
     pub(super) stops: Arc<StopTable>,
-    /// The last few tokens of the prompt.
     pub(super) context: &'a [u32],
     /// How it is parsed; `None` for plain text.
     pub(super) parsing: Option<OutputParsing>,
@@ -143,7 +138,6 @@ impl OutputText {
         }
     }
 
-    /// Moves the final text into a delta.
     pub(super) fn take_into(&mut self, delta: &mut Delta) {
         match self {
             Self::None => (),

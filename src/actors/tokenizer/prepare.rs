@@ -49,13 +49,11 @@ pub(super) fn refuse_hopeless(
     }
 }
 
-/// A prompt that is ready to be submitted.
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
     /// The prompt, if it is vectors; the tokens are placeholders then.
     pub(super) vectors: Option<Arc<PromptVectors>>,
-    /// Where other prompts are likely to part from it.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
     /// The place that the prompt leaves its outputs at.
@@ -73,7 +71,6 @@ impl Prepared {
     }
 }
 
-/// Encodes a prompt and compiles the grammar of its outputs.
 pub(super) fn prepare(
     prompt: Prompt,
     form: &OutputForm,
@@ -180,7 +177,6 @@ fn refuse_unreadable_calls(
     Err(FieldError::new("tools", reason).into())
 }
 
-/// Compiles the grammar of outputs that follow one.
 fn compile(
     form: &OutputForm,
     standing: Standing,

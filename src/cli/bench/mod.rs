@@ -34,7 +34,7 @@ pub struct BenchArgs {
     pub flags: LocalFlags,
 }
 
-/// Runs the command. `--model-path` is a flag of the engine's: with a server it names the server's model.
+/// `--model-path` is a flag of the engine's: with a server it names the server's model.
 pub fn run(args: &BenchArgs, settings: Settings) -> Result<(), Failure> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let json = args.json.as_deref();

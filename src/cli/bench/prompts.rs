@@ -70,14 +70,12 @@ const WORDS: [&str; 64] = [
     "law",
 ];
 
-/// A source of prompts.
 pub struct Prompts {
     random: Rng,
     vocab_size: u32,
 }
 
 impl Prompts {
-    /// Draws ids below `vocab_size`.
     pub fn new(seed: u64, vocab_size: u32) -> Self {
         Self {
             random: Rng::with_seed(seed),
@@ -85,7 +83,6 @@ impl Prompts {
         }
     }
 
-    /// `n` token ids.
     pub fn ids(&mut self, n: usize) -> Vec<u32> {
         (0..n)
             .map(|_| self.random.u32(0..self.vocab_size))

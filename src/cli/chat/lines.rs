@@ -1,7 +1,7 @@
-//! Lines of the user: edited on a terminal, else read from stdin.
+//! Reads the user's lines in `souffleur chat`: edited on a terminal, else from stdin.
 //!
-//! Reading blocks, so a separate thread reads one line per request: between the questions the terminal is as usual, and
-//! Ctrl-C is a signal.
+//! Reading blocks, so a separate thread reads one line per request: between the questions the terminal is as usual,
+//! and Ctrl-C is a signal.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::mpsc;
@@ -16,27 +16,21 @@ use crate::cli::failure::Failure;
 const PROMPT: &str = "> ";
 const CONTINUED_PROMPT: &str = "… ";
 
-/// The result of reading a line.
 #[derive(Debug)]
 pub enum Line {
-    /// A line, or several that were continued.
     Text(String),
     /// Ctrl-C while a line was edited.
     Interrupted,
-    /// The end of the input.
     End,
-    /// They cannot be read.
     Failed(String),
 }
 
-/// The lines of a user.
 pub struct Lines {
     asked: mpsc::Sender<()>,
     read: channel::UnboundedReceiver<Line>,
     is_edited: bool,
 }
 
-/// Where lines come from.
 enum Source {
     Terminal(Box<DefaultEditor>),
     Stdin,
@@ -71,12 +65,11 @@ impl Lines {
         })
     }
 
-    /// True if a person sits before a terminal.
+    /// True if stdin and stdout are a terminal.
     pub fn is_edited(&self) -> bool {
         self.is_edited
     }
 
-    /// Reads the next line.
     pub async fn next(&mut self) -> Line {
         match self.asked.send(()) {
             Ok(()) => self.read.recv().await.unwrap_or(Line::End),

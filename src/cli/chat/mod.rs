@@ -55,7 +55,6 @@ pub struct ChatArgs {
     pub flags: LocalFlags,
 }
 
-/// Runs the command.
 pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
     if let Some(url) = &args.url {
         let bearer = secret::header(args.api_key.as_ref())?;
@@ -145,7 +144,6 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How an answer ended.
 enum Ending {
     Whole,
     /// At the limit of its length.

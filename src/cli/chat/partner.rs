@@ -16,43 +16,27 @@ use souffleur::request::{
 use super::sampling::AnswerFlags;
 use crate::cli::remote::{DONE, Remote, shown};
 
-/// A part of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Text of the answer.
     Text(String),
-    /// Text of the reasoning before it.
     Thought(String),
-    /// The end.
     End {
         /// The token limit truncated the answer.
         is_cut: bool,
     },
 }
 
-/// An engine or a server that answers.
 pub enum Partner {
-    /// In this process.
     Engine(EngineHandle),
-    /// OpenAI's chat completions.
-    Server {
-        /// Where it is.
-        remote: Remote,
-        /// The model that requests name.
-        model: String,
-    },
+    Server { remote: Remote, model: String },
 }
 
-/// An answer in progress. Dropping it ends it.
 pub enum Answer {
-    /// From an engine in this process.
     Engine(EngineAnswer),
-    /// From a server.
     Server(ServerAnswer),
 }
 
 impl Partner {
-    /// The model's name.
     pub fn name(&self) -> &str {
         match self {
             Self::Engine(engine) => &engine.model().served_model_name,
@@ -60,7 +44,6 @@ impl Partner {
         }
     }
 
-    /// Requests the next message.
     pub async fn ask(&self, messages: &[Value], flags: &AnswerFlags) -> Result<Answer, String> {
         match self {
             Self::Engine(engine) => EngineAnswer::ask(engine, messages, flags).map(Answer::Engine),
@@ -74,7 +57,6 @@ impl Partner {
 }
 
 impl Answer {
-    /// The next part; `None` after the end.
     pub async fn next(&mut self) -> Result<Option<Piece>, String> {
         match self {
             Self::Engine(answer) => answer.next().await,
@@ -83,7 +65,6 @@ impl Answer {
     }
 }
 
-/// Events of an engine, as pieces.
 pub struct EngineAnswer {
     generation: Generation,
     pieces: VecDeque<Piece>,
@@ -146,10 +127,8 @@ impl EngineAnswer {
     }
 }
 
-/// The data of the events of a stream.
 type Events = Pin<Box<dyn Stream<Item = Result<String, String>>>>;
 
-/// Events of a server, as pieces.
 pub struct ServerAnswer {
     events: Events,
     pieces: VecDeque<Piece>,

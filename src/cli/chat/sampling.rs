@@ -59,7 +59,6 @@ pub struct AnswerFlags {
 }
 
 impl AnswerFlags {
-    /// The parameters of an engine's request.
     pub fn params(&self, model: &GenerationConfig) -> SamplingParams {
         let plain = SamplingParams::default();
         let number =
@@ -82,7 +81,6 @@ impl AnswerFlags {
         }
     }
 
-    /// The fields of a server's request.
     pub fn fields(&self) -> Map<String, Value> {
         let given = [
             ("temperature", self.temperature.map(Value::from)),

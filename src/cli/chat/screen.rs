@@ -5,19 +5,16 @@ use std::io::{self, IsTerminal, Stdout, Write};
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Where answers are shown.
 pub struct Screen {
     out: Stdout,
     is_terminal: bool,
     has_colours: bool,
-    /// The last text shown was a thought.
     is_thinking: bool,
     /// The reader is gone.
     is_gone: bool,
 }
 
 impl Screen {
-    /// The screen of this process.
     pub fn new() -> Self {
         let out = io::stdout();
         let is_terminal = out.is_terminal();
@@ -36,7 +33,6 @@ impl Screen {
         self.is_gone
     }
 
-    /// Shows a part of an answer.
     pub fn text(&mut self, text: &str) {
         self.end_thought();
         self.put_said(text);
@@ -54,13 +50,11 @@ impl Screen {
         self.put_said(text);
     }
 
-    /// Ends an answer's last line.
     pub fn end_answer(&mut self) {
         self.end_thought();
         self.put("\n");
     }
 
-    /// Says something about the chat.
     pub fn note(&mut self, text: &str) {
         let mut stderr = io::stderr();
         let _ = if self.has_colours && stderr.is_terminal() {

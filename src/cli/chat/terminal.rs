@@ -6,12 +6,10 @@ pub struct Terminal(Option<rustix::termios::Termios>);
 
 #[cfg(unix)]
 impl Terminal {
-    /// The settings as they are now.
     pub fn now() -> Self {
         Self(rustix::termios::tcgetattr(std::io::stdin()).ok())
     }
 
-    /// Gives the terminal back in the middle of a line, before this process ends.
     pub fn restore(&self) {
         use std::io::Write;
 
@@ -27,17 +25,15 @@ impl Terminal {
     }
 }
 
-/// The system does it when a process ends.
+/// The system restores the mode when a process ends.
 #[cfg(not(unix))]
 pub struct Terminal;
 
 #[cfg(not(unix))]
 impl Terminal {
-    /// The settings as they are now.
     pub fn now() -> Self {
         Self
     }
 
-    /// Nothing.
     pub fn restore(&self) {}
 }

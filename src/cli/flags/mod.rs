@@ -65,11 +65,8 @@ impl From<LocalFlags> for AllFlags {
     }
 }
 
-/// Section `[engine]`.
 pub type EngineFlags = SectionFlags<EngineConfig>;
 
-/// Section `[server]`.
 pub type ServerFlags = SectionFlags<ServerConfig>;
 
-/// Section `[log]`.
 pub type LogFlags = SectionFlags<LogConfig>;

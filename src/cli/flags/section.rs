@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use souffleur::config::keys::{Form, Key, Keys};
 
-/// The flags of a section that were given.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct SectionFlags<S> {
@@ -22,14 +21,12 @@ pub struct SectionFlags<S> {
 }
 
 impl<S: Keys> SectionFlags<S> {
-    /// The value of a flag that was given.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         debug_assert!(S::KEYS.iter().any(|known| known.name == key), "{key}");
         let value = self.given.get(key)?;
         serde_json::from_value(value.clone()).ok()
     }
 
-    /// Continues as if a flag had not been given.
     pub fn remove(&mut self, key: &str) {
         self.given.remove(key);
     }

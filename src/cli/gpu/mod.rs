@@ -41,7 +41,6 @@ struct DeviceArgs {
     gpu: usize,
 }
 
-/// Runs the command.
 pub fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         GpuCommand::Probe(device) => probe(device),

@@ -1,4 +1,4 @@
-//! Results as lines of JSON, and the table of them all.
+//! Shows GPU results as lines of JSON, and as one table.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,11 @@ pub struct TableArgs {
     json: Option<PathBuf>,
 }
 
-/// One line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// The part of the check that it belongs to.
     part: String,
-    /// The name of the work.
+    /// The name of the measured work.
     name: String,
-    /// The unit of value and floor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unit: Option<String>,
     /// Absent where nothing was measured.
@@ -58,7 +55,6 @@ impl Measured {
         }
     }
 
-    /// Something that ran and was not measured.
     pub fn ran(part: &str, name: &str) -> Self {
         Self {
             note: Some("ran".to_owned()),
@@ -66,7 +62,6 @@ impl Measured {
         }
     }
 
-    /// Something to know.
     pub fn note(part: &str, note: String) -> Self {
         Self {
             note: Some(note),
@@ -125,7 +120,6 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Prints the table and writes the file.
 pub fn print(args: &TableArgs) -> Result<(), Failure> {
     let mut results = Vec::new();
     for file in &args.files {

@@ -1,4 +1,4 @@
-//! The output of commands: lines, tables, records.
+//! The output of commands: lines, tables, JSON records.
 
 pub mod record;
 mod stdout;

@@ -59,7 +59,6 @@ fn write(file: &Path, text: &str) -> Result<(), Failure> {
     written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
 }
 
-/// Now, in UTC, to the second.
 pub fn date() -> String {
     let now = OffsetDateTime::now_utc();
     let now = now.replace_nanosecond(0).unwrap_or(now);

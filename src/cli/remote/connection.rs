@@ -25,12 +25,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The bytes of a connection.
 trait Stream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
-/// Opens connections.
 #[derive(Clone)]
 pub struct Connector {
     /// For addresses that begin with `https`.
@@ -38,10 +36,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// For the servers of an address, which TLS trusts as `souffleur::hub` trusts the hub.
-    ///
-    /// # Errors
-    /// Why there can be no TLS.
+    /// TLS trusts the roots that `souffleur::hub` trusts. The error says why there can be no TLS.
     pub fn new(uri: &Uri) -> Result<Self, String> {
         let is_secure = uri.scheme_str() == Some("https");
         let tls = is_secure.then(tls).transpose()?;
@@ -49,9 +44,6 @@ impl Connector {
     }
 
     /// Sends a request to an address with a host; returns its answer, whose body is streamed.
-    ///
-    /// # Errors
-    /// Why there is none.
     pub async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
@@ -101,7 +93,7 @@ impl Connector {
     }
 }
 
-/// Ends with the value.
+/// The task of the connection, aborted on drop.
 struct Connection(JoinHandle<()>);
 
 impl Drop for Connection {
@@ -118,10 +110,6 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads all of it, up to `limit_bytes`.
-    ///
-    /// # Errors
-    /// Why there is no more.
     pub async fn read(self, limit_bytes: usize) -> Result<Bytes, String> {
         let read = Limited::new(self, limit_bytes).collect().await;
         read.map(|body| body.to_bytes())
@@ -149,7 +137,6 @@ impl Body for Answer {
     }
 }
 
-/// An error and its sources: hyper's own text leaves out the reason.
 pub fn explained(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

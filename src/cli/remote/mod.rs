@@ -17,16 +17,14 @@ use connection::{Answer, Connector, explained};
 
 /// Longest part of a server's own words that is shown.
 const SHOWN_CHARS: usize = 300;
-/// Largest answer without a stream that is read.
 const BODY_BYTES: usize = 16 << 20;
 const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
 /// The event that ends a stream.
 pub const DONE: &str = "[DONE]";
 
-/// The bytes of an answer as they come.
 pub type Body = Pin<Box<dyn Stream<Item = Result<Bytes, String>>>>;
 
-/// A server at an address. Redirects are not followed: another host must not see the key.
+/// Redirects are not followed: another host must not see the key.
 #[derive(Clone)]
 pub struct Remote {
     connector: Connector,
@@ -37,9 +35,6 @@ pub struct Remote {
 
 impl Remote {
     /// A server by the address that a flag gives. All requests show the key, if there is one.
-    ///
-    /// # Errors
-    /// An address that cannot be used.
     pub fn new(flag: &str, url: &str, bearer: Option<HeaderValue>) -> Result<Self, Failure> {
         let (url, uri) = checked(flag, url)?;
         let connector = Connector::new(&uri).map_err(Failure::Failed)?;
@@ -50,11 +45,9 @@ impl Remote {
         })
     }
 
-    /// The model that requests name: the given one, else the first that the server lists; and the size of the listed one's
-    /// vocabulary, if the server says.
-    ///
-    /// # Errors
-    /// No model is given, and the server lists none or does not answer.
+    /// The model that requests name: the given one, else the first that the server lists; and the size of the
+    /// listed one's vocabulary, if the server says. Fails if no model is given, and the server lists none or does
+    /// not answer.
     pub async fn model(&self, named: Option<String>) -> Result<(String, Option<u32>), Failure> {
         let models = self.get("/v1/models").await;
         let (first, vocab_size) = models.as_ref().map(first_model).unwrap_or_default();
@@ -68,7 +61,6 @@ impl Remote {
         }
     }
 
-    /// Reads JSON.
     pub async fn get(&self, path: &str) -> Result<Value, String> {
         let url = format!("{}{path}", self.url);
         let read = self.read(path).await;
@@ -85,10 +77,7 @@ impl Remote {
         Ok((status, answer.into_body().read(BODY_BYTES).await?))
     }
 
-    /// Sends a body of JSON; the bytes of the answer as they come.
-    ///
-    /// # Errors
-    /// Why there is no answer, or the server's own words where it refuses.
+    /// Sends a JSON body; the bytes of the answer as they come. A refusal's error holds the server's own words.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
         let answer = self.send(Method::POST, path, body).await?;
         let (status, body) = (answer.status(), answer.into_body());
@@ -147,7 +136,6 @@ fn first_model(models: &Value) -> (Option<String>, Option<u32>) {
     (id, size(&first["meta"]["n_vocab"]))
 }
 
-/// A number of tokens, if it is one.
 pub fn size(value: &Value) -> Option<u32> {
     let size = value.as_u64().and_then(|size| u32::try_from(size).ok());
     size.filter(|size| *size > 0)

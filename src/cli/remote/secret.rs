@@ -27,10 +27,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The value of a header of authorization.
-    ///
-    /// # Errors
-    /// The fault of the key, without the key itself.
+    /// The value of a header of authorization. The error does not repeat the key.
     pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
         ApiKey::new(&self.0)?;
         let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))

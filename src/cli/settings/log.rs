@@ -6,7 +6,6 @@ use souffleur::error::ConfigError;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// The choice of messages that are logged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
@@ -67,7 +66,7 @@ fn is_level(part: &str) -> bool {
 }
 
 impl LogConfig {
-    /// The same choice, for the subscriber.
+    /// The configured filter for the subscriber.
     ///
     /// # Errors
     /// Names a level that is none: alone, `EnvFilter` would take it for a target.

@@ -33,7 +33,6 @@ const ENV_SOURCE: &str = "environment";
 /// The variable with the log filter of programs in Rust, and the name of this source.
 const RUST_LOG: &str = "RUST_LOG";
 
-/// The whole configuration of the binary.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {

@@ -1,4 +1,4 @@
-//! Settings from defaults, a file, the environment and flags.
+//! Tests of settings from defaults, a file, the environment and flags.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

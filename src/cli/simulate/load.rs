@@ -90,7 +90,6 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Reads or makes the requests.
     pub fn trace(&self) -> Result<Trace, Failure> {
         if !(1e-6..=1e6).contains(&self.rate_scale) {
             let reason = format!(
@@ -106,7 +105,6 @@ impl LoadArgs {
         Ok(trace.repeated(self.repeat)?.faster(self.rate_scale))
     }
 
-    /// The name to give it.
     pub fn name(&self) -> String {
         let name = match &self.trace {
             Some(file) => file

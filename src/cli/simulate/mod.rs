@@ -122,7 +122,6 @@ impl From<SimulateError> for Failure {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &SimulateArgs, settings: Settings) -> Result<(), Failure> {
     let trace = args.load.trace()?;
     let is_quiet = args

@@ -23,10 +23,8 @@ const POINTS: usize = 256;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
-/// A line: its label, its points, its colour.
 type Line<'a> = (&'a str, Vec<(f64, f64)>, RGBColor);
 
-/// Writes a plot to a file.
 pub fn write(file: &Path, svg: Result<String, String>) -> Result<(), Failure> {
     let svg =
         svg.map_err(|error| Failure::failed(format_args!("the plot cannot be drawn: {error}")))?;
@@ -41,7 +39,6 @@ pub fn run(title: &str, outcome: &Outcome) -> Result<String, String> {
     Ok(svg)
 }
 
-/// Hit rate by capacity.
 pub fn curve(title: &str, points: &[CurvePoint]) -> Result<String, String> {
     let mut svg = String::new();
     draw_curve(&mut svg, title, points).map_err(|error| error.to_string())?;
@@ -226,7 +223,6 @@ fn thinned(moments: &[Moment]) -> Vec<Moment> {
     moments.chunks(together).filter_map(largest).collect()
 }
 
-/// The percentiles of samples.
 fn spread(samples: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -15,23 +15,17 @@ use super::super::output::table;
 use super::super::statistics::Summary;
 use super::size::gib;
 
-/// One simulation of the engine.
 pub struct Run {
-    /// The outcomes.
     pub outcome: Outcome,
-    /// How long it took to simulate, in seconds.
     pub wall_s: f64,
 }
 
-/// One capacity of a curve.
 pub struct CurvePoint {
     /// `None` for a cache that holds everything.
     pub kv_tokens: Option<usize>,
-    /// The counts.
     pub replayed: Replayed,
 }
 
-/// One line about the load.
 pub fn describe(name: &str, trace: &Trace) -> String {
     let left_out = match trace.empty_prompts {
         0 => String::new(),
@@ -46,7 +40,6 @@ pub fn describe(name: &str, trace: &Trace) -> String {
     )
 }
 
-/// The load and its results.
 pub fn json_of(name: &str, trace: &Trace, mut body: Value) -> Value {
     body["load"] = json!({
         "name": name,
@@ -59,7 +52,6 @@ pub fn json_of(name: &str, trace: &Trace, mut body: Value) -> Value {
     body
 }
 
-/// Prints a curve.
 pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[CurvePoint]) {
     say(format_args!(
         "prompts one after another, pages of {page_size} tokens, {} eviction\n",
@@ -99,7 +91,6 @@ pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[Curve
 }
 
 impl CurvePoint {
-    /// For programs.
     pub fn json(&self, page_size: PageSize) -> Value {
         json!({
             "kv_tokens": self.kv_tokens,
@@ -110,7 +101,6 @@ impl CurvePoint {
     }
 }
 
-/// Prints simulations side by side.
 pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     say(format_args!(
         "{title}; {} order, {} eviction, pages of {}, chunks of {}\n",
@@ -138,10 +128,8 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
     );
 }
 
-/// Name of a row, its value.
 type Cell = (String, String);
 
-/// The sizes of a run.
 fn name(outcome: &Outcome) -> String {
     let pool = format!("{} KV tokens", outcome.kv_tokens);
     match &outcome.store {
@@ -273,7 +261,6 @@ fn output_tokens(outcome: &Outcome) -> u64 {
 }
 
 impl Run {
-    /// For programs.
     pub fn json(&self) -> Value {
         let outcome = &self.outcome;
         let outputs = output_tokens(outcome);

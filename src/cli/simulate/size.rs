@@ -3,7 +3,6 @@
 /// Suffixes of a number, and the power of two that they multiply it by.
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
-/// Reads a number of bytes: `8G`, `512M`, `1000000`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let with_unit = |(letter, shift): &(char, u32)| Some((text.strip_suffix(*letter)?, *shift));
     let (digits, shift) = UNITS.iter().find_map(with_unit).unwrap_or((text, 0));
@@ -14,7 +13,6 @@ pub fn parse(text: &str) -> Result<u64, String> {
     })
 }
 
-/// A size in GiB.
 pub fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }

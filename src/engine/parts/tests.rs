@@ -1,4 +1,4 @@
-//! Combinations of parts that are accepted, and combinations that are refused.
+//! Tests of engine parts: accepted combinations, and refused ones.
 
 use std::path::Path;
 

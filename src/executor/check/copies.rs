@@ -123,7 +123,7 @@ mod tests {
         Rows::new(4, limits)
     }
 
-    /// A row of 40 tokens with a cached page begins: 28 of its tokens are loaded, from the middle of the first block on.
+    /// A row of 40 tokens starts with a cached page; 28 tokens are loaded, from the middle of the first block on.
     fn plan() -> StepPlan {
         let prefix: Arc<[PageId]> = [PageId::new(1)].into();
         let mut run = PageRun::empty();

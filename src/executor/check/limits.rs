@@ -1,12 +1,10 @@
-//! Bounds on the ids, positions and tokens of a plan.
+//! The limits that plan checks use: bounds on ids, positions and tokens.
 
 use crate::state::pool::window_pool::WindowLimits;
 
-/// The ids and tokens that a plan may name.
 pub(in crate::executor) struct Limits {
     pub(in crate::executor) n_pages: usize,
     pub(in crate::executor) page_size: usize,
-    /// Pages that a row of the page table holds.
     pub(in crate::executor) row_pages: usize,
     pub(in crate::executor) vocab_size: usize,
     /// Values in a vector that replaces a token's embedding.

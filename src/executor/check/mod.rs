@@ -1,4 +1,4 @@
-//! Refuses a plan that contradicts itself or the rows, before anything is written.
+//! Checks a step plan before anything is written: refuses one that contradicts itself or the rows.
 
 mod copies;
 mod limits;

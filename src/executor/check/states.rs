@@ -5,7 +5,6 @@ use rustc_hash::FxHashSet;
 use crate::ids::StateSlot;
 use crate::state::step::{RowStart, StepRow};
 
-/// The slots that a plan names; reused, so that steps allocate nothing.
 #[derive(Default)]
 pub(super) struct Slots {
     /// Slots from which rows restore a state.
@@ -75,7 +74,6 @@ impl Slots {
         Ok(())
     }
 
-    /// Checks that no slot is both read and written.
     pub(super) fn check_sources(&self) -> Result<(), String> {
         // The lowest, so that the error does not depend on the order of a hash set.
         match self.read.intersection(&self.written).min() {

@@ -5,11 +5,10 @@ use crate::ids::PageId;
 use crate::state::pool::pages::PageRun;
 use crate::state::pool::window_pool::WindowLimits;
 
-/// The window pages of a row.
 #[derive(Clone, Copy)]
 pub(super) struct RowWindows {
     pub(super) n_pages: usize,
-    /// Index of the first one that is named: those before it are the dummy, or were given back.
+    /// Index of the first one that is named: those before it are the dummy, or were returned.
     pub(super) first: usize,
 }
 
@@ -58,7 +57,6 @@ impl RowWindows {
         Ok(())
     }
 
-    /// Checks that a step can write at `first..end`, and that the window's tokens before `first` are mapped.
     pub(super) fn check(&self, first: usize, end: usize, limits: &Limits) -> Result<(), String> {
         let Some(WindowLimits { tokens, .. }) = limits.windows else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Argmax and sampling over rows of logits, compiled for the instruction set of the backend.
+//! Argmax and sampling over rows of logits, compiled for the CPU backend's instruction set.
 
 use crate::kernels::cpu::LOGIT_COST;
 use crate::kernels::cpu::Tensor;
@@ -8,7 +8,7 @@ use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 /// Logits of a [`Part`].
 const PART: usize = 16 << 10;
 
-/// A part of a row of logits, and its peak.
+/// A part of a row of logits, and its argmax.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     row: usize,

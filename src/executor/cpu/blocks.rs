@@ -39,8 +39,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Copies blocks to buffers. One for which there is no buffer is not saved: the store learns that by its ticket and
-    /// finds nothing.
+    /// Copies blocks to buffers. Without a free buffer a block is not saved: the store finds nothing by its ticket.
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {
         let Some(host) = &mut self.host else {
             return;

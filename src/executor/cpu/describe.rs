@@ -1,4 +1,4 @@
-//! Descriptions of models for the memory plan, read before memory is taken.
+//! Descriptions of models (weights, KV layout, matrices) for the memory plan, read before memory is taken.
 
 use std::path::Path;
 
@@ -15,26 +15,19 @@ use crate::model::weights::TensorSpec;
 /// A model and the memory that it needs, known before memory is taken.
 #[derive(Clone, Debug)]
 pub struct CpuDescription {
-    /// The model's configuration.
     pub config: ModelConfig,
-    /// Element type of matrices.
     pub dtype: Dtype,
-    /// Element type of KV.
     pub kv_dtype: KvDtype,
-    /// Bytes of the loaded weights.
     pub weights_bytes: u64,
     /// Bytes of the weights on a device that has no kernels for blocks.
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
-    /// Its matrices.
     pub matrices: Vec<LoadedMatrix>,
 }
 
-/// A matrix as it is loaded and multiplied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedMatrix {
-    /// The tensor that it is.
     pub name: String,
     /// Outputs times inputs.
     pub elements: u64,
@@ -42,12 +35,10 @@ pub struct LoadedMatrix {
     pub bytes: u64,
     /// The same on a device that has no kernels for blocks.
     pub decoded_bytes: u64,
-    /// How a CPU multiplies it.
     pub product: WeightProduct,
 }
 
 impl CpuDescription {
-    /// The same with KV in `dtype`, if one is named.
     pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
         if let Some(dtype) = dtype {
             self.kv_dtype = dtype;
@@ -56,10 +47,6 @@ impl CpuDescription {
         self
     }
 
-    /// Gives the layers of the layout labels, as double sparsity needs them.
-    ///
-    /// # Errors
-    /// A file of channels that cannot be used, a model that cannot be sparse.
     pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
         let sparsity = wish.read(LayersToLabel {
             layout: &self.kv_layout,
@@ -71,8 +58,8 @@ impl CpuDescription {
     }
 }
 
-/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
-/// dtype is checked.
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape
+/// and dtype is checked.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -134,7 +121,7 @@ fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Qua
     checkpoint.weights_bytes(quantization, in_blocks)
 }
 
-/// The bytes that weights in blocks take beyond those blocks, because the model runs in float32, whose products are exact.
+/// Extra bytes of weights in blocks because the model runs in float32, whose products are exact.
 pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
     match checkpoint.dtype {
         Dtype::F32 => {

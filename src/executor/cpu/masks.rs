@@ -1,4 +1,4 @@
-//! The masks of rows whose output follows a grammar.
+//! Computes the token masks of rows whose output follows a grammar, on the CPU executor's threads.
 
 use super::{CpuExecutor, RowSampling};
 use crate::executor::wanted::Wanted;

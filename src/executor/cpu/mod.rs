@@ -1,4 +1,4 @@
-//! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
+//! The CPU executor: owns weights, KV pool, page table and samplers, and runs steps on its thread.
 
 mod argmax;
 mod blocks;
@@ -37,36 +37,29 @@ use crate::state::step::{
     RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
-/// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Element type of matrices; `None` for that of the file.
+    /// `None` for the type of the file.
     pub dtype: Option<Dtype>,
-    /// Element type of KV; `None` for that of the matrices.
     pub kv_dtype: Option<KvDtype>,
-    /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
-    /// Where weights come from.
     pub load_format: LoadFormat,
     /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
-    /// Tokens in a page.
     pub page_size: usize,
-    /// Threads that compute, the executor's own among them.
+    /// Compute threads, the executor's own among them.
     pub threads: usize,
     /// Binds them to cores, if they are as many as the process may use.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are partitioned among NUMA nodes; the results are the same.
+    /// Whether the threads, the weights and the pool are partitioned among NUMA nodes; the results are the same.
     pub numa: Numa,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
-    /// States of sequences that can be granted, ids `1..=n_state_slots`; 0 where no layer keeps one. The pool has one more,
-    /// the dummy.
+    /// State slots that can be granted, ids `1..=n_state_slots`, plus the dummy; 0 where no layer keeps a state.
     pub n_state_slots: usize,
-    /// Window pages that can be granted, ids `1..=n_window_pages`: layers with a window keep no more than its tokens. With
-    /// 0 they keep all of them. The pool has one more, the dummy.
+    /// Window pages that can be granted, ids `1..=n_window_pages`: layers with a window keep no more than its tokens.
+    /// With 0 they keep all of them. The pool has one more, the dummy.
     pub n_window_pages: usize,
-    /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
     pub shared_prefix: bool,
@@ -76,7 +69,6 @@ pub struct CpuOptions {
     pub sparsity: Option<ModelSparsity>,
 }
 
-/// Sees the raw logits of a sequence at a position.
 pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 
 /// Runs steps on the CPU.
@@ -90,7 +82,6 @@ pub struct CpuExecutor {
     batch: CpuBatch,
     read_batch: CpuBatch,
     rows: Rows,
-    /// By row id.
     sampling: Vec<Option<RowSampling>>,
     n_pages: usize,
     page_size: usize,
@@ -103,7 +94,6 @@ pub struct CpuExecutor {
     results: SpentResults,
 }
 
-/// The sampler of a row in use.
 struct RowSampling {
     sampler: RowSampler,
     grammar: Option<Box<RowGrammar>>,
@@ -138,9 +128,6 @@ fn backend_sizes(options: &CpuOptions, dtype: Dtype, kv: KvLayout) -> Result<Cpu
 
 impl CpuExecutor {
     /// Loads the model in a folder: checks it, starts the threads, allocates the pool and copies the weights.
-    ///
-    /// # Errors
-    /// Any [`LoadError`].
     pub fn load(
         dir: &Path,
         options: &CpuOptions,
@@ -204,16 +191,13 @@ impl CpuExecutor {
     }
 
     /// Runs one step like [`Executor::run`] and shows each row of raw logits that the step needs.
-    ///
-    /// # Errors
-    /// Like [`Executor::run`].
     pub fn run_observed(
         &mut self,
         plan: &StepPlan,
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
-        // A step without rows only copies, to make room for writes, so the store need not hold back.
+        // A step without rows only copies, to free buffers for writes, so the store need not pause.
         let computes = !plan.rows.is_empty();
         self.tell_host(computes);
         let output = self.run_checked(plan, probe);
@@ -264,7 +248,6 @@ impl CpuExecutor {
         })
     }
 
-    /// Whether rows have states.
     pub fn keeps_states(&self) -> bool {
         self.rows.keep_states()
     }
@@ -352,10 +335,7 @@ impl CpuExecutor {
         self.backend.attend_to_all(is_on);
     }
 
-    /// Runs texts one after another, as [`Self::score`] does, and sums up how much the channels of queries and keys matter.
-    ///
-    /// # Errors
-    /// Like [`Self::score`].
+    /// Runs texts in turn, as [`Self::score`] does, and sums up how much channels of queries and keys matter.
     pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
         self.backend.calibrate();
         for text in texts {
@@ -365,9 +345,6 @@ impl CpuExecutor {
     }
 
     /// Runs texts as [`Self::calibrate`] does, and counts how many of the best keys labels find.
-    ///
-    /// # Errors
-    /// Like [`Self::score`].
     pub fn recall(
         &mut self,
         texts: &[&[u32]],
@@ -382,7 +359,7 @@ impl CpuExecutor {
         Ok(counted.and_then(|recall| recall.share()))
     }
 
-    /// Returns the residual stream of the tokens that are read, in their order.
+    /// The residual stream of the tokens that are read, in their order.
     fn forward(&mut self) -> Tensor {
         let tokens = self.readout.tokens();
         let some = tokens.len() < self.batch.n_tokens();

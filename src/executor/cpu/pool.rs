@@ -1,4 +1,4 @@
-//! Refuses impossible pool sizes before memory is allocated.
+//! Checks the CPU executor's pool sizes before memory is allocated.
 
 use super::CpuOptions;
 use crate::error::LoadError;
@@ -47,7 +47,6 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
     }
 }
 
-/// The memory that layers keep: with window pages, those with a window keep no more than its tokens.
 pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<KvLayout, LoadError> {
     let layout = checkpoint.kv_layout_in(options.kv_dtype);
     if options.n_window_pages == 0 {

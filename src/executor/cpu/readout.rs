@@ -1,4 +1,4 @@
-//! From the residual stream to tokens and log probabilities.
+//! The CPU executor's readout: from the residual stream to sampled tokens and log probabilities.
 
 use std::ops::Range;
 
@@ -15,30 +15,26 @@ use crate::state::step::{RowResult, RowVerdict, StepPlan};
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;
 
-/// The outcome of a row of logits.
 #[derive(Clone, Default)]
 struct Reading {
     sampled: Option<Sampled>,
     logprobs: Option<TokenLogprobs>,
 }
 
-/// Buffers of the readout, reused by later steps.
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,
     /// Their tokens in the step; then rows of the model's output.
     tokens: Vec<u32>,
-    /// Rows of logits whose peak is the next token, and their peaks.
+    /// Rows of logits whose argmax is the next token, and these argmaxes.
     peaked: Vec<usize>,
     peaks: Vec<Peak>,
     /// Parts of those rows.
     parts: Vec<Part>,
     readings: Vec<Reading>,
-    /// One a thread.
     lanes: Vec<Lane>,
 }
 
-/// The memory that a thread needs to read a row.
 #[derive(Default)]
 struct Lane {
     scratch: DrawScratch,
@@ -47,7 +43,6 @@ struct Lane {
 }
 
 impl Readout {
-    /// Finds the logits that the plan needs.
     pub(super) fn find(&mut self, plan: &StepPlan, rows: &Rows) {
         find_wanted(plan, 0..plan.rows.len(), rows, &mut self.wanted);
         self.tokens.clear();
@@ -213,7 +208,7 @@ impl RowSampling {
         self.grammar.as_ref().and_then(|grammar| grammar.mask())
     }
 
-    /// The next token is the peak of the raw logits.
+    /// The next token is the argmax of the raw logits.
     fn takes_peak(&self) -> bool {
         self.mask().is_none() && self.sampler.takes_peak()
     }

@@ -1,4 +1,4 @@
-//! The inputs of a step's kernels on the device.
+//! The inputs of a step's CUDA kernels, in device buffers.
 
 use crate::executor::cuda::options::CudaOptions;
 use crate::executor::cuda::readings::SAMPLED_WORDS;
@@ -14,7 +14,6 @@ pub(super) struct StepArrays {
     pub(super) slots: DeviceBuffer<u32>,
     /// By row that decodes.
     pub(super) decode_segments: DeviceBuffer<Segment>,
-    /// The inputs of a graph: its rows, and the work of sampling.
     pub(super) decode_rows: DeviceBuffer<u32>,
     pub(super) sample_works: DeviceBuffer<u32>,
     /// By row of logits.

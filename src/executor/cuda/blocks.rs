@@ -36,26 +36,18 @@ pub fn staging_bytes(layout: &KvLayout, block_tokens: usize) -> u64 {
     block.saturating_mul(STAGED_BLOCKS)
 }
 
-/// Why a step is lost whose launch has begun.
+/// Why a step is lost although its launch has begun.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
-    /// The driver refused something.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// So did an operation of the model.
     #[error(transparent)]
     Operation(#[from] CudaFailure),
     /// Blocks that it was to load are not on the store's side.
     #[error("blocks {ticket} of row {row} are missing")]
-    MissingBlocks {
-        /// The run.
-        ticket: Ticket,
-        /// The row that it was for.
-        row: RowId,
-    },
+    MissingBlocks { ticket: Ticket, row: RowId },
 }
 
-/// Where the executor's blocks go to and come from.
 pub(super) struct BlockCopier {
     port: Box<dyn BlockPort>,
     block_tokens: usize,
@@ -63,7 +55,6 @@ pub(super) struct BlockCopier {
     saving: Arc<Stream>,
     /// On the compute stream, recorded after the work that may have written the saved pages.
     written: Event,
-    /// Events that no step uses.
     copied: Vec<Event>,
     /// One block of those saved: the stream gathers the next one when this one is copied.
     gathered: DeviceBuffer<u8>,
@@ -90,7 +81,7 @@ struct Saves {
 }
 
 impl StepBlocks {
-    /// Whether its end would be waited for.
+    /// Whether the copies of saved blocks have ended.
     pub(super) fn are_copied(&self) -> Result<bool, DriverError> {
         let saves = self.saves.as_ref();
         saves.map_or(Ok(true), |saves| saves.copied.is_reached())
@@ -117,8 +108,8 @@ impl BlockCopier {
         })
     }
 
-    /// Begins to save blocks that earlier steps wrote. One for which there is no buffer, or whose copy the driver refuses, is
-    /// not saved: the store learns that by its ticket and finds nothing.
+    /// Begins to save blocks that earlier steps wrote. One for which there is no buffer, or whose copy the driver
+    /// refuses, is not saved: the store learns that by its ticket and finds nothing.
     fn save(
         &mut self,
         saves: &[BlockSave],
@@ -218,7 +209,6 @@ impl BlockCopier {
     }
 }
 
-/// Blocks on their way to the device.
 pub(super) struct LoadRing {
     stream: Arc<Stream>,
     slots: Vec<LoadSlot>,
@@ -234,7 +224,6 @@ struct LoadSlot {
 }
 
 impl LoadRing {
-    /// A ring for `n_slots` blocks at once.
     pub(super) fn new(
         device: &Device,
         n_slots: usize,

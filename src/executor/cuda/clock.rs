@@ -10,7 +10,6 @@ use crate::state::step::PIPELINE_DEPTH;
 /// The one before those in flight is still needed.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
-/// When steps began and ended, by the device's own clock.
 pub(super) struct StepClock {
     laps: Vec<Lap>,
     next: usize,
@@ -57,7 +56,6 @@ impl StepClock {
         Ok(lap)
     }
 
-    /// Counts a step that the device has finished.
     pub(super) fn measure(&mut self, index: usize) {
         let lap = &self.laps[index];
         let seconds = |from: &Event, to: &Event| {
@@ -79,7 +77,6 @@ impl StepClock {
         }
     }
 
-    /// A step was lost: the idle time before the next one is not measured.
     pub(super) fn forget(&mut self) {
         self.measured = None;
     }

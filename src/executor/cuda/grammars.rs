@@ -1,11 +1,10 @@
-//! The grammar state of each row.
+//! The grammar state of each row of the CUDA executor.
 
 use crate::executor::cuda::readings::Reading;
 use crate::ids::RowId;
 use crate::state::grammar::RowGrammar;
 use crate::state::step::{RowStart, StepRow};
 
-/// The grammars of all rows, by row.
 pub(super) struct RowGrammars {
     rows: Vec<Option<RowGrammar>>,
     /// How many there are: most executors never have one.
@@ -20,7 +19,6 @@ impl RowGrammars {
         }
     }
 
-    /// Starts a row, with its grammar if it follows one.
     pub(super) fn start(&mut self, start: &RowStart, vocab_size: usize) {
         let output = &start.tokens[start.prompt_tokens as usize..];
         let grammar = start.grammar.as_deref();
@@ -50,7 +48,6 @@ impl RowGrammars {
         readings.iter().any(|reading| reading.follows_grammar)
     }
 
-    /// Whether a row samples by its grammar.
     pub(super) fn constrains(&self, row: &StepRow) -> bool {
         self.len > 0 && row.sample && self.has(row.row)
     }

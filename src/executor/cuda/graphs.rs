@@ -7,14 +7,12 @@ use crate::kernels::cuda::driver::{DevicePtr, Graph};
 /// Buckets up to here are powers of two, larger ones multiples of it.
 const STEP: usize = 8;
 
-/// A recorded decode.
 pub(super) struct DecodeGraph {
     pub(super) graph: Graph,
     /// Where it leaves the logits. They stay until something else is launched.
     pub(super) logits: DevicePtr<f32>,
 }
 
-/// Recorded decodes, by bucket.
 pub(super) struct Graphs {
     buckets: Vec<usize>,
     recorded: BTreeMap<usize, DecodeGraph>,
@@ -29,7 +27,6 @@ impl Graphs {
         }
     }
 
-    /// All buckets, ascending.
     pub(super) fn buckets(&self) -> &[usize] {
         &self.buckets
     }
@@ -43,17 +40,14 @@ impl Graphs {
         self.buckets.get(found).copied()
     }
 
-    /// The graph recorded for a bucket.
     pub(super) fn get(&self, bucket: usize) -> Option<&DecodeGraph> {
         self.recorded.get(&bucket)
     }
 
-    /// Keeps a recording.
     pub(super) fn insert(&mut self, bucket: usize, graph: DecodeGraph) {
         self.recorded.insert(bucket, graph);
     }
 
-    /// Drops all recorded graphs.
     pub(super) fn forget(&mut self) {
         self.recorded.clear();
     }

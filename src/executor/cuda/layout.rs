@@ -1,4 +1,4 @@
-//! The inputs of a step, as lists for the device.
+//! Lays out a step plan as lists for the device.
 
 use crate::error::StepError;
 use crate::executor::cuda::list_buffer::{ListBuffer, Section};
@@ -19,9 +19,8 @@ pub(super) struct Layout {
     pub(super) lists: ListBuffer,
     /// Indices of the plan's rows in the order of the step's tokens: decodes first.
     pub(super) order: Vec<usize>,
-    /// Rows of logits that the step needs.
     pub(super) wanted: Vec<Wanted>,
-    /// One for each of them.
+    /// One for each row of logits.
     pub(super) readings: Vec<Reading>,
     /// Vectors that replace tokens' embeddings.
     pub(super) vectors: Vec<VectorRun>,
@@ -33,7 +32,6 @@ pub(super) struct Layout {
     ids: Vec<u32>,
 }
 
-/// The lists of one step.
 pub(super) struct Lists {
     pub(super) starts: Option<StartLists>,
     pub(super) table_runs: Section<TableRun>,
@@ -56,17 +54,13 @@ pub(super) struct Lists {
     /// Places for log probabilities, and the most that any of them ranks.
     pub(super) n_logprobs: usize,
     pub(super) max_top: u32,
-    /// The host reads rows of logits.
     pub(super) needs_host: bool,
 }
 
-/// The inputs of a layout in addition to the plan.
 pub(super) struct StepShape {
     pub(super) queries_per_tile: usize,
     pub(super) vocab_size: usize,
-    /// Rows to pad decodes to.
     pub(super) padded_rows: usize,
-    /// Rows of logits that are computed at once.
     pub(super) logit_rows: usize,
     /// Most tokens for which the last layer runs alone.
     pub(super) read_rows: usize,
@@ -336,7 +330,6 @@ fn ranked(wish: &LogprobWish, vocab_size: usize) -> u32 {
     wish.top.min(vocab_size as u32)
 }
 
-/// A work without a mask.
 fn unmasked(row: u32, logits_row: u32) -> SampleWork {
     SampleWork {
         row,

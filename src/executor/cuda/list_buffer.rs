@@ -1,4 +1,4 @@
-//! Lists of a step, contiguous, as they are copied to the device.
+//! A buffer of a step's lists, contiguous, as they are copied to the device.
 
 use std::marker::PhantomData;
 
@@ -9,13 +9,11 @@ use crate::kernels::cuda::driver::DevicePtr;
 /// Lists begin at multiples of this many words: 16 bytes, enough for any element.
 const ALIGNMENT: usize = 4;
 
-/// Lists of a step.
 #[derive(Default)]
 pub(super) struct ListBuffer {
     words: Vec<u32>,
 }
 
-/// The position of a list in the buffer.
 pub(super) struct Section<T> {
     first_word: usize,
     len: usize,
@@ -23,17 +21,14 @@ pub(super) struct Section<T> {
 }
 
 impl ListBuffer {
-    /// Clears the lists and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.words.clear();
     }
 
-    /// All lists.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Adds a list.
     pub(super) fn list<T: Pod>(&mut self, items: impl IntoIterator<Item = T>) -> Section<T> {
         let first_word = self.begin();
         let mut len = 0;
@@ -72,7 +67,6 @@ impl<T> Section<T> {
         }
     }
 
-    /// Number of items.
     pub(super) fn len(&self) -> usize {
         self.len
     }

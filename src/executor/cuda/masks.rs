@@ -1,4 +1,4 @@
-//! Masks of rows whose output follows a grammar.
+//! Token masks of rows whose output follows a grammar, for the CUDA sampler.
 //!
 //! Grammars live on the host, and need the tokens of the step before. So a step with such rows runs its forward pass
 //! without a graph; while the device computes, the host waits for the tokens of the step before, advances the grammars
@@ -15,19 +15,16 @@ use crate::kernels::cuda::sampling::{SampleWork, Sampled};
 use crate::state::sampling;
 use crate::state::step::{RowVerdict, StepPlan};
 
-/// The sampling of a step with masks, on the device.
 pub(super) struct MaskedWorks {
     pub(super) uploaded: Uploaded,
     pub(super) works: DevicePtr<SampleWork>,
     pub(super) masks: Masks,
 }
 
-/// Masks on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Masks {
     /// One after the other.
     pub(super) words: DevicePtr<u32>,
-    /// Words of each.
     pub(super) mask_words: usize,
 }
 

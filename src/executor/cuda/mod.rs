@@ -1,15 +1,16 @@
-//! The executor of one GPU.
+//! The CUDA executor: runs steps on one GPU.
 //!
-//! Three streams: one computes, one copies the inputs of steps to the device, one copies results back; events order them.
-//! A step is launched without waiting for the one before. The token sampled last, a decode's input, is on the device
-//! already, so that the host can be a step late; so are the page table, which plans edit, and each row's sampler.
+//! Three streams: one computes, one copies the inputs of steps to the device, one copies results back; events order
+//! them. A step is launched without waiting for the one before. The token sampled last, a decode's input, is on the
+//! device already, so that the host can be a step late; so are the page table, which plans edit, and each row's
+//! sampler.
 //!
 //! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
 //! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
 //!
 //! With a store, two more streams copy blocks of K/V: `blocks.rs`.
 
-// Launches take addresses; each says why they are good.
+// Launches take addresses; each states why they are valid.
 #![allow(unsafe_code)]
 
 mod arrays;
@@ -67,7 +68,6 @@ use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRo
 const UPLOAD_WORDS: usize = 64 << 10;
 /// Words for masks at first.
 const MASK_WORDS: usize = 4 << 10;
-/// Runs steps on a GPU.
 pub struct CudaExecutor {
     /// First: graphs name buffers of all the others.
     graphs: Graphs,
@@ -80,7 +80,6 @@ pub struct CudaExecutor {
     uploads: UploadRing,
     readbacks: ReadbackRing,
     grammars: RowGrammars,
-    /// Uploads of masks.
     mask_uploads: UploadRing,
     clock: StepClock,
     rows: Rows,
@@ -94,19 +93,17 @@ pub struct CudaExecutor {
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
-    /// Where blocks are saved to and loaded from, if anywhere. Last: it keeps the memory of the store's buffers until the
-    /// context that has it pinned is gone.
+    /// Where blocks are saved to and loaded from, if anywhere. Last: it keeps the memory of the store's buffers until
+    /// the context that has it pinned has ended.
     blocks: Option<BlockCopier>,
 }
 
-/// A step whose results are not read yet.
 struct DeviceStep {
     step: StepId,
     rows: Vec<RowResult>,
     readings: Vec<Reading>,
     readback: Readback,
     blocks: StepBlocks,
-    /// Its lap of the clock.
     lap: usize,
     /// By index of the reading, ranked by the host.
     ranked: Vec<(usize, TokenLogprobs)>,
@@ -118,9 +115,6 @@ struct DeviceStep {
 
 impl CudaExecutor {
     /// Loads the model in a folder: checks it, takes the memory, copies the weights and records the graphs.
-    ///
-    /// # Errors
-    /// Any [`LoadError`].
     pub fn load(
         device: Device,
         dir: &Path,
@@ -133,9 +127,6 @@ impl CudaExecutor {
     }
 
     /// As [`Self::load`], with kernels that the caller has.
-    ///
-    /// # Errors
-    /// Any [`LoadError`].
     pub fn load_with(
         device: Device,
         modules: &Modules,
@@ -233,7 +224,6 @@ impl CudaExecutor {
         Ok(executor)
     }
 
-    /// The GPU.
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -1,4 +1,4 @@
-//! Options of the GPU executor.
+//! Options of the CUDA executor, and checks of their sizes.
 
 use std::sync::Arc;
 
@@ -14,16 +14,12 @@ use crate::model::loader::LoadFormat;
 /// Rows of logits that are computed at once, if graphs do not need more.
 const LOGIT_ROWS: usize = 64;
 
-/// How a [`CudaExecutor`](super::CudaExecutor) is set up.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// Elements of matrices, activations and KV; see [`element_of`].
     pub element: ElementType,
-    /// Where weights come from.
     pub load_format: LoadFormat,
-    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
-    /// Tokens in a page.
     pub page_size: usize,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
@@ -31,20 +27,16 @@ pub struct CudaOptions {
     pub context_tokens: usize,
     /// Most query tokens of a step.
     pub step_tokens: usize,
-    /// The library that multiplies matrices.
     pub gemm: GemmWish,
     /// Most rows of a decode that runs as a graph; 0 for none.
     pub graph_rows: usize,
-    /// Which part of the model this executor runs.
     pub placement: Placement,
-    /// The memory plan, which is checked again when the weights are loaded.
     pub plan: Option<MemoryPlan>,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,
 }
 
 impl CudaOptions {
-    /// Rows of logits that are computed at once.
     pub fn logit_rows(&self) -> usize {
         LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
     }
@@ -55,7 +47,6 @@ impl CudaOptions {
     }
 }
 
-/// Where a dtype comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DtypeOrigin {
     /// The checkpoint is stored in it.

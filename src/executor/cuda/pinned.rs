@@ -13,8 +13,6 @@ use crate::kernels::cuda::driver::{Device, Pinning};
 pub(super) struct PinnedBuffers {
     by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
-    /// The owners of pinned memory. They drop after the pinnings, which need the memory, and after the device: a lost
-    /// context unpins nothing before it ends.
     owners: Vec<Arc<dyn Any + Send + Sync>>,
     /// Whether the current launch has pinned none yet.
     may_pin: bool,

@@ -11,14 +11,11 @@ pub(super) const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
 /// Words of a place for log probabilities.
 pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();
 
-/// How a row of logits becomes part of a result.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     /// Index in the plan's rows.
     pub(super) work: usize,
-    /// The row.
     pub(super) row: RowId,
-    /// A token was sampled.
     pub(super) sample: bool,
     /// It was sampled by the grammar that the row had when the step was launched.
     pub(super) follows_grammar: bool,
@@ -26,30 +23,23 @@ pub(super) struct Reading {
     pub(super) logprobs: Logprobs,
 }
 
-/// Log probabilities at one place.
 #[derive(Clone, Debug)]
 pub(super) enum Logprobs {
-    /// None are wanted.
     Unwanted,
-    /// The device computes them.
     Device {
         /// First of its places.
         first_out: usize,
-        /// Most likely tokens.
         top: usize,
-        /// Tokens requested by id.
         n_ids: usize,
     },
     /// More tokens are to be ranked than the kernels do: the host reads the row of logits.
     Host {
         /// The prompt's next token; unknown where a token is sampled.
         token: u32,
-        /// The tokens to rank.
         wish: Arc<LogprobWish>,
     },
 }
 
-/// The log probabilities that the kernels left for a row.
 pub(super) fn read_logprobs(found: &[TokenLogprob], top: usize, n_ids: usize) -> TokenLogprobs {
     let pair = |found: &TokenLogprob| (found.token, found.logprob);
     let (ranked, ids) = found[1..1 + top + n_ids].split_at(top);

@@ -10,10 +10,8 @@ use crate::kernels::cuda::driver::{
 };
 use crate::state::step::PIPELINE_DEPTH;
 
-/// Slots of a ring.
 pub(super) const N_SLOTS: usize = PIPELINE_DEPTH + 1;
 
-/// Words on their way to the device.
 pub(super) struct UploadRing {
     stream: Stream,
     slots: Vec<UploadSlot>,
@@ -29,7 +27,6 @@ struct UploadSlot {
     read: Event,
 }
 
-/// Words that have been uploaded for a step.
 pub(super) struct Uploaded {
     slot: usize,
     /// The words' address, valid for work that the compute stream gets from now on.
@@ -111,7 +108,6 @@ impl UploadSlot {
     }
 }
 
-/// Results on their way to the host.
 pub(super) struct ReadbackRing {
     stream: Stream,
     slots: Vec<ReadbackSlot>,
@@ -128,14 +124,12 @@ struct ReadbackSlot {
     copied: Event,
 }
 
-/// Results of a step that are in flight to the host.
 #[derive(Debug)]
 pub(super) struct Readback {
     slot: usize,
     n_words: usize,
 }
 
-/// Part of a device buffer that is read back.
 pub(super) struct ReadbackPart<'a> {
     pub(super) from: &'a DeviceBuffer<u32>,
     pub(super) words: Range<usize>,
@@ -165,8 +159,7 @@ impl ReadbackRing {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
-        // The last step on this slot was read: steps finish in order, and there is a slot for each. Its copies have
-        // ended then.
+        // The last step on this slot was read, as steps finish in order, so its copies have ended.
         slot.copied.synchronize()?;
         let n_words: usize = parts.iter().map(|part| part.words.len()).sum();
         if slot.host.len() < n_words {
@@ -191,12 +184,10 @@ impl ReadbackRing {
         })
     }
 
-    /// Whether the results are there.
     pub(super) fn is_there(&self, readback: &Readback) -> Result<bool, DriverError> {
         self.slots[readback.slot].copied.is_reached()
     }
 
-    /// Waits for the results.
     pub(super) fn words(&self, readback: &Readback) -> Result<&[u32], DriverError> {
         let slot = &self.slots[readback.slot];
         slot.copied.synchronize()?;

@@ -1,4 +1,4 @@
-//! The launches of a step.
+//! Launches a step's kernels: edits, forward pass, sampling, log probabilities; or a recorded graph.
 
 use std::ops::Range;
 
@@ -77,7 +77,7 @@ impl CudaExecutor {
         Ok(rows.logits)
     }
 
-    /// Gives a step to the device, and its results on their way.
+    /// Launches a step and the readback of its results.
     pub(super) fn run_step(
         &mut self,
         plan: &StepPlan,
@@ -350,7 +350,6 @@ impl CudaExecutor {
         unsafe { self.kernels.begin_prefill(&self.compute, &params) }
     }
 
-    /// Samples from rows of logits, as their works say.
     fn sample(
         &mut self,
         rows: &LogitRows,

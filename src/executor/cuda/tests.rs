@@ -117,7 +117,7 @@ enum Planted {
     ReadbackWait,
 }
 
-/// How an executor runs that is looked at.
+/// A variant of the executor under test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     upload_slots: usize,
@@ -126,7 +126,7 @@ struct Case {
     planted: Planted,
 }
 
-/// Rings as they are, copies as late as they may be.
+/// All synchronisations in place, copies as late as possible.
 const AS_IT_IS: Case = Case {
     upload_slots: N_SLOTS,
     readback_slots: N_SLOTS,

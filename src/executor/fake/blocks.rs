@@ -11,8 +11,7 @@ use crate::state::step::{BlockLoad, BlockSave, BlockSource};
 use crate::state::tiers::BlockKind;
 
 impl FakeExecutor {
-    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from; each has
-    /// [`FAKE_TOKEN_BYTES`] a token.
+    /// The executor with a store for blocks of `block_tokens` tokens, [`FAKE_TOKEN_BYTES`] each.
     pub fn with_store(mut self, block_tokens: usize, port: Box<dyn BlockPort>) -> Self {
         self.host = Some(Host { port, block_tokens });
         self

@@ -1,8 +1,7 @@
-//! Formats sizes for people, such as `1.5 GiB`.
+//! Formats sizes as text, such as `1.5 GiB`.
 
 use std::fmt;
 
-/// A size for people.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {

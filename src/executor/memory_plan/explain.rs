@@ -1,4 +1,4 @@
-//! Explains a memory plan as text.
+//! Explains a memory plan's decisions as text, one line each.
 
 use super::budget::Place;
 use super::bytes::Bytes;
@@ -6,7 +6,6 @@ use super::pool_size::DEFAULT_CONTEXTS;
 use super::{DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, PoolLimit};
 
 impl MemoryPlan {
-    /// Explains the plan's decisions and their reasons, one line each.
     pub fn explain(&self) -> Vec<String> {
         let Self { budget, wish, .. } = self;
         let free_before = budget.free_before_bytes;

@@ -1,6 +1,6 @@
 //! The memory plan (SGLang's `profile_max_num_token`): how many tokens of K/V a device holds, and why.
 //!
-//! Arithmetic on values; only [`available_bytes`] looks at the machine.
+//! Arithmetic on values; only [`available_bytes`] reads the machine.
 
 mod budget;
 mod bytes;
@@ -49,12 +49,9 @@ pub enum PoolLimit {
     PageIds,
 }
 
-/// How the memory is divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
-    /// The memory that was divided.
     pub budget: MemoryBudget,
-    /// The inputs of the plan.
     pub wish: MemoryWish,
     /// Tokens that the KV pool holds, whole pages.
     pub max_total_tokens: u64,
@@ -66,11 +63,9 @@ pub struct MemoryPlan {
     pub state_slots: u64,
     /// Size of the KV pool with its dummy page, window pages and states, in bytes.
     pub kv_bytes: u64,
-    /// The limit that decided `max_total_tokens`.
     pub limit: PoolLimit,
     /// Largest `mem_fraction_static` that leaves the reserve free.
     pub largest_safe_fraction: f64,
-    /// Requests that run at once.
     pub max_running_requests: u32,
 }
 
@@ -195,14 +190,13 @@ impl MemoryPlan {
         })
     }
 
-    /// The `max_total_tokens` that the user set, if `mem_fraction_static` leaves room for fewer.
+    /// The `max_total_tokens` that the user set, if `mem_fraction_static` leaves memory for fewer.
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
     }
 }
 
-/// `kv_bytes = free_after_weights - free_before * (1 - fraction)`.
 fn fraction_tokens(
     budget: &MemoryBudget,
     wish: &MemoryWish,
@@ -266,7 +260,7 @@ fn free_choice(
     let fitting = wish.tokens_in(room);
     let mut candidates = vec![(fitting, PoolLimit::Room)];
     if let Some(asked) = wish.max_total_tokens {
-        // A pool that takes all the room leaves other programs none, for tokens that may never be used.
+        // A pool that takes all of the memory leaves other programs none, for tokens that may never be used.
         let (wanted, most) = (
             wish.whole_pages(asked),
             MAX_PAGES.saturating_mul(u64::from(wish.page_size)),
@@ -278,7 +272,7 @@ fn free_choice(
         };
     }
     if let Place::Gpu(_) = budget.place {
-        // Where the weights leave less than that, all the room is taken.
+        // Where the weights leave less than that, all of the memory is taken.
         let tokens = fraction_tokens(budget, wish, free_after, DEFAULT_GPU_FRACTION);
         candidates.extend(tokens.map(|tokens| (tokens, PoolLimit::DefaultFraction)));
         return Ok(candidates);
@@ -294,7 +288,6 @@ fn free_choice(
     Ok(candidates)
 }
 
-/// The error for a `max_total_tokens` that does not fit.
 fn does_not_fit(
     budget: &MemoryBudget,
     wish: &MemoryWish,
@@ -327,8 +320,7 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
     ((safe * FRACTION_STEPS).floor() / FRACTION_STEPS).max(0.0)
 }
 
-/// SGLang's default: between 2,048 and 4,096 by contexts in the pool, and two tokens for each at least. Fewer where each
-/// has a state.
+/// SGLang's default: 2,048 to 4,096 by contexts in the pool, two tokens for each at least; fewer with states.
 fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
     let most = match wish.state_bytes {
@@ -346,7 +338,7 @@ fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u3
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.
 ///
 /// # Errors
-/// [`LoadError::Memory`] when the system does not say.
+/// [`LoadError::Memory`] when the system does not report it.
 pub fn available_bytes() -> Result<u64, LoadError> {
     let mut system = sysinfo::System::new().map_err(|error| {
         LoadError::Memory(format!("available memory cannot be read: {error:?}"))

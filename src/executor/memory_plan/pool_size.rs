@@ -1,4 +1,4 @@
-//! Converts between a pool's tokens and its bytes.
+//! Converts between a KV pool's tokens and its bytes, for the memory plan.
 
 use super::bytes::Bytes;
 use super::slots::StateSlots;
@@ -56,7 +56,6 @@ impl MemoryWish {
         self.pool_bytes(u64::from(self.page_size))
     }
 
-    /// The smallest pool, for people.
     pub(super) fn smallest_pool(&self) -> String {
         let bytes = Bytes(self.smallest_pool_bytes());
         match self.state_slots(u64::from(self.page_size)) {
@@ -128,7 +127,6 @@ mod tests {
         }
     }
 
-    /// The same with another share of window pages.
     fn with_share(per_token: f64) -> MemoryWish {
         let mut wish = gemma();
         wish.windows = wish.windows.map(|windows| WindowWish {

@@ -1,4 +1,4 @@
-//! The reserve: memory for activations, logits and headroom.
+//! The memory plan's reserve: memory for activations, logits and headroom.
 
 use crate::model::config::ModelConfig;
 
@@ -7,7 +7,7 @@ pub(super) const HEADROOM_BYTES: u64 = 128 << 20;
 /// Activations and logits are f32.
 const ACTIVATION_BYTES: u64 = 4;
 
-/// The memory that has to stay free on the host: activations and logits of the largest step, and headroom for the rest of the process.
+/// Host memory that stays free: activations and logits of the largest step, and headroom for the process.
 ///
 /// # Units
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens

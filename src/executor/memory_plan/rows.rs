@@ -7,9 +7,9 @@ use crate::error::LoadError;
 const MOST_REQUESTS: u32 = 4096;
 
 impl MemoryPlan {
-    /// Divides the memory where page tables and activations take memory for each request that may run. `budget` gives the
-    /// memory by request count. Without `max_running_requests` the plan reserves as many as its pool then runs, at most
-    /// 4,096: a reserve for more would be memory that no request uses.
+    /// Divides the memory where page tables and activations take memory for each request that may run. `budget` gives
+    /// the memory by request count. Without `max_running_requests` the plan reserves as many as its pool then runs, at
+    /// most 4,096: a reserve for more would be memory that no request uses.
     ///
     /// # Errors
     /// Those of [`Self::new`], and of `budget`.

@@ -1,4 +1,4 @@
-//! The number of recurrent states in addition to the pages of a pool.
+//! The memory plan's number of recurrent state slots, in addition to pages.
 
 use super::wish::MemoryWish;
 
@@ -14,13 +14,9 @@ const DUMMY_SLOTS: u64 = 1;
 /// The states of an engine: its rows' and the cache's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateSlots {
-    /// Size of a state.
     slot_bytes: u64,
-    /// Requests at once.
     rows: u64,
-    /// The number that the user set.
     asked: Option<u64>,
-    /// Some are for the cache.
     caches: bool,
 }
 
@@ -54,7 +50,6 @@ impl StateSlots {
         }
     }
 
-    /// The number of states for `page_bytes` of pages.
     pub(super) fn for_pages(self, page_bytes: u64) -> u64 {
         if let Some(fixed) = self.fixed() {
             return fixed.saturating_add(DUMMY_SLOTS);
@@ -64,7 +59,6 @@ impl StateSlots {
         self.least().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
-    /// The bytes of the states for `page_bytes` of pages.
     pub(super) fn bytes_beside(self, page_bytes: u64) -> u64 {
         self.for_pages(page_bytes).saturating_mul(self.slot_bytes)
     }

@@ -1,4 +1,4 @@
-//! The number of window pages in addition to the pages of a pool.
+//! The memory plan's number of window pages, in addition to full-attention pages.
 
 /// Pages in addition to those that a prefix keeps: of its end, and of a decode after it.
 const LOOSE_PAGES: u64 = 8;

@@ -1,8 +1,7 @@
-//! Inputs of a memory plan.
+//! Inputs of a memory plan: the model's needs and the user's settings.
 
 use super::windows::WindowWish;
 
-/// The needs of the model and the settings of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (SGLang's cell size), but for those with window pages.
@@ -11,15 +10,12 @@ pub struct MemoryWish {
     pub windows: Option<WindowWish>,
     /// States of one sequence in all layers, in bytes; 0 where no layer has one.
     pub state_bytes: u64,
-    /// Tokens in a page.
     pub page_size: u32,
     /// Longest sequence of the model, in tokens.
     pub context_tokens: u64,
     /// Share of the memory free before loading that weights and KV pool take together.
     pub mem_fraction_static: Option<f64>,
-    /// Cap on the tokens in the KV pool.
     pub max_total_tokens: Option<u64>,
-    /// Cap on the requests that run at once.
     pub max_running_requests: Option<u32>,
     /// States of running requests and of cached prefixes, where layers have states.
     pub max_states: Option<u64>,

@@ -6,17 +6,13 @@ pub(super) type RuleId = usize;
 /// The right side of a rule, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expression {
-    /// This text.
     Text(String),
     /// One character of a class, as a regular expression.
     Class(String),
-    /// The texts of another rule.
     Rule(RuleId),
-    /// One after the other.
     Sequence(Vec<Expression>),
-    /// One of them.
     Choice(Vec<Expression>),
-    /// Some times, without end if there is no `most`.
+    /// No `most` means no upper bound.
     Repeat {
         expression: Box<Expression>,
         least: u32,
@@ -29,7 +25,6 @@ impl Expression {
         Self::Sequence(Vec::new())
     }
 
-    /// The rules that it names.
     pub(super) fn rules(&self, found: &mut Vec<RuleId>) {
         match self {
             Self::Text(_) | Self::Class(_) => {}

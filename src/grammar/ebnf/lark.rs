@@ -2,8 +2,8 @@
 //!
 //! llguidance's lexer takes the longest match and does not go back, so a grammar of single characters is slow, and one
 //! of overlapping words leaves texts out. Hence all that needs no recursion becomes a terminal, which is matched as one
-//! regular expression, exactly; only rules that name themselves, by way of others or not, remain rules, and neighbours in
-//! them that need no recursion are one terminal. A rule that ends with itself is a repetition.
+//! regular expression, exactly; only rules that name themselves, by way of others or not, remain rules, and neighbours
+//! in them that need no recursion are one terminal. A rule that ends with itself is a repetition.
 
 use std::fmt::Write;
 
@@ -154,7 +154,6 @@ impl Writer {
         }
     }
 
-    /// The right side of a rule.
     fn rule(&mut self, expression: &Expression) -> String {
         if self.needs_no_rule(expression) {
             return self.terminal_atom(expression);

@@ -14,7 +14,6 @@ use regex::Regex;
 use super::limits::{GrammarLimits, check_bytes};
 use crate::error::FieldError;
 
-/// The beginning of a grammar in Lark.
 const LARK: &str = "%llguidance";
 
 /// Lexemes of Lark (texts, expressions, comments, marker tokens, repetitions), distinguished by their beginnings as in

@@ -1,4 +1,4 @@
-//! Parses EBNF.
+//! Parses EBNF rules into a syntax tree.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -111,7 +111,6 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Whether the next rule begins here.
     fn is_at_rule(&self) -> bool {
         let name = name_bytes(self.rest);
         let after = self.rest[name..].trim_start();
@@ -327,7 +326,6 @@ impl<'a> Reader<'a> {
         rest.is_some()
     }
 
-    /// Skips white space and comments.
     fn skip_blank(&mut self) {
         loop {
             let rest = self.rest.trim_start();

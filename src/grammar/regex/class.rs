@@ -1,4 +1,4 @@
-//! Sets of characters.
+//! Character classes of regular expressions, as sets of code points.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,6 @@ const BLANKS: [(char, char); 10] = [
 const WORD: [(char, char); 4] = [('0', '9'), ('A', 'Z'), ('_', '_'), ('a', 'z')];
 const ENDS_OF_LINES: [(char, char); 3] = [('\n', '\n'), ('\r', '\r'), ('\u{2028}', '\u{2029}')];
 
-/// The set of these ranges.
 pub(super) fn of(ranges: &[(char, char)]) -> ClassUnicode {
     let ranges = ranges.iter();
     ClassUnicode::new(ranges.map(|&(first, last)| ClassUnicodeRange::new(first, last)))
@@ -64,7 +63,6 @@ pub(super) fn escape(letter: char, dialect: Dialect) -> Option<ClassUnicode> {
     })
 }
 
-/// The set of a dot.
 pub(super) fn dot(matches_ends_of_lines: bool, dialect: Dialect) -> ClassUnicode {
     without(match (matches_ends_of_lines, dialect) {
         (true, _) => ClassUnicode::empty(),
@@ -89,7 +87,6 @@ pub(super) fn cased() -> &'static ClassUnicode {
     CASED.get_or_init(|| property("Cased").unwrap_or_else(|| without(ClassUnicode::empty())))
 }
 
-/// The set of a POSIX class such as `alpha`.
 pub(super) fn posix(name: &str) -> Option<ClassUnicode> {
     if name.chars().all(|c| c.is_ascii_alphabetic()) {
         parsed(&format!("[[:{name}:]]"))

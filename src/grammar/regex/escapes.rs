@@ -6,7 +6,6 @@ use super::node::Node;
 use super::read::Reader;
 use super::{Dialect, class};
 
-/// The meaning of an escape.
 enum Escaped {
     /// A code point, which may be a surrogate.
     Code(u32),
@@ -135,8 +134,7 @@ impl Reader {
         Ok(u32::from(letter) % 32)
     }
 
-    /// `\x41`, `\u0041`, two of these as a UTF-16 surrogate pair, `\u{41}`; in Python's dialect `\x{41}` and
-    /// `\U00000041` too.
+    /// `\x41`, `\u0041`, a UTF-16 surrogate pair of these, `\u{41}`; in Python's dialect also `\x{41}`, `\U00000041`.
     fn coded(&mut self, sign: char) -> Result<u32, String> {
         let is_python = self.dialect == Dialect::Python;
         let wrong = || unknown(sign);

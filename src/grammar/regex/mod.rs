@@ -1,4 +1,4 @@
-//! Regular expressions of requests.
+//! Regular expressions of requests: parsed, checked, and written in llguidance's dialect.
 //!
 //! The compiler's dialect is not that of clients: its classes have operators, and it drops a backslash at the end. So
 //! this module parses expressions ([`read`]) and writes them again ([`write`]), without ambiguous syntax.
@@ -18,7 +18,6 @@ use super::schema::patterns::map_patterns;
 use crate::error::FieldError;
 use write::Purpose;
 
-/// The language that an expression is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
     /// ECMA-262's with the flag `u`, and syntax that browsers accept without it; patterns in JSON schemas.
@@ -95,7 +94,6 @@ fn terminal(expression: &str) -> String {
     }
 }
 
-/// The expression for a text.
 pub(super) fn literal(text: &str) -> String {
     let mut literal = String::new();
     text.chars()

@@ -1,8 +1,7 @@
-//! The syntax tree of regular expressions.
+//! The syntax tree of the regular expressions of requests.
 
 use regex_syntax::hir::ClassUnicode;
 
-/// A part of an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Node {
     /// One character of a set, which may be empty.
@@ -13,7 +12,7 @@ pub(super) enum Node {
     End,
     Sequence(Vec<Node>),
     Choice(Vec<Node>),
-    /// Some times, without end if there is no `most`.
+    /// No `most` means no upper bound.
     Repeat {
         node: Box<Node>,
         least: u32,

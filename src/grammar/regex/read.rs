@@ -1,4 +1,4 @@
-//! Parses regular expressions.
+//! Parses regular expressions of requests into a syntax tree.
 
 use regex_syntax::hir::ClassUnicode;
 
@@ -45,7 +45,6 @@ pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
     }
 }
 
-/// The state of the inline flags.
 #[derive(Clone, Copy, Default)]
 struct Options {
     ignores_case: bool,
@@ -72,7 +71,6 @@ impl Reader {
         Some(letter)
     }
 
-    /// Whether this text follows.
     pub(super) fn sees(&self, text: &str) -> bool {
         let rest = &self.letters[self.at..];
         text.chars()
@@ -137,7 +135,6 @@ impl Reader {
         })
     }
 
-    /// Counts the ranges of a set.
     pub(super) fn counted(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
         self.n_ranges += set.ranges().len();
         if self.n_ranges > MAX_RANGES {

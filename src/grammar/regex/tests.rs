@@ -1,4 +1,4 @@
-//! Regular expressions of requests: accepted ones, and errors for the others.
+//! Tests of regular expressions of requests: accepted ones, and errors for the others.
 
 use serde_json::json;
 
@@ -12,7 +12,6 @@ fn pattern(pattern: &str) -> Result<(), String> {
     check(pattern, &GrammarLimits::default()).map(drop)
 }
 
-/// The pattern as the compiler sees it.
 fn quoted(pattern: &str) -> String {
     let mut schema = json!({ "pattern": pattern });
     quote_patterns(&mut schema);

@@ -6,13 +6,10 @@ use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
 
 use super::node::Node;
 
-/// Any text.
 const ANY: &str = "(?s:.*)";
 
-/// The use of a written expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Texts as they are.
     Plain,
     /// Strings in JSON, which the compiler quotes.
     ///
@@ -36,9 +33,6 @@ pub(super) fn search(node: &Node, purpose: Purpose) -> Result<String, String> {
 }
 
 /// An expression for all texts that this one matches in full.
-///
-/// # Errors
-/// As [`search`].
 pub(super) fn whole(node: &Node, purpose: Purpose) -> Result<String, String> {
     let mut whole = String::new();
     write(node, Edges::BOTH, purpose, &mut whole)?;
@@ -62,8 +56,7 @@ impl Edges {
         end: false,
     };
 
-    /// The anchors of a part in a sequence of parts: `is_first` if all parts before it are anchors, `is_last` if all
-    /// after it are.
+    /// The anchors of a part in a sequence; `is_first` (`is_last`): all parts before (after) it are anchors.
     fn of_part(self, is_first: bool, is_last: bool) -> Self {
         Self {
             start: self.start && is_first,

@@ -36,7 +36,7 @@ pub(super) fn open_one_ofs(schema: &mut Value) {
     }
 }
 
-/// The places in memory of the objects whose `oneOf` says the same as `anyOf`.
+/// The places in memory of the objects whose `oneOf` means the same as `anyOf`.
 fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
     let mut proof = Proof {
         root: schema,
@@ -105,7 +105,7 @@ struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    /// Whether an object has a `oneOf` that says the same as `anyOf`.
+    /// Whether an object has a `oneOf` that means the same as `anyOf`.
     fn may_open(&mut self, object: &'a Map<String, Value>) -> bool {
         let options = object.get("oneOf").and_then(Value::as_array);
         let Some(options) = options.filter(|_| !object.contains_key("anyOf")) else {
@@ -294,7 +294,6 @@ impl<'a> Together<'a> {
         lists.flatten().filter_map(Value::as_str)
     }
 
-    /// The schemas that apply to a property, by its name.
     fn property(&self, name: &str) -> Vec<&'a Value> {
         let schemas = self.objects.iter().filter_map(|object| {
             let named = object.get("properties").and_then(|named| named.get(name));

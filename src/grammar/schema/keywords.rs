@@ -1,23 +1,15 @@
-//! The keywords of JSON schema, by their handling.
+//! The table of JSON schema keywords: supported ones, annotations, and refused ones.
 
-/// The kinds of values that keywords hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keyword {
     /// A schema, or in older drafts a list of them.
     Schema,
-    /// A list of schemas.
     SchemaList,
-    /// Schemas by name.
     SchemaMap,
-    /// A regular expression.
     Pattern,
-    /// The name of a format.
     Format,
-    /// `uniqueItems`.
     Unique,
-    /// `$ref`.
     Reference,
-    /// `multipleOf`.
     Multiple,
     /// How many there may be.
     Count,

@@ -65,8 +65,8 @@ const MOST_BOUND_DECIMALS: usize = 40;
 
 /// The fault of the bounds of one schema.
 ///
-/// Between an excluded integer and a bound less than 1 away the compiler lets the integer through. So such an integer is
-/// moved by [`NUDGE`] where a double can be.
+/// Between an excluded integer and a bound less than 1 away the compiler lets the integer through. So such an integer
+/// is moved by [`NUDGE`] where a double can be.
 pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
     for name in BOUNDS {
         let number = match schema.get(name) {
@@ -134,7 +134,6 @@ struct Bound {
     is_excluded: bool,
 }
 
-/// The bounds on one side, in order.
 fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<Bound> {
     let number = |object: &Map<String, Value>, name| object.get(name).and_then(Value::as_f64);
     let bounds = objects.iter().flat_map(|object| {
@@ -194,7 +193,6 @@ impl Multiple {
         })
     }
 
-    /// Reads a JSON number, such as `2.5e-3`.
     fn of_digits(text: &str) -> Option<Self> {
         let (text, exponent) = match text.split_once(['e', 'E']) {
             Some((text, exponent)) => (text, exponent.parse::<i32>().ok()?),
@@ -270,7 +268,6 @@ pub(super) fn can_combine(multiples: &[Multiple]) -> bool {
     is_counted && lcm.saturating_mul(largest) <= u64::from(u32::MAX)
 }
 
-/// The multiples among the keywords of some schemas.
 pub(super) fn multiples(objects: &[&Map<String, Value>]) -> Vec<Multiple> {
     let values = objects.iter().filter_map(|object| object.get("multipleOf"));
     values

@@ -66,7 +66,6 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The contents of the whole schema.
 #[derive(Default)]
 struct Found {
     n_patterns: usize,
@@ -145,7 +144,6 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Examines the schemas that apply to one value.
     fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), Fault> {
         let together = self.all_of(together)?;
         let open = together.iter().enumerate().find_map(|(at, applied)| {
@@ -263,7 +261,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The product of the sizes of different patterns.
 fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     let mut patterns = FxHashSet::default();
     let mut product: u64 = 1;

@@ -1,4 +1,4 @@
-//! The patterns of a schema.
+//! Rewrites the regular expressions of a JSON schema.
 
 use serde_json::{Map, Value};
 

@@ -24,7 +24,6 @@ pub(super) struct Target<'a> {
     pub(super) base: &'a Value,
 }
 
-/// The references of one schema.
 pub(super) struct References<'a> {
     root: &'a Value,
     /// Names that were given to schemas, by their places in memory.

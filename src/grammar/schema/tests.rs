@@ -1,4 +1,4 @@
-//! JSON schemas of requests: accepted ones, and errors for the others.
+//! Tests of JSON schemas of requests: accepted ones, and errors for the others.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Hostile grammars compile or fail within the limits of work.
+//! Tests that hostile grammars compile or fail within the limits of work.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Constraints other than JSON schemas: JSON objects, regexes, choices.
+//! Tests of constraints other than JSON schemas: JSON objects, regexes, choices.
 
 use super::vocabularies::{large, sentence_piece, tiny};
 use super::walk::walk;

@@ -1,4 +1,4 @@
-//! Grammars that begin after the reasoning.
+//! Tests of grammars that begin after the reasoning.
 
 use std::sync::Arc;
 

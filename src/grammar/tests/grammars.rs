@@ -1,4 +1,4 @@
-//! Grammars written as text.
+//! Tests of grammars written as text: EBNF and Lark.
 
 use super::vocabularies::{large, tiny};
 use super::walk::walk;

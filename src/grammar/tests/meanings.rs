@@ -1,4 +1,4 @@
-//! The meaning of schemas: numbers to the last digit, references, options that exclude each other.
+//! Tests of the meaning of schemas: numbers to the last digit, references, options that exclude each other.
 
 use serde_json::Value;
 

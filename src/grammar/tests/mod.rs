@@ -1,4 +1,4 @@
-//! Grammars, walked at random with the vocabularies of models and with one as large as theirs.
+//! Tests of grammars: random walks with the vocabularies of models and with one as large as theirs.
 
 mod bombs;
 mod constraints;
@@ -23,7 +23,6 @@ use crate::error::RequestError;
 use crate::state::grammar::{Constraint, Grammar, JsonWhitespace};
 use vocabularies::Vocabulary;
 
-/// A compiler with the usual limits.
 fn compiler(vocabulary: &Vocabulary) -> GrammarCompiler {
     compiler_within(vocabulary, GrammarLimits::default())
 }

@@ -1,4 +1,4 @@
-//! Strings that follow patterns: an output decodes to a text that the pattern matches.
+//! Tests of strings that follow patterns: an output decodes to a text that the pattern matches.
 
 use serde_json::{Value, json};
 

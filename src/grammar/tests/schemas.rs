@@ -1,4 +1,4 @@
-//! The grammar of a schema accepts the values of the schema.
+//! Tests that the grammar of a schema accepts the values of the schema.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Structural tags, old and new.
+//! Tests of structural tags, old and new form.
 
 use std::sync::Arc;
 

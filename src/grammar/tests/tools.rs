@@ -1,4 +1,4 @@
-//! Calls of tools in every family's form.
+//! Tests of tool calls in every model family's form.
 
 mod arguments;
 mod messages;

@@ -1,4 +1,4 @@
-//! Vocabularies to walk with.
+//! Vocabularies for the grammar tests' random walks.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::tokenizers::{byte_level, metaspace};
 use crate::model::text::{TextModel, TokenPiece};
 
-/// A tokenizer, and the properties that the walks need.
 pub(super) struct Vocabulary {
     pub(super) text: Arc<TextModel>,
     pub(super) eos: Vec<u32>,

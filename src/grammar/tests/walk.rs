@@ -10,7 +10,6 @@ const CLOSING: usize = 40;
 /// Tokens after which a walk has failed to end.
 const ENDLESS: usize = 1_500;
 
-/// How a walk ended.
 pub(super) struct Walk {
     /// Its tokens, the end of the sequence too if there was one.
     pub(super) tokens: Vec<u32>,
@@ -80,7 +79,6 @@ pub(super) fn walk(grammar: &dyn Grammar, vocabulary: &Vocabulary, seed: u64) ->
     walk
 }
 
-/// Walks for at most `limit` tokens.
 pub(super) fn walk_for(
     grammar: &dyn Grammar,
     vocabulary: &Vocabulary,
@@ -169,7 +167,6 @@ fn draw(
     })
 }
 
-/// The tokens of a mask.
 pub(super) fn tokens_in(mask: &TokenMask) -> Vec<u32> {
     let mut tokens = Vec::new();
     let mut next = mask.next_allowed(0);

@@ -50,7 +50,6 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
     })
 }
 
-/// Any arguments.
 pub(super) fn any_arguments() -> Part {
     // Two deep: a string may hold anything but its tag, and parts know tags.
     let word = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null/";
@@ -120,7 +119,6 @@ fn whole(schema: &Value, root: &Value) -> Option<Part> {
     }
 }
 
-/// A constant as it is written.
 fn literal(value: &Value) -> Option<String> {
     match value {
         Value::String(text) if !text.contains(QUOTE) => Some(format!("{QUOTE}{text}{QUOTE}")),

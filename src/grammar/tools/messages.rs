@@ -100,7 +100,6 @@ fn before(start: OutputStart, headers: &[&str]) -> Part {
     }
 }
 
-/// The message that is the answer.
 fn last(answer: Part) -> Part {
     Part::Sequence(vec![Part::text("<|channel|>final<|message|>"), answer])
 }
@@ -113,7 +112,6 @@ fn text() -> Free {
 }
 
 impl Calls<'_> {
-    /// One call, with its header.
     fn addressed(&self) -> Result<Part, FieldError> {
         Ok(Part::Choice(self.each(&mut |tool| self.message(tool))?))
     }

@@ -46,7 +46,6 @@ pub(super) enum Arguments {
     OnlyStrict,
 }
 
-/// The calls of a request.
 pub(super) struct Calls<'a> {
     pub(super) tools: &'a ToolUse,
     pub(super) format: ToolFormat,
@@ -248,7 +247,6 @@ impl Calls<'_> {
         }
     }
 
-    /// Mistral's calls as a JSON list.
     fn mistral_list(&self) -> Result<Form, FieldError> {
         let begin = vec![
             Part::text("[TOOL_CALLS]"),
@@ -374,7 +372,6 @@ impl Calls<'_> {
         ]))
     }
 
-    /// A call as a JSON object.
     fn object(&self, tool: &Tool, arguments: &str) -> Result<Part, FieldError> {
         let name = Value::from(tool.name.as_str());
         Ok(Part::Sequence(vec![
@@ -420,7 +417,6 @@ const LLAMA_BEGIN: &str = r#"\s*\{\s*"(?:name"|[^"\\]*\\)"#;
 /// The beginning of a call in a list.
 const PYTHONIC_BEGIN: &str = r"\s*\[\s*[A-Za-z_][A-Za-z0-9_.\-]*\s*\(";
 
-/// How calls are put together.
 struct Form {
     begin: Part,
     /// The first call, if it is written differently.
@@ -464,7 +460,7 @@ fn place(tool: &Tool) -> String {
     format!("tools, in the parameters of {:?},", tool.name)
 }
 
-/// Arguments are objects, also where the schema does not say so.
+/// Arguments are objects, even if the schema does not require it.
 fn object_only(mut schema: Value) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| "object".into());

@@ -48,7 +48,6 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
     })
 }
 
-/// Any arguments.
 pub(super) fn any_arguments() -> Part {
     let lark = r#"start: (argument (", " argument)*)?
 argument: NAME "=" value
@@ -68,12 +67,10 @@ fn whole(schema: &Value, root: &Value) -> Option<Part> {
     is_json.then(|| Part::json(with_definitions(schema, root)))
 }
 
-/// A name in an object.
 fn key(name: &str) -> Option<String> {
     Some(format!("{}: ", Value::from(name)))
 }
 
-/// A constant in Python.
 fn literal(value: &Value) -> Option<String> {
     Some(match value {
         Value::Null => "None".to_owned(),

@@ -1,4 +1,4 @@
-//! Readers of tools' schemas, for forms that do not write values as JSON.
+//! Readers of tools' JSON schemas, for call formats that do not write values as JSON.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,6 @@ use crate::error::FieldError;
 use crate::grammar::part::Presence;
 use crate::grammar::schema;
 
-/// A property of an object.
 pub(super) struct Property<'a> {
     pub(super) name: &'a str,
     pub(super) schema: &'a Value,

@@ -1,4 +1,4 @@
-//! The number and the places of calls in an answer.
+//! The number and the places of tool calls in an answer.
 
 use super::Calls;
 use crate::error::FieldError;

@@ -5,10 +5,8 @@ use serde_json::Value;
 use super::schemas::{constants, options, properties, resolved};
 use crate::grammar::part::{Part, Presence};
 
-/// Depth down to which values are decomposed.
 pub(super) const MAX_DEPTH: usize = 8;
 
-/// How a form writes values.
 pub(super) struct Notation {
     /// The values of a schema, if they need not be decomposed. Also receives the whole schema, for references.
     pub(super) whole: fn(&Value, &Value) -> Option<Part>,
@@ -16,7 +14,6 @@ pub(super) struct Notation {
     pub(super) literal: fn(&Value) -> Option<String>,
     /// The text before a value in an object, with its name; `None` if that cannot be written.
     pub(super) key: fn(&str) -> Option<String>,
-    /// The text between values.
     pub(super) separator: &'static str,
 }
 
@@ -111,7 +108,6 @@ impl Notation {
     }
 }
 
-/// A list of `least` to `most` items.
 fn list(item: Part, separator: &str, (least, most): (u32, Option<u32>)) -> Option<Part> {
     if most.is_some_and(|most| most < least) {
         return None;

@@ -1,5 +1,5 @@
-//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on a separate
-//! line), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
+//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on a
+//! separate line), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
 //!
 //! Strings are written as they are; the reader takes every other value as JSON, typed by the schema.
 
@@ -10,7 +10,6 @@ use crate::error::FieldError;
 use crate::grammar::part::{Free, Part};
 use crate::grammar::regex;
 
-/// The tags around names and values.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grammar) struct Tags {
     before_name: &'static str,
@@ -91,7 +90,6 @@ pub(in crate::grammar) fn parameters(
     })
 }
 
-/// Any parameters.
 pub(in crate::grammar) fn any_parameters(tags: Tags) -> Part {
     let name = Part::Terminal("/[^<>\\s]+/".to_owned());
     let parameter = Part::Sequence(vec![
@@ -106,9 +104,7 @@ pub(in crate::grammar) fn any_parameters(tags: Tags) -> Part {
     Part::any_number(parameter)
 }
 
-/// How a value is written.
 enum Written {
-    /// As free text.
     Raw(Free),
     Whole(Part),
 }
@@ -198,7 +194,6 @@ fn nullable_text(object: &Map<String, Value>, root: &Value) -> Option<Vec<String
     }
 }
 
-/// Whether a value may be a string.
 fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
     let schema = resolved(schema, root);
     let Some(object) = schema.as_object().filter(|_| depth < 16) else {

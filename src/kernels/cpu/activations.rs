@@ -1,7 +1,7 @@
-//! Activations laid out for a product: groups of rows, in the words of the weights' format.
+//! Activations packed for a matrix product: groups of rows, encoded to match the format of the weights.
 //!
-//! The operations before a projection (norms, and gated activations in MLPs) write this encoding themselves, so no
-//! separate kernel packs activations.
+//! The operations before a projection (norms, gated MLP activations) write this encoding themselves: no kernel only
+//! packs.
 
 use super::format::{Encoding, group_rows, n_groups};
 use super::packing::pack_group;
@@ -12,12 +12,10 @@ use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::max_rows;
 
-/// Approximate cost of encoding a value, in multiply-adds: mostly waiting for another core's cache or for memory.
+/// Approximate cost of encoding a value, in multiply-adds: mostly cache misses.
 const VALUE_COST: usize = 64;
 
-/// Rows as a product reads them.
 pub struct PackedRows {
-    /// The words, as bits.
     words: Tensor,
     inputs: usize,
     encoding: Encoding,
@@ -25,7 +23,6 @@ pub struct PackedRows {
 }
 
 impl PackedRows {
-    /// Allocates rows; their content is arbitrary.
     pub fn uninit(
         scratch: &Scratch,
         isa: Isa,
@@ -41,8 +38,6 @@ impl PackedRows {
         }
     }
 
-    /// Encodes rows.
-    ///
     /// # Panics
     /// If the shapes do not fit each other.
     pub fn pack(
@@ -69,27 +64,22 @@ impl PackedRows {
         packed
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.words.rows()
     }
 
-    /// Values of a row.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Encoding of the rows.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// Words of a row.
     pub fn row_words(&self) -> usize {
         self.words.width()
     }
 
-    /// All of them, as a product takes them.
     pub fn groups(&self) -> RowGroups<'_> {
         RowGroups {
             words: bytemuck::cast_slice(self.words.values()),
@@ -102,7 +92,6 @@ impl PackedRows {
         }
     }
 
-    /// The words of all groups, as bits, to write.
     pub fn words_mut(&mut self) -> &mut Tensor {
         &mut self.words
     }
@@ -111,24 +100,19 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// The words of these rows, or those of all rows that these are picked from, one row after the other.
+    /// The words of these rows, or those of all rows that these are picked from, row after row.
     pub words: &'a [u32],
-    /// The number of the first one.
     pub first: usize,
-    /// Number of rows.
     pub rows: usize,
-    /// Words of a row.
     pub row_words: usize,
-    /// How they are encoded.
     pub encoding: Encoding,
-    /// Number of groups.
     pub n_groups: usize,
     /// Indices of the rows, in order, if they are picked.
     pub picked: Option<&'a [u32]>,
 }
 
 impl<'a> RowGroups<'a> {
-    /// Whether rows are contiguous, for tiles of AMX.
+    /// Whether rows are contiguous, as AMX tiles need.
     pub fn stands_by_rows(&self) -> bool {
         matches!(self.encoding, Encoding::Bf16Rows | Encoding::Int8Rows)
     }
@@ -139,8 +123,6 @@ impl<'a> RowGroups<'a> {
         is_f32 && self.rows <= self.n_groups * STRIP_ROWS
     }
 
-    /// The rows of a group by their numbers, and their words.
-    ///
     /// # Panics
     /// If they are picked.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
@@ -150,12 +132,10 @@ impl<'a> RowGroups<'a> {
         (self.numbers(rows), words)
     }
 
-    /// The rows of a group among these.
     pub fn rows_of(&self, group: usize) -> std::ops::Range<usize> {
         group_rows(group, self.n_groups, self.rows)
     }
 
-    /// The numbers of some of these rows.
     pub fn numbers(&self, rows: std::ops::Range<usize>) -> std::ops::Range<usize> {
         self.first + rows.start..self.first + rows.end
     }
@@ -173,7 +153,6 @@ pub fn uninit_words(scratch: &Scratch, encoding: Encoding, rows: usize, inputs: 
     words
 }
 
-/// Most rows in a group on an instruction set.
 pub fn most_group_rows(isa: Isa) -> usize {
     dispatch(isa, GroupRows)
 }

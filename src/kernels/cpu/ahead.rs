@@ -2,7 +2,6 @@
 
 use super::simd::Lanes;
 
-/// Words of a cache line.
 pub const LINE_WORDS: usize = 16;
 /// Cache lines of a prefetch burst: bursts of dozens were slower with 2 to 16 rows. A core keeps a limited number of
 /// misses in flight, and a burst probably delays the weights that are multiplied.
@@ -25,7 +24,6 @@ pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
 /// Weights to prefetch while others are multiplied: otherwise a tile of few rows waits for memory, then computes.
 #[derive(Clone, Copy)]
 pub enum Ahead {
-    /// Nothing to prefetch.
     Nothing,
     /// The memory after the single panel: that of the next tile.
     Stream,
@@ -61,11 +59,9 @@ impl Ahead {
     }
 }
 
-/// The prefetch schedule of a tile, see [`Ahead::over`].
 pub struct Pace {
     next: *const u32,
     lines_left: usize,
-    /// Steps from one burst to the next.
     pub every: usize,
     at_once: usize,
     is_stream: bool,
@@ -111,7 +107,6 @@ impl Pace {
         }
     }
 
-    /// Prefetches the words needed after this step of a panel.
     #[inline(always)]
     pub fn follow<S: Lanes>(&self, panel: *const u32, step: usize, step_words: usize) {
         if self.is_stream {

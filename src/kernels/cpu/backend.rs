@@ -1,4 +1,4 @@
-//! The operations of the backend, implemented with its sibling modules.
+//! Implements the backend's operations on the CPU.
 
 use super::activations::PackedRows;
 use super::experts::Experts;

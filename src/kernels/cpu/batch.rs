@@ -1,4 +1,4 @@
-//! The tokens of a step, row by row.
+//! The token batch of a step on the CPU, segmented by row.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,18 +7,14 @@ use souffleur_base::ids::{RowId, StateSlot};
 use souffleur_base::prompt_vectors::VectorRun;
 use souffleur_base::row_state::StateSave;
 
-/// The query tokens of one row in a step; contiguous, in ascending position.
+/// The query tokens of one row in a step: contiguous, in ascending position.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// The row of the page table.
     pub row: RowId,
-    /// Index of its first token in the step.
     pub first_token: usize,
-    /// Number of tokens.
     pub n_tokens: usize,
-    /// Position of its first token in the sequence.
     pub first_position: usize,
-    /// It uses the rotary frequencies of long sequences.
+    /// Whether it uses the rotary frequencies of long sequences.
     pub is_long: bool,
 }
 
@@ -32,7 +28,6 @@ impl Segment {
     }
 }
 
-/// The state of a segment's row.
 #[derive(Clone, Copy, Debug)]
 struct SegmentState {
     live: StateSlot,
@@ -45,26 +40,23 @@ fn next_serial() -> u64 {
     SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The tokens of a step.
 #[derive(Default)]
 pub struct CpuBatch {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
-    /// Slots in window pages; none where no layer has those.
+    /// Slots in window pages; empty if no layer has those.
     window_slots: Vec<u32>,
     segments: Vec<Segment>,
-    /// The states of the segments, in their order; none where no layer keeps a state.
+    /// Per segment; empty if no layer keeps a state.
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
-    /// Vectors that replace tokens' embeddings.
     vectors: Vec<VectorRun>,
     /// Unique to this content among all batches.
     serial: u64,
 }
 
 impl CpuBatch {
-    /// Clears the batch and keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -125,7 +117,6 @@ impl CpuBatch {
         }
     }
 
-    /// Whether a token is of a long sequence.
     pub(super) fn is_long(&self, token: usize) -> bool {
         let after = self
             .segments
@@ -171,12 +162,11 @@ impl CpuBatch {
         })
     }
 
-    /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Replaces the content by tokens of `step`, whose indices ascend.
+    /// Replaces the content by the tokens of `step` at these ascending indices.
     ///
     /// # Panics
     /// If `step` has fewer tokens.
@@ -215,7 +205,6 @@ impl CpuBatch {
         self.serial
     }
 
-    /// The rows' parts.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }

@@ -12,13 +12,10 @@ use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
 use crate::blocks::BlockType;
 
-/// Inputs of a block.
 pub const BLOCK: usize = 32;
-/// Steps of a block.
 pub const BLOCK_STEPS: usize = BLOCK / 4;
 /// Inputs of two blocks, which share a line of scales.
 pub const TWO_BLOCKS: usize = 2 * BLOCK;
-/// Lines of two blocks.
 pub const LINES: usize = 1 + 2 * BLOCK_STEPS;
 /// Words of a row of activations for a block: scale, correction, bytes.
 pub const ROW_WORDS: usize = 2 + BLOCK_STEPS;
@@ -88,7 +85,7 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// Writes the blocks of rows, at most sixteen, into the lanes of their panel, which is zero.
+/// Writes the blocks of at most sixteen rows into the lanes of their zeroed panel.
 #[inline(always)]
 pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
     let size = block_type.bytes();
@@ -125,7 +122,6 @@ fn quads(block_type: BlockType, block: &[u8]) -> [u32; BLOCK_STEPS] {
     std::array::from_fn(|step| word(codes[step].map(|code| code as u8)))
 }
 
-/// Reads the values of a lane.
 pub fn unpack(panel: &[u32], lane: usize, out: &mut [f32]) {
     for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let lines = &panel[index / 2 * LINES * PANEL..];

@@ -1,4 +1,4 @@
-//! Sums of the magnitudes of each channel of queries and keys over a text, to rank channels.
+//! Activation statistics for double sparsity: summed magnitudes of query and key channels, to rank channels.
 
 use super::batch::CpuBatch;
 use super::element::{Borrowed, Element, Storage};
@@ -9,11 +9,9 @@ use crate::HeadShape;
 /// Sums over tokens of the absolute values of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChannelSums {
-    /// The sum over products of query and key of the same token.
+    /// Over products of query and key of the same token.
     pub qk: f64,
-    /// The sum over queries.
     pub q: f64,
-    /// The sum over keys.
     pub k: f64,
 }
 

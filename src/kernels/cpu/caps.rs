@@ -1,4 +1,4 @@
-//! Soft-capping of scores and logits: `cap * tanh(x / cap)`.
+//! Softcap of scores and logits: `cap * tanh(x / cap)`.
 
 use super::element::{load_up_to, store_up_to};
 use super::rows::for_rows;
@@ -6,13 +6,9 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Elements in an item.
 const PART: usize = 4096;
-/// Approximate cost of an element, in multiply-adds.
 const ELEMENT_COST: usize = 64;
 
-/// `cap * tanh(x / cap)`.
-///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
@@ -24,7 +20,6 @@ pub unsafe fn soft_cap<S: Lanes>(x: S::V, cap: f32) -> S::V {
     }
 }
 
-/// Soft-caps all elements.
 pub fn cap_all(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, cap: f32) {
     let len = x.rows() * x.width();
     let shared = Shared::new(x.values_mut());

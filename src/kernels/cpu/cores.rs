@@ -1,6 +1,5 @@
-//! The cores that this process may use, and their NUMA nodes.
+//! Detection of the usable cores and NUMA nodes, and thread affinity.
 
-/// A NUMA node with CPUs that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     /// Its logical CPUs, lowest first.
@@ -9,14 +8,12 @@ pub(super) struct Node {
     pub cores: Vec<usize>,
 }
 
-/// Returns one logical CPU of each physical core that this process may use, lowest first; empty where the system does
-/// not report them.
+/// One logical CPU of each usable physical core, lowest first; empty if the system does not report them.
 pub fn allowed_cores() -> Vec<usize> {
     one_cpu_a_core(allowed_cpus(), siblings)
 }
 
-/// Returns the default number of compute threads: one a physical core, within the CPUs that the process may use and the
-/// CPU quota of its control group.
+/// The default number of compute threads: one per usable physical core, within the CPU quota of the cgroup.
 pub fn default_threads() -> usize {
     let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     match allowed_cores().len() {
@@ -25,8 +22,7 @@ pub fn default_threads() -> usize {
     }
 }
 
-/// Returns the NUMA nodes that have CPUs which this process may use, in the system's order; empty where the system does
-/// not report them.
+/// The NUMA nodes with CPUs that this process may use; empty if the system does not report them.
 pub(super) fn allowed_nodes() -> Vec<Node> {
     let nodes = std::fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap_or_default();
     let cpus_of = |node| {
@@ -36,7 +32,7 @@ pub(super) fn allowed_nodes() -> Vec<Node> {
     nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
 }
 
-/// Sets the calling thread's affinity to some CPUs; leaves it if there are none. A refusal only costs speed.
+/// Sets the calling thread's affinity; leaves it if `cpus` is empty. A refusal only costs speed.
 #[cfg(target_os = "linux")]
 pub(super) fn bind_this_thread(cpus: &[usize]) {
     use rustix::thread::CpuSet;
@@ -73,7 +69,6 @@ pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// The CPUs that the calling thread may run on.
 #[cfg(target_os = "linux")]
 fn allowed_cpus() -> Vec<usize> {
     use rustix::thread::CpuSet;
@@ -111,7 +106,7 @@ fn nodes_of(
     nodes.filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Parses a CPU list of the system, `0-3,8`. Ignores parts that are invalid or too large for a list of CPUs.
+/// Parses a Linux CPU list, `0-3,8`. Ignores parts that are invalid or too large for a list of CPUs.
 fn numbers(list: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;
     let ranges = list.trim().split(',').filter_map(|range| {

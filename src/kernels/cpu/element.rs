@@ -1,4 +1,4 @@
-//! The element types of weights and KV, and memory that holds any of them.
+//! Element types of weights and KV (f32, f16, bf16, int8), and the memory that holds them.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use super::kept::Kept;
 use super::simd::{LANES, Lanes};
 use souffleur_base::kv_layout::KvDtype;
 
-/// A number as stored. Kernels widen it to f32 on the way into a register.
+/// An element type of storage; kernels widen it to f32 in registers.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {
     /// Rounds to nearest even.
     fn narrow(x: f32) -> Self;
@@ -94,7 +94,7 @@ impl Element for f16 {
     }
 }
 
-/// Elements that begin on a page of the system, and so on a cache line: a vector of them is in one line, not in two.
+/// Page-aligned elements, so each vector lies within one cache line.
 pub struct Elements<T> {
     /// Longer than the elements only where there are none.
     map: MmapMut,
@@ -118,18 +118,14 @@ impl<T> Elements<T> {
 }
 
 impl<T: bytemuck::Pod> Elements<T> {
-    /// The bytes, which begin on a page of the system.
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[..self.bytes]
     }
 }
 
-/// A borrower of elements, as a slice.
 pub trait Borrowed {
-    /// A slice, to write if it was borrowed so.
     type Slice;
 
-    /// Returns the slice.
     fn slice(self) -> Self::Slice;
 }
 
@@ -184,7 +180,6 @@ pub unsafe fn store_up_to<S: Lanes>(v: S::V, out: &mut [f32]) {
     }
 }
 
-/// Narrows values into as many elements.
 #[inline(always)]
 pub fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
     let whole = values.len() / LANES * LANES;
@@ -197,13 +192,9 @@ pub fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
     }
 }
 
-/// Memory of keys and values in one of the element types.
 pub enum Storage {
-    /// 32-bit floats.
     F32(Elements<f32>),
-    /// 16-bit IEEE floats.
     F16(Elements<f16>),
-    /// 16-bit brain floats.
     BF16(Elements<bf16>),
     /// Signed bytes, followed by [`Kept::SLACK`], and their scales.
     I8(Elements<i8>, Elements<bf16>),

@@ -1,4 +1,4 @@
-//! Memory layout of weights and activations for a product.
+//! Memory layouts of weights and activations for matrix products.
 //!
 //! **Weights** are stored in panels of sixteen outputs. A panel is a sequence of *steps*; a step holds the weights of
 //! one, two or four successive inputs for all sixteen outputs, one lane an output. **Activations** are stored in groups
@@ -30,25 +30,23 @@ use crate::blocks::BlockType;
 use crate::dtype::{Dtype, MatrixRole, Quantization};
 use crate::tensor_view::Stored;
 
-/// Pairs of bf16 of a row in a tile of AMX, which are as many steps of a panel.
+/// Pairs of bf16 of a row in an AMX tile, and steps of a panel in one.
 pub const TILE_PAIRS: usize = 16;
 
 /// An encoding of activations, which products with several formats may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// 32-bit floats.
     F32,
-    /// Pairs of 16-bit brain floats.
     Bf16,
-    /// The same values as 32-bit floats.
+    /// The values of `Bf16` as 32-bit floats.
     WideBf16,
     /// Signed bytes with a scale for each row and `INT8_GROUP` inputs.
     Int8,
     /// The same as i16: after a group's header the bytes 0 and 2 of each word, then the bytes 1 and 3.
     WideInt8,
-    /// As [`Self::Bf16`], but row after row, each of whole tiles of [`TILE_PAIRS`] words: as AMX reads them.
+    /// As [`Self::Bf16`], but row-major, in whole tiles of [`TILE_PAIRS`] words, as AMX reads them.
     Bf16Rows,
-    /// As [`Self::Int8`], but row after row.
+    /// As [`Self::Int8`], but row-major.
     Int8Rows,
     /// Signed bytes with a scale for each row and 32 inputs.
     A32,
@@ -57,7 +55,6 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Words of a row of activations.
     pub fn row_words(self, inputs: usize) -> usize {
         match self {
             Self::F32 => inputs,
@@ -72,29 +69,25 @@ impl Encoding {
     }
 }
 
-/// The formats of a backend's matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatRule {
-    /// The format of weights that are stored one by one.
+    /// For weights without blocks.
     plain: Format,
-    /// The same where they give the logits.
+    /// For the output (logits) matrix without blocks.
     logits: Format,
     blocks: BlockRule,
 }
 
-/// The format of weights in blocks.
 #[derive(Clone, Copy, Debug)]
 enum BlockRule {
-    /// The blocks' own, or this where a product does not read those blocks natively.
+    /// The blocks' own format, or this one if products do not read those blocks natively.
     KeptOr(Format),
-    /// One that has all of their values, for products without rounded activations.
+    /// One that represents all their values, for products without rounded activations.
     Exact,
-    /// This one.
     All(Format),
 }
 
 impl FormatRule {
-    /// The formats of a model that runs in `dtype`.
     pub fn new(dtype: Dtype, quantization: Option<Quantization>) -> Self {
         let float = Format::of_dtype(dtype);
         let [plain, logits] = [MatrixRole::Inner, MatrixRole::Logits].map(|role| {
@@ -114,7 +107,6 @@ impl FormatRule {
         }
     }
 
-    /// One format for all weights that are stored one by one.
     #[cfg(test)]
     pub fn all(format: Format) -> Self {
         Self {
@@ -124,7 +116,6 @@ impl FormatRule {
         }
     }
 
-    /// The format of a matrix for this use.
     pub fn of(self, role: MatrixRole) -> Self {
         match role {
             MatrixRole::Inner => self,
@@ -140,7 +131,6 @@ impl FormatRule {
         }
     }
 
-    /// The format of weights that are stored so.
     pub fn format(self, stored: Stored) -> Format {
         match (stored, self.blocks) {
             (Stored::Plain(_), _) => self.plain,
@@ -152,7 +142,6 @@ impl FormatRule {
         }
     }
 
-    /// The instructions that multiply weights that are stored so.
     pub fn product(self, stored: Stored) -> WeightProduct {
         match self.format(stored) {
             Format::F32 | Format::F16 | Format::ExactBf16 => WeightProduct::F32,
@@ -167,8 +156,7 @@ impl FormatRule {
         Format::of_blocks(block) == Some(self.format(Stored::Blocks(block)))
     }
 
-    /// Bytes of a matrix `[outputs, inputs]` that is stored in blocks; `None` if its weights become plain ones of the
-    /// model's type, or are quantised.
+    /// Bytes of a matrix `[outputs, inputs]` stored in blocks; `None` if its weights are converted or quantised.
     pub fn bytes_of_blocks(self, block: BlockType, [outputs, inputs]: [usize; 2]) -> Option<u64> {
         let format = match self.blocks {
             BlockRule::All(_) => return None,
@@ -182,23 +170,20 @@ impl FormatRule {
     }
 }
 
-/// Which instructions multiply weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightProduct {
-    /// Multiply-adds of floats of 32 bits.
     F32,
-    /// Products of pairs of bf16, in tiles where there are some.
+    /// Products of pairs of bf16, with AMX if available.
     Bf16,
-    /// Products of bytes whose scales are 128 inputs apart, in tiles where there are some.
+    /// Products of bytes whose scales are 128 inputs apart, with AMX if available.
     Int8,
-    /// Products of bytes whose scales are closer, or that are unpacked first: never in tiles.
+    /// Products of bytes whose scales are closer, or that are unpacked first: never with AMX.
     Blocks,
 }
 
 /// An encoding of weights, with the activations that go with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// 32-bit floats.
     F32,
     /// 16-bit IEEE floats, activations in f32.
     F16,
@@ -217,7 +202,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of matrices that are not quantised.
     fn of_dtype(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self::F32,
@@ -237,7 +221,7 @@ impl Format {
         }
     }
 
-    /// The narrowest format that has the values of such blocks, and of activations in f32.
+    /// The narrowest format that represents these blocks exactly, with activations in f32.
     fn exact(block: BlockType) -> Self {
         match block {
             // Two bits of mantissa, and the exponents of f32.
@@ -246,7 +230,6 @@ impl Format {
         }
     }
 
-    /// Words of a panel.
     pub fn panel_words(self, inputs: usize) -> usize {
         match self {
             Self::F32 => inputs * PANEL,
@@ -259,7 +242,6 @@ impl Format {
         }
     }
 
-    /// The encoding of activations that its products read on an instruction set.
     pub fn encoding(self, isa: Isa) -> Encoding {
         match self {
             Self::Bf16 if isa == Isa::Amx => Encoding::Bf16Rows,
@@ -271,7 +253,7 @@ impl Format {
         }
     }
 
-    /// The same, with the lanes of that instruction set, for products without tiles of AMX.
+    /// As `Self::encoding`, for products without AMX tiles.
     pub fn encoding_with<S: Lanes>(self) -> Encoding {
         match self {
             Self::F32 | Self::F16 | Self::ExactBf16 => Encoding::F32,
@@ -285,7 +267,6 @@ impl Format {
     }
 }
 
-/// See [`Format::encoding`].
 struct EncodingOf(Format);
 
 impl Kernel for EncodingOf {
@@ -297,12 +278,11 @@ impl Kernel for EncodingOf {
     }
 }
 
-/// Cuts `rows` rows into groups of nearly equal size, none above `max`; returns the number of groups.
+/// Cuts `rows` rows into groups of nearly equal size, at most `max`; returns the number of groups.
 pub fn n_groups(rows: usize, max: usize) -> usize {
     rows.div_ceil(max)
 }
 
-/// The rows of a group.
 pub fn group_rows(group: usize, n_groups: usize, rows: usize) -> std::ops::Range<usize> {
     group * rows / n_groups..(group + 1) * rows / n_groups
 }

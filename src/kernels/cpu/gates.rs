@@ -1,4 +1,4 @@
-//! Gated activations: the up projection times sigmoid or GELU of the gate.
+//! Gated activations: the up projection times SiLU or GELU of the gate, and sigmoid gates.
 
 use super::element::{load_up_to, store_up_to};
 use super::rows::for_rows;
@@ -6,7 +6,6 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
 /// Multiplies the rows of `x` with `1 / (1 + e^-gate)`, element by element, or each row with that of its only gate.
@@ -30,7 +29,7 @@ pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) 
 
 struct Multiply<'a> {
     out: &'a mut [f32],
-    /// As many, or one.
+    /// As many as `x`, or one.
     gates: &'a [f32],
 }
 
@@ -54,13 +53,9 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// The gated products of a row: `gelu(gate) * up`.
 pub struct GatedGelu<'a> {
-    /// The gates.
     pub gates: &'a [f32],
-    /// The up projection's row, of the same length.
     pub ups: &'a [f32],
-    /// Takes the products.
     pub out: &'a mut [f32],
 }
 
@@ -99,7 +94,6 @@ pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn gelu<S: Lanes>(x: S::V) -> S::V {
-    /// Twice the square root of 2 / pi.
     const SLOPE: f32 = 1.595_769;
     // SAFETY: the caller's promise.
     unsafe {
@@ -118,7 +112,7 @@ mod tests {
 
     #[test]
     fn gelu_is_that_of_the_book_on_every_instruction_set() {
-        // No whole number of vectors.
+        // Not a whole number of vectors.
         const WIDTH: usize = 1000;
         let scratch = Scratch::default();
         let gate = |i: usize| (i as f32 - 500.0) / 50.0;

@@ -1,7 +1,7 @@
-//! First touch: the system puts a page of memory on the node of the thread that touches it first.
+//! NUMA placement by first touch: a page is allocated on the node of the thread that first touches it.
 //!
-//! Memory of the KV pool is touched at the start of an engine rather than by the first token of each page: one thread
-//! stores a decode's few tokens, and would place the heads of all nodes on its own.
+//! The KV pool is touched at engine start: otherwise the thread that stores a decode's few tokens would place the heads
+//! of all nodes on its own.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use super::nodes::{Nodes, PerNode, locate};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 
-/// Size of the system's pages; where they are larger, some are touched more than once.
+/// If the system's pages are larger, some are touched more than once.
 const PAGE_BYTES: usize = 4 << 10;
-/// Pages of an item, and of the stretches in which unowned memory is interleaved.
+/// Pages of a work item, and of the stretches in which unowned memory is interleaved.
 const STRETCH_PAGES: usize = 256;
 /// Approximate cost of touching a page, in multiply-adds.
 const PAGE_COST: usize = 1 << 14;
@@ -46,14 +46,13 @@ fn touch_at(pool: &mut ThreadPool, bytes: &mut [u8], homes: &[Vec<Range<usize>>]
         for page in homes[node][stretch].clone() {
             // SAFETY: each page is one item's, and its first byte is there.
             let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
-            // Writes the value that is already there; a plain write of it might be left out.
+            // Writes the value that is already there; the compiler could elide a plain write.
             // SAFETY: as above.
             unsafe { std::ptr::from_mut(&mut first[0]).write_volatile(0) };
         }
     });
 }
 
-/// Stretches of pages that each node touches.
 fn homes(
     nodes: &Nodes,
     n_bytes: usize,
@@ -65,7 +64,7 @@ fn homes(
         return nobodys_homes(nodes, n_pages);
     }
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
-    // A page belongs to the head in which it begins; any bytes after the last head belong to the last head.
+    // A page belongs to the head in which it begins; bytes after the last head belong to the last head.
     let begins = |plane: usize, head: usize| {
         let byte = (n_bytes as u128 * (plane * heads + head) as u128) / (planes * heads) as u128;
         (byte as usize).div_ceil(PAGE_BYTES)
@@ -78,7 +77,6 @@ fn homes(
     homes
 }
 
-/// The same for states.
 fn state_homes(
     nodes: &Nodes,
     n_bytes: usize,
@@ -100,7 +98,6 @@ fn state_homes(
     homes
 }
 
-/// Interleaves stretches: unowned memory is spread over all nodes alike.
 fn nobodys_homes(nodes: &Nodes, n_pages: usize) -> PerNode<Vec<Range<usize>>> {
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     for (i, stretch) in stretches(0..n_pages).enumerate() {

@@ -1,4 +1,4 @@
-//! Writes keys and values into the KV pool: rounded, or quantised in groups.
+//! Stores keys and values into the KV pool: rounded, or quantised to int8 in groups.
 
 use half::bf16;
 
@@ -6,14 +6,12 @@ use super::element::{Element, narrow_into};
 use super::simd::{LANES, Lanes, MAGIC};
 use souffleur_base::kv_layout::SCALE_GROUP;
 
-/// Codes of a whole vector.
 const VECTOR_CODES: usize = 4 * LANES;
 /// The largest code: that of a group's largest magnitude.
 const MAX_CODE: f32 = 127.0;
-/// The bits of infinity: greater magnitudes are NaN.
+/// The bits of infinity: NaNs have greater magnitudes.
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
-/// A key or value's element as the KV pool keeps it.
 pub trait Kept: bytemuck::Pod + Send + Sync {
     /// Whether each [`SCALE_GROUP`] elements of a key or value share a scale.
     const SCALED: bool;
@@ -147,7 +145,7 @@ mod tests {
                 let mut values = [1.0; SCALE_GROUP + 6];
                 values[SCALE_GROUP + 2] = odd;
                 let (codes, scales) = dispatch(isa, Keep(&values));
-                // 127 steps of a scale that was rounded up are 126 of it.
+                // 127 steps of a rounded-up scale are 126 of it.
                 assert_eq!(codes[..SCALE_GROUP], [126; SCALE_GROUP], "{isa:?}, {odd}");
                 assert!(scales[0].to_f32() < 0.01 && scales[1].is_nan());
             }

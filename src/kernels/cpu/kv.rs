@@ -17,20 +17,21 @@ use crate::sparsity::DoubleSparsity;
 use souffleur_base::ids::{PageId, RowId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
-/// Keys and values of all layers, each as [`Planes`](super::planes::Planes) says. Slot 0, of the dummy page, stays zero.
+/// Keys and values of all layers, laid out as in [`Planes`](super::planes::Planes). Slot 0, of the dummy page, stays
+/// zero.
 pub struct KvPool {
     layers: Vec<Storage>,
-    /// The buffers that each layer keeps in pages, if it does.
+    /// `None` for layers without paged buffers.
     layouts: Vec<Option<PagedKv>>,
-    /// For each layer whether its slots are those of window pages.
+    /// For each layer, whether its slots are those of window pages.
     windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
     hides_labels: bool,
 }
 
 impl KvPool {
-    /// Allocates the layers' memory for `n_slots` tokens, for `n_window_slots` in layers with window pages; the system
-    /// commits memory on first use.
+    /// Allocates memory for `n_slots` tokens, `n_window_slots` in layers with window pages; the system commits it on
+    /// first use.
     ///
     /// # Panics
     /// If labels are not those of the layout.
@@ -68,8 +69,8 @@ impl KvPool {
         }
     }
 
-    /// Touches all memory on the node that owns it: heads are divided among nodes, or stretches of memory if heads are
-    /// fewer. A no-op with one node.
+    /// First touch of all memory on its NUMA node: split by heads, or interleaved if heads are fewer. A no-op with one
+    /// node.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -93,32 +94,29 @@ impl KvPool {
         }
     }
 
-    /// Whether the slots of a layer are those of window pages.
     pub fn is_windowed(&self, layer: usize) -> bool {
         self.windowed[layer]
     }
 
-    /// Keys and values of a layer.
     pub fn layer(&self, layer: usize) -> &Storage {
         &self.layers[layer]
     }
 
-    /// Keys and values of a layer, to write.
     pub fn layer_mut(&mut self, layer: usize) -> &mut Storage {
         &mut self.layers[layer]
     }
 
-    /// The labels of a layer's keys, unless they are hidden.
+    /// `None` while labels are hidden.
     pub fn labels(&self, layer: usize) -> Option<&Labels> {
         self.labels[layer].as_ref().filter(|_| !self.hides_labels)
     }
 
-    /// For measurements: hides all labels, or none.
+    /// For measurements.
     pub fn hide_labels(&mut self, hides: bool) {
         self.hides_labels = hides;
     }
 
-    /// For measurements: fills everything with noise; labels are independent of their keys.
+    /// For measurements; labels are independent of their keys.
     pub fn fill_with_noise(&mut self) {
         let labels = self.labels.iter_mut().flatten().map(Labels::storage_mut);
         for storage in self.layers.iter_mut().chain(labels) {
@@ -138,7 +136,6 @@ impl KvPool {
         }
     }
 
-    /// Copies the tokens of `pages` to a block. See [`BlockMap::gather`].
     pub fn gather(
         &mut self,
         map: &mut BlockMap,
@@ -149,7 +146,6 @@ impl KvPool {
         map.gather(pool, (&mut self.layers, &mut self.labels), pages, block);
     }
 
-    /// Copies tokens of a block to pages. See [`BlockMap::scatter`].
     pub fn scatter(
         &mut self,
         map: &mut BlockMap,
@@ -160,7 +156,6 @@ impl KvPool {
         map.scatter(pool, (&mut self.layers, &mut self.labels), to, block);
     }
 
-    /// Copies the labels of the keys that were just written at some slots, if the layer has labels.
     pub fn store_labels(&mut self, layer: usize, heads: &HeadShape, slots: &[u32]) {
         if let Some(labels) = &mut self.labels[layer] {
             labels.store(&self.layers[layer], heads, slots);
@@ -186,14 +181,12 @@ fn fill_with_noise<E: Element>(elements: &mut [E]) {
         .for_each(|(to, noise)| *to = E::narrow(noise));
 }
 
-/// The pages of each row, in sequence order.
 pub struct PageTable {
     page_tokens: usize,
     rows: Vec<Vec<PageId>>,
 }
 
 impl PageTable {
-    /// Returns a table of empty rows for `page_size` tokens in a page.
     pub fn new(n_rows: usize, page_size: usize) -> Self {
         Self {
             page_tokens: page_size,
@@ -201,28 +194,22 @@ impl PageTable {
         }
     }
 
-    /// Tokens in a page.
     pub fn page_size(&self) -> usize {
         self.page_tokens
     }
 
-    /// Number of rows, row 0 among them.
     pub fn n_rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The pages of a row.
     pub fn row(&self, row: RowId) -> &[PageId] {
         &self.rows[row.index()]
     }
 
-    /// The pages of a row, to edit.
     pub fn row_mut(&mut self, row: RowId) -> &mut Vec<PageId> {
         &mut self.rows[row.index()]
     }
 
-    /// Slot of a token of a row.
-    ///
     /// # Panics
     /// If the row has no page there.
     #[inline]
@@ -231,7 +218,7 @@ impl PageTable {
         page.index() * self.page_tokens + position % self.page_tokens
     }
 
-    /// Calls `each` with the positions of a row and their slots, ascending; one division for all.
+    /// Calls `each` with positions and their slots, ascending; one division for all.
     ///
     /// # Panics
     /// If the row has no page there.

@@ -1,7 +1,7 @@
-//! Blocks of tokens between the KV pool and buffers of the store.
+//! Copies blocks of tokens between the KV pool and the buffers of the KV store.
 //!
-//! A block is its tokens' part of every buffer of every layer, one layer after the other and one head after the other: as
-//! much as [`KvLayout::block_planes`] says, and the same bytes wherever the pages of the tokens are.
+//! A block holds its tokens' part of every buffer, layer by layer and head by head, as [`KvLayout::block_planes`]
+//! defines; its bytes do not depend on which pages the tokens are on.
 
 use std::ops::Range;
 
@@ -14,14 +14,11 @@ use super::threads::ThreadPool;
 use souffleur_base::ids::PageId;
 use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_BYTES, Values};
 
-/// Offsets of the parts of a block in the pool, and in the block.
 pub struct BlockMap {
     layers: Vec<LayerMap>,
     block_tokens: usize,
     page_size: usize,
-    /// Bytes of a block.
     len: usize,
-    /// Reused, so that steps allocate nothing.
     runs: Vec<SlotRun>,
 }
 
@@ -30,21 +27,18 @@ struct LayerMap {
     planes: SmallVec<[PlaneMap; 4]>,
 }
 
-/// One stream of a layer for each head; all lengths in bytes.
+/// One contiguous stream per head; all lengths in bytes.
 #[derive(Clone, Copy)]
 struct PlaneMap {
     memory: Memory,
-    /// Where it begins in the block.
     at: usize,
-    /// Where it begins in its memory.
     start: usize,
-    /// From a head's first slot to the next head's.
+    /// Distance from a head's first slot to the next head's.
     head: usize,
     slot: usize,
     n_heads: usize,
 }
 
-/// The memory of a plane.
 #[derive(Clone, Copy)]
 enum Memory {
     Elements,
@@ -52,14 +46,13 @@ enum Memory {
     Scales,
 }
 
-/// Tokens of a block whose slots follow each other.
+/// Tokens of a block in consecutive slots.
 struct SlotRun {
     token: usize,
     slot: usize,
     len: usize,
 }
 
-/// The memories of a layer, to copy from or to.
 struct LayerMemory<'a> {
     elements: Shared<'a, u8>,
     labels: Shared<'a, u8>,
@@ -77,8 +70,6 @@ impl LayerMemory<'_> {
 }
 
 impl BlockMap {
-    /// The map of blocks of `block_tokens` in a pool of `n_slots`.
-    ///
     /// # Errors
     /// As [`KvLayout::block_planes`].
     pub fn new(
@@ -113,18 +104,14 @@ impl BlockMap {
         })
     }
 
-    /// Tokens of a block.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// Bytes of a block.
     pub fn bytes(&self) -> usize {
         self.len
     }
 
-    /// Copies the tokens of `pages` to a block.
-    ///
     /// # Panics
     /// If they are not a block's tokens, or the block has another length.
     pub fn gather(
@@ -201,7 +188,7 @@ impl BlockMap {
     }
 }
 
-/// Calls `copy` with each piece of a layer: its plane, where it is in the block and in the memory, and its length.
+/// Calls `copy` with each piece of a layer: its plane, its offsets in the block and in the memory, and its length.
 fn for_pieces(
     map: &LayerMap,
     runs: &[SlotRun],
@@ -244,7 +231,7 @@ fn memories<'a>(
     memories.collect()
 }
 
-/// The planes of a layer as [`Planes`](super::planes::Planes) and [`Labels`] place them, with `at` still to be found.
+/// The planes of a layer as [`Planes`](super::planes::Planes) and [`Labels`] place them; `at` is still unset.
 fn planes_of(pages: &PagedKv, n_slots: usize) -> SmallVec<[PlaneMap; 4]> {
     let element = pages.dtype.bytes();
     let plane = |memory, start: usize, slot: usize| PlaneMap {
@@ -293,7 +280,6 @@ mod tests {
         })
     }
 
-    /// A layer of each arrangement.
     fn layout() -> KvLayout {
         let own = |dim| Values::Own { dim };
         KvLayout::new(vec![

@@ -1,4 +1,4 @@
-//! Labels of keys: some channels of each, stored once more where a long context's keys are chosen by them.
+//! Labels of keys: a copy of some channels, by which sparse attention selects keys of a long context.
 
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ pub struct Labels {
     n_slots: usize,
 }
 
-/// The labels of each layer that has some.
 pub(super) fn of_layers(
     rules: Option<&Arc<DoubleSparsity>>,
     layout: &KvLayout,
@@ -41,23 +40,19 @@ pub(super) fn of_layers(
 }
 
 impl Labels {
-    /// Which queries are sparse.
     pub fn rules(&self) -> &DoubleSparsity {
         &self.rules
     }
 
-    /// The channels that labels are made of.
     pub fn channels(&self) -> &LabelChannels {
         let channels = self.rules.layers[self.layer].as_ref();
         channels.expect("a layer with labels has channels")
     }
 
-    /// All labels.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
 
-    /// All labels, to write.
     pub fn storage_mut(&mut self) -> &mut Storage {
         &mut self.storage
     }
@@ -67,8 +62,6 @@ impl Labels {
         self.n_slots * self.channels().per_head()
     }
 
-    /// Copies the channels of the keys at some slots.
-    ///
     /// # Panics
     /// If keys and labels are of different types, or a slot does not exist.
     pub fn store(&mut self, keys: &Storage, heads: &HeadShape, slots: &[u32]) {

@@ -1,4 +1,4 @@
-//! Weight matrices, packed into panels when they are loaded.
+//! Weight matrices, packed into panels at load.
 
 use half::{bf16, f16};
 use smallvec::SmallVec;
@@ -19,42 +19,32 @@ use crate::blocks::{BlockType, encode};
 use crate::dtype::Dtype;
 use crate::tensor_view::{Stored, TensorView, widen};
 
-/// Approximate cost of packing a weight, in multiply-adds.
 const WEIGHT_COST: usize = 4;
-/// Inputs that are converted at once, through f32.
+/// Inputs converted at once, through f32.
 const CHUNK: usize = INT8_GROUP;
 
 /// A weight matrix `[outputs, inputs]` in panels, or a node's part of one. Each stacked part begins with its own panel;
-/// the panels of two parts of equal height alternate, so that gate and up are one stream.
+/// the panels of two equally high parts alternate, so that gate and up are one stream.
 pub struct Matrix {
-    /// Number of outputs.
     pub outputs: usize,
-    /// Number of inputs.
     pub inputs: usize,
-    /// How it is encoded.
     pub format: Format,
-    /// Its NUMA node.
     pub node: usize,
-    /// Words of a panel.
     pub panel_words: usize,
     words: WeightWords,
     panels: Vec<Panel>,
     alternates: bool,
 }
 
-/// Tensors that become one matrix.
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
-    /// The tensors, of equal width, in order.
+    /// Of equal width, in order.
     pub tensors: &'a [TensorView<'a>],
-    /// The first output in the stack that the matrix is a part of.
     pub first_output: usize,
 }
 
-/// Which outputs of a stack a panel holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
-    /// Its first output.
     pub first: u32,
     /// How many of its lanes are outputs.
     pub len: u32,
@@ -62,8 +52,7 @@ pub struct Panel {
 
 impl Matrix {
     /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. Panels, or alternating
-    /// pairs of panels, are divided among the nodes of the threads: the result is a matrix for each node, in order.
-    /// With one node it is the whole.
+    /// pairs of panels, are divided among the NUMA nodes: the result is a matrix for each node.
     ///
     /// # Panics
     /// If the widths differ.
@@ -124,22 +113,20 @@ impl Matrix {
         matrices
     }
 
-    /// Whether the first half of the outputs and the second alternate, panel by panel.
+    /// Whether panels of the first and second half of the outputs alternate.
     pub fn alternates(&self) -> bool {
         self.alternates
     }
 
-    /// Which outputs each panel holds.
     pub fn panels(&self) -> &[Panel] {
         &self.panels
     }
 
-    /// The panels' words, one after the other.
     pub fn words(&self) -> &[u32] {
         self.words.as_slice()
     }
 
-    /// Reads the weights of one output of a matrix of one part, an embedding.
+    /// Reads the weights of one output of an unstacked matrix, an embedding.
     ///
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.
@@ -194,7 +181,7 @@ impl Matrix {
     }
 }
 
-/// Packs the panels of nodes' matrices, each on a thread of its node: first touch places the memory.
+/// Packs the panels of nodes' matrices, each on a thread of its node (first touch).
 fn fill(
     (pool, isa): (&mut ThreadPool, Isa),
     matrices: &mut [Matrix],
@@ -205,7 +192,7 @@ fn fill(
     let dealt: PerNode<usize> = matrices.iter().map(|own| own.panels.len()).collect();
     let words = matrices.iter_mut().map(|own| own.words.as_mut_slice());
     let words: PerNode<Shared<'_, u32>> = words.map(Shared::new).collect();
-    // In runs: two threads side by side would fault the same pages in.
+    // In runs: two threads on neighbouring panels would fault in the same pages.
     pool.for_each_at_home(&dealt, cost, &|index| {
         let (node, panel) = locate(&dealt, index);
         // SAFETY: each panel is written by one item.
@@ -222,11 +209,9 @@ fn fill(
     });
 }
 
-/// Where a panel comes from.
 struct PanelSource<'a> {
     panel: Panel,
     part: TensorView<'a>,
-    /// Its first row there.
     first: usize,
 }
 
@@ -257,7 +242,6 @@ impl Source<'_> {
     }
 }
 
-/// One panel to pack.
 struct PackPanel<'a> {
     format: Format,
     source: Source<'a>,
@@ -308,7 +292,6 @@ impl PackPanel<'_> {
         }
     }
 
-    /// Encodes each row in superblocks.
     #[inline(always)]
     fn superblocks(self, block: BlockType) {
         let inputs = self.source.inputs();
@@ -327,7 +310,6 @@ impl PackPanel<'_> {
         k_quants::pack(block, &rows, self.out);
     }
 
-    /// Converts through f32.
     #[inline(always)]
     fn convert<S: Lanes>(self, dtype: Dtype) {
         let (inputs, width) = (self.source.inputs(), dtype.bytes());
@@ -345,7 +327,6 @@ impl PackPanel<'_> {
         }
     }
 
-    /// Decodes each row of blocks.
     #[inline(always)]
     fn decode<S: Lanes>(self) {
         let inputs = self.source.inputs();
@@ -362,7 +343,7 @@ impl PackPanel<'_> {
     }
 }
 
-/// Writes the chunk of one output into its lane, as many steps as `out` has.
+/// Writes the chunk of one output into its lane, filling `out`.
 #[inline(always)]
 fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut [u32]) {
     match format {

@@ -1,4 +1,4 @@
-//! Memory of weights, in huge pages, and of activations, in whole cache lines.
+//! Memory of weights in huge pages, and cache-line-aligned buffers for activations.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -11,27 +11,23 @@ use memmap2::{MmapMut, MmapRaw};
 
 use super::nodes::PerNode;
 
-/// Size of a huge page on x86-64 and of the usual ones elsewhere.
+/// On x86-64, and the usual size elsewhere.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Address space that is taken from the system at once.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Alignment of words: a cache line.
 const ALIGN_BYTES: usize = 64;
 
-/// An arena that holds weights contiguously, in huge pages where the system has them: a stream over the weights then
-/// walks the page tables once every 2 MiB, and small matrices benefit too. Each NUMA node has its own pages: first
-/// touch decides the node of a page.
+/// An arena that holds weights contiguously, in huge pages where the system has them, for fewer TLB misses. Each NUMA
+/// node has its own pages (first touch).
 #[derive(Default)]
 pub struct WeightArena {
     nodes: PerNode<NodeArena>,
 }
 
-/// Memory of one node.
 #[derive(Default)]
 struct NodeArena {
     chunk: Option<Arc<MmapRaw>>,
-    /// Used bytes of the chunk, those before its first huge page included.
+    /// Used bytes of the chunk, including those before its first huge page.
     used: usize,
 }
 
@@ -71,18 +67,17 @@ impl NodeArena {
     }
 }
 
-/// Maps `bytes`, rounded up, from a huge page on, and returns the chunk and where that page begins.
+/// Maps `bytes`, rounded up, from a huge page on; returns the chunk and the page's offset.
 fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
     let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("memory for weights");
     let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
-    // Refused where the system has no huge pages: slower, not wrong.
+    // A failure (no huge pages) only costs speed.
     #[cfg(target_os = "linux")]
     let _ = map.advise_range(Advice::HugePage, first, bytes);
     (Arc::new(map.into()), first)
 }
 
-/// Words of a [`WeightArena`].
 pub struct WeightWords {
     chunk: Arc<MmapRaw>,
     /// In bytes.
@@ -91,13 +86,11 @@ pub struct WeightWords {
 }
 
 impl WeightWords {
-    /// The words.
     pub fn as_slice(&self) -> &[u32] {
         // SAFETY: the arena gave this part of the chunk, which is mapped, to `self` only; zeros are words.
         unsafe { std::slice::from_raw_parts(self.chunk.as_ptr().add(self.start).cast(), self.len) }
     }
 
-    /// The words, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u32] {
         // SAFETY: as above, and they are borrowed once.
         unsafe {
@@ -117,7 +110,7 @@ unsafe impl Zeroable for Line {}
 // SAFETY: as above, and it is `Copy`.
 unsafe impl Pod for Line {}
 
-/// 32-bit elements that begin at a cache line, so that no whole vector crosses two.
+/// Cache-line-aligned 32-bit elements, so that no whole vector crosses two lines.
 pub struct Lines<T> {
     lines: Vec<Line>,
     element: PhantomData<T>,

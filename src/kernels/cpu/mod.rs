@@ -1,7 +1,7 @@
 //! The CPU backend: weights and KV in f32, f16 or bf16, activations and sums in f32.
 //!
-//! Portable code with explicit lanes (`simd`), compiled for each instruction set and chosen once at run time; its own
-//! thread pool (`threads`). Every reduction has an order fixed by positions.
+//! Portable SIMD lanes (`simd`), compiled for each instruction set and dispatched at run time; a thread pool
+//! (`threads`). Every reduction has an order fixed by positions.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]
@@ -94,36 +94,30 @@ use souffleur_base::ids::{PageId, RowId, StateSlot};
 use souffleur_base::kv_layout::KvLayout;
 use souffleur_base::row_state::StateStart;
 
-/// Sizes of a [`CpuBackend`].
 #[derive(Clone, Debug)]
 pub struct CpuSizes {
-    /// Element type of matrices.
     pub dtype: Dtype,
-    /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
-    /// Threads that compute, the caller's among them.
+    /// Compute threads, including the caller's.
     pub threads: usize,
-    /// Binds them to cores, if they are as many as the process may use: fewer are better placed by the system.
+    /// Binds threads to cores if they are as many as the process may use; the system places fewer threads better.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are divided among NUMA nodes; the results are the same.
+    /// Whether threads, weights and KV pool are divided among NUMA nodes; results are the same.
     pub numa: Numa,
-    /// Instruction set.
     pub isa: Isa,
-    /// The memory that each layer keeps.
     pub kv: KvLayout,
-    /// Pages that can be granted; the pool has one more, the dummy.
+    /// Without the dummy page.
     pub n_pages: usize,
-    /// Tokens in a page.
     pub page_size: usize,
-    /// Rows of the page table, row 0 among them.
+    /// Including row 0.
     pub n_rows: usize,
-    /// States that can be granted; the pool has one more, the dummy.
+    /// Without the dummy.
     pub n_state_slots: usize,
-    /// Window pages that can be granted; the pool has one more, the dummy.
+    /// Without the dummy page.
     pub n_window_pages: usize,
-    /// Whether attention reads pages that rows of a step have in common once for all of them.
+    /// Whether attention reads shared prefix pages once for all rows of a step.
     pub shared_prefix: bool,
-    /// Which queries attend to some keys only; the layout has its labels.
+    /// For sparse attention; the layout has its labels.
     pub sparsity: Option<Arc<DoubleSparsity>>,
 }
 
@@ -141,32 +135,26 @@ impl Operand {
     }
 }
 
-/// Kernels, KV pool and page table of the CPU.
 pub struct CpuBackend {
     pool: ThreadPool,
     isa: Isa,
     rule: FormatRule,
-    /// Where matrices are put.
     weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
-    /// How blocks of tokens are copied, if any are.
+    /// `None` if no blocks are copied.
     blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
-    /// The table of the layers with window pages.
     window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,
     recall: Option<Recall>,
-    /// Empty, reused by later steps.
     routes: Routes,
     expert_items: Vec<ItemRun>,
 }
 
 impl CpuBackend {
-    /// Starts the threads and allocates the pool.
-    ///
     /// # Errors
     /// When the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
@@ -213,67 +201,61 @@ impl CpuBackend {
         })
     }
 
-    /// Binds the calling thread, which is the first of the compute threads, to its core if threads are pinned, or to its node.
+    /// Binds the calling thread, the first compute thread, to its core if threads are pinned, or to its node.
     pub fn pin_caller(&self) {
         self.pool.bind_caller();
     }
 
-    /// Begins a step: the workers wake up.
     pub fn wake(&mut self) {
         self.pool.wake();
     }
 
-    /// Ends a step: the workers rest.
     pub fn rest(&mut self) {
         self.pool.rest();
     }
 
-    /// Bytes of keys and values that attention has read since the start.
     pub fn kv_bytes_read(&self) -> usize {
         self.attention.kv_bytes()
     }
 
-    /// Begins to measure how much the channels of queries and keys matter; returns the measurement until now.
+    /// Starts measuring channel magnitudes of queries and keys; returns the previous measurement.
     pub fn calibrate(&mut self) -> Option<Calibration> {
         self.calibration.replace(Calibration::default())
     }
 
-    /// Sets the counter of the keys that labels find; `None` stops counting. Returns the previous counter.
+    /// Sets the counter of label recall; `None` stops counting. Returns the previous counter.
     pub fn count_recall(&mut self, recall: Option<Recall>) -> Option<Recall> {
         std::mem::replace(&mut self.recall, recall)
     }
 
-    /// For measurements: fills keys, values and labels with noise.
     pub fn fill_with_noise(&mut self) {
         self.kv.fill_with_noise();
     }
 
-    /// For measurements: lets all queries see all keys, as if there were no labels, until it is called again.
+    /// For measurements: disables sparse attention, or enables it again.
     pub fn attend_to_all(&mut self, is_on: bool) {
         self.kv.hide_labels(is_on);
     }
 
-    /// The page table.
     pub fn table(&self) -> &PageTable {
         &self.table
     }
 
-    /// The page table, to edit.
     pub fn table_mut(&mut self) -> &mut PageTable {
         &mut self.table
     }
 
-    /// The page table of the layers with window pages; without rows where no layer has any.
+    /// Without rows if no layer has window pages.
     pub fn window_table(&self) -> &PageTable {
         &self.window_table
     }
 
-    /// The same, to edit.
     pub fn window_table_mut(&mut self) -> &mut PageTable {
         &mut self.window_table
     }
 
-    /// Makes [`Self::save_block`] and [`Self::load_block`] copy blocks of `block_tokens` tokens, which are whole pages.
+    /// Prepares [`Self::save_block`] and [`Self::load_block`] for blocks of `block_tokens` tokens, which are whole
+    /// pages.
     /// Returns the bytes of a block.
     ///
     /// # Errors
@@ -319,24 +301,20 @@ impl CpuBackend {
         self.kv.scatter(map, &mut self.pool, (pages, tokens), block);
     }
 
-    /// Copies a state.
-    ///
     /// # Panics
     /// If there is no such slot, or `state` is not as long as a state.
     pub fn save_state(&mut self, slot: StateSlot, state: &mut [u8]) {
         self.states.gather(slot, state);
     }
 
-    /// Copies a state back.
-    ///
     /// # Panics
     /// As [`Self::save_state`].
     pub fn load_state(&mut self, slot: StateSlot, state: &[u8]) {
         self.states.scatter(slot, state);
     }
 
-    /// Initialises the states of rows, each to a copy of another one or to zero. No slot is both read and written, and
-    /// none is written twice.
+    /// Initialises rows' states as copies of others or zero. No slot is both read and written, and none is written
+    /// twice.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -344,7 +322,6 @@ impl CpuBackend {
         self.states.begin(&mut self.pool, starts);
     }
 
-    /// Encodes activations as the products with `reader` read them.
     fn pack(&mut self, source: Activations<'_>, reader: &Stack) -> Operand {
         let encodings = reader.encodings().iter();
         let packed = encodings.map(|encoding| {

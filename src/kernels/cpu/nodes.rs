@@ -9,21 +9,18 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// Most nodes for which a list is stored inline.
 const USUAL_NODES: usize = 8;
 
-/// Something for each node, in order.
 pub type PerNode<T> = SmallVec<[T; USUAL_NODES]>;
 
-/// The nodes that threads are grouped by: one or more, each with a thread or more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// The first thread after each node.
+    /// For each node, the end of its range of threads.
     ends: Arc<[usize]>,
 }
 
 impl Nodes {
-    /// Nodes with these numbers of threads; leaves out those without a thread.
+    /// Nodes with these thread counts, except those without a thread.
     ///
     /// # Panics
     /// If there is no thread.
@@ -39,23 +36,19 @@ impl Nodes {
         Self { ends }
     }
 
-    /// Number of nodes.
     pub fn count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Threads of all nodes.
     pub fn n_threads(&self) -> usize {
         self.ends[self.count() - 1]
     }
 
-    /// The threads of a node.
     pub fn threads(&self, node: usize) -> Range<usize> {
         let first = node.checked_sub(1).map_or(0, |before| self.ends[before]);
         first..self.ends[node]
     }
 
-    /// The node of a thread.
     pub fn of_thread(&self, thread: usize) -> usize {
         self.ends.partition_point(|end| *end <= thread)
     }
@@ -73,14 +66,13 @@ impl Nodes {
         ends.take_while(|end| *end <= index).count()
     }
 
-    /// The shares of all nodes.
     pub fn shares(&self, count: usize) -> PerNode<Range<usize>> {
         (0..self.count())
             .map(|node| self.share(node, count))
             .collect()
     }
 
-    /// The heads that each node owns. If a node would have none, a single range of all heads, which is unowned.
+    /// The heads that each node owns. If a node would have none, a single range of all heads, unowned.
     pub fn heads(&self, n_heads: usize) -> PerNode<Range<usize>> {
         let shares = self.shares(n_heads);
         if shares.iter().any(Range::is_empty) {
@@ -91,7 +83,7 @@ impl Nodes {
     }
 }
 
-/// The node of an item by its number, and its number among those of the node, which has as many as `dealt` says.
+/// The node of an item, and the item's number within the node; `dealt` has the number of items per node.
 ///
 /// # Panics
 /// If there are fewer items.

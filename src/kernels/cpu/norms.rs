@@ -1,4 +1,4 @@
-//! Norms of rows: each value divided by the root of its row's mean square, times a weight.
+//! RMSNorm of rows.
 
 use super::element::Element;
 use super::rows::{ELEMENT_COST, for_rows};
@@ -6,7 +6,6 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Norms each row with a weight and eps, which is added to the mean square.
 pub fn norm(
     pool: &mut ThreadPool,
     isa: Isa,

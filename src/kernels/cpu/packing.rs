@@ -1,4 +1,4 @@
-//! Encodes a group of rows, in the layout of [`super::activations`].
+//! Encodes a group of activation rows in the layout of [`super::activations`].
 
 use std::ops::Range;
 
@@ -8,7 +8,6 @@ use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
 use super::row_source::{Activations, RowSource, scatter};
 use super::simd::{EIGHT, FOUR, Isa, Kernel, LANES, Lanes, dispatch};
 
-/// Encodes rows as one group.
 pub fn pack_group(
     isa: Isa,
     encoding: Encoding,
@@ -27,7 +26,6 @@ pub fn pack_group(
     );
 }
 
-/// One group to encode.
 struct PackGroup<'a> {
     encoding: Encoding,
     source: Activations<'a>,
@@ -101,9 +99,7 @@ unsafe fn fetch_ahead<S: Lanes>(
     }
 }
 
-/// The content of rows' words: how it is made from values.
 pub trait Words {
-    /// Values of sixteen words.
     const VALUES: usize;
 
     /// Sixteen words from a value on.
@@ -120,11 +116,8 @@ pub trait Words {
     unsafe fn of<S: Lanes>(values: S::V) -> S::W;
 }
 
-/// A value in f32.
 pub struct Exact;
-/// A value that is rounded to bf16, in f32.
 pub struct Rounded;
-/// Two values in bf16.
 pub struct Pairs;
 
 impl Words for Exact {
@@ -224,7 +217,7 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
         // SAFETY: the rows have whole steps, and `out` their words; the instruction set is the caller's promise.
         unsafe {
             fetch_ahead::<S>(rows, first, W::VALUES, to);
-            // Counted loops over registers, which a compiler unrolls: others it would keep in memory.
+            // Counted loops over registers, which compilers unroll; other loops would keep them in memory.
             let mut words = [S::splat_word(0); M];
             for m in 0..M {
                 words[m] = W::load::<S>(&sources[m], first, true);

@@ -1,4 +1,4 @@
-//! The offsets of a layer's keys and values in the KV pool.
+//! Layout of a layer's keys and values in the KV pool.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::kept::Kept;
 use crate::HeadShape;
 use souffleur_base::kv_layout::{KvDtype, Values};
 
-/// The offsets of a layer's keys and values, in elements.
+/// Offsets are in elements.
 ///
 /// A head's keys of neighbouring slots are contiguous, so that reading a sequence is one stream for each head:
 /// `[n_kv_heads, n_slots, key_dim]`, followed by the values likewise if they are as wide as the keys. Values of another
@@ -17,12 +17,9 @@ use souffleur_base::kv_layout::{KvDtype, Values};
 #[derive(Clone, Copy, Debug)]
 pub struct Planes {
     n_slots: usize,
-    /// From a slot of a head to the next slot.
     slot: usize,
-    /// From the keys of a head to those of the next head, and to its values.
     head: usize,
     to_values: usize,
-    /// Elements of a slot of a head.
     head_elements: usize,
     /// Scales of a head's key, and of its values unless they are in the key.
     key_scales: usize,
@@ -84,48 +81,40 @@ impl Planes {
         }
     }
 
-    /// Number of slots.
     pub fn n_slots(&self) -> usize {
         self.n_slots
     }
 
-    /// Elements of a slot of a head, keys and values together.
     pub fn head_elements(&self) -> usize {
         self.head_elements
     }
 
-    /// Offset of a slot from the first one.
     #[inline(always)]
     pub fn slot(&self, slot: usize) -> usize {
         slot * self.slot
     }
 
-    /// Where the keys of a head begin.
     #[inline(always)]
     pub fn keys(&self, head: usize) -> usize {
         head * self.head
     }
 
-    /// Where the values of a head begin.
     #[inline(always)]
     pub fn values(&self, head: usize) -> usize {
         head * self.head + self.to_values
     }
 
-    /// Scales of a slot of a head, keys and values together.
     #[inline(always)]
     pub fn n_scales(&self) -> usize {
         self.key_scales + self.value_scales
     }
 
-    /// The scales of a key.
     #[inline(always)]
     pub fn scales_of_key(&self, head: usize, slot: usize) -> Range<usize> {
         let first = (head * self.n_slots + slot) * self.n_scales();
         first..first + self.key_scales
     }
 
-    /// The scales of the values that follow a key's.
     #[inline(always)]
     pub fn scales_of_value(&self, head: usize, slot: usize) -> Range<usize> {
         let first = self.scales_of_key(head, slot).end;

@@ -1,11 +1,10 @@
-//! The lanes as a plain array, for any target.
+//! Portable SIMD lanes: a plain array, for any target.
 
 use half::{bf16, f16};
 
 use super::simd::lanes::{LANES, Lanes};
 use super::simd::unaligned::{read, write};
 
-/// Lanes as a plain array, for any target.
 #[derive(Clone, Copy)]
 pub struct Portable;
 

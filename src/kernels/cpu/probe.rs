@@ -1,7 +1,7 @@
-//! Peak rates of this machine: memory bandwidth, and multiply-adds per second.
+//! Measures this machine's peak rates: memory bandwidth, and multiply-adds per second.
 //!
-//! The floors of a benchmark are made of these rates, so each is the best of a few passes: other load on the machine
-//! can only lower a rate. Both move with the machine's other users; measure them together with the compared runs.
+//! A benchmark computes its lower bounds of time from these rates, so each is the best of a few passes. Both vary with
+//! other load on the machine; measure them together with the compared runs.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -11,11 +11,10 @@ use memmap2::MmapMut;
 
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
-/// Bytes that one round of the read loop takes: eight vectors of sixteen floats.
+/// Bytes of a round of the read loop.
 const BLOCK_BYTES: usize = READ_CHAINS * LANES * size_of::<f32>();
 /// Independent sums, so that loads hide the latency of an addition.
 const READ_CHAINS: usize = 8;
-/// How often a pass reads the buffer, and how many passes there are.
 const READS_PER_PASS: usize = 2;
 const READ_PASSES: usize = 7;
 /// Ten to twenty milliseconds of 100 GFLOP/s.
@@ -24,14 +23,14 @@ const ARITHMETIC_PASSES: usize = 5;
 /// Independent sums of dot products: enough for a latency of six cycles at two a cycle.
 const CHAINS: usize = 12;
 
-/// Memory to read, touched once so that every page is there.
+/// Memory to read, with all pages faulted in.
 pub struct ReadProbe {
     memory: MmapMut,
 }
 
 impl ReadProbe {
-    /// Takes `bytes` bytes (whole blocks of 512, one at least), in huge pages where the system has them. Far more
-    /// than the last cache holds, or the cache is measured.
+    /// Takes `bytes` bytes (whole blocks of 512, at least one), in huge pages if available. Must far exceed the
+    /// last-level cache.
     ///
     /// # Errors
     /// When the system refuses the memory.
@@ -39,13 +38,13 @@ impl ReadProbe {
         let bytes = bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES);
         let mut memory = MmapMut::map_anon(bytes)?;
         #[cfg(target_os = "linux")]
-        // A kernel without huge pages refuses: small ones are measured then, as they would be used.
+        // A kernel without huge pages refuses: then small ones are measured.
         let _ = memory.advise(memmap2::Advice::HugePage);
         bytemuck::cast_slice_mut::<u8, f32>(&mut memory).fill(1.0);
         Ok(Self { memory })
     }
 
-    /// Returns the bytes per second that `threads` threads read together, each its own part.
+    /// `threads` threads each read their own part.
     pub fn bytes_per_second(&self, threads: usize) -> f64 {
         let threads = threads.clamp(1, self.memory.len() / BLOCK_BYTES);
         let part = (self.memory.len() / threads).next_multiple_of(BLOCK_BYTES);
@@ -61,7 +60,6 @@ impl ReadProbe {
     }
 }
 
-/// Instructions that multiply and add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// `a * b + c` on f32, with the widest vectors that the kernels use.
@@ -79,7 +77,6 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// All of them.
     pub const ALL: [Self; 6] = [
         Self::F32,
         Self::Bf16Dot,
@@ -89,7 +86,6 @@ impl Arithmetic {
         Self::Int8Tiles,
     ];
 
-    /// The instruction's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32 FMA",
@@ -101,7 +97,6 @@ impl Arithmetic {
         }
     }
 
-    /// True if this machine has the instruction.
     pub fn is_present(self) -> bool {
         match self {
             Self::F32 => true,
@@ -128,8 +123,8 @@ impl Arithmetic {
         Some(best_rate(threads.max(1), ARITHMETIC_PASSES, pass))
     }
 
-    /// Runs as many instructions as `f32_ops` operations on f32 take (tiles: as many operations), and returns the
-    /// number of operations; 0 if the CPU lacks them.
+    /// Runs as many instructions as `f32_ops` f32 operations take (tiles: as many operations), and returns the number
+    /// of operations; 0 if the CPU lacks them.
     pub(super) fn pass(self, f32_ops: usize) -> usize {
         if !self.is_present() {
             return 0;
@@ -171,13 +166,11 @@ impl Arithmetic {
     }
 }
 
-/// The widest vectors with `vpdpbusd`.
 fn with_vnni() -> Option<Isa> {
     let of = |isa: &Isa| matches!(isa, Isa::Avx2Vnni | Isa::Avx512Vnni);
     Isa::available().into_iter().rfind(of)
 }
 
-/// The widest vectors with `vpmaddwd` in place of `vpdpbusd`.
 fn without_vnni() -> Option<Isa> {
     let of = |isa: &Isa| matches!(isa, Isa::Avx2 | Isa::Avx512);
     Isa::available().into_iter().rfind(of)
@@ -223,7 +216,6 @@ fn sum(isa: Isa, memory: &[u8]) -> f32 {
     dispatch(isa, Sum(memory))
 }
 
-/// Adds up whole blocks of floats.
 struct Sum<'a>(&'a [u8]);
 
 impl Kernel for Sum<'_> {
@@ -379,7 +371,6 @@ mod x86 {
         }
     }
 
-    /// Ones in bf16.
     const BF16_ONE: i16 = 0x3f80;
 
     /// `rounds` times [`CHAINS`] products of 32 bf16 pairs of ones; returns the total of one chain and lane.

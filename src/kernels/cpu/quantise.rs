@@ -1,4 +1,4 @@
-//! Activations quantised to signed bytes, with a scale for each row and some inputs.
+//! Quantises activations to int8, with a scale for each row and group of inputs.
 
 use super::block32::{self, BLOCK, TWO_BLOCKS};
 use super::k_quants::{self, SUPER_BLOCK};
@@ -7,9 +7,7 @@ use super::row_source::{RowSource, scatter};
 use super::simd::{LANES, Lanes};
 use super::tile::shorts;
 
-/// Vectors of values that share a scale in int8.
 pub const INT8_VECTORS: usize = INT8_GROUP / LANES;
-/// Vectors of words that such values take.
 pub const INT8_WORDS: usize = INT8_STEPS / LANES;
 
 /// Quantises, each group of inputs by its largest magnitude; see [`super::format`] for the layout.
@@ -185,7 +183,7 @@ pub unsafe fn quantise<S: Lanes, const VECTORS: usize, const WORDS: usize>(
         let (mut largest, mut not_finite) = (zero, zero);
         for x in x {
             largest = S::max(S::max(x, S::sub(zero, x)), largest);
-            // Anything that is not finite leaves a NaN here, which a maximum would drop.
+            // A value that is not finite leaves a NaN here, which a maximum would drop.
             not_finite = S::mul_add(x, zero, not_finite);
         }
         let max = S::max_lane(largest) + S::sum(not_finite);

@@ -1,22 +1,20 @@
-//! Divides rows of logits, and other items, among the threads.
+//! Divides rows of logits (for sampling), and other items, among the threads.
 
 use super::tensor::{Shared, Tensor};
 use super::{CpuBackend, Isa};
 
-/// About the cost of reading a logit, in multiply-adds.
 pub const LOGIT_COST: usize = 8;
 
-/// Reads a row: a lane, the row's index and logits, and the place of the result.
+/// Arguments: a lane, the row's index and logits, and the place of the result.
 pub type ReadRow<'a, L, R> = &'a (dyn Fn(&mut L, usize, &mut [f32], &mut R) + Sync);
 
 impl CpuBackend {
-    /// Number of threads that compute.
     pub fn n_threads(&self) -> usize {
         self.pool.n_threads()
     }
 
-    /// Calls `read` once for each of the first rows of logits, as many as there are places in `found`, on any thread:
-    /// with one of `lanes`, which no other call holds meanwhile, the row's index and logits, and its place.
+    /// Calls `read` for each of the first `found.len()` rows of logits, on any thread, with an exclusive lane of
+    /// `lanes`.
     ///
     /// # Panics
     /// If there are more places than rows, or no lane.
@@ -37,7 +35,7 @@ impl CpuBackend {
         });
     }
 
-    /// Calls `each` once for each item, on any thread. `cost` is about how many multiply-adds that takes.
+    /// Calls `each` for each item, on any thread. `cost` is in multiply-adds.
     pub fn for_each_of<T: Send>(
         &mut self,
         items: &mut [T],
@@ -52,7 +50,6 @@ impl CpuBackend {
         });
     }
 
-    /// The instruction set of this backend.
     pub fn isa(&self) -> Isa {
         self.isa
     }

@@ -1,5 +1,4 @@
-//! The recall of double sparsity: the share of a query's highest-scored keys that labels find too. Plain arithmetic, to
-//! judge files of channels.
+//! Recall of double sparsity: the share of a query's best keys that labels find, to evaluate channel files.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use super::tensor::Tensor;
 use crate::HeadShape;
 use crate::sparsity::{DoubleSparsity, LabelChannels};
 
-/// A count over some queries of all layers that have labels. The queries' own tokens, which are always chosen, do not count.
+/// Counts over some queries of all layers that have labels, without the queries' own tokens, which are always selected.
 #[derive(Clone, Debug)]
 pub struct Recall {
     rules: Arc<DoubleSparsity>,
@@ -21,16 +20,14 @@ pub struct Recall {
     best: u64,
 }
 
-/// The keys that a query is compared with.
 struct Keys<'a, E> {
     keys: &'a [E],
     planes: Planes,
-    /// Slots of the tokens before it.
     slots: &'a [usize],
 }
 
 impl Recall {
-    /// Starts to count; only sparse queries do.
+    /// Only sparse queries count.
     pub fn new(rules: Arc<DoubleSparsity>, every: usize) -> Self {
         Self {
             rules,
@@ -45,7 +42,6 @@ impl Recall {
         (self.best > 0).then(|| self.found as f64 / self.best as f64)
     }
 
-    /// Counts the rotated queries of a step.
     pub(super) fn add(
         &mut self,
         (layer, heads): (usize, &HeadShape),

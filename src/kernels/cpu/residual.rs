@@ -1,4 +1,4 @@
-//! Adds normed rows to the residual stream.
+//! Adds RMS-normalised rows to the residual stream.
 
 use super::element::{load_up_to, store_up_to};
 use super::norms::norm_scale;
@@ -7,7 +7,6 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
 /// Adds rows, or parts of them as wide as the weight, normed with it and eps, to those of `to`.
@@ -72,7 +71,6 @@ mod tests {
     fn parts_of_rows_are_normed_each_by_itself() {
         let scratch = Scratch::default();
         let mut pool = ThreadPool::new(1).expect("threads start");
-        // No whole number of vectors.
         let weight: Vec<f32> = (0..19).map(|i| 1.0 + i as f32 / 8.0).collect();
         let value = |row: usize, i: usize| ((row * 57 + i * 31) % 23) as f32 - 11.0;
         for isa in Isa::available() {

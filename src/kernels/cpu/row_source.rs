@@ -1,26 +1,22 @@
-//! The rows to encode: reads their values, and interleaves the words of a group's rows.
+//! Reads rows of activations to encode, and interleaves the words of a group's rows.
 
 use super::element::load_up_to;
 use super::norms::norm_scale;
 use super::simd::{EIGHT, FOUR, LANES, Lanes};
 
-/// The rows that are packed.
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
-    /// Rows of `inputs` values.
     pub x: &'a [f32],
-    /// Values of a row.
     pub inputs: usize,
-    /// From the start of a row to that of the next one.
+    /// Distance between rows.
     pub stride: usize,
-    /// Which rows, in this order; `None` for all.
+    /// Indices of rows, in this order; `None` for all.
     pub picked: Option<&'a [u32]>,
-    /// Norms each row on the way: the norm's weight, and eps.
+    /// Weight and eps of an RMSNorm applied to each row.
     pub norm: Option<(&'a [f32], f32)>,
 }
 
 impl<'a> Activations<'a> {
-    /// All rows as they are.
     pub fn plain(x: &'a [f32], inputs: usize) -> Self {
         Self {
             x,
@@ -46,9 +42,8 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// How many rows are packed.
     pub(super) fn n_rows(&self) -> usize {
-        // The last row may have nothing after its own values.
+        // The last row may end without padding.
         let between = self.stride - self.inputs;
         let all = (self.x.len() + between) / self.stride;
         assert!(
@@ -66,7 +61,6 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// A row to encode, and the factors of its values.
 #[derive(Clone, Copy)]
 pub struct RowSource<'a> {
     pub(super) x: &'a [f32],
@@ -74,10 +68,8 @@ pub struct RowSource<'a> {
 }
 
 impl<'a> RowSource<'a> {
-    /// No row.
     pub(super) const EMPTY: Self = Self { x: &[], norm: None };
 
-    /// A row of `source`.
     #[inline(always)]
     pub(super) fn new<S: Lanes>(source: &Activations<'a>, index: usize) -> Self {
         let x = source.row(index);
@@ -106,8 +98,6 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// Sixteen values from `first` on.
-    ///
     /// # Safety
     /// The row has them; the instruction set of `S` was detected.
     #[inline(always)]

@@ -1,14 +1,13 @@
-//! Work on each row by itself, divided among the threads.
+//! Row-wise work divided among the threads.
 
 use super::threads::ThreadPool;
 
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
 
-/// Approximate cost of an element, in multiply-adds: mostly waiting for another core's cache or for memory.
 pub const ELEMENT_COST: usize = 64;
 
-/// Calls `row` for each row, which costs about `cost` multiply-adds.
+/// `cost` of a row is in multiply-adds.
 pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(usize) + Sync) {
     pool.for_each_in_runs(rows.div_ceil(ITEM_ROWS), rows * cost, &|item| {
         (item * ITEM_ROWS..rows.min((item + 1) * ITEM_ROWS)).for_each(&row);

@@ -1,4 +1,4 @@
-//! Kernels that treat each token's row by itself: embedding, rotation, KV store, activation.
+//! Row-wise kernels: embedding lookup, gated activations, scaling.
 
 mod rotation;
 
@@ -34,7 +34,6 @@ pub fn look_up(
     out
 }
 
-/// Copies the batch's vectors into the rows of the tokens that they replace.
 pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     let width = out.width();
     for run in batch.vectors() {
@@ -43,7 +42,7 @@ pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     }
 }
 
-/// The products of gate and up: rows hold gate in their first half, up in the second.
+/// Rows hold gate in their first half, up in the second.
 pub fn gated(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -62,7 +61,7 @@ pub fn gated(
     out
 }
 
-/// The products of gates and one of the parts of the same rows of `inputs`, each as wide as those of the gates.
+/// The products of gates and a part of the same rows of `inputs`, as wide as the gates.
 pub fn gated_part(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -128,7 +127,6 @@ impl Kernel for GatedSilu<'_> {
 struct GatedClamped<'a> {
     gates: &'a [f32],
     ups: &'a [f32],
-    /// Limit and slope.
     bounds: (f32, f32),
     out: &'a mut [f32],
 }
@@ -159,7 +157,6 @@ impl Kernel for GatedClamped<'_> {
     }
 }
 
-/// Multiplies each row with its factor.
 pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: impl Fn(usize) -> f32 + Sync) {
     let (rows, width) = (x.rows(), x.width());
     let shared = Shared::new(x.values_mut());
@@ -171,7 +168,7 @@ pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: impl Fn(usize) -> f3
     });
 }
 
-/// Adds `x` times a factor, rounded before it is added.
+/// Adds `x` times a factor; the product is rounded first.
 pub fn add_scaled(pool: &mut ThreadPool, to: &mut Tensor, x: &Tensor, factor: f32) {
     let width = x.width();
     let shared = Shared::new(to.values_mut());

@@ -5,40 +5,36 @@ use serde::{Deserialize, Serialize};
 use super::cores::{Node, allowed_cores, allowed_nodes};
 use super::nodes::Nodes;
 
-/// Whether threads, weights and KV memory are divided among the machine's NUMA nodes (its sockets).
+/// Whether threads, weights and KV memory are divided among NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
-    /// Among those whose CPUs the process may use, if there are two or more.
+    /// Among the nodes whose CPUs the process may use, if there are two or more.
     #[default]
     Auto,
-    /// Not divided.
     Off,
-    /// Simulates this number of nodes, but at most one for each thread, on any machine; the system places the threads.
-    /// For tests and benches.
+    /// For tests and benches: simulates this number of nodes, but at most one per thread; the OS places the threads.
     #[serde(skip)]
     Pretended(usize),
 }
 
-/// The placement of compute threads, the caller's first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
-    /// How they are grouped.
     pub nodes: Nodes,
-    /// The CPUs that each is bound to; none where the system places it.
+    /// The CPUs that each thread is bound to; empty if the OS places it.
     pub cpus: Vec<Vec<usize>>,
 }
 
 impl Seats {
-    /// Leaves the placement to the system, with as many threads of each node as `threads` says.
+    /// Leaves the placement to the OS; `threads` is the number of threads of each node.
     pub fn anywhere(threads: &[usize]) -> Self {
         let nodes = Nodes::new(threads.iter().copied());
         let cpus = vec![Vec::new(); nodes.n_threads()];
         Self { nodes, cpus }
     }
 
-    /// Places `n_threads` threads (0 means one). `pins` binds each to a core, if they are as many as the process may
-    /// use: the system places fewer better, among all cores or those of their node.
+    /// Places `n_threads` threads (0 means one). `pins` binds each to a core if they are as many as the process may
+    /// use; the OS places fewer better.
     pub fn choose(n_threads: usize, pins: bool, numa: Numa) -> Self {
         let n_threads = n_threads.max(1);
         let grouped = match numa {

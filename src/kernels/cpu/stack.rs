@@ -1,4 +1,4 @@
-//! Stacked matrices of equal width, each in the format of its weights and on its own NUMA node.
+//! Stacked weight matrices of equal width, each in its own format, divided among NUMA nodes.
 
 use smallvec::SmallVec;
 
@@ -10,17 +10,13 @@ use super::threads::ThreadPool;
 use crate::dtype::MatrixRole;
 use crate::tensor_view::TensorView;
 
-/// Most stored tensors in a stack.
 const MAX_PARTS: usize = 4;
 
-/// The encodings that the products of a stack read.
 pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
 
 /// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix for each NUMA node.
 pub struct Stack {
-    /// Number of outputs.
     pub outputs: usize,
-    /// Number of inputs.
     pub inputs: usize,
     /// By node, then by output.
     sections: SmallVec<[Matrix; 1]>,
@@ -81,27 +77,26 @@ impl Stack {
         }
     }
 
-    /// The matrices, those of the first node first. Stacks of one format have one for each node.
+    /// By node. Stacks of one format have one matrix for each node.
     pub fn sections(&self) -> &[Matrix] {
         &self.sections
     }
 
-    /// NUMA nodes among which the matrices are divided.
     pub fn n_nodes(&self) -> usize {
         self.sections[self.sections.len() - 1].node + 1
     }
 
-    /// The encodings of activations that its products read, each once.
+    /// Distinct encodings of activations that its products read.
     pub fn encodings(&self) -> &[Encoding] {
         &self.encodings
     }
 
-    /// Whether the first half of the outputs and the second alternate, panel by panel.
+    /// Whether panels of the first and second half of the outputs alternate.
     pub fn alternates(&self) -> bool {
         self.alternates
     }
 
-    /// Reads the weights of one output of a stack of one part, an embedding.
+    /// Reads the weights of one output of an unstacked matrix, an embedding.
     ///
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.

@@ -1,4 +1,4 @@
-//! Products of many rows with weights in f32, f16 or bf16 on registers of 256 bits.
+//! Matrix products of many rows with f32, f16 or bf16 weights on 256-bit registers.
 //!
 //! The tiles of [`super::tile`] widen weights anew for each group of rows, and four rows by one panel leave a quarter
 //! of sixteen registers idle. Here the weights of up to [`MAX_PANELS`] panels are widened to f32 once for all groups of
@@ -14,7 +14,6 @@ use super::simd::Lanes;
 use super::strip_product::{NARROW_STRIP, STRIP_ROWS, StripProduct, WIDE_STRIP};
 use super::tile::Plain;
 
-/// Most groups of rows that are multiplied with the same strips.
 pub const MOST_GROUPS: usize = 64;
 /// Fewer groups are not worth storing the weights for.
 pub const LEAST_GROUPS: usize = 4;
@@ -22,17 +21,16 @@ pub const LEAST_GROUPS: usize = 4;
 /// Inputs that are widened at once: with 48 outputs they take 18 KiB, which leaves room in 32 for the rows.
 pub const PART: usize = 96;
 
-/// Weights of up to [`MAX_PANELS`] panels in f32, side by side for each input, [`SUMS`] values from one to the next.
+/// Weights of up to [`MAX_PANELS`] panels in f32, contiguous for each input, with a stride of [`SUMS`].
 #[repr(align(64))]
 pub struct Widened(MaybeUninit<[f32; SUMS * PART]>);
 
 impl Widened {
-    /// Strips without weights yet.
     pub fn uninit() -> Self {
         Self(MaybeUninit::uninit())
     }
 
-    /// Takes up to [`PART`] inputs of panels.
+    /// Widens up to [`PART`] inputs of panels.
     ///
     /// # Safety
     /// `inputs` are whole steps, for which the panels are valid; the instruction set of `S` was detected.
@@ -59,8 +57,8 @@ impl Widened {
         }
     }
 
-    /// Takes inputs of panels as [`Self::fill`] does, and multiplies the rows of a group with them on the way if that is
-    /// faster: the weights are in registers anyway.
+    /// As [`Self::fill`], and also multiplies the rows of a group meanwhile if that is faster: the weights are in
+    /// registers anyway.
     ///
     /// # Safety
     /// As [`Self::fill`] and [`Self::multiply`].
@@ -90,7 +88,7 @@ impl Widened {
         }
     }
 
-    /// Multiplies the rows of a group with the inputs that were taken of `n_panels` panels.
+    /// Multiplies the rows of a group with the widened inputs of `n_panels` panels.
     ///
     /// # Safety
     /// The group has the inputs that were taken, of `n_panels` panels; its sums are those before unless it `begins`;
@@ -113,7 +111,6 @@ impl Widened {
         }
     }
 
-    /// The product of a group with the first strip.
     #[inline(always)]
     fn product(&mut self, group: GroupPart<'_>) -> StripProduct {
         StripProduct {
@@ -127,24 +124,19 @@ impl Widened {
     }
 }
 
-/// Some inputs of the rows of a group, as [`super::activations::RowGroups`] has them, and the rows' sums.
+/// Some inputs of the rows of a group, laid out as in [`super::activations::RowGroups`], and the rows' sums.
 pub struct GroupPart<'a> {
     /// A word of each row for each input.
     pub words: *const u32,
-    /// How many rows.
     pub n: usize,
-    /// How many inputs.
     pub inputs: usize,
-    /// The words that are multiplied next: only a hint.
+    /// Prefetch hint: the words that are multiplied next.
     pub ahead: *const u32,
-    /// Whether the sums begin at zero.
     pub begins: bool,
-    /// The sums, or where they go.
     pub sums: &'a mut Sums,
 }
 
 impl StripProduct {
-    /// The product with the strip that begins at an output.
     fn at(self, output: usize) -> Self {
         Self {
             strip: self.strip.wrapping_add(output),
@@ -153,7 +145,8 @@ impl StripProduct {
         }
     }
 
-    /// The products with both strips of [`MAX_PANELS`] panels; each prefetches half of the next rows, if it prefetches.
+    /// The products with both strips of [`MAX_PANELS`] panels; each prefetches half of the next rows if there is a
+    /// hint.
     fn wide_strips(self) -> [Self; 2] {
         let half = self.inputs * STRIP_ROWS / 2;
         let second = Self {

@@ -1,18 +1,18 @@
-//! Activations, and the free list that their memory comes from and goes back to.
+//! Activation tensors, whose memory comes from a free list of reused buffers.
 
 use std::sync::{Arc, Mutex};
 
 use super::memory::Lines;
 
-/// Buffers of earlier tensors. A decoder allocates the same few sizes in every layer, so after the first layer of the
-/// largest step they are reused.
+/// Buffers for reuse. A decoder allocates the same few sizes in every layer, so after the first layer of the largest
+/// step nothing is allocated.
 #[derive(Clone, Default)]
 pub struct Scratch {
     free: Arc<Mutex<Vec<Lines<f32>>>>,
 }
 
 impl Scratch {
-    /// Returns a tensor with arbitrary content.
+    /// The content is arbitrary.
     pub fn tensor(&self, rows: usize, width: usize) -> Tensor {
         let len = rows * width;
         let mut free = self
@@ -35,7 +35,6 @@ impl Scratch {
     }
 }
 
-/// A row-major matrix of f32.
 pub struct Tensor {
     rows: usize,
     width: usize,
@@ -45,32 +44,26 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values in a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// All values.
     pub fn values(&self) -> &[f32] {
         &self.data[..self.rows * self.width]
     }
 
-    /// All values, to write.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.data[..self.rows * self.width]
     }
 
-    /// One row.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.values()[row * self.width..(row + 1) * self.width]
     }
 
-    /// One row, to write.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         let width = self.width;
         &mut self.values_mut()[row * width..(row + 1) * width]
@@ -85,7 +78,7 @@ impl Drop for Tensor {
     }
 }
 
-/// A slice that the items of one kernel write in disjoint parts.
+/// A slice whose disjoint parts are written by the items of one kernel.
 #[derive(Clone, Copy)]
 pub struct Shared<'a, T> {
     start: *mut T,
@@ -99,7 +92,6 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Borrows `slice` for one kernel.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),
@@ -108,13 +100,10 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The elements from `start` on.
-    ///
     /// # Panics
     /// If there are not as many.
     pub fn after(self, start: usize) -> Self {
@@ -126,14 +115,11 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    /// Address of an element, to prefetch it.
     #[inline(always)]
     pub fn at(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)
     }
 
-    /// Returns a part to write.
-    ///
     /// # Safety
     /// No two parts that live at the same time overlap.
     ///

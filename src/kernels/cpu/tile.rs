@@ -1,7 +1,7 @@
-//! The inner loops of a product: some rows of activations against some panels of weights.
+//! Inner loops of matrix products: some rows of activations times some panels of weights.
 //!
-//! Every output is one chain of sums in ascending input order that begins at zero, in its own lane: its bits do not
-//! depend on the other rows and panels.
+//! Every output is one chain of sums in ascending input order, in its own lane: its bits don't depend on other rows and
+//! panels.
 
 use half::f16;
 
@@ -9,7 +9,7 @@ use super::ahead::{Ahead, are_quads_foreseen};
 use super::panel::{INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
 
-/// Most rows of a group with the registers of `S`, which hold some operands in addition to the sums.
+/// Some registers of `S` hold operands in addition to the sums.
 pub const fn max_rows<S: Lanes>() -> usize {
     match S::REGISTERS {
         1 => MAX_ROWS,
@@ -20,25 +20,17 @@ pub const fn max_rows<S: Lanes>() -> usize {
 
 /// A format without headers.
 pub trait Plain: 'static {
-    /// Words of a panel's step.
     const STEP_WORDS: usize;
-    /// Words of a row's step.
     const ROW_WORDS: usize = 1;
     /// Whether a step is a word of two bf16 for each output, each multiplied with its own word of a row.
     const WIDENS_PAIRS: bool = false;
-    /// A panel's step in registers.
     type Step<S: Lanes>: Copy;
-    /// The operand that a word of a row is multiplied with.
     type Factor<S: Lanes>: Copy;
 
-    /// Reads a step.
-    ///
     /// # Safety
     /// `p` is valid for a step; the instruction set of `S` was detected.
     unsafe fn load<S: Lanes>(p: *const u32) -> Self::Step<S>;
 
-    /// The factor in a step for a word of a row's step.
-    ///
     /// # Safety
     /// The instruction set of `S` was detected.
     unsafe fn factor<S: Lanes>(step: Self::Step<S>, word: usize) -> Self::Factor<S>;
@@ -56,13 +48,10 @@ pub trait Plain: 'static {
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: Self::Factor<S>) -> S::V;
 }
 
-/// f32 weights and activations.
 pub struct F32;
-/// f16 weights, f32 activations.
 pub struct F16;
-/// bf16 weights and activations, in pairs.
 pub struct Bf16;
-/// The same weights, activations in f32.
+/// bf16 weights, f32 activations.
 pub struct WideBf16;
 
 impl Plain for F32 {
@@ -186,14 +175,11 @@ impl Plain for Bf16 {
     }
 }
 
-/// Prefetch distance of a tile of several panels in each of them, in steps: they are in the second cache, and come from
-/// there while some hundreds of cycles pass.
+/// Prefetch distance, in steps, in each panel of a tile of several: they come from L2, which takes some hundreds of
+/// cycles.
 const NEAR_STEPS: usize = 10;
 
-/// Where a tile reads the words of `M` rows.
 pub trait RowWords<const M: usize>: Copy {
-    /// The word of a row.
-    ///
     /// # Safety
     /// The row has one.
     unsafe fn word(&self, row: usize, word: usize) -> u32;
@@ -216,7 +202,7 @@ impl<const M: usize> RowWords<M> for Together {
 pub struct Apart<const M: usize>([*const u32; M]);
 
 impl<const M: usize> Apart<M> {
-    /// Rows of `row_words` words, by their numbers.
+    /// Rows of `row_words` words, by index.
     ///
     /// # Safety
     /// There are `M` numbers.
@@ -297,9 +283,8 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     }
 }
 
-/// Multiplies `M` quantised rows with `N` quantised panels, like [`plain`].
-///
-/// The integer sums of a group of inputs are exact; they are scaled and added in ascending group order.
+/// As [`plain`], for quantised rows and panels. The integer sums of a group of inputs are exact; they are scaled and
+/// added in ascending group order.
 ///
 /// # Safety
 /// `rows` and the panels are valid for `groups` whole groups; the instruction set of `S` was detected.
@@ -333,7 +318,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
             let mut acc: [[S::W; N]; M] =
                 std::array::from_fn(|m| [S::splat_word(read(corrections.wrapping_add(m))); N]);
             if N == 1 {
-                // A group has a line more than steps: its scales.
+                // A group has an additional line: its scales.
                 ahead.follow::<S>(panel[0], INT8_STEPS, PANEL);
             }
             for first in (0..INT8_STEPS).step_by(every) {
@@ -374,8 +359,6 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// Sets the sums of `M` rows and `N` panels to 0.
-///
 /// # Safety
 /// The sums are valid; the instruction set of `S` was detected.
 #[inline(always)]

@@ -1,14 +1,13 @@
-//! Memory of activations: parts of one buffer, handed out and taken back without asking the driver.
+//! Device memory of activations: an arena that allocates without calling the driver.
 //!
-//! All work on activations is enqueued on one stream. A part may therefore be handed out again while kernels that use
-//! its last content have not run yet: the kernels of its next owner run after them.
+//! All work on activations is enqueued on one stream, so a part may be reused while kernels on its last content are
+//! pending: the kernels of its next owner run after them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Parts begin at multiples of this: enough for the widest load, and no two share a line of the cache.
+/// Enough for the widest load, and no two parts share a cache line.
 const ALIGNMENT: usize = 256;
 
-/// Hands out parts of `0..bytes`.
 #[derive(Clone)]
 pub struct Arena {
     free: Arc<Mutex<FreeList>>,
@@ -27,9 +26,8 @@ struct FreeList {
 }
 
 impl Arena {
-    /// An arena, all of it free.
     pub fn new(bytes: usize) -> Self {
-        // A decoder holds a dozen parts at once, so there are never many gaps.
+        // A decoder holds a dozen parts at once, so gaps are few.
         let mut ranges = Vec::with_capacity(64);
         ranges.push((0, bytes / ALIGNMENT * ALIGNMENT));
         let free = FreeList { ranges };
@@ -38,12 +36,11 @@ impl Arena {
         }
     }
 
-    /// The size of a part with room for `bytes`.
     pub fn rounded(bytes: usize) -> usize {
         bytes.max(1).next_multiple_of(ALIGNMENT)
     }
 
-    /// Hands out a part: the first that is large enough. `None` when there is none.
+    /// First fit; `None` if no gap is large enough.
     pub fn take(&self, bytes: usize) -> Option<Part> {
         let bytes = Self::rounded(bytes);
         let mut free = self.lock();
@@ -94,7 +91,6 @@ impl Arena {
 }
 
 impl Part {
-    /// Offset in the arena's buffer.
     pub fn offset(&self) -> usize {
         self.offset
     }

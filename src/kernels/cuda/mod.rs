@@ -1,11 +1,11 @@
 //! Kernels on NVIDIA GPUs: everything between the driver and the executor.
 //!
-//! [`driver`] wraps the CUDA driver, [`pack`] brings the kernels to the device, [`params`] and [`launch`] say how they
-//! are called, [`gemm`] multiplies by them or by cuBLASLt, [`sampling`] has the work before and after a model, and
-//! [`backend`] the model's operations. Nothing here runs a step; `executor::cuda` does.
-//! No part of CUDA is needed to build this, and nothing but the driver to run it.
+//! [`driver`] wraps the CUDA driver, [`pack`] loads the kernels, [`params`] and [`launch`] are their arguments and
+//! launches, [`gemm`] chooses between them and cuBLASLt, [`sampling`] has the kernels before and after a model, and
+//! [`backend`] the model's operations. `executor::cuda` runs steps. Building needs no part of CUDA, running only the
+//! driver.
 
-// The driver's functions take and give raw handles and addresses; each call says why it may be made.
+// The driver's functions take raw handles and addresses.
 #![allow(unsafe_code)]
 
 pub mod arena;

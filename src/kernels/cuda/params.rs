@@ -1,4 +1,4 @@
-//! The arguments of kernels: `kernels/params.cuh`, struct by struct and field by field.
+//! Kernel arguments: mirrors of the structs in `kernels/params.cuh`.
 
 use super::driver::{DevicePtr, KernelArg};
 
@@ -6,17 +6,13 @@ use super::driver::{DevicePtr, KernelArg};
 #[derive(Clone, Copy, Debug)]
 pub enum Element {}
 
-/// The type of an [`Element`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
-    /// 32-bit floats.
     F32,
-    /// bfloat16.
     Bf16,
 }
 
 impl ElementType {
-    /// Bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -24,7 +20,7 @@ impl ElementType {
         }
     }
 
-    /// The ending of the names of its kernels.
+    /// Suffix of the names of its kernels.
     pub const fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -33,27 +29,21 @@ impl ElementType {
     }
 }
 
-/// The query tokens of one row in a step; they are contiguous, in ascending position.
+/// The query tokens of one row in a step: contiguous, in ascending position.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 pub struct Segment {
-    /// The rows of the page table.
     pub row: u32,
-    /// Index of its first token in the step.
     pub first_token: u32,
-    /// How many; 0 is padding.
+    /// 0 is padding.
     pub n_tokens: u32,
-    /// Position of its first token in the sequence.
     pub first_position: u32,
 }
 
-/// A tile of prefill queries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 pub struct Tile {
-    /// Index of its segment.
     pub segment: u32,
-    /// Its first query, an index in the segment.
     pub first_query: u32,
 }
 
@@ -69,7 +59,7 @@ pub struct RopeStoreParams {
     pub v_pool: DevicePtr<Element>,
     /// `[T, (n_heads + 2 n_kv_heads) * head_dim]`.
     pub qkv: DevicePtr<Element>,
-    /// `[head_dim]`, or null: heads are not normed.
+    /// `[head_dim]`, or null for no head norms.
     pub q_norm: DevicePtr<f32>,
     /// `[head_dim]`, or null.
     pub k_norm: DevicePtr<f32>,
@@ -77,13 +67,9 @@ pub struct RopeStoreParams {
     pub rotations: DevicePtr<f32>,
     /// `[T]`.
     pub slots: DevicePtr<u32>,
-    /// Query heads.
     pub n_heads: u32,
-    /// Key and value heads.
     pub n_kv_heads: u32,
-    /// Elements in a head.
     pub head_dim: u32,
-    /// Added to the mean square in the head norms.
     pub eps: f32,
 }
 
@@ -103,37 +89,30 @@ pub struct AttendParams {
     pub page_table: DevicePtr<u32>,
     /// Decode: those of one token come first.
     pub segments: DevicePtr<Segment>,
-    /// Prefill only.
+    /// Only for prefill.
     pub tiles: DevicePtr<Tile>,
-    /// Decode in more than one split only.
+    /// Only for decodes with more than one split.
     pub partials: DevicePtr<f32>,
-    /// Pages a row of the table.
     pub table_stride: u32,
-    /// Tokens a page.
     pub page_size: u32,
-    /// Query heads.
     pub n_heads: u32,
-    /// Key and value heads.
     pub n_kv_heads: u32,
-    /// Elements in a head.
     pub head_dim: u32,
-    /// Tokens that a query sees, itself included; 0 for all before it.
+    /// Sliding window, itself included; 0 for all earlier tokens.
     pub window: u32,
-    /// Decode: parts into which each context is cut.
+    /// Decode: splits of each context.
     pub n_splits: u32,
-    /// Factor on scores, times log2(e).
+    /// Attention scale times log2(e).
     pub scale_log2: f32,
 }
 
-/// The use that a product makes of its result: `GemmWrite` of params.cuh.
+/// `GemmWrite` of params.cuh.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmWrite {
-    /// Stores elements.
+    /// Elements.
     Store = 0,
-    /// Stores f32.
     StoreF32 = 1,
-    /// Adds to f32.
     AddF32 = 2,
 }
 
@@ -149,17 +128,11 @@ pub struct GemmParams {
     pub w: DevicePtr<Element>,
     /// `[n]`, or null.
     pub bias: DevicePtr<f32>,
-    /// Partial sums of split products.
     pub partials: DevicePtr<f32>,
-    /// Rows.
     pub m: u32,
-    /// Outputs.
     pub n: u32,
-    /// Inputs.
     pub k: u32,
-    /// The use of the result.
     pub write: GemmWrite,
-    /// Parts of `k`.
     pub n_splits: u32,
 }
 

@@ -1,17 +1,16 @@
-//! Locations of NVIDIA's libraries that are not part of the driver.
+//! Finds NVIDIA libraries that are not part of the driver (NVRTC, cuBLASLt).
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder that the environment names.
 pub(super) fn variable(name: &str) -> Option<PathBuf> {
     let value = env::var_os(name).filter(|value| !value.is_empty());
     value.map(PathBuf::from)
 }
 
-/// Folders of a CUDA toolkit and of Python packages (`package`, below `nvidia` in the active environment; those of CUDA
-/// 13 are in one) that there are, best first.
+/// Existing folders of CUDA toolkits and of Python packages (`package`, in `nvidia` of the active environment; those of
+/// CUDA 13 share one folder), best first.
 pub(super) fn folders(package: &str) -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
     let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]);
@@ -27,7 +26,7 @@ pub(super) fn folders(package: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// The entries of a folder whose names begin so, by name.
+/// The entries whose names begin with `prefix`, sorted.
 pub(super) fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();

@@ -1,12 +1,12 @@
-//! Functions of libraries that are opened while the program runs.
+//! Dynamically loaded libraries: a macro that declares a table of typed function pointers.
 
 use libloading::Library;
 
-/// `/// doc` `Name, bindings -> Result;` and then `field: symbol (arguments);` or `field: symbol like binding (arguments);`,
-/// where `binding` is a function of the bindings whose arguments are the same.
+/// `Name, bindings -> Result;` and then `field: symbol (arguments);` or `field: symbol like binding (arguments);`,
+/// where `binding` is a function of the bindings with the same arguments.
 ///
-/// Makes a struct of function pointers. Results are plain numbers, not the bindings' enums: a library may know codes that
-/// those do not. The arguments are compared with the bindings' when this is compiled.
+/// Makes a struct of function pointers. Results are plain numbers, not the bindings' enums, which lack codes of newer
+/// libraries. Arguments are compared with the bindings' at compile time.
 macro_rules! library_functions {
     (
         $(#[$doc:meta])* $name:ident, $bindings:ident -> $result:ty;
@@ -21,7 +21,7 @@ macro_rules! library_functions {
             $crate::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
 
         impl $name {
-            /// Looks up every function; the error names a missing one.
+            /// The error names a missing function.
             ///
             /// # Safety
             /// The library is the one that the bindings describe.
@@ -45,7 +45,7 @@ macro_rules! library_functions {
 }
 pub(super) use library_functions;
 
-/// Looks up a function; the error is its name; `name` ends in NUL.
+/// The error is the name; `name` ends in NUL.
 ///
 /// # Safety
 /// `F` is the type of the function.

@@ -1,4 +1,4 @@
-//! Weights on the device, copied from the mapped file through pinned memory.
+//! Loads weights onto the device, from the mapped file through pinned memory.
 
 use std::sync::Arc;
 
@@ -9,35 +9,30 @@ use super::params::{Element, ElementType};
 use crate::dtype::Dtype;
 use crate::tensor_view::TensorView;
 
-/// Every tensor begins at a multiple of this.
+/// Of every tensor.
 const ALIGNMENT: usize = 256;
 
-/// Elements of a tensor, or of several contiguous ones. The memory is freed with the last of them.
+/// Elements of one or several contiguous tensors. The memory is shared, and freed with the last of them.
 pub struct Weights<T> {
     start: DevicePtr<T>,
     _memory: Arc<DeviceBuffer<u8>>,
 }
 
 impl<T> Weights<T> {
-    /// The device address.
     pub fn ptr(&self) -> DevicePtr<T> {
         self.start
     }
 }
 
-/// Copies weights to a device.
 pub struct WeightLoader {
     uploader: Uploader,
-    /// One allocation for all tensors: the driver rounds each allocation up to megabytes.
+    /// One allocation for all tensors: the driver rounds allocations up to megabytes.
     memory: Arc<DeviceBuffer<u8>>,
     used_bytes: usize,
 }
 
 impl WeightLoader {
-    /// A loader with memory for weights of `bytes` in `n_tensors` tensors, pinned memory and its own stream.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
+    /// Allocates memory for `bytes` of weights in `n_tensors` tensors, pinned memory and a stream.
     pub fn new(device: &Device, bytes: usize, n_tensors: usize) -> Result<Self, DriverError> {
         let stream = device.stream(Priority::Low)?;
         Ok(Self {
@@ -48,9 +43,6 @@ impl WeightLoader {
     }
 
     /// Copies tensors contiguously, converted to `element`.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
     pub fn elements(
         &mut self,
         parts: &[TensorView<'_>],
@@ -65,10 +57,7 @@ impl WeightLoader {
         })
     }
 
-    /// Takes room for elements that are made on the device.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
+    /// Allocates elements that are computed on the device.
     pub fn room(
         &mut self,
         elements: usize,
@@ -81,10 +70,6 @@ impl WeightLoader {
         })
     }
 
-    /// Copies tensors contiguously, as f32.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
     pub fn f32(&mut self, parts: &[TensorView<'_>]) -> Result<Weights<f32>, DriverError> {
         let Weights { start, _memory } = self.elements(parts, ElementType::F32)?;
         Ok(Weights {
@@ -93,24 +78,16 @@ impl WeightLoader {
         })
     }
 
-    /// Copies numbers.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
     pub fn numbers(&mut self, numbers: &[f32]) -> Result<Weights<f32>, DriverError> {
         let (shape, bytes) = ([numbers.len()], bytemuck::cast_slice(numbers));
         self.f32(&[TensorView::plain(Dtype::F32, &shape, bytes)])
     }
 
-    /// Waits until everything is on the device.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn finish(self) -> Result<(), DriverError> {
         self.uploader.finish()
     }
 
-    /// Finds room, in a separate allocation if the planned memory is full.
+    /// Falls back to a separate allocation if the planned memory is full.
     fn take(&mut self, bytes: usize) -> Result<(Arc<DeviceBuffer<u8>>, usize), DriverError> {
         let start = self.used_bytes;
         if start + bytes > self.memory.len() {
@@ -143,7 +120,7 @@ impl WeightLoader {
     }
 }
 
-/// Fills `to` with elements of a tensor from `first` on.
+/// `first` is an element index of the tensor.
 fn fill_f32(to: &mut [f32], from: &TensorView<'_>, first: usize) {
     match from.plain_dtype() {
         Some(Dtype::F32) => copy(to, from, first),
@@ -171,7 +148,6 @@ fn fill_bf16(to: &mut [u16], from: &TensorView<'_>, first: usize) {
     }
 }
 
-/// Fills `to` row by row.
 fn decode<T>(from: &TensorView<'_>, first: usize, to: &mut [T], convert: impl Fn(f32) -> T) {
     let width = from.width();
     let mut row = vec![0.0; width];
@@ -188,7 +164,7 @@ fn decode<T>(from: &TensorView<'_>, first: usize, to: &mut [T], convert: impl Fn
     }
 }
 
-/// The file is little endian, and so is every host that a CUDA driver exists for.
+/// The file is little endian, as all hosts with CUDA drivers are.
 fn copy<T: bytemuck::Pod>(to: &mut [T], from: &TensorView<'_>, first: usize) {
     let to: &mut [u8] = bytemuck::cast_slice_mut(to);
     let start = first * size_of::<T>();

@@ -1,4 +1,4 @@
-//! The metrics page.
+//! Tests of the metrics page.
 
 mod promtool;
 

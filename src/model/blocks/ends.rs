@@ -1,4 +1,4 @@
-//! Embedding, rotations, final norm and output projection: a decoder without its layers.
+//! The decoder without its layers: embedding, rotations, final norm and output projection.
 
 use super::norm::Norm;
 use crate::error::LoadError;
@@ -6,40 +6,34 @@ use crate::kernels::Backend;
 use crate::model::layer_inputs::InputTable;
 use crate::model::loader::Loader;
 
-/// The parts before the first layer and after the last one.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
-    /// Factor on embeddings of tokens, and not on vectors of a prompt.
+    /// Only for embeddings of tokens, not for prompt vectors.
     embedding_scale: Option<f32>,
-    /// The weights of the per-layer inputs, if layers have some.
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
-    /// The rotation of layers with windows, where it differs.
     window_rope: Option<B::Rope>,
-    /// The identity rotation, if some layers have no RoPE.
+    /// The identity rotation, for layers without RoPE.
     no_rope: Option<B::Rope>,
     norm: Norm<B>,
-    /// Factor on embeddings of tokens and on vectors of a prompt.
+    /// For embeddings of tokens and for prompt vectors.
     input_scale: Option<f32>,
     logits_divisor: Option<f32>,
-    /// `None` when the output projection is the embedding.
+    /// `None` if the embedding is tied.
     lm_head: Option<B::Matrix>,
-    /// Softcap of logits: `cap * tanh(x / cap)`.
+    /// Softcap: `cap * tanh(x / cap)`.
     logits_cap: Option<f32>,
 }
 
-/// The rotations of the tokens of a step.
 pub struct Rotations<B: Backend> {
     /// In all layers, or in layers without windows.
     pub all: B::Tensor,
-    /// In layers with windows, where they differ.
     windowed: Option<B::Tensor>,
-    /// In layers without RoPE, of width 0, if there are such layers.
+    /// In layers without RoPE, of width 0.
     none: Option<B::Tensor>,
 }
 
 impl<B: Backend> Rotations<B> {
-    /// The rotations in layers with this window, or with none.
     pub fn within(&self, window: Option<usize>) -> &B::Tensor {
         match &self.windowed {
             Some(windowed) if window.is_some() => windowed,
@@ -47,8 +41,6 @@ impl<B: Backend> Rotations<B> {
         }
     }
 
-    /// The rotations in layers without RoPE.
-    ///
     /// # Panics
     /// If the configuration has no such layer.
     pub fn none(&self) -> &B::Tensor {
@@ -58,7 +50,6 @@ impl<B: Backend> Rotations<B> {
 }
 
 impl<B: Backend> Ends<B> {
-    /// Loads embedding, rotation, final norm and output projection.
     pub fn load(loader: &mut Loader<'_, B>) -> Result<Self, LoadError> {
         let (vocab, hidden) = (loader.config().vocab_size, loader.config().hidden_size);
         let tied = loader.config().tie_word_embeddings;
@@ -89,7 +80,7 @@ impl<B: Backend> Ends<B> {
         })
     }
 
-    /// Begins a step: the embedded tokens, the rotations of their positions, and the inputs of layers that have some.
+    /// Begins a step: embeddings, rotations, and per-layer inputs if any.
     pub fn embed(
         &self,
         backend: &mut B,
@@ -104,7 +95,6 @@ impl<B: Backend> Ends<B> {
         (x, self.rotations(backend, batch), inputs)
     }
 
-    /// The rotations of the positions of tokens.
     pub fn rotations(&self, backend: &mut B, batch: &B::Batch) -> Rotations<B> {
         let all = backend.rotations(&self.rope, batch);
         let mut some = |rope: &Option<B::Rope>| {
@@ -118,7 +108,6 @@ impl<B: Backend> Ends<B> {
         }
     }
 
-    /// Ends a step for the rows `tokens` of the residual stream.
     pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
         let mut logits = backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab);
@@ -131,7 +120,6 @@ impl<B: Backend> Ends<B> {
         logits
     }
 
-    /// The rows `tokens` of the residual stream, normed.
     pub fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         backend.norm_picked(hidden, tokens, &self.norm.weight, self.norm.eps)
     }

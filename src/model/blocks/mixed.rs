@@ -1,4 +1,4 @@
-//! The output of a layer's token mixer.
+//! The intermediate result of a layer's token mixer.
 
 use crate::kernels::Backend;
 
@@ -6,7 +6,6 @@ use crate::kernels::Backend;
 pub struct Mixed<B: Backend> {
     /// Queries, or the output of a state mixer.
     pub rows: B::Tensor,
-    /// Gates on attention's result.
     pub gate: Option<B::Tensor>,
 }
 
@@ -15,7 +14,6 @@ impl<B: Backend> Mixed<B> {
         Self { rows, gate: None }
     }
 
-    /// The rows of some tokens.
     pub(super) fn pick(&self, backend: &mut B, tokens: &B::TokenList) -> Self {
         Self {
             rows: backend.pick(&self.rows, tokens),

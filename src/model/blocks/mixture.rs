@@ -1,4 +1,4 @@
-//! A mixture of experts in place of an MLP.
+//! Mixture of experts (MoE) in place of an MLP.
 
 use super::mlp::Mlp;
 use super::norm::Norm;
@@ -9,17 +9,15 @@ use crate::model::loader::Loader;
 use crate::model::routed_experts::RoutedExperts;
 use crate::model::state_mixer::{GatedExpert, load_gated_expert};
 
-/// A mixture of experts in place of an MLP: routed experts, and in some models a shared one, which sees every token.
+/// Routed experts, and in some models a shared one for every token.
 pub struct Mixture<B: Backend> {
     experts: RoutedExperts<B>,
-    /// The shared expert.
     shared: Option<Mlp<B>>,
-    /// The shared expert, where its output has a gate.
+    /// A shared expert with a gate on its output.
     gated: Option<GatedExpert<B>>,
 }
 
 impl<B: Backend> Mixture<B> {
-    /// Loads the experts of a layer.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
@@ -37,7 +35,7 @@ impl<B: Backend> Mixture<B> {
         })
     }
 
-    /// Adds the experts' output for the residual stream `x`, normed, to `x`.
+    /// Adds the experts' output for the normalised `x` to `x`.
     pub fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
         let normed = norm.rows(backend, x);
         let shared = self.shared.as_ref().map(|shared| {

@@ -6,26 +6,24 @@ use crate::kernels::{Backend, Gate, Linear};
 use crate::model::loader::Loader;
 use crate::model::side_experts::SideExperts;
 
-/// The gated MLP: `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
+/// `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
 pub struct Mlp<B: Backend> {
     pub(super) gate_up: Linear<B>,
     pub(super) gate: Gate,
     pub(super) down: Linear<B>,
-    /// Norm of the output before the residual add.
+    /// Norm of the output, before the residual add.
     pub(super) post_norm: Option<Norm<B>>,
-    /// The experts whose output is added to its result before that norm.
+    /// Experts whose output is added before that norm.
     pub(super) side: Option<SideExperts<B>>,
     pub(super) residual_scale: Option<f32>,
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Loads `model.layers.{layer}.mlp`.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
         let width = loader.config().intermediate_in(layer);
         Self::of_module(loader, &format!("model.layers.{layer}.mlp"), width, bias)
     }
 
-    /// Loads the projections of a module.
     pub fn of_module(
         loader: &mut Loader<'_, B>,
         module: &str,
@@ -45,7 +43,6 @@ impl<B: Backend> Mlp<B> {
         })
     }
 
-    /// Adds the MLP of `normed` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
         let gated = self.gated(backend, normed);
         match &self.post_norm {
@@ -61,13 +58,11 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// The operand of the down projection.
     pub(super) fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
         backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
     }
 }
 
-/// Adds a projection, times a factor if there is one, to the residual stream `x`.
 pub fn add_projected<B: Backend>(
     backend: &mut B,
     x: &mut B::Tensor,

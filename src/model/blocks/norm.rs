@@ -1,17 +1,15 @@
-//! Root mean square norm.
+//! RMSNorm with its weight.
 
 use crate::error::LoadError;
 use crate::kernels::Backend;
 use crate::model::loader::Loader;
 
-/// Root mean square norm.
 pub struct Norm<B: Backend> {
     pub(super) weight: B::Vector,
     pub(super) eps: f32,
 }
 
 impl<B: Backend> Norm<B> {
-    /// Loads `{name}.weight`.
     pub fn load(loader: &mut Loader<'_, B>, name: &str, width: usize) -> Result<Self, LoadError> {
         let eps = loader.config().rms_norm_eps;
         Ok(Self {
@@ -20,7 +18,7 @@ impl<B: Backend> Norm<B> {
         })
     }
 
-    /// Loads the factors of a norm that are each multiplied with a number, under their own name.
+    /// Loads the tensor `name`, times a factor.
     pub fn scaled(
         loader: &mut Loader<'_, B>,
         name: &str,
@@ -33,17 +31,15 @@ impl<B: Backend> Norm<B> {
         })
     }
 
-    /// Norms each row, for products with `reader`.
     pub fn forward(&self, backend: &mut B, x: &B::Tensor, reader: &B::Matrix) -> B::Operand {
         backend.rms_norm(x, &self.weight, self.eps, reader)
     }
 
-    /// Norms each row of `x` and adds it to that of the residual stream.
+    /// Adds the normalised rows of `x` to the residual stream.
     pub fn add(&self, backend: &mut B, residual: &mut B::Tensor, x: &B::Tensor) {
         backend.add_normed(residual, x, &self.weight, self.eps);
     }
 
-    /// Norms each row.
     pub fn rows(&self, backend: &mut B, x: &B::Tensor) -> B::Tensor {
         backend.norm_rows(x, &self.weight, self.eps)
     }

@@ -1,4 +1,4 @@
-//! The experts of DeepSeek's families and of others with the same router.
+//! Expert configuration of DeepSeek's families, and of others with the same router.
 
 use super::experts::{ExpertNames, ExpertsConfig};
 use super::limits::{EXPERTS, INTERMEDIATE};
@@ -6,16 +6,14 @@ use crate::error::LoadError;
 use crate::kernels::routing::{GroupScore, Groups, MAX_GROUPS, Routing, Score, WeightSum};
 use crate::model::json_file::JsonFile;
 
-/// The key of the number of experts.
 pub(crate) const COUNT_KEY: &str = "n_routed_experts";
 
-/// Numbers that a file may leave out.
 pub(crate) struct Defaults {
     pub count: usize,
     pub used: Option<usize>,
     pub width: usize,
     pub shared: usize,
-    /// The first layers, which have an MLP instead.
+    /// Number of initial layers with an MLP instead of experts.
     pub dense_layers: usize,
     pub scale: f64,
     pub groups: Option<[usize; 2]>,
@@ -51,7 +49,7 @@ pub(crate) fn corrected(
     }))
 }
 
-/// Refuses any value of a key but one: the family has one formula, whatever its files name.
+/// Rejects any other value: the family has a single formula.
 pub(crate) fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), LoadError> {
     match json.text(key)? {
         Some(other) if other != supported => {
@@ -61,7 +59,7 @@ pub(crate) fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Resu
     }
 }
 
-/// Reads all but the formula; `routing` makes it from the number of experts and the number per token.
+/// Reads all but the formula, which `routing` makes from the number of experts and the number per token.
 pub(crate) fn read(
     json: &JsonFile,
     layers: usize,
@@ -106,7 +104,7 @@ pub(crate) fn read(
     }))
 }
 
-/// Reads the groups that experts are chosen within; `None` where all of them are chosen.
+/// Reads the expert groups; `None` if all groups are used.
 pub(crate) fn groups(
     json: &JsonFile,
     defaults: &Defaults,
@@ -128,8 +126,8 @@ pub(crate) fn groups(
     Ok((groups.n_used < groups.n_groups).then_some(groups))
 }
 
-/// Groups have equally many experts, and the used groups have enough of them. `count_key` names the number of experts;
-/// the error is the end of a sentence that begins with the name of the number of groups.
+/// Groups must have equally many experts, and the used groups enough of them. The error is a sentence end that follows
+/// the name of the number of groups; `count_key` names the number of experts.
 pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), String> {
     let Routing {
         n_experts, n_used, ..

@@ -1,4 +1,4 @@
-//! The experts of a model: their number, width, layers and tensor names.
+//! MoE configuration: number and width of experts, layers with experts, tensor names.
 
 use super::limits::EXPERTS;
 use crate::error::LoadError;
@@ -7,31 +7,25 @@ use crate::kernels::routing::{Routing, Score};
 use crate::model::json_file::JsonFile;
 use crate::model::tensor_spec::TensorSpec;
 
-/// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// How the router of each layer chooses them.
     pub routing: Routing,
-    /// Width of an expert, in elements.
     pub width: usize,
-    /// For each layer whether it has experts.
     pub layers: Vec<bool>,
-    /// The names of their tensors.
     pub names: ExpertNames,
     /// Whether the router adds a correction bias to each score, for the choice only.
     pub corrected: bool,
-    /// Width of the shared expert, which sees every token.
+    /// Of the shared expert, which every token uses.
     pub shared_width: Option<usize>,
-    /// Router and experts add biases.
+    /// Whether router and experts add biases.
     pub bias: bool,
-    /// The function of their gates.
     pub gate: Gate,
-    /// Whether the router's input has a factor for each element, and each expert one on its weight.
+    /// Whether the router's input has a factor per element, and each expert one on its weight.
     pub scaled: bool,
 }
 
 impl ExpertsConfig {
-    /// Experts in no layer yet, of no width, without anything that only some families have.
+    /// No layers, width 0, no family-specific features.
     pub(crate) fn plain(routing: Routing, names: ExpertNames) -> Self {
         Self {
             routing,
@@ -46,23 +40,19 @@ impl ExpertsConfig {
         }
     }
 
-    /// Whether experts are scored by sigmoids.
     pub fn is_sigmoid(&self) -> bool {
         self.routing.score == Score::Sigmoid
     }
 
-    /// Whether a layer has experts.
     pub fn are_in(&self, layer: usize) -> bool {
         self.layers.get(layer).copied().unwrap_or(false)
     }
 
-    /// Number of experts in a layer.
     pub fn count(&self) -> usize {
         self.routing.n_experts
     }
 
-    /// How many experts of a layer some tokens go through together, if all are chosen alike and each token's apart from
-    /// the others'.
+    /// Expected number of a layer's experts that some tokens use, assuming uniform and independent routing.
     pub fn expected(&self, tokens: f64) -> f64 {
         let Routing {
             n_experts, n_used, ..
@@ -71,7 +61,6 @@ impl ExpertsConfig {
         all * (1.0 - (1.0 - used / all).powf(tokens))
     }
 
-    /// Whether a tensor of the model is a matrix of an expert.
     pub fn has_tensor(&self, name: &str) -> bool {
         let within_layer = name.strip_prefix("model.layers.");
         let module = within_layer.and_then(|rest| rest.split_once('.'));
@@ -79,7 +68,7 @@ impl ExpertsConfig {
         inside.is_some_and(|rest| rest.starts_with(".experts."))
     }
 
-    /// The tensors of a layer's router and experts, and of its shared expert, with biases if `bias`.
+    /// The tensors of a layer's router, experts and shared expert, with biases if `bias`.
     pub(super) fn tensors(&self, layer: usize, hidden: usize, bias: bool) -> Vec<TensorSpec> {
         let names = self.names;
         let router = format!("{}.weight", names.router(layer));
@@ -115,75 +104,67 @@ impl ExpertsConfig {
     }
 }
 
-/// The names of experts' tensors in a family's checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertNames {
-    /// The module within a layer that router and experts belong to.
+    /// The module within a layer that contains router and experts.
     pub module: &'static str,
-    /// The router.
     pub router: &'static str,
-    /// Its projections: gate, up, down.
+    /// Gate, up, down.
     pub projections: [&'static str; 3],
 }
 
 impl ExpertNames {
-    /// As in Qwen's.
     pub const QWEN: Self = Self {
         module: "mlp",
         router: "gate",
         projections: ["gate_proj", "up_proj", "down_proj"],
     };
-    /// As in Mixtral's.
     pub const MIXTRAL: Self = Self {
         module: "block_sparse_moe",
         router: "gate",
         projections: ["w1", "w3", "w2"],
     };
-    /// Our names for those of gpt-oss, whose checkpoints have them in stacks only.
+    /// Our names for gpt-oss, whose checkpoints have only stacks.
     pub const GPT_OSS: Self = Self {
         router: "router",
         ..Self::QWEN
     };
-    /// Our names for those of Gemma 4, which are stacked and in parallel with its MLP.
+    /// Our names for Gemma 4, whose experts are stacked and in parallel with the MLP.
     pub const GEMMA4: Self = Self {
         module: "moe",
         router: "router.proj",
         ..Self::QWEN
     };
-    /// The names that checkpoints use.
+    /// The names in checkpoints.
     pub const ALL: [Self; 3] = [Self::QWEN, Self::MIXTRAL, Self::GEMMA4];
 
-    /// The module of a layer.
     pub fn module(self, layer: usize) -> String {
         format!("model.layers.{layer}.{}", self.module)
     }
 
-    /// The router of a layer.
     pub fn router(self, layer: usize) -> String {
         format!("{}.{}", self.module(layer), self.router)
     }
 
-    /// The tensor of correction biases, which are added to scores for the choice.
+    /// Correction biases, added to scores for the choice.
     pub fn correction(self, layer: usize) -> String {
         format!("{}.e_score_correction_bias", self.router(layer))
     }
 
-    /// The tensor of factors on the elements of the router's input.
+    /// Factors on the elements of the router's input.
     pub fn input_scale(self, layer: usize) -> String {
         format!("{}.router.scale", self.module(layer))
     }
 
-    /// The tensor of factors on the experts' weights.
     pub fn factors(self, layer: usize) -> String {
         format!("{}.router.per_expert_scale", self.module(layer))
     }
 
-    /// The shared expert.
     pub fn shared(self, layer: usize) -> String {
         format!("{}.shared_experts", self.module(layer))
     }
 
-    /// Gate, up and down of an expert.
+    /// Gate, up and down.
     pub fn projections(self, layer: usize, expert: usize) -> [String; 3] {
         let module = self.module(layer);
         self.projections
@@ -191,7 +172,6 @@ impl ExpertNames {
     }
 }
 
-/// The tensors of a gated MLP.
 pub(super) fn mlp_tensors(
     module: &str,
     hidden: usize,
@@ -215,7 +195,7 @@ pub(super) fn mlp_tensors(
     specs
 }
 
-/// The key of the number of experts: both names mean the same in the families that have it.
+/// Of the two equivalent names, the one in the file.
 pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     if json.value("num_local_experts").is_some() {
         "num_local_experts"
@@ -224,7 +204,7 @@ pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     }
 }
 
-/// Softmax over all of `n_experts`; the weights of the chosen are divided by their sum if `renormalised`.
+/// Softmax over all `n_experts`; `renormalised` divides the weights of the chosen by their sum.
 pub(crate) fn softmax(
     json: &JsonFile,
     n_experts: usize,

@@ -1,5 +1,5 @@
-//! The common parts of Gemma's families: softcaps, norms around each block, scaled embeddings, a rotation for layers
-//! with windows.
+//! Configuration common to Gemma's families: softcaps, norms around each block, scaled embeddings, RoPE of window
+//! layers.
 
 use serde_json::Value;
 
@@ -11,43 +11,34 @@ use crate::kernels::Gate;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, RopeContext, theta};
 
-/// The gate of their feed-forward blocks.
 pub(crate) const GATE: Gate = Gate::GeluTanh;
-/// The base of the rotation in layers with windows, where a configuration does not say it.
 pub(crate) const WINDOW_THETA: f64 = 1e4;
-/// The base of the other layers, from Gemma 3 on.
+/// RoPE base of the other layers, since Gemma 3.
 pub(crate) const FULL_THETA: f64 = 1e6;
 
-/// What sets one family of Gemma apart from the others.
 pub(crate) struct GemmaRules {
-    /// Scores are capped: the default cap.
+    /// The default softcap of scores, if they are capped.
     pub score_cap: Option<f64>,
-    /// The default cap of logits.
     pub logits_cap: Option<f64>,
-    /// The class with a vision tower caps logits too.
+    /// Whether the class with a vision tower caps logits too.
     pub caps_logits_with_vision: bool,
-    /// Checkpoints store norm weights minus one.
+    /// Whether checkpoints store norm weights minus one.
     pub norms_from_one: bool,
-    /// Layers with windows have another rotation.
     pub has_window_rope: bool,
-    /// The factor on scores is 1.
+    /// Whether the scale of scores is 1.
     pub plain_scores: bool,
-    /// Has the parts that only Gemma 4 has.
     pub is_fourth: bool,
 }
 
-/// The part of a configuration that only Gemma has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmaConfig {
-    /// Softcap of attention scores: `cap * tanh(x / cap)`.
+    /// Softcap: `cap * tanh(x / cap)`.
     pub score_cap: Option<f32>,
-    /// Softcap of logits.
     pub logits_cap: Option<f32>,
     /// Norm weights are stored minus one.
     pub norms_from_one: bool,
-    /// The rotation in layers with windows, where it differs.
+    /// RoPE of sliding-window layers, if different.
     pub window_rope: Option<RopeConfig>,
-    /// The part that only Gemma 4 has.
     pub fourth: Option<Gemma4Config>,
 }
 
@@ -63,12 +54,12 @@ impl GemmaConfig {
             Ok(json.number(key, FACTORS)?.or(absent).map(|cap| cap as f32))
         };
         Ok(Self {
-            // The classes of Gemma 3 read this one and do not use it.
+            // The classes of Gemma 3 read this key but do not use it.
             score_cap: match rules.score_cap {
                 None => None,
                 absent => cap("attn_logit_softcapping", absent)?,
             },
-            // That of Gemma 3 with a vision tower does not use this one either.
+            // Gemma 3 with a vision tower does not use this key either.
             logits_cap: if !rules.caps_logits_with_vision && json.has("text_config") {
                 None
             } else {
@@ -106,7 +97,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
-/// The factors: on scores 1/sqrt of `query_pre_attn_scalar`.
+/// The score scale is 1/sqrt of `query_pre_attn_scalar`.
 pub(crate) fn scales(json: &JsonFile, widths: &Widths) -> Result<Scales, LoadError> {
     let scalar = json.number("query_pre_attn_scalar", FACTORS)?;
     Ok(Scales {
@@ -116,12 +107,12 @@ pub(crate) fn scales(json: &JsonFile, widths: &Widths) -> Result<Scales, LoadErr
     })
 }
 
-/// The factor on embeddings, before rounding to the model's element type.
+/// Before rounding to the model's element type.
 pub(crate) fn embedding_scale(hidden: usize) -> f32 {
     (hidden as f64).sqrt() as f32
 }
 
-/// The rotation of layers without windows: `rope_parameters` for their kind, or the older keys.
+/// RoPE of full-attention layers: `rope_parameters` for their kind, or the older keys.
 pub(crate) fn full_rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     let theta = theta(json)?.unwrap_or(FULL_THETA);
     let scaling = json.object("rope_scaling")?;
@@ -132,7 +123,6 @@ pub(crate) fn full_rope(json: &JsonFile, context: &RopeContext) -> Result<RopeCo
     RopeConfig::of_kind(json, own.as_ref(), theta, context.max_positions)
 }
 
-/// The rotation of layers with windows.
 fn window_rope(json: &JsonFile, max_positions: usize) -> Result<RopeConfig, LoadError> {
     let theta = json.number("rope_local_base_freq", 1.000_001..=1e15)?;
     let own = of_kind(json, "sliding_attention")?;

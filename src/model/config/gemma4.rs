@@ -1,36 +1,32 @@
-//! Gemma 4 adds heads of two sizes, layers that read the keys and values of others, per-layer inputs, and experts in
-//! parallel with the MLP.
+//! Configuration specific to Gemma 4: two head sizes, shared KV, per-layer inputs, experts in parallel with the MLP.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads};
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
-/// Elements of a head in layers without windows, where a configuration does not say it.
+/// Default, for full-attention layers.
 const FULL_HEAD_DIM: usize = 512;
-/// Width of the inputs of a layer, where a configuration does not say it.
+/// Default, of the per-layer inputs.
 const INPUT_WIDTH: usize = 256;
 
-/// The part of a configuration that only Gemma 4 has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
-    /// Key and value heads in layers without windows.
+    /// Of full-attention layers.
     pub full_kv_heads: usize,
-    /// Elements of a head in layers without windows.
+    /// Of full-attention layers.
     pub full_head_dim: usize,
-    /// In layers without windows, the key projection gives the values too.
+    /// In full-attention layers the key projection also gives the values.
     pub keys_are_values: bool,
-    /// The layers at the end that keep no keys and values, but read those of the last layer before them of their kind.
+    /// Number of final layers that share the KV of the last earlier layer of their kind.
     pub n_sharing: usize,
-    /// The MLPs of these layers are twice as wide.
+    /// Whether the MLPs of these layers are twice as wide.
     pub double_wide: bool,
-    /// The inputs that every layer gets of the tokens themselves.
     pub inputs: Option<LayerInputs>,
 }
 
-/// The inputs that every layer gets of the tokens themselves.
+/// Per-layer inputs, looked up by token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerInputs {
-    /// Elements for a layer.
     pub width: usize,
     /// Rows of their table, by token id.
     pub vocab_size: usize,
@@ -74,7 +70,7 @@ impl Gemma4Config {
         Ok(config)
     }
 
-    /// Whether every layer that shares has one to read from. The error is the end of a sentence.
+    /// Each sharing layer must have a source. The error is a sentence end.
     pub(crate) fn check_sharing(&self, windows: &[Option<usize>]) -> Result<(), String> {
         let layers = windows.len();
         if self.n_sharing >= layers {
@@ -93,7 +89,7 @@ impl Gemma4Config {
         }
     }
 
-    /// The layer whose keys and values a layer reads: its own, or those of the last one of its kind that keeps some.
+    /// The layer whose KV a layer reads: its own, or the last one of its kind that keeps KV.
     pub fn source(&self, windows: &[Option<usize>], layer: usize) -> Option<usize> {
         let n_keeping = windows.len() - self.n_sharing;
         if layer < n_keeping {

@@ -1,40 +1,33 @@
-//! Latent attention as configured.
+//! Configuration of latent attention (MLA).
 
 use super::limits::{HEAD_DIM, HIDDEN, check_head_dim};
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::json_file::JsonFile;
 
-/// The shape of latent attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentConfig {
-    /// Elements of the vector that queries are made of; `None` where they are projected at once.
+    /// Rank of low-rank queries; `None` if queries are projected directly.
     pub query_rank: Option<usize>,
-    /// Elements of a latent.
     pub rank: usize,
-    /// Elements of a query and of a key that positions do not rotate.
+    /// Elements of a query and of a key without rotation.
     pub plain_dim: usize,
-    /// Elements of them that are rotated, even.
+    /// Rotated elements of a query and of a key, even.
     pub rotary_dim: usize,
-    /// Elements of a value.
     pub value_dim: usize,
-    /// Added to the mean square in the norms of latents and low-rank queries.
+    /// Of the norms of latents and low-rank queries.
     pub eps: f32,
-    /// Checkpoints interleave the rows of a rotated pair.
+    /// Whether checkpoints interleave the rows of a rotated pair.
     pub interleaved: bool,
-    /// Checkpoints have separate up projections from latents to keys and to values, the former transposed.
+    /// Whether checkpoints have separate up projections to keys (transposed) and to values.
     pub split: bool,
 }
 
-/// Sizes that a family's `config.json` leaves out.
 pub(crate) struct LatentDefaults {
-    /// Elements of the vector that queries are made of.
     pub query_rank: usize,
-    /// Elements of a query and of a key that positions do not rotate.
     pub plain_dim: usize,
-    /// Elements of a value.
     pub value_dim: usize,
-    /// Whether rows of a rotated pair are interleaved; `None` where `rope_interleave` says it.
+    /// Whether rows of a rotated pair are interleaved; `None` reads `rope_interleave`.
     pub interleaved: Option<bool>,
 }
 
@@ -48,7 +41,6 @@ impl LatentConfig {
             plain_dim: size("qk_nope_head_dim", defaults.plain_dim)?,
             rotary_dim: size("qk_rope_head_dim", 64)?,
             value_dim: size("v_head_dim", defaults.value_dim)?,
-            // Not rms_norm_eps.
             eps: 1e-6,
             interleaved: match defaults.interleaved {
                 Some(interleaved) => interleaved,
@@ -66,12 +58,11 @@ impl LatentConfig {
         self.rank + self.rotary_dim
     }
 
-    /// Elements of a head's query as it is projected.
     pub fn query_dim(&self) -> usize {
         self.plain_dim + self.rotary_dim
     }
 
-    /// The order of a tensor's rows in checkpoints.
+    /// In checkpoints.
     pub(super) fn row_order(&self, tensor: &str) -> RowOrder {
         let pairs = |head_dim| RowOrder::Pairs {
             head_dim,

@@ -1,4 +1,4 @@
-//! Differences between a model's layers: heads, the width of the MLP, the source of keys and values.
+//! Per-layer variation of a model: heads, MLP width, shared KV.
 
 use super::ModelConfig;
 use super::gemma4::Gemma4Config;
@@ -6,7 +6,7 @@ use super::latent::LatentConfig;
 use crate::kernels::latent::LatentShape;
 
 impl ModelConfig {
-    /// Key heads, and elements of a key, in layers with windows and in the others.
+    /// Key heads, and elements of a key, in window layers and in the others.
     pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
         let dim = self.latent.as_ref();
         let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
@@ -26,12 +26,11 @@ impl ModelConfig {
         (heads[kind], dims[kind])
     }
 
-    /// The parts that only Gemma 4 has.
     pub fn fourth(&self) -> Option<&Gemma4Config> {
         self.gemma.as_ref()?.fourth.as_ref()
     }
 
-    /// The layer whose keys and values a layer reads: mostly its own.
+    /// The layer whose KV a layer reads: usually its own.
     pub fn kv_source(&self, layer: usize) -> usize {
         let source = self
             .fourth()
@@ -39,7 +38,7 @@ impl ModelConfig {
         source.unwrap_or(layer)
     }
 
-    /// Width of the MLP of a layer, where it has one.
+    /// Of a layer with an MLP.
     pub fn intermediate_in(&self, layer: usize) -> usize {
         match self.fourth() {
             Some(own) if own.double_wide && self.kv_source(layer) != layer => {
@@ -51,7 +50,6 @@ impl ModelConfig {
 }
 
 impl LatentConfig {
-    /// The heads of a layer.
     pub fn shape(&self, config: &ModelConfig) -> LatentShape {
         LatentShape {
             n_heads: config.num_attention_heads,

@@ -1,34 +1,26 @@
-//! Limits of a model's sizes, for all file formats, and the constraints between them.
+//! Limits of model sizes for all file formats, and the constraints between sizes.
 //!
-//! Errors are the end of a sentence that begins with the key's name.
+//! Errors are sentence ends that follow the key's name.
 
 use std::ops::RangeInclusive;
 
 use crate::model::rope::MAX_POSITIONS;
 
-/// Token ids.
 pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
-/// Width of the residual stream.
 pub(crate) const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
-/// Width of an MLP.
 pub(crate) const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
-/// Experts of a layer.
 pub(crate) const EXPERTS: RangeInclusive<usize> = 1..=1 << 10;
-/// Experts of all layers.
+/// Of all layers.
 const MAX_EXPERTS: usize = 1 << 16;
-/// Layers.
 pub(crate) const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
-/// Heads of a layer.
 pub(crate) const HEADS: RangeInclusive<usize> = 1..=1 << 12;
-/// Elements of a head.
 pub(crate) const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
-/// Tokens of a context.
 pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
-/// The values that a factor or a cap may have.
+/// Of a scale or softcap.
 pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 
-/// Key and value heads divide the query heads, given with their key.
+/// `heads` is the number of query heads, with its key.
 pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
     let (key, heads) = heads;
     if heads.is_multiple_of(kv_heads) {
@@ -38,7 +30,7 @@ pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<()
     }
 }
 
-/// The size of a head where no key says it: the heads, given with their key, share the width evenly.
+/// The default head size: `heads`, given with their key, share the width evenly.
 pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
     let (key, heads) = heads;
     if hidden.is_multiple_of(heads) {
@@ -48,7 +40,7 @@ pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize
     }
 }
 
-/// A head has an even number of elements: RoPE rotates pairs.
+/// RoPE rotates pairs.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     if head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
         Ok(())
@@ -60,8 +52,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     }
 }
 
-/// The experts that a token goes through are among those of a layer, given with their key; and those of all layers
-/// together can be counted.
+/// A token's experts must be among those of a layer, given with their key; and the total must be limited.
 pub(crate) fn check_experts(
     used: usize,
     experts: (&str, usize),

@@ -1,7 +1,7 @@
-//! A model's shape, from its `config.json`: sizes, biases, windows, rotation.
+//! Model configuration, from `config.json`: sizes, biases, windows, RoPE and family-specific parts.
 //!
-//! Keys, and the values of absent ones, follow the classes of `transformers` 5. Unsupported keys that would change the
-//! result are refused; nothing is guessed.
+//! Keys and defaults follow the classes of `transformers` 5. Unsupported keys that would change the result are
+//! rejected.
 
 pub(crate) mod deepseek;
 pub mod experts;
@@ -31,84 +31,64 @@ pub use crate::model::family::Architecture;
 use crate::model::layer_spec::{BlockNorms, QkNorm};
 use crate::model::rope::RopeConfig;
 
-/// Which projections add a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasConfig {
-    /// The q, k and v projections; with latent attention those to low ranks.
+    /// Of q, k and v; for latent attention of the down projections.
     pub qkv: bool,
-    /// The attention's output projection.
     pub o: bool,
-    /// The gate, up and down projections.
     pub mlp: bool,
 }
 
-/// A model's configuration, checked: all sizes are positive and small enough that their products fit `usize`.
+/// Validated: all sizes are positive, and small enough that their products fit `usize`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family.
     pub architecture: Architecture,
-    /// Number of token ids.
     pub vocab_size: usize,
-    /// Width of the residual stream, in elements.
     pub hidden_size: usize,
-    /// Width of the MLP of layers without experts, in elements.
+    /// MLP width of layers without experts.
     pub intermediate_size: usize,
-    /// The experts of the other layers.
     pub experts: Option<ExpertsConfig>,
-    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Query heads in each layer.
     pub num_attention_heads: usize,
-    /// Key and value heads in each layer; divides `num_attention_heads`. One where attention is latent.
+    /// Key and value heads in each layer; divides `num_attention_heads`. One for latent attention.
     pub num_key_value_heads: usize,
-    /// Elements in a head, even. Where attention is latent, only the rotated ones.
+    /// Even. For latent attention, only the rotated elements.
     pub head_dim: usize,
-    /// The shape of attention where that is latent.
     pub latent: Option<LatentConfig>,
-    /// Added to the mean square in every norm.
     pub rms_norm_eps: f32,
-    /// The output projection is the embedding.
     pub tie_word_embeddings: bool,
-    /// Which projections add a bias.
     pub bias: BiasConfig,
-    /// The norms of q and k before the rotation.
     pub qk_norm: QkNorm,
-    /// The layers that keep a state instead of keys and values.
+    /// Layers with a recurrent state instead of keys and values.
     pub recurrent: Option<RecurrentConfig>,
-    /// Rotary dimensions: the first elements of a head; even.
+    /// The first elements of a head; even.
     pub rotary_dim: usize,
-    /// For each layer: whether RoPE rotates its queries and keys.
+    /// For each layer, whether it has RoPE.
     pub rotated: Vec<bool>,
-    /// Factor on embeddings.
     pub embedding_scale: Option<f32>,
-    /// Factor on a block's output before the residual add.
+    /// Factor on a block's output, before the residual add.
     pub residual_scale: Option<f32>,
-    /// Factor on attention's scores, instead of 1/sqrt of a query's elements.
+    /// Score scale, instead of 1/sqrt of a query's elements.
     pub score_scale: Option<f32>,
-    /// The divisor of logits.
     pub logits_divisor: Option<f32>,
-    /// Factor on queries, by their positions.
     pub query_scale: Option<PositionScale>,
-    /// The parts that only the families of Gemma have.
     pub gemma: Option<GemmaConfig>,
-    /// Every query head has an attention sink: a score without a value.
+    /// Whether each query head has an attention sink.
     pub sinks: bool,
-    /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
+    /// Sliding window of each layer, including the query's own token; `None` for full attention.
     pub windows: Vec<Option<usize>>,
-    /// Positions that the file claims, in tokens; see [`Self::context_tokens`].
+    /// As in the file, in tokens; see [`Self::context_tokens`].
     pub max_position_embeddings: usize,
-    /// How positions rotate q and k.
     pub rope: RopeConfig,
-    /// Token that begins a text.
+    /// BOS.
     pub bos_token_id: Option<u32>,
-    /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// The type that the weights are meant to be stored and run in.
+    /// The preferred type of the weights.
     pub dtype: Option<Dtype>,
 }
 
 impl ModelConfig {
-    /// Longest sequence that the rotation is made for, in tokens.
+    /// Longest sequence that RoPE supports, in tokens.
     pub fn context_tokens(&self) -> usize {
         self.rope
             .extended_positions()
@@ -116,8 +96,7 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: the family's, or 1/sqrt of a query's elements; with latent attention, times
-    /// YaRN's factor.
+    /// Score scale: the family's, or 1/sqrt of a query's elements; with latent attention, times YaRN's factor.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
         if let Some(scale) = self.score_scale {
@@ -132,20 +111,19 @@ impl ModelConfig {
         }
     }
 
-    /// Width of all query heads of a token as attention reads them, in elements; in the layers where they are the widest.
+    /// Maximum over layers of the width of a token's query heads as attention reads them, in elements.
     pub fn q_width(&self) -> usize {
         let (_, dims) = self.kinds_of_heads();
         self.num_attention_heads * dims.into_iter().fold(0, usize::max)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys. In the layers where
-    /// they are the widest.
+    /// Maximum over layers of the width of a token's key heads, in elements; the values are as wide, or parts of the
+    /// keys.
     pub fn kv_width(&self) -> usize {
         let (heads, dims) = self.kinds_of_heads();
         (heads[0] * dims[0]).max(heads[1] * dims[1])
     }
 
-    /// The sizes that a backend makes room for.
     pub fn shape(&self) -> DecoderShape {
         DecoderShape {
             hidden: self.hidden_size,
@@ -159,7 +137,6 @@ impl ModelConfig {
         }
     }
 
-    /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: impl Into<KvDtype>) -> KvLayout {
         let dtype = dtype.into();
         let pages = |layer| {
@@ -187,17 +164,15 @@ impl ModelConfig {
         KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
     }
 
-    /// The computation of a layer that keeps a state.
+    /// `None` for layers without a state.
     pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
     }
 
-    /// Where the norms of blocks are.
     pub fn norms(&self) -> BlockNorms {
         self.architecture.family().norms
     }
 
-    /// The gate of layers without experts.
     pub fn gate(&self) -> Gate {
         match self.gemma {
             Some(_) => gemma::GATE,
@@ -215,7 +190,6 @@ impl ModelConfig {
                 .is_some_and(|gemma| gemma.norms_from_one)
     }
 
-    /// Whether a gate multiplies attention's result.
     pub fn gates_attention(&self) -> bool {
         self.recurrent
             .as_ref()

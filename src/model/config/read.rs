@@ -1,4 +1,4 @@
-//! Reads `config.json` by the record of its family.
+//! Parses `config.json`, driven by the family's record.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -18,7 +18,6 @@ use crate::model::family::{AttentionBias, Defaults, Family};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::RopeContext;
 
-/// Largest `config.json` read.
 pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
 
 impl ModelConfig {
@@ -30,7 +29,7 @@ impl ModelConfig {
         Self::from_json(&JsonFile::read(&dir.join("config.json"), MAX_FILE_BYTES)?)
     }
 
-    /// Parses the content of a `config.json`; `file` is for the errors.
+    /// `file` is for errors.
     ///
     /// # Errors
     /// Like [`Self::read`].
@@ -40,7 +39,7 @@ impl ModelConfig {
 
     fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
         let family = families::of_json(json)?;
-        // Vision-language models describe their decoder separately.
+        // Vision-language models nest their decoder's configuration.
         let json = &json.with_nested("text_config")?;
         refuse_other_gates(json, family)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
@@ -99,7 +98,7 @@ impl ModelConfig {
     }
 }
 
-/// The heads of a layer with attention.
+/// Of layers with attention.
 struct Heads {
     queries: usize,
     keys: usize,
@@ -129,7 +128,7 @@ impl Heads {
     }
 }
 
-/// A size that is required unless the family has a default.
+/// Required unless the family has a default.
 fn size_or(
     json: &JsonFile,
     key: &str,
@@ -142,7 +141,7 @@ fn size_or(
     }
 }
 
-/// The tokens that begin and end a text. A key that is there and `null` names none.
+/// BOS and EOS. A key that is `null` names none.
 fn special_tokens(
     json: &JsonFile,
     defaults: &Defaults,
@@ -162,7 +161,7 @@ fn special_tokens(
     Ok((bos, eos))
 }
 
-/// The experts; `None` where no layer has some.
+/// `None` if no layer has experts.
 fn experts(
     json: &JsonFile,
     family: &Family,

@@ -1,4 +1,4 @@
-//! Hybrids: models some of whose layers keep a state of fixed size instead of keys and values.
+//! Configuration of hybrid models, some of whose layers keep a recurrent state instead of keys and values.
 
 use crate::error::LoadError;
 use crate::kernels::recurrent::DeltaNetShape;
@@ -6,66 +6,57 @@ use crate::kv_layout::StateHeads;
 use crate::model::json_file::JsonFile;
 use crate::model::tensor_spec::TensorSpec;
 
-/// Name suffixes of the projections to a delta net's decay and beta, which have few outputs.
+/// Suffixes of a delta net's projections to decay and beta, which have few outputs.
 pub(super) const GATES: [&str; 2] = [
     ".linear_attn.in_proj_a.weight",
     ".linear_attn.in_proj_b.weight",
 ];
-/// Elements of a head of a delta net.
 pub(crate) const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
 
-/// The layers that keep states, and the other properties of models with such layers.
+/// The recurrent layers, and other properties of hybrid models.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecurrentConfig {
-    /// For each layer whether it keeps a state, where others have attention.
+    /// For each layer, whether it keeps a state; the others have attention.
     pub layers: Vec<bool>,
-    /// The computation of these layers.
     pub recurrence: Recurrence,
-    /// How weights are written.
     pub written: Written,
-    /// Attention's result is multiplied with the sigmoid of a gate, which the query projection gives as well.
+    /// Whether the attended values are multiplied by a sigmoid gate, which the query projection also gives.
     pub gated_attention: bool,
-    /// Width of the gated shared expert, in layers with experts.
+    /// Width of the gated shared expert, in MoE layers.
     pub shared_expert: Option<usize>,
 }
 
-/// The computation of a layer with a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recurrence {
-    /// A gated short convolution.
     GatedConv {
-        /// Tokens that are mixed.
+        /// Kernel size of the convolution.
         n_taps: usize,
-        /// The projections and the convolution add biases.
+        /// Whether projections and convolution add biases.
         bias: bool,
     },
-    /// A gated delta net.
     DeltaNet {
-        /// Its heads.
         shape: DeltaNetShape,
-        /// Its inputs are projected by two matrices, which hold the rows of each key head together.
+        /// Whether its inputs have two projections, whose rows are grouped by key head.
         fused: bool,
     },
 }
 
-/// How weights that are not plain factors are written.
+/// How checkpoints store norm weights and decays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// A norm's weight is its factor; a decay's logarithm is published.
+    /// Norm weights are factors; decays are stored as logarithms.
     AsFactors,
-    /// A norm's weight and 1 are its factor, but for the norm of a delta net.
+    /// Norm weights are stored minus one, except the delta net's norm.
     FromOne,
-    /// All are factors, a decay's too: as in GGUF files.
+    /// Norm weights and decays are factors, as in GGUF files.
     Applied,
 }
 
 impl RecurrentConfig {
-    /// Whether a layer keeps a state.
     pub fn is_in(&self, layer: usize) -> bool {
         self.layers.get(layer).copied().unwrap_or(false)
     }
 
-    /// Bytes of the state of a layer, for a model of this width.
     pub fn state_bytes(&self, hidden: usize) -> u64 {
         let elements = match self.recurrence {
             Recurrence::GatedConv { n_taps, .. } => (n_taps - 1) * hidden,
@@ -74,7 +65,7 @@ impl RecurrentConfig {
         (elements * size_of::<f32>()) as u64
     }
 
-    /// The heads that the state of a layer begins with.
+    /// The heads whose parts the state begins with.
     pub fn state_heads(&self) -> StateHeads {
         match self.recurrence {
             Recurrence::GatedConv { .. } => StateHeads::default(),
@@ -85,8 +76,8 @@ impl RecurrentConfig {
         }
     }
 
-    /// Multiplications and additions of a token with the state of a layer, in f32: of a delta net's matrix each element
-    /// decays, goes into two products and is added to; each channel of a convolution is mixed.
+    /// Multiplications and additions per token on a layer's state, in f32: each element of a delta net's matrix decays,
+    /// enters two products and is added to; a convolution mixes each channel.
     pub fn state_ops(&self, hidden: usize) -> u64 {
         let ops = match self.recurrence {
             Recurrence::GatedConv { n_taps, .. } => 2 * n_taps * hidden,
@@ -97,7 +88,7 @@ impl RecurrentConfig {
         ops as u64
     }
 
-    /// Elements that a token has in use in a layer with a state.
+    /// Elements of a token's activations in a recurrent layer.
     pub fn activations(&self, hidden: usize) -> usize {
         match self.recurrence {
             Recurrence::GatedConv { .. } => 4 * hidden,
@@ -107,7 +98,6 @@ impl RecurrentConfig {
         }
     }
 
-    /// The tensors of a layer with a state.
     pub(super) fn tensors(&self, layer: usize, hidden: usize) -> Vec<TensorSpec> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         match self.recurrence {
@@ -148,7 +138,7 @@ impl RecurrentConfig {
     }
 }
 
-/// The input projections of a delta net in the order of its inputs, and the rows of each.
+/// The input projections of a delta net, in order, and the rows of each.
 pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, usize)> {
     let (keys, values, heads) = (shape.keys(), shape.values(), shape.value_heads);
     let mut parts = if !fused {
@@ -168,7 +158,7 @@ pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, us
     parts
 }
 
-/// For each layer of `layer_types` whether it is of the kind that keeps a state.
+/// For each layer of `layer_types`, whether it is of the recurrent kind.
 pub(crate) fn layer_kinds(
     json: &JsonFile,
     layers: usize,

@@ -1,29 +1,24 @@
-//! Numbers that some families multiply their activations with.
+//! Scale factors on activations, as some families configure them.
 
 use crate::kernels::rope::PositionScale;
 
-/// The values that a factor may have.
 pub(crate) const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
-/// How fast queries may grow with their positions.
+/// Of the growth of queries with their positions.
 pub(crate) const SLOPES: std::ops::RangeInclusive<f64> = 0.0..=1e3;
 
-/// The factors of a model; `None` where it has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scales {
-    /// On embeddings.
     pub embedding: Option<f32>,
-    /// On a block's output before the residual add.
+    /// On a block's output, before the residual add.
     pub residual: Option<f32>,
-    /// On attention's scores, instead of 1/sqrt of a query's elements.
+    /// On attention scores, instead of 1/sqrt of a query's elements.
     pub scores: Option<f32>,
-    /// The divisor of logits.
     pub logits_divisor: Option<f32>,
-    /// On queries, by their positions.
+    /// On queries, by position.
     pub queries: Option<PositionScale>,
 }
 
 impl Scales {
-    /// No factor.
     pub const NONE: Self = Self {
         embedding: None,
         residual: None,
@@ -40,7 +35,7 @@ pub(crate) struct Widths {
     pub max_positions: usize,
 }
 
-/// A factor that changes something.
+/// `None` for a factor of 1.
 pub(crate) fn unless_one(factor: f64) -> Option<f32> {
     Some(factor as f32).filter(|factor| *factor != 1.0)
 }

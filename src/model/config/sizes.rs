@@ -1,4 +1,4 @@
-//! Sizes that families name, derive or default in their own ways.
+//! Sizes that families name, derive or default differently.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, even_head_dim};
 use crate::error::LoadError;
@@ -6,7 +6,7 @@ use crate::model::family::{Family, Intermediate};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{refuse_partial, rotary_part};
 
-/// Only layers without experts have this width, so that models may not say it.
+/// Optional if every layer has experts.
 pub(super) fn intermediate_size(json: &JsonFile, family: &Family) -> Result<usize, LoadError> {
     const KEY: &str = "intermediate_size";
     match family.intermediate {
@@ -26,7 +26,7 @@ pub(super) fn ties_embeddings(json: &JsonFile, family: &Family) -> Result<bool, 
     Ok(ties.unwrap_or(family.defaults.ties_embeddings))
 }
 
-/// The whole head, or the configured part of it, rounded down.
+/// The whole head, or the configured part, rounded down.
 pub(super) fn rotary_dim(
     json: &JsonFile,
     family: &Family,

@@ -1,4 +1,4 @@
-//! The tensors of a model, their order and their use.
+//! The tensors of a model: names, shapes, order and use.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::model::layer_spec::{BlockNorms, QkNorm};
 use crate::model::tensor_spec::TensorSpec;
 
 impl ModelConfig {
-    /// Every tensor of the model with its shape, in the order of the forward pass; twice where it is read twice.
+    /// Every tensor of the model, in the order of the forward pass; twice if it is read twice.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let hidden = self.hidden_size;
         let mut specs = vec![TensorSpec::new(
@@ -61,7 +61,6 @@ impl ModelConfig {
         specs
     }
 
-    /// The tensors of a layer after its attention.
     fn push_feed_forward(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
         let (hidden, mlp) = (self.hidden_size, self.intermediate_size);
         let named = |name: &str, shape: &[usize]| {
@@ -100,7 +99,7 @@ impl ModelConfig {
         ));
     }
 
-    /// The tensors that a layer of Gemma 4 has in addition to those of Gemma 3.
+    /// The tensors of a Gemma 4 layer in addition to those of Gemma 3.
     fn push_fourth(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
         if self.fourth().is_none() {
             return;
@@ -126,12 +125,10 @@ impl ModelConfig {
         }
     }
 
-    /// The per-layer inputs, looked up by token.
     pub fn layer_inputs(&self) -> Option<LayerInputs> {
         self.fourth()?.inputs
     }
 
-    /// The tensors of a layer's attention, by their names in it.
     fn attention_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
         let (kv_heads, head_dim) = self.heads_in(layer);
         let (hidden, q) = (self.hidden_size, self.num_attention_heads * head_dim);
@@ -140,7 +137,7 @@ impl ModelConfig {
         let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
         let gate = ("gate_proj", q);
         let gate = self.gates_attention().then_some(gate);
-        // A tensor that is read twice is there twice.
+        // A tensor that is read twice is listed twice.
         let parts = [
             ("q_proj", q),
             ("k_proj", kv),
@@ -174,7 +171,7 @@ impl ModelConfig {
         specs
     }
 
-    /// The name of the projection to values; where keys are values, that to keys.
+    /// The key projection if keys are values.
     pub fn value_projection(&self, layer: usize) -> &'static str {
         let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
         if of_keys && self.windows[layer].is_none() {
@@ -184,7 +181,7 @@ impl ModelConfig {
         }
     }
 
-    /// The order of a tensor's rows in checkpoints.
+    /// In checkpoints.
     pub fn row_order(&self, tensor: &str) -> RowOrder {
         match &self.latent {
             Some(latent) => latent.row_order(tensor),
@@ -192,7 +189,6 @@ impl ModelConfig {
         }
     }
 
-    /// The use of a matrix.
     pub fn role(&self, tensor: &str) -> MatrixRole {
         let gives_logits = if self.tie_word_embeddings {
             "model.embed_tokens.weight"
@@ -214,7 +210,7 @@ impl ModelConfig {
         }
     }
 
-    /// Number of weights. Those of keys that are values too count once.
+    /// Shared key and value projections count once.
     pub fn parameters(&self) -> u64 {
         let tensors = self.tensors();
         let mut names = HashSet::new();
@@ -224,7 +220,6 @@ impl ModelConfig {
 }
 
 impl LatentConfig {
-    /// The tensors of a layer's attention, by their names in it.
     fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let (q, v) = (heads * self.query_dim(), heads * self.value_dim);

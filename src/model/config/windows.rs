@@ -1,4 +1,4 @@
-//! The sliding windows of a model's layers, and the layers with RoPE.
+//! Which layers have a sliding window, and which have RoPE.
 
 use super::limits::{CONTEXT, LAYERS};
 use crate::error::LoadError;
@@ -7,7 +7,7 @@ use crate::model::json_file::JsonFile;
 
 const PATTERN: &str = "sliding_window_pattern";
 
-/// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
+/// The window of each layer, including the query's own token; `None` for full attention.
 pub(super) fn read(
     json: &JsonFile,
     family: &Family,
@@ -31,7 +31,6 @@ pub(super) fn read(
     Ok(windows)
 }
 
-/// The window of the layers that have one.
 fn window(json: &JsonFile, family: &Family) -> Result<Option<usize>, LoadError> {
     const KEY: &str = "sliding_window";
     let slides = match family.windows.slides {
@@ -48,7 +47,7 @@ fn window(json: &JsonFile, family: &Family) -> Result<Option<usize>, LoadError> 
     Ok(window)
 }
 
-/// The kind of each layer, in a family that reads it.
+/// `layer_types`, in families that read it.
 fn kinds<'a>(
     json: &'a JsonFile,
     family: &Family,
@@ -58,7 +57,7 @@ fn kinds<'a>(
         return Ok(None);
     }
     if matches!(family.windows.layers, WindowLayers::PeriodKey(_)) {
-        // A wrong one is refused even where the kinds are listed.
+        // A wrong value is rejected even if the kinds are listed.
         json.size(PATTERN, LAYERS)?;
     }
     let kinds = json.texts("layer_types")?;
@@ -72,7 +71,7 @@ fn kinds<'a>(
     Ok(kinds)
 }
 
-/// For each layer whether it has the window, where no list of kinds says it.
+/// For each layer, whether it has the window, without a list of kinds.
 fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>, LoadError> {
     Ok(match family.windows.layers {
         WindowLayers::All => vec![true; layers],
@@ -93,7 +92,7 @@ fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>
     })
 }
 
-/// Reads for each layer whether positions rotate its queries and keys. `no_rope_layers` has a 1 where they do.
+/// For each layer, whether it has RoPE. `no_rope_layers` has a 1 for layers with RoPE.
 pub(super) fn rotated(
     json: &JsonFile,
     family: &Family,

@@ -1,8 +1,7 @@
-//! The description of a model, from the metadata and the tensors of its file.
+//! Model configuration from GGUF metadata and tensors.
 //!
-//! The result is the same [`ModelConfig`] as that of a `config.json`. A file says less: biases, tied embeddings and the
-//! size of the vocabulary follow from which tensors there are. Unsupported keys that would change the result are
-//! refused.
+//! Produces the same [`ModelConfig`] as a `config.json`. Biases, tied embeddings and the vocabulary's size are derived
+//! from the tensors present. Unsupported keys that would change the result are rejected.
 
 use super::Gguf;
 use super::experts::experts;
@@ -26,7 +25,7 @@ use crate::model::families;
 use crate::model::family::{AttentionBias, Family, Intermediate};
 use souffleur_gguf::Metadata;
 
-/// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
+/// Number keys of other models of these architectures, with their neutral values; others are rejected.
 const NEUTRAL: [(&str, &[f64]); 13] = [
     ("attention.scale", &[0.0]),
     ("attention.output_scale", &[0.0, 1.0]),
@@ -44,10 +43,9 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
     ("pooling_type", &[0.0]),
 ];
 
-/// Flags of other models of these architectures, and their required values where present.
+/// Flags of other models of these architectures, with their required values if present.
 const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
 
-/// Reads the configuration of an opened model.
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, family) = family(metadata)?;
@@ -105,7 +103,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     })
 }
 
-/// The heads of a layer with attention.
+/// Of layers with attention.
 struct Heads {
     queries: usize,
     keys: usize,
@@ -155,14 +153,14 @@ impl Heads {
         })
     }
 
-    /// Elements of the widest heads that rotate.
+    /// Of the widest rotated heads.
     fn widest_rotary(&self) -> usize {
         let wide = self.fourth.as_ref().map(|own| own.config.full_head_dim);
         wide.unwrap_or(self.rotary_dim)
     }
 }
 
-/// The factors of Gemma, which no key has.
+/// Gemma's factors, for which there are no keys.
 fn gemma_scales(rules: &GemmaRules, hidden: usize, layers: usize, heads: &Heads) -> Scales {
     let scores = gemma::score_scale(rules, layers, hidden, (heads.queries, heads.dim));
     Scales {
@@ -240,8 +238,7 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError>
     Ok(())
 }
 
-/// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in some families the
-/// first elements.
+/// The head size, the same for keys and values, and its rotated part: all, or in some families the first elements.
 fn head_dims(
     keys: &Keys<'_>,
     family: &Family,
@@ -278,7 +275,7 @@ fn head_dims(
     Ok((head_dim, rotary_dim))
 }
 
-/// The rows of the embedding: `vocab_size` is often absent.
+/// From the embedding: `vocab_size` is often absent.
 fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     let metadata = gguf.metadata();
     let missing = || {
@@ -297,7 +294,7 @@ fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     }
 }
 
-/// Biases are where the first layer has one of them; the others must be there too.
+/// Derived from the biases of the first layer.
 fn bias(gguf: &Gguf, family: &Family) -> BiasConfig {
     let any = |parts: &[&str]| {
         let mut names = parts.iter().map(|part| format!("blk.0.{part}.bias"));

@@ -1,4 +1,4 @@
-//! The experts that a file describes.
+//! MoE configuration from GGUF.
 
 use super::Gguf;
 use super::keys::{Keys, ROUTER_NUMBERS};
@@ -9,7 +9,7 @@ use crate::model::config::experts::ExpertsConfig;
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
 use crate::model::family::GgufExperts;
 
-/// Numbers of [`ROUTER_NUMBERS`] that change nothing, in their order; others are refused. A function of 1 is the softmax
+/// Neutral values of [`ROUTER_NUMBERS`], in their order; others are rejected. A gating function of 1 is the softmax
 /// over all logits.
 const NEUTRAL: [&[f64]; 6] = [
     &[0.0, 1.0],
@@ -20,7 +20,7 @@ const NEUTRAL: [&[f64]; 6] = [
     &[0.0, 1.0],
 ];
 
-/// Reads the experts of a file; `None` where no layer has some. A layer has experts if it has a router.
+/// `None` if no layer has experts. A layer has experts if it has a router.
 pub(super) fn experts(
     gguf: &Gguf,
     keys: &Keys<'_>,
@@ -79,7 +79,6 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &GgufExperts) -> Result<(), LoadE
     Ok(())
 }
 
-/// For each layer whether it has experts.
 fn layers_with_router(
     gguf: &Gguf,
     keys: &Keys<'_>,

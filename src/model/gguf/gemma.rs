@@ -1,4 +1,4 @@
-//! The metadata of Gemma's families. Files store their norm weights as plain factors.
+//! GGUF metadata of Gemma's families. Norm weights are stored as plain factors.
 
 use std::ops::RangeInclusive;
 
@@ -14,7 +14,7 @@ use crate::model::config::limits::{
 use crate::model::family::Family;
 use crate::model::rope::{RopeConfig, RopeScaling};
 
-/// The layers of the models, of 27 billion weights, whose scores have another scale: Gemma 2 and 3.
+/// Layer counts of the 27B models of Gemma 2 and 3, whose score scale differs.
 const LARGEST: [usize; 2] = [46, 62];
 
 pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfig>, LoadError> {
@@ -42,13 +42,13 @@ pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfi
     }))
 }
 
-/// The sizes of Gemma 4's layers, which files list where they differ.
+/// Gemma 4's layer sizes, which files list if they differ.
 pub(super) struct Fourth {
     pub config: Gemma4Config,
-    /// Key heads and elements of a head, in layers with windows.
+    /// Key heads and head size, of sliding-window layers.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Width of the MLPs of layers that keep keys and values.
+    /// MLP width of layers that keep KV.
     pub intermediate_size: usize,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn read_fourth(
     })
 }
 
-/// A size for each layer, given once or in a list.
+/// A scalar, or a list by layer.
 fn each(
     keys: &Keys<'_>,
     name: &str,
@@ -160,7 +160,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     }))
 }
 
-/// The factor on scores. No key has it; like llama.cpp, this derives it from the number of layers.
+/// Without a key; derived from the number of layers, as in llama.cpp.
 pub(super) fn score_scale(
     rules: &GemmaRules,
     layers: usize,

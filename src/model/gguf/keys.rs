@@ -1,32 +1,22 @@
-//! The keys of one architecture in a file's metadata.
+//! GGUF metadata keys of one architecture.
 
 use std::ops::RangeInclusive;
 
 use crate::error::LoadError;
 use souffleur_gguf::Metadata;
 
-/// Factor on attention's scores.
 pub(crate) const SCORE_SCALE: &str = "attention.scale";
-/// Factor on embeddings.
 pub(crate) const EMBEDDING_SCALE: &str = "embedding_scale";
-/// Factor on a block's output.
 pub(crate) const RESIDUAL_SCALE: &str = "residual_scale";
-/// The divisor of logits.
 pub(crate) const LOGITS_DIVISOR: &str = "logit_scale";
 /// How fast queries grow with their positions.
 pub(crate) const QUERY_SLOPE: &str = "attention.temperature_scale";
-/// Softcap of scores.
 pub(crate) const SCORE_CAP: &str = "attn_logit_softcapping";
-/// Softcap of logits.
 pub(crate) const LOGITS_CAP: &str = "final_logit_softcapping";
-/// The function of a router's logits.
 pub(crate) const GATING: &str = "expert_gating_func";
-/// Factor on the experts' weights.
 pub(crate) const WEIGHTS_SCALE: &str = "expert_weights_scale";
-/// Number and width of the shared expert.
 pub(crate) const SHARED_EXPERT: &[&str] =
     &["expert_shared_count", "expert_shared_feed_forward_length"];
-/// All numbers that some router computes with.
 pub(crate) const ROUTER_NUMBERS: &[&str] = &[
     GATING,
     WEIGHTS_SCALE,
@@ -35,19 +25,17 @@ pub(crate) const ROUTER_NUMBERS: &[&str] = &[
     "expert_group_count",
     "interleave_moe_layer_step",
 ];
-/// Key and value heads.
 pub(crate) const KV_HEADS: &str = "attention.head_count_kv";
 
-/// The norm of attention's output, in families that norm it: our name, the file's.
+/// The norm of attention's output, in families with one: our name, the file's.
 pub(crate) const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
-/// The norm before the feed-forward block and the last one, in files that name them otherwise: the usual name, the
-/// other.
+/// The norm before the feed-forward block and the final one, in files with other names: the usual name, the other.
 pub(crate) const OTHER_NORMS: &[(&str, &str)] = &[
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
 ];
 
-/// The metadata of one architecture: keys that begin with its name.
+/// Keys with the architecture's prefix.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub metadata: Metadata<'a>,
@@ -71,7 +59,7 @@ impl<'a> Keys<'a> {
         self.metadata.number(&self.key(name), limits)
     }
 
-    /// A size, given once or for each layer; all layers must have the same.
+    /// A scalar, or a list with the same value for all layers.
     pub fn size(
         &self,
         name: &str,
@@ -97,7 +85,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A flag for each of `layers` layers, given as flags or as whole numbers. Entries after these are ignored.
+    /// Flags or integers for each of `layers` layers. Later entries are ignored.
     pub fn flags(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
         let Some(mut flags) = self.metadata.flags(&self.key(name))? else {
             return Ok(None);

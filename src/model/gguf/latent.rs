@@ -1,4 +1,4 @@
-//! The shape of latent attention that a file describes.
+//! Latent attention (MLA) configuration from GGUF.
 
 use super::Gguf;
 use super::keys::Keys;
@@ -6,8 +6,8 @@ use crate::error::LoadError;
 use crate::model::config::latent::LatentConfig;
 use crate::model::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};
 
-/// Reads the sizes. Newer files have separate up projections from latents to keys and to values, and name the sizes of
-/// heads in addition to the sizes stored per token.
+/// Newer files have separate up projections to keys and to values, and both the sizes of heads and the sizes stored per
+/// token.
 pub(super) fn latent(gguf: &Gguf, keys: &Keys<'_>) -> Result<LatentConfig, LoadError> {
     let split = gguf.tensor("blk.0.attn_k_b.weight").is_some();
     let head = |name: &str| -> Result<usize, LoadError> {

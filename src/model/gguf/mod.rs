@@ -1,9 +1,8 @@
-//! Models in GGUF files, as llama.cpp and tools built on it use them.
+//! Loads models from GGUF files, as written by llama.cpp and related tools.
 //!
 //! Every error is one sentence that names the file, the key or tensor, the value, the limit and the remedy.
-//! [`config`](fn@config) makes the configuration that a `config.json` would give, [`weights`](fn@weights) the weights
-//! under the names that Hugging Face's checkpoints use, [`vocabulary`](fn@vocabulary) the fields of a tokenizer and a
-//! chat template. The container itself is read by [`souffleur_gguf`].
+//! [`config`](fn@config) makes the configuration, [`weights`](fn@weights) the weights under Hugging Face's names,
+//! [`vocabulary`](fn@vocabulary) the fields of a tokenizer and a chat template. [`souffleur_gguf`] reads the container.
 
 mod config;
 mod experts;
@@ -28,7 +27,7 @@ use crate::model::weights::Weights;
 pub use souffleur_gguf::{Gguf, Metadata, model_name};
 pub(crate) use souffleur_gguf::{PartName, Tensor, files_of, only_model_in};
 
-/// Reads the fields of a tokenizer and a chat template; `None` if the file has no vocabulary.
+/// `None` if the file has no vocabulary.
 ///
 /// # Errors
 /// [`LoadError::Format`] naming key, value and limit.
@@ -36,16 +35,12 @@ pub fn vocabulary(gguf: &Gguf) -> Result<Option<VocabularyFields<'_>>, LoadError
     vocabulary::fields(gguf.metadata())
 }
 
-/// Reads the model's own sampling defaults.
-///
 /// # Errors
 /// [`LoadError::Format`] naming key, value and limit.
 pub fn generation_config(gguf: &Gguf) -> Result<GenerationConfig, LoadError> {
     sampling::defaults(gguf.metadata())
 }
 
-/// Reads the model's configuration.
-///
 /// # Errors
 /// [`LoadError::UnknownArchitecture`]; [`LoadError::Format`] naming key, value and limit.
 pub fn config(gguf: &Gguf) -> Result<ModelConfig, LoadError> {

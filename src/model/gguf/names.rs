@@ -1,4 +1,4 @@
-//! The places of a model's tensors in a file. Our names are those of Hugging Face's checkpoints.
+//! Maps our tensor names (Hugging Face's) to tensors, or rows of tensors, in a GGUF file.
 
 use std::ops::Range;
 
@@ -9,26 +9,22 @@ use crate::model::config::experts::ExpertNames;
 use crate::model::config::recurrent::Recurrence;
 use crate::model::weights::TensorSpec;
 
-/// The embedding.
 pub(super) const EMBEDDING: &str = "token_embd.weight";
-/// The output projection, absent where the embedding is it.
+/// Absent for tied embeddings.
 pub(super) const OUTPUT: &str = "output.weight";
-/// The inputs of all layers, by token.
+/// Per-layer inputs of all layers, by token.
 pub(super) const INPUT_TABLE: &str = "per_layer_token_embd.weight";
-/// Divisors of the rotation's frequencies.
+/// Divisors of RoPE's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
-/// The same for short and for long sequences.
+/// For short and for long sequences.
 pub(super) const ROPE_FACTORS: [&str; 2] =
     ["rope_factors_short.weight", "rope_factors_long.weight"];
 
-/// The tensors that a file may hold stacked in one.
 const FUSED: &str = "attn_qkv";
 
-/// The experts of a layer, stacked: gate, up, down.
+/// Stacked, for gate, up, down.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-/// Gate and up projections, in one stack.
 const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
-/// Their router.
 pub(super) const ROUTER: &str = "ffn_gate_inp";
 
 /// Names outside of layers: ours, the file's.
@@ -41,7 +37,7 @@ const ENDS: [(&str, &str); 6] = [
     ("lm_head", "output"),
 ];
 
-/// Names of tensors that are not as the others: ours, the file's within a layer.
+/// Irregular names: ours, the file's within a layer.
 const WHOLE: [(&str, &str); 7] = [
     ("layer_scalar", "layer_output_scale.weight"),
     ("moe.router.scale", "ffn_gate_inp.scale"),
@@ -51,7 +47,7 @@ const WHOLE: [(&str, &str); 7] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", CORRECTION),
 ];
-/// The rates of delta nets, in one tensor.
+/// Decay and beta of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
@@ -107,18 +103,15 @@ const LAYER: [(&str, &str); 49] = [
     ("linear_attn.out_proj", "ssm_out"),
 ];
 
-/// A matrix or a bias of an expert.
 struct ExpertPart<'a> {
     layer: &'a str,
     expert: usize,
-    /// Gate, up or down.
     projection: usize,
-    /// The end of the name.
     suffix: &'a str,
 }
 
 impl<'s> ExpertPart<'s> {
-    /// Finds out whether one of our tensors belongs to an expert.
+    /// `None` if the tensor is not an expert's.
     fn of(ours: &'s str) -> Option<Self> {
         let mut words = ours.strip_prefix("model.layers.")?.split('.');
         let (layer, module) = (words.next()?, words.next()?);
@@ -139,7 +132,7 @@ impl<'s> ExpertPart<'s> {
         })
     }
 
-    /// The name of the stack that it is in.
+    /// The name of the stack that contains it.
     fn file_name(&self) -> String {
         let (stack, suffix) = (EXPERTS[self.projection], self.suffix);
         format!("blk.{}.{stack}.{suffix}", self.layer)
@@ -176,13 +169,13 @@ impl<'s> ExpertPart<'s> {
     }
 }
 
-/// The numbers that are added to the scores of a layer's experts for the choice.
+/// Correction biases of a router's scores, for the choice.
 pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 
-/// The name in a file of one of our tensors.
+/// The file's name of one of our tensors.
 ///
 /// # Panics
-/// If no configuration has a tensor of this name.
+/// If no configuration has the tensor.
 pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
@@ -217,14 +210,12 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     }
 }
 
-/// Some or all rows of a tensor in a file.
 pub(super) struct Place<'a> {
     pub tensor: Tensor<'a>,
-    /// The shape that the whole tensor must have, outermost dimension first.
+    /// Expected shape of the whole tensor, outermost dimension first.
     pub whole: Vec<usize>,
-    /// Which of its rows, those of all matrices counted where it holds several.
+    /// Counted through all matrices of a stack.
     pub rows: Range<usize>,
-    /// Their order there.
     pub order: RowOrder,
 }
 
@@ -252,7 +243,7 @@ pub(super) fn find<'a>(
             .iter()
             .any(|part| spec.name.contains(&format!(".{part}.")));
         let whole: Vec<usize> = match spec.shape.as_slice() {
-            // Files hold the channels and taps of a convolution, and nothing between.
+            // Files omit the middle dimension of a convolution.
             &[channels, 1, taps] => vec![channels, taps],
             &[outputs, inputs] if by_head => {
                 let heads = config.num_attention_heads;
@@ -287,7 +278,6 @@ pub(super) fn find<'a>(
     })
 }
 
-/// The norm under its other name.
 fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Tensor<'a>> {
     let mut others = config.architecture.family().gguf.other_names.iter();
     others.find_map(|(usual, other)| {
@@ -296,8 +286,8 @@ fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Te
     })
 }
 
-/// Finds tensors of hybrids that are some rows of each group of a fused one: queries and gates of each head, the rates of
-/// each key head.
+/// Finds tensors of hybrids that are some rows of each group of a fused one: queries and gates of each head, decay and
+/// beta of each key head.
 fn part_of_hybrid<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,
@@ -336,7 +326,7 @@ fn part_of_hybrid<'a>(
     Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
 }
 
-/// Finds gate and up projections where one tensor holds both, as in files of Phi-3.
+/// Gate or up projection in a fused tensor, as in files of Phi-3.
 fn half_of_mlp<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,

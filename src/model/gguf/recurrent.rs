@@ -1,13 +1,13 @@
-//! The layers of a file, and the key and value heads of those without a state.
+//! Number of layers, and KV heads of a hybrid's attention layers, from GGUF.
 
 use super::keys::{KV_HEADS, Keys};
 use crate::error::LoadError;
 use crate::model::config::limits::{HEADS, LAYERS};
 
-/// Layers of multi-token prediction, after those of the model.
+/// Multi-token prediction (MTP) layers, which follow the model's.
 const EXTRA_LAYERS: &str = "nextn_predict_layers";
 
-/// Layers of the model.
+/// Number of layers without MTP.
 pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
     let all = keys.required("block_count", LAYERS)?;
     let extra = keys.size(EXTRA_LAYERS, 0..=*LAYERS.end())?.unwrap_or(0);
@@ -20,7 +20,7 @@ pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
     }
 }
 
-/// The key and value heads of the layers that have some; in a list the others have none.
+/// Of the attention layers; in a list the others have 0.
 pub(super) fn kv_heads(keys: &Keys<'_>) -> Result<Option<usize>, LoadError> {
     let key = keys.key(KV_HEADS);
     if !keys.metadata.is_list(&key) {

@@ -1,4 +1,4 @@
-//! The rotation of a file: keys of its metadata, or a tensor of divisors.
+//! RoPE configuration from GGUF metadata, or from a tensor of divisors.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use crate::model::config::limits::CONTEXT;
 use crate::model::family::GgufFamily;
 use crate::model::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
 
-/// The numbers that a frequency may be divided by; a very large one means no rotation.
+/// Of frequencies; a very large divisor disables rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
-/// A tenth of YaRN's `mscale_all_dim`, or all of it: see [`GgufFamily::yarn_weights`].
+/// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_weights`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const SCALING: &str = "rope.scaling.type";
-/// Whether positions rotate at all.
+/// Whether the model has RoPE at all.
 const FINETUNED: &str = "rope.scaling.finetuned";
 
-/// Reads the rotation of heads of `head_dim` elements.
 pub(super) fn rope(
     gguf: &Gguf,
     keys: &Keys<'_>,
@@ -57,7 +56,7 @@ pub(super) fn rope(
     })
 }
 
-/// The rotations of short and of long sequences, where a file has both.
+/// RoPE of short and long sequences, if the file has both.
 fn long_rope(
     gguf: &Gguf,
     keys: &Keys<'_>,
@@ -92,7 +91,7 @@ fn long_rope(
     }))
 }
 
-/// An error about a tensor that is there without another.
+/// A tensor is present without its counterpart.
 fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
     let reason = format!("is present without {missing}: convert the model again");
     gguf.metadata().error(found, reason)
@@ -103,7 +102,7 @@ fn scaling(
     family: &GgufFamily,
     max_positions: usize,
 ) -> Result<RopeScaling, LoadError> {
-    // A factor of 0 means that there is none, as in llama.cpp.
+    // 0 means none, as in llama.cpp.
     let unless_zero = |name| {
         Ok(keys
             .number(name, 0.0..=1e6)?
@@ -175,7 +174,7 @@ fn yarn(
     Ok(yarn)
 }
 
-/// The divisors of frequencies in a tensor, one for each pair of the `head_dim` elements that rotate.
+/// One divisor for each pair of the `head_dim` rotated elements.
 fn divisors(gguf: &Gguf, name: &str, head_dim: usize) -> Result<Option<Arc<[f32]>>, LoadError> {
     let Some(tensor) = gguf.tensor(name) else {
         return Ok(None);

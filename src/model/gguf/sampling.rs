@@ -1,4 +1,4 @@
-//! The sampling defaults of a file, which a folder has in `generation_config.json`.
+//! Sampling defaults from GGUF metadata, the counterpart of `generation_config.json`.
 
 use std::ops::RangeInclusive;
 
@@ -8,8 +8,8 @@ use crate::model::generation::{
 };
 use souffleur_gguf::Metadata;
 
-/// Reads the keys under `general.sampling.` that converters make of a model's `generation_config.json`. Samplers that this engine
-/// does not have (XTC, Mirostat, an order of samplers) are left out: they are preferences, not part of the model.
+/// Reads `general.sampling.*`, which converters write from `generation_config.json`. Unsupported samplers (XTC,
+/// Mirostat, sampler order) are ignored: they are preferences, not part of the model.
 pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadError> {
     let read = |name: &str, limits: RangeInclusive<f64>| {
         metadata.number(&format!("general.sampling.{name}"), limits)
@@ -21,7 +21,7 @@ pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadE
     let penalized = read("penalty_last_n", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
     let penalty = number("penalty_repeat", PENALTY)?;
     Ok(GenerationConfig {
-        // These are with the tokenizer.
+        // The tokenizer has these.
         eos_token_ids: None,
         temperature: number("temp", TEMPERATURE)?,
         top_p: number("top_p", TOP_P)?,

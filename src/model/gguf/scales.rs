@@ -1,4 +1,4 @@
-//! Numbers that some families multiply their activations with, as files have them.
+//! Scale factors on activations from GGUF.
 
 use super::keys::{
     EMBEDDING_SCALE, Keys, LOGITS_DIVISOR, QUERY_SLOPE, RESIDUAL_SCALE, SCORE_SCALE,
@@ -8,7 +8,7 @@ use crate::kernels::rope::PositionScale;
 use crate::model::config::limits::CONTEXT;
 use crate::model::config::scales::{FACTORS, SLOPES, Scales, unless_one};
 
-/// Reads the factors, of the keys that the family has. Zero means that there is none, as in llama.cpp.
+/// Reads the keys `named`. Zero means none, as in llama.cpp.
 pub(super) fn read(
     keys: &Keys<'_>,
     named: &[&str],

@@ -1,4 +1,4 @@
-//! The text side of a file's metadata.
+//! Tokenizer and chat template fields from GGUF metadata.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,6 @@ use crate::error::LoadError;
 use crate::model::text::VocabularyFields;
 use souffleur_gguf::Metadata;
 
-/// The keys of a tokenizer.
 #[derive(Clone, Copy)]
 struct Keys<'a>(Metadata<'a>);
 
@@ -40,7 +39,7 @@ fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
-/// Reads the fields of a tokenizer and a chat template; `None` if the file has no vocabulary.
+/// `None` if the file has no vocabulary.
 pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'_>>, LoadError> {
     let keys = Keys(metadata);
     let owned = |text: Option<&str>| text.map(str::to_owned);
@@ -65,8 +64,7 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
     }))
 }
 
-/// Reads which of `vocab_size` tokens end an output. The keys for them count without a tokenizer too, which may come
-/// from elsewhere.
+/// The EOS tokens below `vocab_size`. They are used also with a tokenizer from another file.
 pub(super) fn end_token_ids(
     metadata: Metadata<'_>,
     vocab_size: usize,
@@ -76,7 +74,7 @@ pub(super) fn end_token_ids(
     Ok(ids)
 }
 
-/// Reads only the fields that determine the ends of outputs.
+/// Only the fields that determine EOS.
 fn ends(keys: Keys<'_>) -> Result<VocabularyFields<'_>, LoadError> {
     Ok(VocabularyFields {
         tokens: keys.texts("tokens")?,

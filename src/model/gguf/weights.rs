@@ -1,4 +1,4 @@
-//! The tensors of a file under our names.
+//! Weights of a GGUF file, under our names.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::kernels::tensor_view::Stored;
 use crate::model::config::ModelConfig;
 use crate::model::weights::{Entry, TensorSpec, Weights};
 
-/// Finds every tensor of the configuration, and nothing else.
+/// Finds exactly the tensors of the configuration.
 pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {
     let mut entries = Vec::new();
     let rotations = ROPE_FACTORS.into_iter().chain([ROPE_FREQS]);
@@ -78,7 +78,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     })
 }
 
-/// Whether shapes are equal up to leading dimensions of 1.
+/// Equality up to leading dimensions of 1.
 fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     let longer = got.len().max(expected.len());
     let filled = |shape: &[usize]| {
@@ -88,14 +88,14 @@ fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     filled(got) == filled(expected)
 }
 
-/// Types without blocks, by their number in a file.
+/// Types without blocks, by id.
 const PLAIN: [(u32, &str, Dtype); 3] = [
     (0, "F32", Dtype::F32),
     (1, "F16", Dtype::F16),
     (30, "BF16", Dtype::BF16),
 ];
 
-/// How elements of this type are stored; `None` for types without kernels. Only matrices have blocks.
+/// `None` for types without kernels. Only matrices have blocks.
 fn stored(id: u32, spec: &TensorSpec) -> Option<Stored> {
     let plain = PLAIN.iter().find(|(known, ..)| *known == id);
     match (plain, spec.shape.len()) {
@@ -105,7 +105,6 @@ fn stored(id: u32, spec: &TensorSpec) -> Option<Stored> {
     }
 }
 
-/// The names of the types that a tensor can have.
 fn supported(spec: &TensorSpec) -> String {
     let plain = PLAIN.iter().map(|(_, name, _)| *name);
     let blocks = BlockType::ALL.iter().map(|block| block.name());
@@ -113,13 +112,13 @@ fn supported(spec: &TensorSpec) -> String {
     plain.chain(blocks).collect::<Vec<_>>().join(", ")
 }
 
-/// A tensor that the configuration does not describe would change the result if it were used.
+/// Rejects unknown tensors, which would change the result if they were used.
 fn refuse_others(
     gguf: &Gguf,
     config: &ModelConfig,
     used: &BTreeSet<String>,
 ) -> Result<(), LoadError> {
-    // Layers after the last one are those of multi-token prediction.
+    // Layers after the last one are for multi-token prediction.
     let is_extra = |name: &str| {
         let layer = name
             .strip_prefix("blk.")

@@ -1,4 +1,4 @@
-//! The sliding windows that a file describes, and the layers with RoPE.
+//! Which layers of a GGUF model have a sliding window, and which have RoPE.
 
 use super::keys::Keys;
 use crate::error::LoadError;
@@ -9,7 +9,7 @@ use crate::model::family::{Family, GgufWindows};
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
+/// The window of each layer, including the query's own token; `None` for full attention.
 pub(super) fn read(
     keys: &Keys<'_>,
     windows: GgufWindows,
@@ -38,7 +38,7 @@ pub(super) fn read(
     }
 }
 
-/// Which layers have RoPE: no key says it, and in all models of such a family the interval is the usual one.
+/// There is no key: all models of such a family have the usual interval.
 pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     match family.no_rope_interval {
         Some(interval) => every_but(interval, layers),
@@ -46,7 +46,7 @@ pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     }
 }
 
-/// Which layers have the window: the listed ones, or all but the last one of each period.
+/// For each layer, whether it has the window: the listed layers, or all but the last of each period.
 fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, LoadError> {
     if keys.metadata.is_list(&keys.key(PATTERN)) {
         return Ok(keys.flags(PATTERN, layers)?.unwrap_or_default());
@@ -56,8 +56,7 @@ fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, Lo
     Ok((0..layers).map(slides).collect())
 }
 
-/// In other architectures no key says which layers have the window. A window at least as long as the context changes
-/// nothing.
+/// In other architectures no key names the layers with the window. A window at least as long as the context is neutral.
 fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
     let context = keys.required("context_length", CONTEXT)?;
     match keys.size(WINDOW, 0..=usize::MAX >> 1)? {

@@ -1,4 +1,4 @@
-//! The matrices of heads: rows of a tensor that holds those of all heads, as they are or transposed.
+//! Loads per-head matrices: rows of a tensor with all heads, as stored or transposed.
 
 use super::{Loader, view_of};
 use crate::error::LoadError;
@@ -7,34 +7,23 @@ use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::tensor_view::TensorView;
 
-/// Where the matrices of heads are in a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows<'a> {
-    /// The tensor.
     pub name: &'a str,
-    /// Rows that it has for each head.
     pub rows: usize,
-    /// Elements of a row.
     pub width: usize,
-    /// Which rows of a head are its matrix.
     pub first: usize,
-    /// How many.
     pub len: usize,
-    /// Their layout there.
     pub turn: Turn,
 }
 
-/// The layout of a matrix in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Outputs are rows.
     AsStored,
-    /// Inputs are rows.
     Transposed,
 }
 
 impl HeadRows<'_> {
-    /// Outputs and inputs of a head.
     fn shape(&self) -> [usize; 2] {
         match self.turn {
             Turn::AsStored => [self.len, self.width],
@@ -44,7 +33,6 @@ impl HeadRows<'_> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// Loads a matrix for each of `n_heads` heads.
     pub fn head_matrices(
         &mut self,
         n_heads: usize,
@@ -97,7 +85,6 @@ impl<B: Backend> Loader<'_, B> {
         self.backend.head_matrices(heads)
     }
 
-    /// Loads a vector after `zeros` zeros.
     pub fn vector_after_zeros(
         &mut self,
         zeros: usize,
@@ -116,7 +103,6 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-/// The transposed matrix of one whose rows have `width` elements.
 fn transposed(values: &[f32], width: usize) -> Vec<f32> {
     let column = |column| values.iter().skip(column).step_by(width).copied();
     (0..width).flat_map(column).collect()

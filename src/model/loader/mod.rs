@@ -1,10 +1,10 @@
 //! Loads a model's weights from its files onto a device.
 //!
-//! [`Checkpoint::open`] checks everything that can be known without taking memory; [`Loader`] then hands tensors to a
+//! [`Checkpoint::open`] checks everything that is possible without allocation; [`Loader`] then loads tensors into a
 //! backend one by one and reports progress.
 //!
-//! Weights are packed at every start, in parallel, from the mapped files, whose memory is released tensor by tensor.
-//! There is no file of packed weights: 1.2 GB take 0.3 to 0.9 s on two cores.
+//! Weights are packed at every start, in parallel, from mapped files, whose pages are released tensor by tensor. Packed
+//! weights are not cached: 1.2 GB take 0.3 to 0.9 s on two cores.
 
 pub mod heads;
 
@@ -29,27 +29,22 @@ use crate::model::weights::{
     Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
 };
 
-/// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadFormat {
     /// The safetensors in the model's folder, or the GGUF file.
     #[default]
     Auto,
-    /// Random weights, of the shapes in `config.json`, the only file that the folder needs, or of the shapes in a GGUF
-    /// file.
+    /// Random weights, of the shapes in a folder's `config.json`, which needs no other file, or in a GGUF file.
     Dummy,
 }
 
-/// Receives the progress of loading: bytes read, bytes in all.
+/// Progress: bytes read, total bytes.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// A model's files, opened and checked: every tensor of the configuration is present, or will be random, in the right
-/// shape.
+/// Opened and checked: every tensor of the configuration is present in the right shape, or will be random.
 pub struct Checkpoint {
-    /// The model's configuration.
     pub config: ModelConfig,
-    /// Element type that matrices and KV will have.
     pub dtype: Dtype,
     /// `None` for random weights.
     weights: Option<Weights>,
@@ -57,10 +52,10 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a folder or a GGUF file. Without a `dtype` the model runs in that of its embedding, or as [`Gguf::dtype`]
-    /// says; without weights in that which its configuration names.
+    /// determines; without weights in the configured one.
     ///
     /// # Errors
-    /// Any [`LoadError`] but [`LoadError::Memory`].
+    /// Any [`LoadError`] except [`LoadError::Memory`].
     pub fn open(
         path: &Path,
         dtype: Option<Dtype>,
@@ -77,7 +72,6 @@ impl Checkpoint {
         })
     }
 
-    /// A model whose weights are made in `dtype`.
     pub fn without_files(config: ModelConfig, dtype: Dtype) -> Self {
         Self {
             config,
@@ -86,28 +80,27 @@ impl Checkpoint {
         }
     }
 
-    /// The element types in the files, those with the most bytes first; none if the weights are made.
+    /// Most bytes first; empty for random weights.
     pub fn types(&self) -> &[TypeCount] {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
 
-    /// How the matrices in the files are quantised, where they are not plain and not in blocks.
+    /// Quantisation of the matrices in the files, if not plain or in GGUF blocks.
     pub fn scheme(&self) -> Option<Scheme> {
         self.weights.as_ref()?.scheme()
     }
 
-    /// The memory that each layer keeps of a sequence, with KV in the type of the weights.
     pub fn kv_layout(&self) -> KvLayout {
         self.kv_layout_in(None)
     }
 
-    /// The same with KV in `dtype`, if one is named.
+    /// KV in `dtype`, if given.
     pub fn kv_layout_in(&self, dtype: Option<KvDtype>) -> KvLayout {
         self.config.kv_layout(dtype.unwrap_or(self.dtype.into()))
     }
 
-    /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept`
-    /// returns the size of a matrix `[outputs, inputs]` that stays in the blocks in which it is stored.
+    /// Bytes of the loaded weights: matrices in `dtype` or quantised, norms and biases in f32. `kept` returns the size
+    /// of a matrix `[outputs, inputs]` that keeps its stored blocks.
     pub fn weights_bytes(
         &self,
         quantization: Option<Quantization>,
@@ -118,7 +111,7 @@ impl Checkpoint {
         tensors.iter().map(bytes).sum()
     }
 
-    /// The size of one loaded tensor, as [`Self::weights_bytes`] counts it.
+    /// As counted by [`Self::weights_bytes`].
     pub fn tensor_bytes(
         &self,
         spec: &TensorSpec,
@@ -149,12 +142,11 @@ impl Checkpoint {
         in_panels.unwrap_or_else(exact)
     }
 
-    /// How the files store a tensor, if they have it.
     pub fn stored(&self, name: &str) -> Option<Stored> {
         self.weights.as_ref()?.stored(name)
     }
 
-    /// Bytes of the model's tensors as stored, or as they are made.
+    /// As stored, or as generated.
     fn stored_bytes(&self) -> u64 {
         let stored = |spec: &TensorSpec| match &self.weights {
             Some(weights) => weights.bytes_of(&spec.name).unwrap_or(0) as u64,
@@ -164,7 +156,7 @@ impl Checkpoint {
     }
 }
 
-/// The configuration of a model, the element type that its files suggest, and its weights if they are not made.
+/// Configuration, element type suggested by the files, and weights unless random.
 type Opened = (ModelConfig, Option<Dtype>, Option<Weights>);
 
 fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
@@ -197,7 +189,6 @@ fn open_gguf(file: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> 
     Ok((config, dtype, weights))
 }
 
-/// Hands the tensors of a checkpoint to a backend.
 pub struct Loader<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     backend: &'a mut B,
@@ -207,7 +198,6 @@ pub struct Loader<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
-    /// Begins to load `checkpoint` into `backend`.
     pub fn new(checkpoint: &'a Checkpoint, backend: &'a mut B, progress: LoadProgress<'a>) -> Self {
         let total_bytes = checkpoint.stored_bytes();
         Self {
@@ -219,7 +209,6 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// The model's configuration.
     pub fn config(&self) -> &'a ModelConfig {
         &self.checkpoint.config
     }
@@ -253,7 +242,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(matrix)
     }
 
-    /// The type that a matrix that no backend knows is converted to.
+    /// The type to which matrices without native kernels are converted.
     fn target(&self, role: MatrixRole) -> Target {
         Target {
             dtype: self.checkpoint.dtype,
@@ -261,7 +250,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// A tensor in the order that checkpoints have its rows in, where its own file says none.
+    /// Sets the row order of checkpoints, unless the file has its own.
     fn ordered<'v>(&self, view: TensorView<'v>, name: &str) -> TensorView<'v> {
         match view.order {
             RowOrder::AsNumbered => TensorView {
@@ -272,7 +261,6 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// The role of each part of a stack.
     fn roles(&self, parts: &[(&str, usize)]) -> Vec<MatrixRole> {
         let roles = parts.iter().map(|(name, _)| self.config().role(name));
         roles.collect()
@@ -290,7 +278,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         matrix
     }
 
-    /// Loads vectors `(name, width)`, joined.
+    /// Loads vectors `(name, width)`, concatenated.
     pub fn vector(&mut self, parts: &[(&str, usize)]) -> Result<B::Vector, LoadError> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(self.random_vector(parts));
@@ -305,7 +293,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(vector)
     }
 
-    /// Loads a norm's factors. Some families store them minus one.
+    /// Some families store the weights minus one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
         if self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
             self.mapped_vector(name, &[width], |values| {
@@ -316,7 +304,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// Loads the factors of a convolution, `[channels, 1, n_taps]` in files, as `[n_taps, channels]`.
+    /// Transposes `[channels, 1, n_taps]` in files to `[n_taps, channels]`.
     pub fn taps(
         &mut self,
         name: &str,
@@ -330,7 +318,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// Loads the decays of heads: `-exp(A_log)`, which GGUF files store as such.
+    /// `-exp(A_log)`, which GGUF files store directly.
     pub fn decays(&mut self, name: &str, heads: usize) -> Result<B::Vector, LoadError> {
         let recurrent = self.config().recurrent.as_ref();
         match recurrent.map(|recurrent| recurrent.written) {
@@ -343,7 +331,6 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// Loads a tensor and changes its elements on the way.
     fn mapped_vector(
         &mut self,
         name: &str,
@@ -381,7 +368,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.vector(&[view])
     }
 
-    /// Loads the projections `(name, outputs)`, stacked: `{name}.weight` and, if there is a bias, `{name}.bias`.
+    /// Loads projections `(name, outputs)`, stacked: `{name}.weight` and, with a bias, `{name}.bias`.
     pub fn linear(
         &mut self,
         parts: &[(String, usize)],
@@ -405,12 +392,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// Hands over the experts of a layer.
     pub fn experts(&mut self, experts: Vec<Expert<B>>, gate: Gate) -> B::Experts {
         self.backend.experts(experts, gate)
     }
 
-    /// Makes the configured rotation.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
         let wide = config.fourth().map(|own| own.full_head_dim);
@@ -418,20 +403,20 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.rope(&config.rope.frequencies(dim))
     }
 
-    /// Makes the rotation of layers with windows, where it differs.
+    /// `None` unless window layers have their own.
     pub fn window_rope(&mut self) -> Option<B::Rope> {
         let config = self.config();
         let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
         Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
     }
 
-    /// Makes the identity rotation, if some layers have no RoPE.
+    /// The identity rotation, if some layers have no RoPE.
     pub fn no_rope(&mut self) -> Option<B::Rope> {
         let has_some = self.config().rotated.contains(&false);
         has_some.then(|| self.backend.rope(&Rope::none()))
     }
 
-    /// The factor on embeddings; Gemma's is rounded to the model's element type.
+    /// Gemma's is rounded to the model's element type.
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
         match self.config().gemma {
@@ -440,12 +425,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// A number, rounded to the model's element type.
+    /// Rounds to the model's element type.
     pub fn rounded(&self, number: f32) -> f32 {
         self.checkpoint.dtype.rounded(number)
     }
 
-    /// Loads a tensor of one number.
     pub fn number(&mut self, name: &str) -> Result<f32, LoadError> {
         let Some(weights) = &self.checkpoint.weights else {
             return Ok(1.0);
@@ -456,7 +440,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(number)
     }
 
-    /// Loads a norm's factors, each times a number.
+    /// Loads a norm's weight, times a factor.
     pub fn scaled_norm(
         &mut self,
         name: &str,
@@ -474,7 +458,6 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-/// A matrix as a backend takes it.
 fn view_of<'a>(source: &MatrixSource<'a>, converted: Option<&'a Converted<'_>>) -> TensorView<'a> {
     match (source, converted) {
         (MatrixSource::Plain(view), _) => *view,

@@ -1,4 +1,5 @@
-//! LongRoPE, arXiv 2402.13753: a divisor for each frequency, in one set for short sequences and another for long ones.
+//! LongRoPE, arXiv 2402.13753: a divisor for each frequency, with one set for short sequences and another for long
+//! ones.
 
 use std::sync::Arc;
 
@@ -7,21 +8,18 @@ use serde_json::Value;
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
-/// The parameters of LongRoPE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// The divisors for sequences that stay within the original context, one for each pair.
+    /// For sequences within the original context, one divisor for each pair.
     pub short: Vec<f32>,
-    /// The divisors for all others.
     pub long: Vec<f32>,
-    /// Context of the training before scaling, in tokens.
+    /// Trained context before scaling, in tokens.
     pub original_max_position_embeddings: usize,
     /// Factor on cos and sin, for both.
     pub attention_factor: f64,
 }
 
 impl LongRope {
-    /// Reads the parameters of a rotation.
     pub(super) fn read(
         own: &JsonFile,
         original: usize,
@@ -45,7 +43,7 @@ impl LongRope {
         }))
     }
 
-    /// Refuses a number of divisors that is not the number of pairs.
+    /// The number of divisors must be that of pairs.
     pub(super) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         for (key, divisors) in [("short_factor", &self.short), ("long_factor", &self.long)] {
             let (got, expected) = (divisors.len(), rotary_dim / 2);
@@ -60,7 +58,6 @@ impl LongRope {
     }
 }
 
-/// Numbers that frequencies are divided by.
 fn divisors(own: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
     let value = own
         .value(key)

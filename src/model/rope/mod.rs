@@ -1,7 +1,7 @@
-//! Rotary position embedding: the configured frequencies.
+//! RoPE configuration: base, scaling, and the resulting frequencies.
 //!
-//! A rotation may depend only on the position and on properties that a sequence has when it begins
-//! ([`RopeConfig::long_above`]): a cached key must stay valid whatever the sequence does later.
+//! A rotation may depend only on the position and on properties fixed when a sequence begins
+//! ([`RopeConfig::long_above`]), so that cached keys stay valid.
 
 mod long;
 
@@ -15,21 +15,18 @@ use crate::error::LoadError;
 use crate::kernels::rope::Rope;
 use crate::model::json_file::JsonFile;
 
-/// Positions that a configuration may claim, in tokens.
+/// Maximum configured context, in tokens.
 pub(crate) const MAX_POSITIONS: usize = 1 << 27;
 
 const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 
-/// Sizes that the rotation of a `config.json` depends on.
 pub(crate) struct RopeContext {
-    /// The default base.
     pub theta: f64,
-    /// The model's context, in tokens.
     pub max_positions: usize,
     pub rotary_dim: usize,
 }
 
-/// Reads the rotation of a family whose layers all have the same.
+/// For families with the same RoPE in all layers.
 pub(crate) fn of_all_layers(
     json: &JsonFile,
     context: &RopeContext,
@@ -39,75 +36,63 @@ pub(crate) fn of_all_layers(
     Ok(rope)
 }
 
-/// How positions rotate q and k, as configured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Base of the wavelengths.
     pub theta: f64,
-    /// The change of the frequencies.
     pub scaling: RopeScaling,
 }
 
-/// The change of the frequencies to reach a longer context.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Nothing.
     Default,
-    /// All are divided.
+    /// Position interpolation: all frequencies are divided.
     Linear {
-        /// The divisor.
         factor: f64,
     },
     /// Llama 3.1: long wavelengths are divided, short ones kept, those between blended.
     Llama3 {
-        /// The divisor of long wavelengths.
         factor: f64,
         /// Wavelengths above `original / low_freq_factor` tokens are long.
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` tokens are short.
         high_freq_factor: f64,
-        /// Context of the training before scaling, in tokens.
+        /// Trained context before scaling, in tokens.
         original_max_position_embeddings: usize,
     },
     /// All are divided, and only the first pairs of a head rotate.
     Proportional {
-        /// The part of them that rotates.
         part: f64,
-        /// The divisor.
         factor: f64,
     },
-    /// YaRN: blends by dimension, and scales the attention.
+    /// YaRN: blends by dimension, and scales attention.
     Yarn(Yarn),
-    /// Each is divided by its own number, one for each pair: the form in which GGUF files hold Llama 3.1's.
+    /// Each pair's frequency has its own divisor, as GGUF files store Llama 3.1's scaling.
     Divided(Arc<[f32]>),
-    /// LongRoPE: the same with two sets of numbers, one of them for long sequences.
+    /// LongRoPE: as `Divided`, with two sets, one for long sequences.
     LongRope(Arc<LongRope>),
 }
 
-/// The parameters of YaRN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
-    /// The divisor of interpolated frequencies.
     pub factor: f64,
-    /// Context of the training before scaling, in tokens.
+    /// Trained context before scaling, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Dimensions that rotate more often than this over the original context are kept.
+    /// Dimensions with more rotations than this over the original context are kept.
     pub beta_fast: f64,
-    /// Dimensions that rotate less often than this over the original context are interpolated.
+    /// Dimensions with fewer rotations than this over the original context are interpolated.
     pub beta_slow: f64,
-    /// Factor on cos and sin; `None` to derive it from `factor`.
+    /// Factor on cos and sin; `None` derives it from `factor`.
     pub attention_factor: Option<f64>,
-    /// Weight of the derived attention factor's numerator; used with `mscale_all_dim` only.
+    /// Weight in the numerator of the derived attention factor; used with `mscale_all_dim` only.
     pub mscale: Option<f64>,
-    /// Weight of the derived attention factor's denominator; used with `mscale` only.
+    /// Weight in its denominator; used with `mscale` only.
     pub mscale_all_dim: Option<f64>,
-    /// Rounds the blend's ends to whole dimensions.
     pub truncate: bool,
 }
 
 impl RopeConfig {
     /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's, and the
-    /// original one before scaling in families that keep it outside of the rotation's parameters, as the default.
+    /// default original one in families with a key for it outside of the RoPE parameters.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
@@ -145,7 +130,7 @@ impl RopeConfig {
         })
     }
 
-    /// Reads the rotation of one kind of layers from its parameters, `own`.
+    /// For one kind of layers, with the parameters `own`.
     pub(crate) fn of_kind(
         outer: &JsonFile,
         own: Option<&JsonFile>,
@@ -177,7 +162,7 @@ impl RopeConfig {
         })
     }
 
-    /// Refuses a number of divisors that is not the number of pairs.
+    /// The number of divisors must be that of pairs.
     pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         match &self.scaling {
             RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
@@ -185,10 +170,10 @@ impl RopeConfig {
         }
     }
 
-    /// The length above which a sequence has the long frequencies, in tokens; `None` where all have the same.
+    /// Sequences longer than this, in tokens, use the long frequencies; `None` without long ones.
     ///
-    /// The length of a sequence is that of its prompt and of the longest output that it may have, so that it never changes:
-    /// keys that are cached stay valid.
+    /// A sequence's length is that of its prompt plus its maximum output, so that it never changes and cached keys stay
+    /// valid.
     pub fn long_above(&self) -> Option<usize> {
         match &self.scaling {
             RopeScaling::LongRope(both) => Some(both.original_max_position_embeddings),
@@ -196,15 +181,14 @@ impl RopeConfig {
         }
     }
 
-    /// Whether a configuration has no rotation parameters except the base. An empty `rope_parameters` means the default
-    /// rotation.
+    /// Whether only the base is configured. An empty `rope_parameters` means the default RoPE.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
         let scaling = json.object("rope_scaling")?;
         let is_scaled = scaling.is_some_and(|scaling| !scaling.entries().is_empty());
         Ok(!is_scaled && json.object("rope_parameters")?.is_none())
     }
 
-    /// Positions reached by stretching the original context, in tokens.
+    /// Context reached by scaling the original one, in tokens.
     pub fn extended_positions(&self) -> Option<usize> {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {
@@ -215,7 +199,7 @@ impl RopeConfig {
         }
     }
 
-    /// Factor on the scores of latent attention, in addition to the one on cos and sin.
+    /// Factor on latent attention's scores, in addition to that on cos and sin.
     pub fn score_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {
@@ -226,10 +210,10 @@ impl RopeConfig {
         }
     }
 
-    /// Computes the frequencies for heads of `head_dim` elements.
+    /// For heads of `head_dim` elements.
     ///
     /// # Panics
-    /// If they are divided by fewer numbers than a head has pairs.
+    /// If there are fewer divisors than pairs.
     pub fn frequencies(&self, head_dim: usize) -> Rope {
         let dim = head_dim as f64;
         // Rounded to f32 where torch rounds: far positions multiply any difference.
@@ -332,7 +316,7 @@ impl RopeScaling {
                     original_max_position_embeddings: original()?,
                 })
             }
-            // Names that Phi-3 had for it.
+            // Older names of Phi-3.
             "longrope" | "su" => long_rope(),
             "yarn" if own.has("long_factor") => long_rope(),
             "yarn" => Ok(Self::Yarn(yarn(own, original()?, max_positions)?)),
@@ -377,12 +361,10 @@ fn required(own: &JsonFile, key: &str) -> Result<f64, LoadError> {
         .ok_or_else(|| own.error(key, "is missing"))
 }
 
-/// The base of the wavelengths, if it is configured.
 pub(crate) fn theta(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     json.number("rope_theta", 1.000_001..=1e15)
 }
 
-/// The part of a head that rotates, if it is configured.
 pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     let part = |json: &JsonFile| json.number("partial_rotary_factor", 0.0..=1.0);
     for key in ["rope_scaling", "rope_parameters"] {
@@ -398,7 +380,7 @@ pub(crate) fn rotary_part(json: &JsonFile) -> Result<Option<f64>, LoadError> {
     part(json)
 }
 
-/// Refuses heads of which only a part rotates.
+/// Rejects partial rotary.
 pub(crate) fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
     match rotary_part(json)? {
         None | Some(1.0) => Ok(()),
@@ -414,7 +396,7 @@ fn blend(scaled: f64, plain: f64, kept: f64) -> f64 {
 }
 
 impl Yarn {
-    /// How far a pair is interpolated: 0 keeps its frequency, 1 divides it by `factor`.
+    /// Interpolation weight of a pair: 0 keeps its frequency, 1 divides it by `factor`.
     fn interpolated(&self, pair: usize, theta: f64, dim: f64) -> f64 {
         let original = self.original_max_position_embeddings as f64;
         let pair_of_turns =
@@ -430,7 +412,6 @@ impl Yarn {
         ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
     }
 
-    /// How far attention is sharpened, by a weight.
     fn by(&self, weight: f64) -> f64 {
         match self.factor {
             factor if factor <= 1.0 => 1.0,

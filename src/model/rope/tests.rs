@@ -1,4 +1,4 @@
-//! Frequencies of rotary position embeddings, against reference values.
+//! Tests of RoPE frequencies against reference values.
 
 use std::path::Path;
 

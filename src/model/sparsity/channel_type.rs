@@ -1,23 +1,21 @@
-//! The ranking criterion of channels.
+//! The criterion by which a key's channels are ranked for double sparsity.
 
-/// The ranking criterion of a key's channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelType {
-    /// The size of the product of query and key.
+    /// Magnitude of the product of query and key.
     #[default]
     Qk,
-    /// The size of the query.
+    /// Magnitude of the query.
     Q,
-    /// The size of the key.
+    /// Magnitude of the key.
     K,
 }
 
 impl ChannelType {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Qk, Self::Q, Self::K];
 
-    /// The name on the command line, and in a file's keys.
+    /// On the command line, and in a file's keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Qk => "qk",

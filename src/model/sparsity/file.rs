@@ -1,8 +1,8 @@
-//! Files of channels, in SGLang's format: an object with a key for each layer and ranking, whose value is a row of
-//! channels for each head, the most important first.
+//! Channel files of double sparsity, in SGLang's format: for each layer and ranking a key, whose value is a row of
+//! channels for each head, most important first.
 //!
-//! A label is read by all query heads of a key head, so there is a row for each key head. A row for each query head is
-//! taken too: the channels of a key head are then those whose ranks in its rows have the least sum.
+//! All query heads of a key head share its labels, so there is a row for each key head. Rows for each query head are
+//! also accepted: a key head then has the channels with the lowest sum of ranks in its rows.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,22 +18,18 @@ use crate::kernels::sparsity::LabelChannels;
 use crate::kv_layout::PagedKv;
 use crate::model::json_file::{JsonFile, format_error};
 
-/// Largest file read: that of 128 layers with 128 heads of 256 channels takes half of it.
+/// 128 layers with 128 heads of 256 channels take half of it.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// A file of channels.
 pub(super) struct ChannelFile {
     json: JsonFile,
-    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// The key of a layer's ranking.
 fn key(layer: usize, ranked_by: ChannelType) -> String {
     format!("model.layers.{layer}.self_attn.{}_proj", ranked_by.name())
 }
 
-/// Reads a file.
 pub(super) fn read(file: &Path) -> Result<ChannelFile, LoadError> {
     let io = |source| LoadError::Io {
         file: file.to_owned(),
@@ -53,7 +49,6 @@ pub(super) fn read(file: &Path) -> Result<ChannelFile, LoadError> {
 }
 
 impl ChannelFile {
-    /// The channels of a layer's key heads.
     pub fn channels(
         &self,
         layer: usize,
@@ -98,7 +93,7 @@ impl ChannelFile {
     }
 }
 
-/// The channels of a row, most important first.
+/// Most important first.
 fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     let row = row.as_array().ok_or("is not a list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
@@ -125,7 +120,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     Ok(channels)
 }
 
-/// The channels with the least sum of ranks; of equal ones the lower. A channel missing in a row ranks last there.
+/// The lowest sums of ranks; the lower channel among equals. A channel missing in a row ranks last there.
 fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
     let mut sums = vec![0; dim];
     for row in rows {
@@ -143,16 +138,15 @@ fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
     channels
 }
 
-/// How much each channel of a layer's key heads matters, `[n_kv_heads][channels]`, by each [`ChannelType`].
+/// Importance of each channel of a layer's key heads, `[n_kv_heads][channels]`, by each [`ChannelType`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelRanks {
-    /// The layer.
     pub layer: usize,
     /// In the order of [`ChannelType::ALL`].
     pub importance: [Vec<Vec<f64>>; 3],
 }
 
-/// Writes a file of channels; of equally important ones the lower goes first.
+/// Of equally important channels the lower comes first.
 ///
 /// # Errors
 /// [`LoadError::Io`].
@@ -171,8 +165,7 @@ pub fn write(file: &Path, layers: &[ChannelRanks]) -> Result<(), LoadError> {
     })
 }
 
-/// Indices from the largest value to the least. Values are means of absolute values, so their bits order them; NaN from
-/// a broken model is ordered by its bits too.
+/// Indices in descending order of value. Values are means of absolute values, so their bits order them, including NaN.
 fn ranking(importance: &[f64]) -> Vec<usize> {
     let mut channels: Vec<usize> = (0..importance.len()).collect();
     let bits = |channel: &usize| Reverse(importance[*channel].to_bits());

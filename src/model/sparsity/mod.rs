@@ -1,4 +1,4 @@
-//! Double sparsity as configured: which layers of a model have labels, and of which channels.
+//! Configuration of double sparsity: which layers have labels, and of which channels.
 
 mod channel_type;
 mod file;
@@ -14,76 +14,66 @@ use crate::error::LoadError;
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
 
-/// The requested settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityWish {
-    /// The file of channels.
     pub file: PathBuf,
-    /// Which of its rankings.
     pub ranked_by: ChannelType,
-    /// Channels of a label; [`default_channels`] of each key if not given.
+    /// Channels per label; [`default_channels`] if `None`.
     pub channels: Option<usize>,
-    /// Tokens that each query head attends to, its own among them.
+    /// Tokens per query head, including the query's own.
     pub tokens: usize,
-    /// Tokens from which on a query is sparse.
+    /// Context length from which a query is sparse, in tokens.
     pub threshold: usize,
 }
 
-/// A key's channels for each channel of a label, by default.
+/// Default ratio of a key's channels to a label's.
 const DEFAULT_SHARE: usize = 4;
-/// The least that it has by default, if a key has as many: of narrow keys a share finds too few tokens.
+/// Default minimum, if a key has as many: with narrow keys a fraction finds too few tokens.
 const LEAST_DEFAULT: usize = 32;
 
-/// The channels of a label by default: wide keys need more of them.
 pub fn default_channels(key_dim: usize) -> usize {
     (key_dim / DEFAULT_SHARE).max(LEAST_DEFAULT).min(key_dim)
 }
 
-/// Double sparsity of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSparsity {
-    /// The parameters that the kernels need.
     pub rules: Arc<DoubleSparsity>,
     /// Identifies everything that affects results: the parameters and the file's hash. It is part of the lookup keys of
-    /// KV that outlives its engine, so the same parameters have the same tag in every version.
+    /// persistent KV, so the same parameters have the same tag in every version.
     pub tag: Arc<str>,
 }
 
 impl ModelSparsity {
-    /// The [tag](Self::tag) as a part of a fingerprint: never empty, and not the beginning of that of other parameters.
+    /// The [tag](Self::tag) as a part of a fingerprint: never empty, and no prefix of another one.
     pub fn stable_bytes(&self) -> &[u8] {
         self.tag.as_bytes()
     }
 
-    /// The layout with labels.
     pub fn label(&self, layout: KvLayout) -> KvLayout {
         layout.with_labels(|layer| self.rules.labels_in(layer))
     }
 }
 
-/// The layers of a model, with the properties that double sparsity depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct LayersToLabel<'a> {
-    /// The memory that each keeps.
     pub layout: &'a KvLayout,
-    /// For each layer: how many tokens a query sees.
+    /// Sliding window of each layer.
     pub windows: &'a [Option<usize>],
-    /// Query heads of each layer.
     pub n_heads: usize,
 }
 
 impl LayersToLabel<'_> {
-    /// The keys of a layer that has labels: it has keys, and its queries see all tokens before them. Layers with a window
-    /// read few keys anyway, and those with a state none.
+    /// The keys of a layer with labels: one with full attention. Window layers read few keys, and recurrent layers
+    /// none.
     fn labelled(&self, layer: usize) -> Option<&PagedKv> {
         let pages = self.layout.layers()[layer].pages()?;
         self.windows[layer].is_none().then_some(pages)
     }
 
-    /// Elements of a head's label in each layer, by default [`default_channels`].
+    /// Elements of a head's label in each layer; [`default_channels`] by default.
     ///
     /// # Errors
-    /// The part of the model that double sparsity cannot serve.
+    /// The unsupported part of the model.
     pub fn labels(&self, channels: Option<usize>) -> Result<Vec<usize>, LoadError> {
         let refuse = |reason: String| {
             Err(LoadError::Device(format!(
@@ -134,7 +124,7 @@ impl LayersToLabel<'_> {
 }
 
 impl SparsityWish {
-    /// Reads the file for a model.
+    /// Reads the channel file for a model.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`] naming the file, layer, head and channel; [`LoadError::Device`] for a
@@ -175,7 +165,7 @@ impl SparsityWish {
     }
 }
 
-/// The sizes of the labels, one if all layers that have some have the same.
+/// A single number if all labels have the same size.
 fn spoken(labels: &[usize]) -> String {
     let mut sizes: Vec<usize> = labels.iter().copied().filter(|size| *size > 0).collect();
     sizes.dedup();

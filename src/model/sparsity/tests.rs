@@ -1,4 +1,4 @@
-//! Files of channels, good and hostile, and models that cannot be sparse.
+//! Tests of channel files, valid and invalid, and of models that cannot be sparse.
 
 use super::*;
 use crate::kv_layout::{LayerKv, StateHeads};
@@ -26,7 +26,7 @@ fn pages(values: Values) -> LayerKv {
     })
 }
 
-/// Two layers that see everything, one with a window and one with a state.
+/// Two layers with full attention, one with a window, one with a state.
 fn layout() -> KvLayout {
     let full = pages(Values::Own { dim: DIM });
     KvLayout::new(vec![
@@ -106,7 +106,7 @@ fn channels_are_those_of_the_ranking_and_ascend() {
     assert!(by_k.is_ok());
 }
 
-/// A file that ranks channels by both, and alike.
+/// Ranks channels by both criteria, equally.
 const BOTH: &str = r#"{"model.layers.0.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.0.self_attn.k_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.k_proj":[[0,1,2],[0,1,2]]}"#;
 
 #[test]
@@ -137,7 +137,7 @@ fn the_tag_tells_parameters_and_files_apart() {
     }
 }
 
-/// A block that was cached by an older version is found by it, or not, for the same reasons.
+/// Blocks cached by older versions must be found, or not, by the same tag.
 #[test]
 fn the_tag_is_that_of_every_version() {
     let read = read_text(BOTH, wish).expect("a good file");

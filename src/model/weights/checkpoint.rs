@@ -17,35 +17,30 @@ use crate::model::json_file::format_error;
 use crate::model::tensor_spec::TensorSpec;
 use souffleur_gguf::mapped::MappedFile;
 
-/// How many tensors of the files have an element type.
+/// Tensors of one element type in the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeCount {
-    /// The type's name in the files.
     pub name: String,
-    /// Number of tensors.
     pub tensors: usize,
-    /// Their size in the files.
     pub bytes: u64,
 }
 
-/// All weights of a model.
 pub struct Weights {
-    /// Where they were looked for, for errors.
+    /// The file or folder searched, for errors.
     searched: PathBuf,
     pub(super) files: Vec<MappedFile>,
     pub(super) entries: FxHashMap<String, Entry>,
     types: Vec<TypeCount>,
     pub(super) scheme: Option<Scheme>,
-    /// Transposed or interleaved matrices of expert stacks.
     pub(super) turned: FxHashMap<String, Turned>,
     /// Matrices that are rows of quantised ones.
     pub(super) parts: FxHashMap<String, PartOf>,
-    /// Parts of names in the files, and ours for them, where they differ.
+    /// Differing parts of names: the files', ours.
     pub(super) own_names: Vec<(&'static str, &'static str)>,
 }
 
 impl Weights {
-    /// Takes entries that were found in files. `types` names the element type and the bytes of each tensor there.
+    /// `types` are the element type and bytes of each tensor in the files.
     pub(crate) fn new<'a>(
         searched: &Path,
         files: Vec<MappedFile>,
@@ -64,12 +59,10 @@ impl Weights {
         }
     }
 
-    /// Takes matrices to be quantised so, where they are not plain.
     pub fn quantised(self, scheme: Option<Scheme>) -> Self {
         Self { scheme, ..self }
     }
 
-    /// How matrices are quantised, where they are not plain.
     pub fn scheme(&self) -> Option<Scheme> {
         self.scheme
     }
@@ -79,7 +72,7 @@ impl Weights {
     /// Other tensors are ignored.
     ///
     /// # Errors
-    /// The first thing wrong, as [`Self::tensor`] would report it.
+    /// The first error, as [`Self::tensor`] would report it.
     pub fn check(&self, expected: &[TensorSpec]) -> Result<(), LoadError> {
         for spec in expected {
             match <&[usize; 2]>::try_from(spec.shape.as_slice()) {
@@ -90,7 +83,7 @@ impl Weights {
         let names = expected.iter().map(|spec| spec.name.as_str());
         let known: BTreeSet<&str> = names.flat_map(|name| self.names_of(name)).collect();
         for name in self.entries.keys() {
-            // Old checkpoints store the rotation, which is computed from the configuration.
+            // Old checkpoints store RoPE's frequencies, which are computed from the configuration.
             if !known.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
                 tracing::debug!(tensor = name, "tensor is not part of the model, ignored");
             }
@@ -98,8 +91,6 @@ impl Weights {
         Ok(())
     }
 
-    /// Returns a tensor of the expected shape.
-    ///
     /// # Errors
     /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`], [`LoadError::Format`] for an unknown element type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<TensorView<'_>, LoadError> {
@@ -133,8 +124,8 @@ impl Weights {
         })
     }
 
-    /// Releases a tensor's pages to the system, which reads them from the file again on access. Without this a model
-    /// that is copied while it is loaded counts twice in the resident memory.
+    /// Releases a tensor's pages, which are read again from the file on access. Otherwise a model that is copied while
+    /// loading would count twice in resident memory.
     pub fn release(&self, name: &str) {
         // Two matrices may share these bytes; pages released too early are read again.
         for (file, range) in self.turned.get(name).into_iter().flat_map(Turned::ranges) {
@@ -146,7 +137,6 @@ impl Weights {
         }
     }
 
-    /// The tensors in the files that make up a tensor of the model.
     pub(super) fn names_of(&self, name: &str) -> Vec<&str> {
         let name = self.whole(name);
         let parts = part_names(name).filter(|_| self.scheme.is_some());
@@ -156,8 +146,7 @@ impl Weights {
         found.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Element type of a tensor as stored, or as it becomes where it is quantised to blocks, if it is there and of a known
-    /// type.
+    /// As stored, or as the blocks of the converted matrix; `None` if missing or of an unknown type.
     pub fn stored(&self, name: &str) -> Option<Stored> {
         match self.entries.get(name) {
             Some(entry) => entry.stored.as_ref().ok().copied(),
@@ -168,7 +157,7 @@ impl Weights {
         }
     }
 
-    /// Element type of a tensor as stored, if it is there and a plain one.
+    /// `None` if missing or not plain.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         match self.stored(name)? {
             Stored::Plain(dtype) => Some(dtype),
@@ -176,7 +165,7 @@ impl Weights {
         }
     }
 
-    /// Bytes of a tensor as stored, if it is there.
+    /// As stored; `None` if missing.
     pub fn bytes_of(&self, name: &str) -> Option<usize> {
         if let Some(turned) = self.turned.get(name) {
             return Some(turned.file_bytes());
@@ -191,12 +180,11 @@ impl Weights {
         (!names.is_empty()).then_some(share)
     }
 
-    /// Size of all tensors as stored.
     pub fn stored_bytes(&self) -> u64 {
         self.types.iter().map(|count| count.bytes).sum()
     }
 
-    /// The element types in the files, those with the most bytes first.
+    /// Most bytes first.
     pub fn types(&self) -> &[TypeCount] {
         &self.types
     }

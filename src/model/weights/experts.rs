@@ -1,23 +1,23 @@
-//! The tensors of experts, under the model's names.
+//! Maps experts' tensors to the model's names.
 //!
-//! Checkpoints name them in several ways: each expert's matrices by themselves, in either family's words, or those of all
-//! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
-//! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a separate tensor.
+//! Checkpoints name each expert's matrices separately, in either family's terms, or stack those of all experts in one
+//! tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj` `[experts, hidden, width]`.
+//! 8-bit stacks have their scales in a separate tensor.
 
 use super::checkpoint::Weights;
 use super::entry::Entry;
 use crate::error::LoadError;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
 
-/// Tensors that hold the matrices of all experts, and which of gate, up and down these are.
+/// Stacks of all experts' matrices, and which of gate, up and down they contain.
 const STACKED: [(&str, &[usize]); 2] = [("gate_up_proj", &[0, 1]), ("down_proj", &[2])];
 
 impl Weights {
-    /// Renames experts, and takes them out of stacks.
+    /// Renames experts, and splits stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says, or in codes
-    /// that are not supported.
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration, or in
+    /// unsupported codes.
     pub fn name_experts(
         &mut self,
         experts: &ExpertsConfig,
@@ -39,7 +39,6 @@ impl Weights {
         Ok(())
     }
 
-    /// Gives routers and experts the names of one family.
     fn rename_experts(&mut self, names: ExpertNames) {
         let renamed = |name: &String| Some((name.clone(), renamed(name, names)?));
         let renamed: Vec<(String, String)> = self.entries.keys().filter_map(renamed).collect();
@@ -101,7 +100,7 @@ impl Weights {
     }
 }
 
-/// The name of a tensor of a router or an expert among `names`, if it has another.
+/// The new name of a router's or expert's tensor, if it differs.
 fn renamed(name: &str, names: ExpertNames) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, rest) = rest.split_once('.')?;

@@ -1,4 +1,4 @@
-//! Weights in safetensors: one file, or the shards that an index names.
+//! Weights in safetensors: a single file, or the shards of an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -14,11 +14,8 @@ use crate::kernels::tensor_view::{RowOrder, Stored};
 use crate::model::json_file::{JsonFile, format_error};
 use souffleur_gguf::mapped::MappedFile;
 
-/// The weights of a model that is not sharded.
 pub(crate) const SINGLE: &str = "model.safetensors";
-/// The list of the shards of one that is.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// Largest index file read.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]
@@ -29,7 +26,7 @@ struct Shards {
 }
 
 impl Weights {
-    /// Maps `model.safetensors`, or the shards that `model.safetensors.index.json` names, and reads their headers.
+    /// Maps `model.safetensors`, or the shards of `model.safetensors.index.json`, and reads their headers.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`] naming the file: missing, truncated or corrupt.
@@ -62,8 +59,7 @@ impl Weights {
     }
 }
 
-/// The files that the weights in a folder come from, in order: as [`Weights::open`] finds them, with the index if there is
-/// one.
+/// The files that [`Weights::open`] reads, in order, including the index.
 ///
 /// # Errors
 /// The index cannot be read.
@@ -88,7 +84,7 @@ impl Shards {
                 let reason = format!("is not a complete safetensors file: {error}");
                 format_error(mapped.path(), reason)
             })?;
-        // The format: 8 bytes of header length, the header, then the data that offsets count from.
+        // Format: 8 bytes of header length, the header, then the data, from which offsets count.
         let data_start = 8 + header_bytes;
         for (name, info) in metadata.tensors() {
             if !wanted(&name) {
@@ -113,7 +109,7 @@ impl Shards {
     }
 }
 
-/// The element type of a tensor in a file; `None` for types without kernels.
+/// `None` for types without kernels.
 fn dtype_of(dtype: safetensors::Dtype) -> Option<Dtype> {
     match dtype {
         safetensors::Dtype::F32 => Some(Dtype::F32),
@@ -123,7 +119,6 @@ fn dtype_of(dtype: safetensors::Dtype) -> Option<Dtype> {
     }
 }
 
-/// Reads which tensors each shard holds.
 fn shards_of(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, LoadError> {
     let json = JsonFile::read(index, MAX_INDEX_BYTES)?;
     let map = json

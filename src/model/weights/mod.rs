@@ -1,8 +1,7 @@
-//! Weights as stored on disk: files, mapped and checked, never copied here.
+//! Weights as stored on disk: mapped and checked files.
 //!
-//! A model's whole set of names, shapes and element types is checked against its configuration before anything is
-//! allocated for it. Nothing here knows the use of a tensor. The files are safetensors (`folder`) or GGUF
-//! ([`crate::model::gguf`]); the names are those of Hugging Face's checkpoints.
+//! All names, shapes and element types are checked against the configuration before anything is allocated. Files are
+//! safetensors (`folder`) or GGUF ([`crate::model::gguf`]); names are those of Hugging Face's checkpoints.
 
 mod checkpoint;
 mod entry;

@@ -1,4 +1,4 @@
-//! Tensors under the model's names, where a family's files have others, and parts of fused ones.
+//! Maps a family's tensor names to the model's, and splits fused tensors.
 
 use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
@@ -7,32 +7,31 @@ use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Recurrence;
 
-/// Prefixes of the decoder in vision-language models, and ours for them.
+/// Decoder prefixes in vision-language models, and ours.
 const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
 
-/// Words for the projections of experts, ours and LFM2's.
+/// Names of experts' projections: ours, LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
     (".up_proj.", ".w3."),
     (".down_proj.", ".w2."),
 ];
 
-/// A part of a tensor: its name, and the first row and the number of rows of each group.
+/// A part of a tensor: its name, first row and number of rows within each group.
 type Part<'a> = (&'a str, usize, usize);
 
 impl Weights {
     /// Renames tensors, and splits fused ones.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says, [`LoadError::MissingTensor`] for
-    /// one that is missing.
+    /// [`LoadError::WrongShape`] for a fused tensor that differs from the configuration, [`LoadError::MissingTensor`].
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
-            // A tensor that is missing is named as its neighbours are.
+            // A missing tensor is named like its neighbours.
             let neighbour = match *from {
                 "language_model.lm_head." => "language_model.model.",
                 from => from,
@@ -57,7 +56,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The name in the files of one of our tensors, or the one that it would have there.
+    /// The files' name of one of our tensors, present or not.
     pub(super) fn file_name(&self, ours: &str) -> String {
         let is_prefix = |from: &&(&str, &str)| PREFIXES.contains(*from);
         let (prefixes, parts): (Vec<_>, Vec<_>) = self.own_names.iter().partition(is_prefix);
@@ -78,7 +77,7 @@ impl Weights {
         }
     }
 
-    /// Gives entries other names where `new` says one that is free.
+    /// Renames entries if `new` returns a free name.
     fn rename(&mut self, new: impl Fn(&str) -> Option<String>) {
         let renamed = self.entries.keys();
         let renamed: Vec<(String, String)> = renamed
@@ -141,8 +140,8 @@ impl Weights {
         }
     }
 
-    /// Splits a tensor, which holds groups of rows that each have the rows of all parts; one in codes is left whole,
-    /// and its parts are converted row by row. Without a width its rows are elements.
+    /// Splits a tensor of groups that each have rows of all parts; a quantised one is left whole, and its parts are
+    /// converted row by row. Without a width, rows are elements.
     fn split(
         &mut self,
         fused: &str,
@@ -188,7 +187,6 @@ impl Weights {
             let mut entry = whole.clone();
             entry.shape = shape(rows);
             if groups == 1 {
-                // They are adjacent.
                 let row_bytes = whole.range.len() / period;
                 let start = whole.range.start + first * row_bytes;
                 entry.range = start..start + rows * row_bytes;

@@ -1,4 +1,4 @@
-//! Safetensors files: valid and broken ones.
+//! Tests of safetensors files: valid and broken ones.
 
 use std::collections::HashSet;
 use std::fs;
@@ -58,7 +58,7 @@ fn every_fixture_holds_what_its_configuration_says() {
         weights.check(&config.tensors()).expect("complete");
         let stored = weights.dtype("model.norm.weight").expect("stored");
         assert_eq!(config.dtype, Some(stored), "{}", dir.display());
-        // Corrections of routers are in f32, some files have layers that are left out, others blocks.
+        // Router corrections are f32; some files lack layers, others have blocks.
         let in_blocks = weights.types().iter().any(|count| count.name == "U8");
         if config.latent.is_none() && !in_blocks {
             let bytes = config.parameters() * stored.bytes() as u64;

@@ -1,4 +1,4 @@
-//! Digests of the answers of tree and pools.
+//! Digests of the answers of the radix tree and the pools to a plan.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,6 @@ use crate::state::plan::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedDigest {
     step: StepId,
-    /// The missing pages, if nothing was granted.
     missing_pages: Option<u64>,
     /// The number of sequences with a grant; the step shows the grants themselves.
     granted: u64,
@@ -27,7 +26,7 @@ pub struct PlannedDigest {
     held: Vec<Seq>,
     budget: Option<String>,
     mixed: bool,
-    /// The request to make room for, and its victims.
+    /// The request that preempts, and its victims.
     preempt: Option<(Seq, Vec<Seq>)>,
     refused: Option<Seq>,
     evicted_tokens: u64,
@@ -70,7 +69,6 @@ struct AdmittedDigest {
 }
 
 impl PlannedDigest {
-    /// The planned step.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -258,7 +256,6 @@ impl From<&Admitted> for AdmittedDigest {
     }
 }
 
-/// Digest of a [`PrefixesProbed`]: the cached prefixes of waiting requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbedDigest {
     checkpointed: Vec<CheckpointedDigest>,

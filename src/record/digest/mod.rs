@@ -76,18 +76,12 @@ impl FromIterator<PageId> for PageRuns {
     }
 }
 
-/// Digest of a [`Next`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NextDigest {
-    /// Nothing to send.
     Nothing,
-    /// To the tree, before a plan.
     ProbePrefixes(ProbeDigest),
-    /// To the tree.
     PlanStep(PlanDigest),
-    /// Straight to the pools.
     ReservePages(ReserveDigest),
-    /// To the executor.
     RunStep(StepDigest),
 }
 
@@ -104,7 +98,6 @@ impl From<&Next> for NextDigest {
 }
 
 impl NextDigest {
-    /// The name of the message.
     pub fn message(&self) -> &'static str {
         match self {
             Self::Nothing => "no message",
@@ -115,7 +108,6 @@ impl NextDigest {
         }
     }
 
-    /// The step of the message, if any.
     pub fn step(&self) -> Option<StepId> {
         match self {
             Self::Nothing => None,
@@ -140,7 +132,6 @@ pub struct NewsDigest {
 }
 
 impl NewsDigest {
-    /// The requests that ended.
     pub fn ended(&self) -> impl Iterator<Item = IntakeId> + '_ {
         self.ends.iter().map(|(intake, _)| *intake)
     }

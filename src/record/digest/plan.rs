@@ -1,4 +1,4 @@
-//! Digests of the scheduler's requests to tree and pools.
+//! Digests of the scheduler's requests to the radix tree and the pools.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,6 @@ use crate::state::plan::{
 use crate::state::pool::pages::RowWindows;
 use crate::state::pool::state_pool::SavedState;
 
-/// Digest of a [`PlanStep`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanDigest {
     step: StepId,
@@ -32,7 +31,6 @@ pub struct PlanDigest {
 }
 
 impl PlanDigest {
-    /// The step that the request plans.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -86,7 +84,6 @@ impl From<&PlanStep> for PlanDigest {
     }
 }
 
-/// Digest of a [`ProbePrefixes`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeDigest {
     step: StepId,
@@ -97,7 +94,6 @@ pub struct ProbeDigest {
 }
 
 impl ProbeDigest {
-    /// The step that the probe precedes.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -325,7 +321,6 @@ pub struct ReserveDigest {
 }
 
 impl ReserveDigest {
-    /// The step to reserve pages for.
     pub fn step(&self) -> StepId {
         self.step
     }

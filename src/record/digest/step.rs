@@ -1,4 +1,4 @@
-//! Digests of the executor's steps.
+//! Digests of the executor's step plans.
 
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +106,6 @@ enum WorkDigest {
 }
 
 impl StepDigest {
-    /// The id of the step.
     pub fn step(&self) -> StepId {
         self.step
     }

@@ -1,4 +1,4 @@
-//! The log's form of step results.
+//! A step's results as the message log has them.
 
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +95,6 @@ impl From<&StepOutput> for StepRows {
 }
 
 impl StepRows {
-    /// Number of tokens that the step produced.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }

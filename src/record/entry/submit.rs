@@ -1,4 +1,4 @@
-//! The log's form of requests.
+//! A request as the message log has it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 use crate::state::scheduler::submission::Submission;
 
-/// The log's form of a [`Namespace`]; the entry's variant says whether the sequence uses long-context RoPE factors.
+/// The log's form of a [`Namespace`]; the entry's variant shows whether the sequence uses long-context RoPE factors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamespaceEntry {
     extra_key: Option<String>,
@@ -32,27 +32,19 @@ impl From<&NamespaceEntry> for Namespace {
     }
 }
 
-/// The log's form of a [`Submission`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubmitEntry {
-    /// The client's request id.
     pub rid: RequestId,
-    /// The Tokenizer's request number.
     pub intake: IntakeId,
-    /// The prompt.
     pub prompt: Arc<[u32]>,
-    /// The namespace of its prefix.
     pub namespace: NamespaceEntry,
     /// The sampling parameters as JSON: parameters that the states ignore need no new format.
     pub sampling_json: String,
-    /// The requested log probabilities.
     pub logprobs: Option<LogprobWish>,
-    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
-    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
+    /// As `Submission::priority`.
     pub priority: Option<i64>,
-    /// Arrival time by the scheduler's clock.
+    /// By the scheduler's clock.
     pub submitted_s: f64,
-    /// Timeouts for waiting and running.
     pub timeouts: RequestTimeouts,
 }
 

@@ -28,16 +28,11 @@ const MAX_ROWS: usize = 1 << 20;
 /// Builds the states for a replay from the recorded configuration.
 pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, ConfigError> + 'a;
 
-/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The log's header.
     pub header: Header,
-    /// Numbers of replayed items.
     pub counts: Counts,
-    /// The first differing outcome.
     pub difference: Option<Difference>,
-    /// Why the log ends.
     pub ending: LogEnd,
     /// The disk was too slow when the log was written: a unit's last entries are missing.
     pub has_gap: bool,
@@ -45,24 +40,15 @@ pub struct Replayed {
     pub n_dropped: u64,
 }
 
-/// Numbers of replayed items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Records.
     pub records: u64,
-    /// Input records.
     pub events: u64,
-    /// Units of the engine.
     pub units: u64,
-    /// Plans of tree and pools.
     pub plans: u64,
-    /// Steps for the executor.
     pub steps: u64,
-    /// Requests.
     pub requests: u64,
-    /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens that steps produced.
     pub output_tokens: u64,
 }
 
@@ -73,18 +59,13 @@ impl Counts {
     }
 }
 
-/// The first outcome that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Number of the record, from 1.
     pub record: u64,
-    /// The name of the differing message.
     pub message: String,
-    /// The message's step, if any.
     pub step: Option<StepId>,
     /// The message of the previous call.
     pub after: &'static str,
-    /// The differing field.
     pub at: FieldDifference,
 }
 
@@ -109,10 +90,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Why a log cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The file cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
     /// The states cannot be built from the header.
@@ -125,7 +104,6 @@ pub enum ReplayError {
         record: u64,
         /// The message of the previous call.
         after: &'static str,
-        /// The panic message.
         text: String,
     },
     /// A record that cannot follow the previous ones.
@@ -133,7 +111,6 @@ pub enum ReplayError {
     Senseless {
         /// Its number, from 1.
         record: u64,
-        /// The inconsistency.
         reason: String,
     },
 }
@@ -201,7 +178,6 @@ struct Replay<'a> {
     has_gap: bool,
 }
 
-/// The result of a record.
 type Applied = Result<Option<Difference>, String>;
 
 impl Replay<'_> {
@@ -259,7 +235,6 @@ impl Replay<'_> {
             Entry::Outcome(recorded) => return self.compare_outcome(&recorded),
             Entry::News(recorded) => return self.compare_news(&recorded),
             Entry::Next => {
-                // A replay stores nothing.
                 drop(unit.states.scheduler.take_store_orders());
                 unit.said = Some(unit.states.scheduler.next());
                 return Ok(None);
@@ -337,7 +312,6 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    /// Runs the policy's probe through the tree.
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;

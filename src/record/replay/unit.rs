@@ -1,4 +1,4 @@
-//! The states of one unit under replay.
+//! The states of one engine unit under replay.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,17 +14,13 @@ use crate::state::scheduler::Next;
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::tier::PrefixFound;
 
-/// Upper bound of prompt tokens in flight.
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
-/// Upper bound of requests in flight.
 const MAX_REQUESTS: usize = 1 << 20;
 
-/// The states of one unit, and the message in flight between them.
 pub(super) struct Unit {
     /// Dropped first, so that pages held by the other fields do not count as leaks.
     pub(super) _closing: Closing,
     pub(super) states: ControlStates,
-    /// The plan in flight.
     pub(super) open: Option<Leg>,
     /// The message of the last call, until its outcome is read.
     pub(super) said: Option<Next>,

@@ -1,4 +1,4 @@
-//! Truncated, damaged and made-up logs.
+//! Tests of truncated, damaged and made-up message logs.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! An engine without actors whose scheduler is recorded.
+//! The engine of the message log tests: no actors, and a recorded scheduler.
 
 use super::*;
 use crate::state::pooling::Pooling;

@@ -1,4 +1,4 @@
-//! Logs that reach their size limit, and disks that are too slow.
+//! Tests of message logs that reach their size limit, and of disks that are too slow.
 
 use super::*;
 

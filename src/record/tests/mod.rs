@@ -1,4 +1,4 @@
-//! Logs of a small engine without actors; complete logs here.
+//! Tests of the message log on a small engine without actors; complete logs here.
 
 mod damage;
 mod engine;
@@ -82,7 +82,6 @@ fn setup_with(policy: &str) -> ControlSetup {
     }
 }
 
-/// Runs a script and returns its log.
 fn log_of(max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
     log_with(&setup(), max_bytes, script)
 }
@@ -194,7 +193,6 @@ fn entries_of(log: &[u8]) -> Vec<Entry> {
     entries
 }
 
-/// A well-formed log of these entries.
 fn made_up(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
     let mut log = file::opening(&Header::new(setup)).expect("it is plain data");
     let raw = entries.iter().fold(Vec::new(), |raw, entry| {

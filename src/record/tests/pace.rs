@@ -1,4 +1,4 @@
-//! Logs of an engine whose prefill steps are bounded by time.
+//! Tests of message logs of an engine whose prefill steps are bounded by time.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Logs replayed by states with a different policy from the recorded one.
+//! Tests of logs replayed by states with a different policy from the recorded one.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A log of an engine with a KV store replays without one.
+//! Tests that a log of an engine with a KV store replays without one.
 
 use std::collections::HashMap;
 

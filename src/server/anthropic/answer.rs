@@ -1,4 +1,4 @@
-//! Writes a whole message.
+//! Writes a whole (non-streamed) answer of Anthropic's Messages.
 
 use serde_json::value::RawValue;
 
@@ -6,7 +6,6 @@ use super::blocks::{Blocks, Kind, Part, is_input};
 use super::wire::{Block, Head, SIGNATURE, Stop};
 use crate::server::transcript::{News, Transcript};
 
-/// The JSON of the message, from a call's only transcript.
 pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8> {
     let transcript = transcripts.into_iter().next().unwrap_or_default();
     let News { delta, end } = transcript.into_news();
@@ -22,8 +21,8 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
     serde_json::to_vec(&message).expect("messages have string keys only")
 }
 
-/// Puts the parts of blocks together. A call without an end is left out: a message cannot mark it as incomplete. So a
-/// message of nothing else has an empty text. A call that broke off is text, joined with the text around it.
+/// Merges parts into blocks. A call without an end is left out: a message cannot mark it as incomplete. A message
+/// without other parts has an empty text. A call that broke off becomes text, joined with the text around it.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut text, mut call, mut is_broken) = (String::new(), None, false);
@@ -66,7 +65,6 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
     blocks
 }
 
-/// Adds text to the last block, if that is one of text, or as a block.
 fn add_text(blocks: &mut Vec<Block>, more: String) {
     match blocks.last_mut() {
         Some(Block::Text { text }) => text.push_str(&more),
@@ -74,8 +72,7 @@ fn add_text(blocks: &mut Vec<Block>, more: String) {
     }
 }
 
-/// A call with the arguments that the model wrote, or these as a text if they are no JSON object, which no block of a call
-/// can hold.
+/// A call with the arguments that the model wrote, or their text if they are no JSON object, which a block requires.
 fn tool_use(id: String, name: String, arguments: String) -> Block {
     match RawValue::from_string(arguments.clone()) {
         Ok(input) if is_input(&arguments) => Block::ToolUse { id, name, input },
@@ -83,7 +80,6 @@ fn tool_use(id: String, name: String, arguments: String) -> Block {
     }
 }
 
-/// The arguments of a call without any.
 pub(super) fn no_input() -> Box<RawValue> {
     RawValue::from_string("{}".to_owned()).expect("it is JSON")
 }

@@ -6,46 +6,31 @@ use crate::ids::RequestId;
 use crate::request::OutputPiece;
 use crate::server::openai::chat::pieces::call_id_with;
 
-/// A part of a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// A block of text begins.
     OpenText,
-    /// A thought begins.
     OpenThinking,
-    /// A call begins.
     OpenCall {
-        /// Its id.
         id: String,
-        /// The tool.
         name: String,
     },
-    /// More of the text.
     Text(String),
-    /// More of the thought.
     Thinking(String),
-    /// More of the call's arguments.
     Input(String),
-    /// The block ends.
     Close(Kind),
-    /// The block, a call's, ends before the call does.
+    /// The open call's block ends before the call does.
     CutOff,
-    /// The block, a call's, ends: this text is no call.
+    /// The open call's block ends: this text is no call.
     Broken(String),
 }
 
-/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Words.
     Text,
-    /// A thought.
     Thinking,
-    /// A call.
     Call,
 }
 
-/// One answer's blocks so far.
 pub(super) struct Blocks {
     rid: RequestId,
     shows_thinking: bool,
@@ -53,7 +38,6 @@ pub(super) struct Blocks {
     has_block: bool,
     calls: usize,
     complete_calls: usize,
-    /// The arguments of the call that is open.
     input: String,
     /// A call broke off: the text that follows is its rest, with the white space at its beginning.
     is_after_broken: bool,
@@ -63,7 +47,6 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// An answer without a block.
     pub(super) fn new(rid: RequestId, shows_thinking: bool) -> Self {
         Self {
             rid,
@@ -115,7 +98,7 @@ impl Blocks {
         }
     }
 
-    /// Ends the answer. One without a block gets one with the remaining text.
+    /// An answer without a block gets one with the remaining text.
     pub(super) fn finish(&mut self, out: &mut Vec<Part>) {
         if !self.has_block {
             self.open(Kind::Text, Part::OpenText, out);
@@ -180,7 +163,7 @@ impl Blocks {
         out.push(part);
     }
 
-    /// Closes the open block. A call that is open here has no end.
+    /// A call that is still open has no end.
     fn close(&mut self, out: &mut Vec<Part>) {
         match self.open.take() {
             Some(Kind::Call) => out.push(Part::CutOff),

@@ -1,4 +1,4 @@
-//! Parses a Messages call.
+//! Parses a call of Anthropic's Messages.
 
 use std::sync::Arc;
 
@@ -28,7 +28,6 @@ use crate::state::sampling::{SamplingParams, SetParam};
 /// The circumstances, other than its body, that the reading of a call depends on.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
-    /// The tokenizer with the chat template.
     pub(super) text: Option<&'a TextModel>,
     /// Leaves out headers in the system prompt that change with every request.
     pub(super) drops_headers: bool,
@@ -41,12 +40,10 @@ pub(super) struct Wish {
     usage: Option<Arc<ToolUse>>,
     template_kwargs: serde_json::Map<String, Value>,
     shows_thinking: bool,
-    /// The schema of the answer.
     schema: Option<Raw>,
 }
 
 impl Wish {
-    /// Reads the parts of the prompt.
     pub(super) fn read(fields: &mut Fields, place: Place<'_>) -> Result<Self, ApiError> {
         let tools = tools::read(fields)?;
         let mut template_kwargs = template_kwargs(fields)?;
@@ -101,11 +98,8 @@ impl Wish {
     }
 }
 
-/// One call for a message.
 pub(super) struct MessagesCall {
-    /// The chat that it is.
     pub(super) chat: Call,
-    /// The text of thoughts is sent.
     pub(super) shows_thinking: bool,
 }
 
@@ -152,7 +146,6 @@ impl MessagesCall {
     }
 }
 
-/// Reads `stop_sequences` as stop strings.
 fn stop_sequences(
     fields: &mut Fields,
     limits: &RequestLimits,

@@ -1,4 +1,4 @@
-//! The document's description of Anthropic's Messages.
+//! The OpenAPI description of Anthropic's Messages.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -49,7 +49,6 @@ pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
     .done()
 }
 
-/// The fields that the prompt is made of.
 fn prompt() -> ObjectShape {
     let thinking = object()
         .has(
@@ -157,7 +156,6 @@ fn input_message() -> Shape {
         .shape()
 }
 
-/// The schemas of messages.
 pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
     let event = object().has(
         "type",

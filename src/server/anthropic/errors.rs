@@ -30,7 +30,6 @@ impl CallId {
     }
 }
 
-/// An error as Anthropic's clients read it.
 #[derive(Serialize)]
 pub(super) struct ErrorForm<'a> {
     #[serde(rename = "type")]
@@ -49,7 +48,6 @@ struct ErrorBody {
 }
 
 impl<'a> ErrorForm<'a> {
-    /// An error of the call with this id.
     pub(super) fn new(error: &ApiError, id: &'a CallId) -> Self {
         let error = error.clone().in_words_of(Dialect::Anthropic);
         let error = ErrorBody {
@@ -65,7 +63,6 @@ impl<'a> ErrorForm<'a> {
     }
 }
 
-/// Anthropic's word for a status.
 fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",
@@ -104,7 +101,6 @@ pub(in crate::server) async fn adapt<B: MessageBody + 'static>(
     }
 }
 
-/// The response with its id, and with the error in its body if there is one.
 fn written(mut response: HttpResponse, error: Option<&ApiError>, id: &CallId) -> HttpResponse {
     response.headers_mut().insert(REQUEST_ID, id.header());
     let Some(error) = error else {

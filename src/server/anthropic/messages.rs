@@ -15,7 +15,6 @@ use crate::server::raw::Raw;
 const ROLES: &str = "user, assistant or system";
 const CONTENT: &str = "a string or a list of blocks";
 
-/// The messages of a chat so far.
 pub(super) struct Conversation {
     messages: Vec<Value>,
     /// The names of the tools that were called, by the ids of the calls.
@@ -66,18 +65,15 @@ pub(super) fn read(
 }
 
 impl Conversation {
-    /// The messages as templates read them.
     pub(super) fn into_messages(self) -> Vec<Value> {
         self.messages
     }
 
-    /// True if the last message is the assistant's.
     pub(super) fn ends_with_assistant(&self) -> bool {
         let last = self.messages.last();
         last.is_some_and(|last| last["role"] == "assistant")
     }
 
-    /// True if the last message has calls.
     pub(super) fn ends_with_calls(&self) -> bool {
         let last = self.messages.last();
         last.is_some_and(|last| last.get("tool_calls").is_some())
@@ -156,7 +152,7 @@ impl Conversation {
             Some(Value::Array(blocks)) => texts::of_result(&path, blocks)?.join("\n"),
             Some(other) => return Err(must_be(&path, &other, CONTENT)),
         };
-        // Templates have no other word for it.
+        // Templates have no field that marks a result as failed.
         let content = if failed {
             format!("Error: {content}")
         } else {
@@ -209,7 +205,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Adds a message of the assistant, or adds to the last one, if that is the assistant's too.
+    /// Merges with the last message if that is the assistant's too.
     fn push_assistant(&mut self, text: String, thoughts: Vec<String>, calls: Vec<Value>) {
         if !text.is_empty() || !self.ends_with_assistant() {
             self.push_text("assistant", text);

@@ -38,7 +38,6 @@ pub(super) use errors::adapt;
 use stream::MessageStream;
 use wire::Head;
 
-/// Answers `POST /v1/messages`.
 pub(super) async fn create(
     state: Data<AppState>,
     id: ReqData<CallId>,
@@ -65,7 +64,6 @@ pub(super) async fn create(
     Ok(whole::respond(transcripts, charge, write).await)
 }
 
-/// Answers `POST /v1/messages/count_tokens`: the tokens of the prompt that a call would have.
 pub(super) async fn count_tokens(
     state: Data<AppState>,
     body: JsonBody,

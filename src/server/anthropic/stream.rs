@@ -1,4 +1,4 @@
-//! Writes a message as a stream of events.
+//! Writes an answer as Anthropic's stream of message events.
 
 use serde::Serialize;
 use serde_json::json;
@@ -17,7 +17,6 @@ pub(super) struct MessageStream {
     head: Head,
     id: CallId,
     blocks: Blocks,
-    /// The block that is written.
     index: usize,
     has_begun: bool,
 }
@@ -44,7 +43,6 @@ enum BlockDelta<'a> {
 }
 
 impl MessageStream {
-    /// The stream of an answer that has not begun, to the call with this id.
     pub(super) fn new(head: Head, id: CallId) -> Self {
         Self {
             blocks: Blocks::new(head.rid.clone(), head.shows_thinking),

@@ -11,7 +11,6 @@ use crate::server::openai::places::{must_be, object, text};
 /// would share anything after it.
 const HEADER: &str = "x-anthropic-billing-header:";
 
-/// The separator of two texts that become one.
 pub(super) const BETWEEN: &str = "\n\n";
 
 /// Takes headers that change with every request out of the texts of the system.
@@ -21,7 +20,6 @@ pub(super) struct HeaderFilter {
 }
 
 impl HeaderFilter {
-    /// A filter that has seen nothing.
     pub(super) fn new(is_on: bool) -> Self {
         Self { is_on, dropped: 0 }
     }
@@ -38,7 +36,6 @@ impl HeaderFilter {
             .to_owned()
     }
 
-    /// Adds the dropped headers to the metric.
     pub(super) fn count(self) {
         if self.is_on {
             counter!("souffleur_changing_headers_dropped_total").increment(self.dropped);
@@ -81,7 +78,6 @@ pub(super) fn texts_of(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, Ap
         .collect()
 }
 
-/// The error for a block of a kind that is not read in this place.
 pub(super) fn unknown_block(path: &str, kind: Option<&str>, known: &str) -> ApiError {
     let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
     let path = format!("{path}.type");
@@ -89,7 +85,6 @@ pub(super) fn unknown_block(path: &str, kind: Option<&str>, known: &str) -> ApiE
     ApiError::field(path, text)
 }
 
-/// The text that a value is.
 pub(super) fn into_text(value: Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text),

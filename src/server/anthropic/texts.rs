@@ -9,7 +9,6 @@ use crate::server::openai::places::{missing, must_be, object, optional_text, tex
 /// The kinds of blocks that have a text, for errors.
 const IN_RESULTS: &str = "text, tool_reference, search_result or document (of text, as the model reads no images and files)";
 
-/// The texts of a result's blocks.
 pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
     let blocks = blocks.into_iter().enumerate();
     let texts = blocks.map(|(index, block)| {
@@ -18,7 +17,7 @@ pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, A
         let kind = block.get("type").and_then(Value::as_str);
         match kind.map(str::to_owned).as_deref() {
             Some("text") => take_text(&mut block, &path, "text"),
-            // A search for tools has found it. Its description is with the others, in front of the conversation.
+            // A search for tools has found it. Its description is with the others, before the conversation.
             Some("tool_reference") => {
                 let name = text(&block, &path, "tool_name")?;
                 Ok(format!("The tool {name} is available."))
@@ -31,7 +30,6 @@ pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, A
     texts.collect()
 }
 
-/// Moves a text out of a block.
 pub(super) fn take_text(
     block: &mut Map<String, Value>,
     path: &str,

@@ -9,7 +9,6 @@ use crate::server::openai::chat::reasoning::known_effort;
 use crate::server::openai::places::{missing, must_be, object, optional_text, text};
 use crate::server::raw::Raw;
 
-/// The place of the answer's schema.
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 
 /// Reads `thinking`, passes it to the template unless `template_kwargs` already do, and returns whether the text of
@@ -84,7 +83,6 @@ pub(super) fn read_output(
     }
 }
 
-/// The schema of a format.
 fn schema_of(fields: &Fields, path: &str, raw: &Raw) -> Result<Option<Raw>, ApiError> {
     let mut format = fields.inside(path, raw)?;
     match format.text("type").as_deref() {

@@ -1,4 +1,4 @@
-//! Parses the tools of a call.
+//! Parses the tools of an Anthropic Messages call.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,6 @@ use crate::server::openai::places::{missing, must_be, object, optional_flag, tex
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
 
-/// Reads `tools` and `tool_choice`.
 pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     let raw = fields.take_raw(TOOLS);
     let raw = raw.filter(|raw| !raw.asks_for_nothing());

@@ -10,18 +10,14 @@ use crate::request::{FinishReason, Usage};
 /// any client may change the conversation, and nothing is proven.
 pub(super) const SIGNATURE: &str = "unsigned";
 
-/// The parts of its call that an answer repeats.
 pub(super) struct Head {
     /// The request, and the message's id.
     pub(super) rid: RequestId,
-    /// The served model.
     pub(super) model: String,
-    /// The text of thoughts is sent.
     pub(super) shows_thinking: bool,
 }
 
 impl Head {
-    /// A message with this content.
     pub(super) fn message<'a>(
         &'a self,
         content: &'a [Block],
@@ -54,34 +50,25 @@ pub(super) struct Message<'a> {
     usage: UsageReport,
 }
 
-/// A block of a message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Block {
-    /// Words.
     Text {
-        /// Them.
         text: String,
     },
-    /// A thought.
     Thinking {
-        /// Its text.
         thinking: String,
         /// See [`SIGNATURE`]; empty until the thought has ended.
         signature: &'static str,
     },
-    /// A call of a tool.
     ToolUse {
-        /// Its id.
         id: String,
-        /// The tool.
         name: String,
         /// An object, as the model wrote it.
         input: Box<RawValue>,
     },
 }
 
-/// Why a message ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Stop {
     stop_reason: Option<&'static str>,

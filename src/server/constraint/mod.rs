@@ -15,7 +15,6 @@ use crate::field::{Cut, Field, Shallow};
 use crate::state::grammar::{Constraint, JsonWhitespace};
 pub(super) use names::MAX_PATTERN_BYTES;
 
-/// Longest constraint, in bytes of JSON.
 const MAX_BYTES: usize = 1 << 20;
 
 /// Reads the constraint of a call to one of OpenAI's endpoints.
@@ -31,10 +30,7 @@ pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constrain
     read_only_one(wishes, fields)
 }
 
-/// Reads the constraint of a call to OpenAI's responses, which have the format in `text`.
-///
-/// # Errors
-/// As [`of_openai_call`].
+/// As [`of_openai_call`], for OpenAI's responses, which have the format in `text`.
 pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
     let mut wishes = Vec::new();
     names::text_format(fields, &mut wishes)?;
@@ -45,10 +41,7 @@ pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constr
     read_only_one(wishes, fields)
 }
 
-/// Reads the constraint among SGLang's sampling parameters, the object `raw`. Its memory is charged to `fields`.
-///
-/// # Errors
-/// As [`of_openai_call`].
+/// As [`of_openai_call`], for SGLang's sampling parameters, the object `raw`. Its memory is charged to `fields`.
 pub(super) fn of_sampling_params(
     fields: &mut Fields,
     name: &str,
@@ -59,10 +52,7 @@ pub(super) fn of_sampling_params(
     read_only_one(wishes, fields)
 }
 
-/// Reads the JSON schema `raw` at `path` as a constraint.
-///
-/// # Errors
-/// Names the path if it holds no schema.
+/// Reads the JSON schema `raw` at `path` as a constraint. Errors name the path.
 pub(super) fn of_schema(
     fields: &mut Fields,
     path: &str,
@@ -103,7 +93,6 @@ fn read_only_one(
 /// A field that constrains the answer.
 struct Wish {
     kind: Kind,
-    /// Its place in the body.
     path: String,
     raw: Raw,
     json: JsonOptions,
@@ -194,13 +183,11 @@ impl Wish {
     }
 }
 
-/// The error for a value of the wrong kind.
 fn must_be<T>(path: &str, raw: &Raw, wanted: &str) -> Result<T, ApiError> {
     let value = raw.shallow(path)?;
     Err(Field::new(path, &value).must_be(wanted).into())
 }
 
-/// The error for a field that an object has no place for.
 fn unknown(path: &str, name: &str, known: &[&str]) -> ApiError {
     let shown = Cut(name);
     let text = format!(

@@ -100,7 +100,6 @@ pub(super) fn text_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result
     Ok(())
 }
 
-/// The schema of a `json_schema` format.
 fn json_schema(fields: &Fields, format: &mut Fields) -> Result<(Raw, JsonOptions), ApiError> {
     const NAME: &str = "response_format.json_schema";
     let missing = |path: String, send: &str| {
@@ -119,7 +118,6 @@ fn json_schema(fields: &Fields, format: &mut Fields) -> Result<(Raw, JsonOptions
     Ok((schema, options))
 }
 
-/// Adds SGLang's sampling parameters.
 pub(super) fn of_sglang(params: &mut Fields, wishes: &mut Vec<Wish>) {
     let kinds = [
         ("json_schema", Kind::JsonSchema),

@@ -1,4 +1,4 @@
-//! Fields that constrain an output.
+//! Tests of fields that constrain an output.
 
 use serde_json::json;
 

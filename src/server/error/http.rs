@@ -6,33 +6,28 @@ use super::{Accepts, ApiError};
 use crate::field::Cut;
 
 impl ApiError {
-    /// 401: no key is shown.
     pub(in crate::server) fn no_key() -> Self {
         let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 401: only an admin may do that, and the admin's key is not shown.
     pub(in crate::server) fn no_admin_key() -> Self {
         let message = "this route needs the admin key: send Authorization: Bearer <admin key>";
         Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
     }
 
-    /// 401: another key is shown.
     pub(in crate::server) fn wrong_key() -> Self {
         let message =
             "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 403: the request comes from a page of another site.
     pub(in crate::server) fn foreign_origin(origin: &[u8]) -> Self {
         let origin = excerpt(origin);
         let message = format!("origin {origin} is not allowed: add it to --allowed-origins");
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 403: the request comes from a page of another site, according to its browser.
     pub(in crate::server) fn cross_site(site: &[u8]) -> Self {
         let site = excerpt(site);
         let message = format!(
@@ -42,7 +37,6 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 403: the request names a host that is not this server.
     pub(in crate::server) fn foreign_host(host: &[u8]) -> Self {
         let host = excerpt(host);
         let message = format!(
@@ -51,19 +45,16 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
-    /// 408: the body did not arrive.
     pub(in crate::server) fn body_timeout(seconds: u32) -> Self {
         let message = format!("the body did not arrive within {seconds} s");
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
-    /// 413: the body is too large.
     pub(in crate::server) fn body_too_large(limit_bytes: usize) -> Self {
         let message = format!("body is larger than {limit_bytes} bytes: send less at once");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     }
 
-    /// 415: the body is not declared as JSON.
     pub(in crate::server) fn not_json(content_type: Option<&[u8]>) -> Self {
         let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
         let message =
@@ -75,7 +66,6 @@ impl ApiError {
         )
     }
 
-    /// 415: the body is compressed.
     pub(in crate::server) fn encoded(encoding: &[u8]) -> Self {
         let encoding = excerpt(encoding.trim_ascii());
         let message = format!(
@@ -91,7 +81,6 @@ impl ApiError {
         }
     }
 
-    /// 426: the client speaks another version of the WebSocket protocol.
     pub(in crate::server) fn websocket_version() -> Self {
         let message = "Sec-WebSocket-Version must be 13: use a client of RFC 6455";
         Self::new(
@@ -101,7 +90,7 @@ impl ApiError {
         )
     }
 
-    /// 413: reading the body takes more than all bodies together may have.
+    /// 413: reading the body takes more memory than the budget of all bodies.
     pub(in crate::server) fn body_beyond_budget(limit_bytes: usize) -> Self {
         let text =
             format!("the body needs more than its share of the {limit_bytes} bytes for all bodies");

@@ -13,7 +13,6 @@ use crate::error::{FieldError, RETRY_AFTER_S, RequestError};
 use crate::field::Cut;
 use crate::ids::RequestId;
 
-/// An error on its way to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
@@ -21,7 +20,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     accepts: Option<Accepts>,
-    /// The prompt is too long: clients of each API look for other words.
+    /// Set if the prompt is too long: clients of each API look for other words.
     overflow: Option<Box<Overflow>>,
 }
 
@@ -34,7 +33,6 @@ enum Accepts {
     PlainBodies,
 }
 
-/// The part of the response below `"error"`.
 #[derive(Serialize)]
 pub(super) struct ErrorBody<'a> {
     pub(super) message: &'a str,
@@ -45,22 +43,18 @@ pub(super) struct ErrorBody<'a> {
 }
 
 impl ApiError {
-    /// 400: the field, and its fault.
     pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         FieldError::new(param, message).into()
     }
 
-    /// 400, about no field in particular.
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
-    /// 400: a feature that is not here.
     pub(super) fn unsupported(param: &str) -> Self {
         FieldError::not_yet(param).into()
     }
 
-    /// 404: no such model.
     pub(super) fn no_such_model(id: &str, served: &str) -> Self {
         let message = format!("model {id:?} does not exist, this server serves {served:?}");
         let param = Some("model".to_owned());
@@ -70,7 +64,6 @@ impl ApiError {
         }
     }
 
-    /// 404: nothing is known of the request's prefix.
     pub(super) fn no_prefix_report(rid: &RequestId) -> Self {
         let message = format!(
             "no diagnosis of request {:?}: it was not admitted, is too old, or prefix_diagnostics is off",
@@ -79,7 +72,6 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
     }
 
-    /// 404: no such session.
     pub(super) fn no_such_session(id: &str) -> Self {
         let message = format!(
             "session {} is not open: it was closed, or unused for too long",
@@ -88,13 +80,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
     }
 
-    /// 503: sessions hold as much as they may.
     pub(super) fn sessions_full(what: &str, limit: usize) -> Self {
         let message = format!("open sessions hold {limit} {what}, which is the limit: close some");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "sessions_full", message)
     }
 
-    /// 404: no such response.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(
             "response {} is not stored here: it was never stored, is too old, or was deleted",
@@ -103,7 +93,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
     }
 
-    /// 400: the response to continue is not stored. OpenAI's clients know the code.
+    /// 400. OpenAI's clients know the code.
     pub(super) fn no_previous_response(id: &str) -> Self {
         let message = format!(
             "previous response {} is not stored here: send the whole conversation as input",
@@ -120,7 +110,6 @@ impl ApiError {
         }
     }
 
-    /// 404: the input refers to an item that is not stored.
     pub(super) fn no_such_item(param: String, id: &str) -> Self {
         let message = format!("item {} is not stored here: send the whole item", Cut(id));
         let param = Some(param);
@@ -130,7 +119,7 @@ impl ApiError {
         }
     }
 
-    /// 400: the name of a lane. OpenAI's clients know the code.
+    /// 400. OpenAI's clients know the code.
     pub(super) fn invalid_stream_id(message: &str) -> Self {
         let param = Some("stream_id".to_owned());
         Self {
@@ -139,7 +128,7 @@ impl ApiError {
         }
     }
 
-    /// 400: too many lanes. OpenAI's clients know the code.
+    /// 400. OpenAI's clients know the code.
     pub(super) fn too_many_lanes(limit: usize) -> Self {
         let message =
             format!("this connection has {limit} lanes, which is the limit: use one of them");
@@ -147,12 +136,10 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// Its HTTP status.
     pub(super) fn http_status(&self) -> u16 {
         self.status.as_u16()
     }
 
-    /// Seconds after which a client should retry, if it should.
     pub(super) fn retry_after_s(&self) -> Option<u32> {
         (self.status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_S)
     }
@@ -178,14 +165,12 @@ impl ApiError {
         self
     }
 
-    /// 503: other bodies have the memory.
     pub(super) fn bodies_full(limit_bytes: usize) -> Self {
         let text = format!("the limit of {limit_bytes} bytes for request bodies is reached");
         let message = format!("{text}: try again later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
-    /// 503: other answers have the memory.
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
         let text = format!(
             "log probabilities and tokens of other answers use the limit of {limit_bytes} bytes"
@@ -194,7 +179,6 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
-    /// 503: the model is being loaded.
     pub(super) fn loading() -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -203,25 +187,21 @@ impl ApiError {
         )
     }
 
-    /// 503: the model could not be loaded.
     pub(super) fn load_failed(reason: &str) -> Self {
         let message = format!("the model could not be loaded: {reason}");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "load_failed", message)
     }
 
-    /// 503: the engine gave no token in time.
     pub(super) fn no_token(seconds: u32) -> Self {
         let message = format!("the engine generated no token within {seconds} s");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_token", message)
     }
 
-    /// 503: too many WebSockets.
     pub(super) fn too_many_websockets(limit: usize) -> Self {
         let message = format!("{limit} WebSockets are open, which is the limit: try again later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
-    /// 503: too many requests on one WebSocket.
     pub(super) fn too_many_on_websocket(limit: usize) -> Self {
         let text = format!("this connection may have {limit} requests in flight");
         let message = format!("{text}: wait for one to end, or open another connection");
@@ -243,7 +223,6 @@ impl ApiError {
         }
     }
 
-    /// The error object.
     pub(super) fn body(&self) -> ErrorBody<'_> {
         let kind = match self.status {
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
@@ -259,12 +238,10 @@ impl ApiError {
         }
     }
 
-    /// The fault, in words.
     pub(super) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Stable name of the error.
     pub(super) fn code(&self) -> &'static str {
         self.code
     }
@@ -331,24 +308,20 @@ impl ResponseError for ApiError {
     }
 }
 
-/// The error object under its key.
 #[derive(Serialize)]
 pub(super) struct Envelope<'a> {
     pub(super) error: ErrorBody<'a>,
 }
 
-/// Answers paths that do not exist.
 pub(super) async fn not_found(request: HttpRequest) -> Result<HttpResponse, ApiError> {
     Err(nothing_at(request.path()))
 }
 
-/// The error for a path that does not exist.
 pub(super) fn nothing_at(path: &str) -> ApiError {
     let message = format!("there is no route {path}");
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
-/// 405: the path has no other methods than `allow`.
 pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> ApiError {
     let (method, path) = (request.method(), request.path());
     let message = format!("{path} does not support {method}: use {allow}");

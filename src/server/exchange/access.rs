@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::{Ended, Exchange};
 use crate::ids::RequestId;
 
-/// Characters of a client's text that are shown.
 const MAX_SHOWN: usize = 128;
 /// The status of a request whose client left before it had an answer, as in nginx.
 const LEFT_EARLY: u16 = 499;
@@ -41,7 +40,6 @@ pub(super) fn log(exchange: &Exchange, ended: Ended) {
     );
 }
 
-/// The line of a request whose head did not arrive in time.
 pub(in crate::server) fn log_late_head(
     request_id: &str,
     client: Option<SocketAddr>,

@@ -11,7 +11,6 @@ pub(in crate::server) const REQUEST_ID: HeaderName = HeaderName::from_static("re
 /// The headers in which some clients name a request or a conversation. They may come more than once.
 const X_CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
-/// Longest id that is taken from a client.
 const MAX_ID_BYTES: usize = 128;
 
 pub(super) struct Ids {
@@ -36,7 +35,6 @@ impl Ids {
     }
 }
 
-/// An id of a request that brings none.
 pub(in crate::server) fn new_id() -> String {
     format!("req_{}", uuid::Uuid::new_v4().simple())
 }

@@ -32,7 +32,6 @@ tokio::task_local! {
     static CURRENT: Arc<Exchange>;
 }
 
-/// The facts of an HTTP request.
 pub(super) struct Exchange {
     ids: Ids,
     method: Method,
@@ -45,26 +44,22 @@ pub(super) struct Exchange {
     engine_requests: Mutex<EngineRequests>,
 }
 
-/// The requests that it has in the engine.
 #[derive(Default)]
 struct EngineRequests {
     names: Vec<RequestId>,
     count: usize,
 }
 
-/// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
-    /// None if the client left before there was one.
     pub(super) status: Option<u16>,
-    /// Bytes of the body that the connection took.
     pub(super) bytes: u64,
     /// The connection took all of it.
     pub(super) is_whole: bool,
 }
 
 impl Exchange {
-    /// Begins that of a request, whose route is `label`; without one the path itself is shown.
+    /// `label` is the request's route; without one the path itself is shown.
     pub(super) fn begin(request: &ServiceRequest, label: Option<&str>) -> Arc<Self> {
         let path = label.unwrap_or_else(|| request.path()).to_owned();
         let ids = Ids::of(request.headers());
@@ -102,7 +97,6 @@ impl Exchange {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// Runs `work` for it.
     pub(super) fn scope<F: Future>(
         self: &Arc<Self>,
         work: F,
@@ -110,12 +104,10 @@ impl Exchange {
         CURRENT.scope(self.clone(), work)
     }
 
-    /// The id that its answer carries.
     pub(super) fn request_id(&self) -> &Arc<str> {
         &self.ids.request_id
     }
 
-    /// Notes a request that was sent to the engine.
     fn note(&self, rid: &RequestId) {
         let requests = self.engine_requests.lock();
         let mut requests = requests.unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +123,7 @@ impl Exchange {
         }
     }
 
-    /// Ends it. To be called once.
+    /// To be called once.
     pub(super) fn end(&self, ended: Ended) {
         if self.is_logged {
             access::log(self, ended);

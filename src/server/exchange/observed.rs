@@ -42,7 +42,6 @@ impl Observed {
         requests.iter().map(open).map(Self).collect()
     }
 
-    /// Takes note of an event.
     pub(in crate::server) fn hear(&mut self, event: &Event) {
         let Some(open) = &mut self.0 else {
             return;
@@ -58,7 +57,6 @@ impl Observed {
         self.end(outcome);
     }
 
-    /// Takes note of a failure.
     pub(in crate::server) fn fail(&mut self, error: &RequestError) {
         self.end(Outcome::Failed(error.code()));
     }

@@ -18,14 +18,12 @@ use crate::server::open_requests::Listed;
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 
-/// Responses as they come.
 pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
 /// One request in flight. Dropped before its end, when its client leaves, it is cancelled.
 pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
-    /// Output that was not sent yet.
     untold: Transcript,
     streams: bool,
     /// The memory of the prompt, until the first event: by then the engine has it.
@@ -44,7 +42,6 @@ impl Answer {
         Self::of_call(state, call::read(state, body)?)
     }
 
-    /// Sends the one request of a call to the engine.
     fn of_call(state: &AppState, call: NativeCall) -> Result<Self, ApiError> {
         let streams = call.stream;
         let (mut requests, charges) = if streams {

@@ -15,7 +15,6 @@ use super::answer::Responses;
 use super::proto::scheduler::GetTokenizerChunk;
 use super::zip::Archive;
 
-/// The files that smg reads, by name.
 const FILES: [&str; 11] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -29,7 +28,7 @@ const FILES: [&str; 11] = [
     "chat_template.json",
     "preprocessor_config.json",
 ];
-/// Further ones, by the ends of their names.
+/// Further files that smg reads, by extension.
 const ENDINGS: [&str; 3] = [".tiktoken", ".jinja", ".model"];
 /// Without this one, no gateway can encode anything for an engine that reads it.
 const NEEDED: &str = "tokenizer.json";
@@ -38,11 +37,10 @@ const MAX_FILES: usize = 50;
 /// All files together; smg takes 200 MiB.
 const MAX_BYTES: u64 = 128 << 20;
 
-/// A message has so much of an archive.
+/// Archive bytes in one message.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Sends archives of a tokenizer. Concurrent clients share one archive, so that clients that stop reading block no
-/// others.
+/// Sends archives of a tokenizer. Concurrent clients share one, so that clients that do not read block no others.
 #[derive(Default)]
 pub(super) struct Bundles {
     /// The archive that is being sent to a client. The lock is held while one is made.
@@ -81,7 +79,6 @@ impl Bundles {
     }
 }
 
-/// An archive, and the folder that it was made of.
 #[derive(Debug)]
 struct Bundle {
     folder: PathBuf,
@@ -131,7 +128,6 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The reason why there is no archive.
 #[derive(Debug, thiserror::Error)]
 enum BundleError {
     /// The model is a GGUF file, say.
@@ -140,27 +136,17 @@ enum BundleError {
         NEEDED
     )]
     NoTokenizer,
-    /// There is too much of it.
     #[error(
         "the tokenizer has {n_files} files of {n_bytes} bytes, limits are {} and {}: start the gateway with a tokenizer of its own",
         MAX_FILES,
         MAX_BYTES
     )]
-    TooLarge {
-        /// Files in the archive.
-        n_files: usize,
-        /// Their sizes together.
-        n_bytes: u64,
-    },
-    /// The system's.
+    TooLarge { n_files: usize, n_bytes: u64 },
     #[error("the tokenizer cannot be read: {0}")]
     Io(#[from] io::Error),
 }
 
-/// An archive of the tokenizer in a folder. This reads files, and may take a while.
-///
-/// # Errors
-/// There is no tokenizer, it is too large, or a file cannot be read.
+/// Blocks while it reads. Fails without a tokenizer, with one that is too large, or if a file cannot be read.
 fn archive(folder: &Path) -> Result<Vec<u8>, BundleError> {
     if !folder.join(NEEDED).is_file() {
         return Err(BundleError::NoTokenizer);

@@ -19,10 +19,7 @@ pub(super) struct MessageLimits<'a> {
 }
 
 impl<'a> MessageLimits<'a> {
-    /// The limits of the engine.
-    ///
-    /// # Errors
-    /// There is none, or none for new requests.
+    /// Fails if there is no engine, or none for new requests.
     pub(super) fn of(state: &'a AppState) -> Result<Self, ApiError> {
         let engine = &state.serving()?.engine;
         Ok(Self {
@@ -31,7 +28,7 @@ impl<'a> MessageLimits<'a> {
         })
     }
 
-    /// Refuses a prompt that no context has room for.
+    /// Refuses a prompt longer than the context.
     pub(super) fn check_prompt(&self, prompt_tokens: usize) -> Result<(), ApiError> {
         let limit_tokens = self.context_length;
         if prompt_tokens > limit_tokens {
@@ -44,7 +41,6 @@ impl<'a> MessageLimits<'a> {
         }
     }
 
-    /// Refuses lists that are too long.
     pub(super) fn check_lists(
         &self,
         stop: usize,
@@ -67,10 +63,7 @@ impl<'a> MessageLimits<'a> {
     }
 }
 
-/// Reads a call of one request.
-///
-/// # Errors
-/// As `/generate`; also more than one sample.
+/// Reads a call of one request. Fails as `/generate` does, and for more than one sample.
 pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeCall, ApiError> {
     let engine = &state.serving()?.engine;
     let body = serde_json::to_vec(&body).expect("the keys are strings");
@@ -92,7 +85,6 @@ pub(super) struct Asked<I> {
     pub(super) stream: bool,
     /// Where it is empty, the engine makes one.
     pub(super) rid: String,
-    /// The fields of `sampling_params`.
     pub(super) sampling: Option<Map<String, Value>>,
 }
 
@@ -134,10 +126,7 @@ pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
     }
 }
 
-/// These numbers as fields, of which absent ones are null.
-///
-/// # Errors
-/// One is not finite, for which JSON has no number.
+/// These numbers as fields, of which absent ones are null. Fails for infinities and NaN, which JSON does not have.
 pub(super) fn numbers<const N: usize>(
     given: [(&str, Option<f32>); N],
 ) -> Result<Map<String, Value>, ApiError> {

@@ -16,11 +16,10 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// Time without data after which a client gets a PING.
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the answer to a PING.
 pub(super) const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
 /// Timeout of reads, for clients that never began HTTP/2 and so get no PING: others answer theirs.
 const READ_PATIENCE: Duration = Duration::from_secs(90);
-/// Out of file descriptors, most likely.
+/// The wait after a failed accept, most likely for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
 /// Connections to `listener`, `limit` of them at once: others wait in the socket's queue.
@@ -52,7 +51,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
     info: TcpConnectInfo,
-    /// Its place among those at once.
+    /// A permit of the limit on connections.
     _place: OwnedSemaphorePermit,
 }
 

@@ -52,7 +52,6 @@ fn refused(error: SubscribeError) -> Status {
 struct Telling {
     subscription: KvEventSubscription,
     block_size: usize,
-    /// The id of the next event.
     next_event: u64,
 }
 

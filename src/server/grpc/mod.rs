@@ -36,22 +36,18 @@ use scheduler::Scheduler;
 #[doc(hidden)]
 #[allow(missing_docs, clippy::all, reason = "generated")]
 pub mod proto {
-    /// Of `runtime.proto`.
     pub mod runtime {
         tonic::include_proto!("sglang.runtime.v1");
     }
 
-    /// Of `scheduler.proto`.
     pub mod scheduler {
         tonic::include_proto!("sglang.grpc.scheduler");
     }
 }
 
-/// The header of the key.
 const AUTHORIZATION: &str = "authorization";
 /// Connections at once; others wait. With the limits below, the messages that are being read have 1 GiB at most.
 const MAX_CONNECTIONS: usize = 32;
-/// Maximum number of requests in flight on one connection.
 const MAX_STREAMS: u32 = 256;
 /// Maximum number of requests whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
@@ -106,7 +102,6 @@ impl Interceptor for Guard {
     }
 }
 
-/// The key that a request shows.
 fn shown<T>(request: &Request<T>) -> Option<&[u8]> {
     let value = request.metadata().get(AUTHORIZATION)?;
     Some(value.to_str().ok()?.as_bytes())
@@ -117,7 +112,6 @@ fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> 
     key::judge_admin_bearer(shown(request), state.config()).map_err(status)
 }
 
-/// The outcome of emptying the prefix cache.
 struct Flushed {
     /// An engine refuses while requests are inside.
     success: bool,
@@ -125,7 +119,6 @@ struct Flushed {
     message: String,
 }
 
-/// Empties the prefix cache.
 async fn flush(state: &AppState) -> Result<Flushed, Status> {
     let engine = &state.loaded().map_err(status)?.engine;
     let flushed = engine.flush_cache().await;
@@ -138,7 +131,6 @@ async fn flush(state: &AppState) -> Result<Flushed, Status> {
     })
 }
 
-/// An error of the HTTP endpoints as a gRPC status.
 fn status(error: ApiError) -> Status {
     let error = error.in_words_of(Dialect::Sglang);
     let code = match error.http_status() {
@@ -151,7 +143,6 @@ fn status(error: ApiError) -> Status {
     Status::new(code, error.message())
 }
 
-/// Refuses ranks that do not exist.
 fn check_rank(rank: Option<i32>) -> Result<(), Status> {
     match rank {
         None | Some(0) => Ok(()),

@@ -23,7 +23,6 @@ use crate::server::state::AppState;
 use crate::server::transcript::Transcript;
 use crate::server::{health, loads};
 
-/// The service of one server.
 pub(super) struct Runtime {
     state: Data<AppState>,
 }
@@ -142,7 +141,6 @@ fn response(rid: &RequestId, news: &Transcript) -> GenerateResponse {
     }
 }
 
-/// Every field as JSON.
 fn as_json(meta: &Meta<'_>) -> HashMap<String, String> {
     match serde_json::to_value(meta) {
         Ok(Value::Object(fields)) => {
@@ -155,7 +153,6 @@ fn as_json(meta: &Meta<'_>) -> HashMap<String, String> {
     }
 }
 
-/// The request as a call of `/generate`.
 fn body(
     request: GenerateRequest,
     limits: MessageLimits<'_>,

@@ -27,7 +27,6 @@ use crate::server::loads;
 use crate::server::state::AppState;
 use crate::server::transcript::Transcript;
 
-/// The service of one server.
 pub(super) struct Scheduler {
     state: Data<AppState>,
     bundles: Bundles,
@@ -199,7 +198,6 @@ impl SglangScheduler for Scheduler {
 /// Makes responses of a request's answer: chunks for clients that want them, and then the whole.
 struct Telling {
     streams: bool,
-    /// All tokens so far.
     tokens: Vec<u32>,
 }
 
@@ -244,7 +242,6 @@ fn chunk(news: Transcript) -> GenerateStreamChunk {
     }
 }
 
-/// The request as a call of `/generate`.
 fn body(
     request: GenerateRequest,
     limits: MessageLimits<'_>,

@@ -14,17 +14,15 @@ const STORED: u16 = 0;
 const TIME: u16 = 0;
 const DATE: u16 = (1 << 5) | 1;
 
-/// An archive in progress.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
-    /// The table at the end.
+    /// The central directory.
     entries: Vec<u8>,
     n_entries: u16,
 }
 
 impl Archive {
-    /// Adds a file.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) {
         let start = self.bytes.len();
         let facts = facts(name, content);
@@ -44,7 +42,6 @@ impl Archive {
         self.n_entries += 1;
     }
 
-    /// The whole archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let start = self.bytes.len();
         self.bytes.append(&mut self.entries);
@@ -69,7 +66,7 @@ fn facts(name: &str, content: &[u8]) -> Vec<u8> {
         facts.extend(number.to_le_bytes());
     }
     facts.extend(crc32fast::hash(content).to_le_bytes());
-    // Packed and as it is.
+    // The compressed and the uncompressed size.
     facts.extend(length(content.len()).to_le_bytes());
     facts.extend(length(content.len()).to_le_bytes());
     let name_bytes = u16::try_from(name.len()).unwrap_or(u16::MAX);

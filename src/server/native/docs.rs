@@ -1,4 +1,4 @@
-//! The document's description of SGLang's native API.
+//! The OpenAPI description of SGLang's native API.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -55,7 +55,6 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-/// The request of a session that a call continues.
 fn session() -> Shape {
     object()
         .has(
@@ -78,7 +77,6 @@ fn session() -> Shape {
         .shape()
 }
 
-/// The schemas of the native API.
 pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
     let reason = any_of([
         object()

@@ -11,7 +11,6 @@ use crate::server::sse::Chunks;
 use crate::server::transcript::{Transcript, TranscriptEnd};
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 
-/// The parts that the request wanted to see.
 #[derive(Clone)]
 pub(in crate::server) struct Shape {
     logprobs: bool,
@@ -32,7 +31,6 @@ impl Shape {
     }
 }
 
-/// One request's answer, whole or so far.
 #[derive(Serialize)]
 pub(in crate::server) struct Reply<'a> {
     text: &'a str,
@@ -79,7 +77,6 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// The facts of a request, without its text.
 #[derive(Serialize)]
 pub(in crate::server) struct Meta<'a> {
     id: &'a RequestId,
@@ -215,7 +212,6 @@ impl<'a> Logprobs<'a> {
 pub(in crate::server) struct Written(Vec<u8>);
 
 impl Written {
-    /// Writes those of new tokens.
     pub(in crate::server) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
         for at in places {
             if !self.0.is_empty() {

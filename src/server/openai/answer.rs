@@ -20,7 +20,6 @@ use crate::server::whole;
 
 /// Writes an answer event by event, or whole.
 pub(super) trait Write: Render + Send {
-    /// The JSON of the whole answer.
     fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8>;
 }
 
@@ -28,10 +27,8 @@ pub(super) trait Write: Render + Send {
 pub(super) trait Choices: Render + Send {
     type Choice: Serialize;
 
-    /// The whole choice of one lane.
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Self::Choice;
 
-    /// The whole answer, after its choices.
     fn whole_answer(&self, choices: Vec<Self::Choice>) -> Response<'_, Self::Choice>;
 }
 
@@ -52,10 +49,7 @@ pub(in crate::server) struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// The call with the model's defaults among its fields.
-    ///
-    /// # Errors
-    /// The engine is loading, or has stopped.
+    /// The call with the model's defaults among its fields. Fails while the engine is loading or has stopped.
     pub(in crate::server) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;
@@ -75,7 +69,6 @@ impl<'a> Received<'a> {
 }
 
 impl Head {
-    /// The head of an answer that begins now.
     pub(super) fn new(id: &RequestId, object: &'static str, loaded: &Loaded) -> Self {
         Self {
             id: id.to_string(),
@@ -86,7 +79,6 @@ impl Head {
     }
 }
 
-/// Answers with the lanes' events, as `writer` writes them.
 pub(super) async fn respond(
     state: &Arc<AppState>,
     lanes: Vec<Lane>,

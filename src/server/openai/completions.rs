@@ -32,7 +32,6 @@ pub(in crate::server) use super::docs::completions as operation;
 /// OpenAI's default.
 pub(super) const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Answers `POST /v1/completions`.
 pub(in crate::server) async fn create(
     state: Data<AppState>,
     body: JsonBody,
@@ -201,7 +200,6 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// Writes choices, whole or chunk by chunk.
 struct Writer {
     head: Head,
     spelling: Spelling,
@@ -273,7 +271,6 @@ impl Writer {
             .then(|| Extension::of_cached_tokens(&self.usages))
     }
 
-    /// The counts of one choice so far, for its chunk.
     fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
         self.continuous_usage
             .then(|| UsageReport::of([self.usages[index]], 1))

@@ -1,4 +1,4 @@
-//! The document's description of plain completions, and of the fields that they share with chats.
+//! The OpenAPI description of plain completions, and of the fields that they share with chats.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -48,12 +48,10 @@ pub(in crate::server) fn completions(facts: &Facts) -> Operation {
         .done()
 }
 
-/// The token or text that ended an output.
 pub(super) fn matched_stop() -> Shape {
     any_of([token_id(), text()]).or_null()
 }
 
-/// The schemas of completions.
 pub(in crate::server) fn components(_: &Facts) -> Vec<(&'static str, Shape)> {
     let logprobs = object()
         .has("tokens", list(text()))

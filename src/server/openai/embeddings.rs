@@ -48,7 +48,6 @@ pub(in crate::server) struct Body {
     options: Options,
 }
 
-/// How an embedding is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Encoding {
     #[default]
@@ -62,7 +61,6 @@ struct Call {
     prompts: Vec<Prompt>,
     pooling: Pooling,
     encoding: Encoding,
-    /// Values of an embedding.
     dimensions: usize,
     rid: RequestId,
     namespace: Namespace,
@@ -91,7 +89,6 @@ enum Values {
     Base64(String),
 }
 
-/// Answers `POST /v1/embeddings`.
 pub(in crate::server) async fn create(
     state: Data<AppState>,
     body: JsonBody,
@@ -239,7 +236,6 @@ fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     }
 }
 
-/// How many values an embedding is to have, of the `width` that the model gives.
 fn dimensions(given: Option<u32>, width: usize) -> Result<usize, ApiError> {
     match given {
         None => Ok(width),
@@ -253,7 +249,6 @@ fn dimensions(given: Option<u32>, width: usize) -> Result<usize, ApiError> {
     }
 }
 
-/// The fields of a call.
 pub(in crate::server) fn table() -> Table<Body> {
     let dimensions =
         "first values to keep, at most the model's `hidden_size`; they are normalised to length 1";

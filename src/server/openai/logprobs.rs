@@ -28,7 +28,6 @@ impl LegacyLogprobs {
         }
     }
 
-    /// Writes the next tokens of a text.
     pub(super) fn extend(
         &mut self,
         places: &[TokenLogprobs],
@@ -83,13 +82,11 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(LOWEST_LOGPROB)
 }
 
-/// `logprobs` of chat completions.
 #[derive(Debug, Serialize)]
 pub(super) struct ChatLogprobs {
     content: Vec<ChatToken>,
 }
 
-/// A token with its alternatives.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ChatToken {
     #[serde(flatten)]
@@ -105,7 +102,6 @@ struct Spelled {
 }
 
 impl ChatLogprobs {
-    /// Writes tokens with their alternatives.
     pub(super) fn new(places: &[TokenLogprobs], spelling: &Spelling) -> Self {
         let spelled = |(token, logprob): (u32, f32)| {
             let bytes = spelling.bytes(token);
@@ -124,12 +120,10 @@ impl ChatLogprobs {
         }
     }
 
-    /// Its tokens.
     pub(super) fn into_tokens(self) -> Vec<ChatToken> {
         self.content
     }
 
-    /// True if there are no tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.content.is_empty()
     }
@@ -143,7 +137,6 @@ pub(super) struct TextOffset {
 }
 
 impl TextOffset {
-    /// Starts after `chars` characters.
     pub(super) fn after(chars: usize) -> Self {
         Self {
             chars,

@@ -37,7 +37,6 @@ use wire::Matched;
 /// Most alternatives a token, as OpenAI's chat completions have it.
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// Reads the constraint on the answer of a call.
 pub(super) type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
 
 /// The fields that all of these endpoints read alike.
@@ -90,7 +89,6 @@ impl Common {
         })
     }
 
-    /// The request of one sample that continues a conversation.
     pub(super) fn into_chat_request(
         self,
         prompt: ChatPrompt,
@@ -124,7 +122,6 @@ impl Common {
     }
 }
 
-/// Reads the sampling fields; absent ones have SGLang's defaults.
 fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
     const SHARED_NAMES: [&str; 15] = [
         "temperature",
@@ -176,7 +173,6 @@ fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
     );
 }
 
-/// Reads a number of alternatives within its limit.
 fn alternatives(name: &str, value: &Shallow) -> Result<u32, ApiError> {
     match Field::new(name, value).integer()? {
         top @ 0..=MAX_TOP_LOGPROBS => Ok(top),
@@ -196,7 +192,6 @@ fn matched_stop(reason: FinishReason) -> Option<Matched> {
     }
 }
 
-/// Seconds since 1970.
 fn unix_now_s() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())

@@ -5,7 +5,6 @@ use serde_json::{Map, Value};
 use crate::field::{Field, Shallow};
 use crate::server::error::ApiError;
 
-/// The fields of an object.
 pub(in crate::server) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     match value {
         Value::Object(map) => Ok(map),
@@ -13,7 +12,6 @@ pub(in crate::server) fn object(path: &str, value: Value) -> Result<Map<String, 
     }
 }
 
-/// A text that has to be there.
 pub(in crate::server) fn text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
@@ -49,13 +47,11 @@ pub(in crate::server) fn optional_flag(
     }
 }
 
-/// The error for a value that is absent.
 pub(in crate::server) fn missing(path: String, send: &str) -> ApiError {
     let text = format!("{path} is missing: send {send}");
     ApiError::field(path, text)
 }
 
-/// The error for a value of the wrong kind.
 pub(in crate::server) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
     Field::new(path, &Shallow::of(value)).must_be(wanted).into()
 }

@@ -7,7 +7,6 @@ use crate::server::foreign;
 use crate::server::raw::Raw;
 use crate::state::sampling;
 
-/// Refuses modalities other than text, the only one.
 pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "modalities";
     let Some(raw) = fields.take_raw(NAME) else {

@@ -1,4 +1,4 @@
-//! Parsing of completion calls.
+//! Tests of parsing completion calls.
 
 use std::sync::Arc;
 
@@ -76,7 +76,6 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     }
 }
 
-/// The JSON values of a stream's events.
 pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
     let text = String::from_utf8(chunks.into_bytes()).expect("events are text");
     let events = text.split_terminator("\n\n").map(|event| {

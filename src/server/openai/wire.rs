@@ -1,11 +1,10 @@
-//! The parts of OpenAI's responses that both endpoints share.
+//! The JSON types that OpenAI's completions and chat completions share.
 
 use serde::Serialize;
 
 use crate::request::Usage;
 use crate::server::cached::CachedTokens;
 
-/// A whole response or one chunk of a stream.
 #[derive(Serialize)]
 pub(super) struct Response<'a, C> {
     pub(super) id: &'a str,
@@ -41,7 +40,6 @@ impl Extension {
     }
 }
 
-/// The fields that every chunk of one response repeats.
 pub(super) struct Head {
     pub(super) id: String,
     pub(super) object: &'static str,
@@ -69,7 +67,6 @@ impl Head {
     }
 }
 
-/// OpenAI's token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(in crate::server) struct UsageReport {
     prompt_tokens: u64,
@@ -106,7 +103,6 @@ impl UsageReport {
     }
 }
 
-/// The token or text that ended an output.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Matched {

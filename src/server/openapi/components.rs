@@ -1,4 +1,4 @@
-//! The schemas that operations refer to by name.
+//! The schemas of the OpenAPI document that operations refer to by name.
 
 use utoipa::openapi::schema::ComponentsBuilder;
 

@@ -7,10 +7,8 @@ use crate::server::state::AppState;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::SamplingParams;
 
-/// The facts of one server that the document names.
 #[derive(Default)]
 pub(in crate::server) struct Facts {
-    /// Limits on the lists and names of a request.
     pub(in crate::server) limits: RequestLimits,
     /// Most prompts times samples of a call.
     pub(in crate::server) max_requests: usize,
@@ -49,7 +47,6 @@ fn sampling_of(model: &GenerationConfig) -> SamplingParams {
     }
 }
 
-/// The parameters by name, as JSON has them.
 pub(in crate::server) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
     // By way of the text, in which a number has as many digits as it needs.
     let text = serde_json::to_string(sampling).expect("parameters have string keys only");

@@ -37,7 +37,6 @@ const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLa
     Null fields of a body count as absent; unknown fields are ignored, unless they would change the answer. \
     Pages of other sites are refused, unless `--allowed-origins` names them.";
 
-/// The answer to `GET /openapi.json`, of a server with these endpoints.
 pub(super) fn answer(
     request: &HttpRequest,
     state: &AppState,
@@ -75,7 +74,6 @@ fn nothing_here(request: &HttpRequest) -> ApiError {
     error::nothing_at(request.path())
 }
 
-/// The document of a server with these endpoints.
 pub(super) fn document(endpoints: &[Endpoint], facts: &Facts) -> OpenApi {
     let mut paths = PathsBuilder::new();
     for endpoint in endpoints {
@@ -157,7 +155,6 @@ fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
     operation.security = (!keys.is_empty()).then_some(keys);
 }
 
-/// An id that no other operation has.
 fn id_of(method: &HttpMethod, path: &str) -> String {
     let method = name(method).to_lowercase();
     let path = path.replace(['{', '}'], "").replace(['/', '-', '.'], "_");

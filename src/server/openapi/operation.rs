@@ -1,4 +1,4 @@
-//! The description of one method of one path.
+//! Builds the OpenAPI description of one method of one path.
 
 use serde_json::Value;
 use utoipa::openapi::path::{Operation, OperationBuilder, ParameterBuilder, ParameterIn};
@@ -7,7 +7,6 @@ use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 
 use super::shape::{Shape, named, object, text};
 
-/// The groups that operations are shown in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Group {
     OpenAi,
@@ -45,15 +44,12 @@ impl Group {
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 
-/// An operation that is being described.
 pub(in crate::server) struct Describe {
     operation: OperationBuilder,
     answer: ResponseBuilder,
-    /// The schema of its errors.
     error: &'static str,
 }
 
-/// Begins the description of an operation.
 pub(in crate::server) fn describe(group: Group, summary: &str) -> Describe {
     Describe {
         operation: OperationBuilder::new()
@@ -86,7 +82,6 @@ impl Describe {
         self
     }
 
-    /// A parameter of the query.
     pub(in crate::server) fn query(mut self, name: &str, shape: Shape, about: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
@@ -98,7 +93,6 @@ impl Describe {
         self
     }
 
-    /// A body of JSON, with an example of it.
     pub(in crate::server) fn takes(mut self, body: Shape, example: Value) -> Self {
         let content = ContentBuilder::new()
             .schema(Some(body))
@@ -113,7 +107,6 @@ impl Describe {
             .fails(415, "the body is not declared as JSON, or it is compressed")
     }
 
-    /// It answers with such JSON.
     pub(in crate::server) fn answers(self, shape: Shape, about: &str) -> Self {
         self.answers_as(JSON, shape, about)
     }
@@ -142,7 +135,6 @@ impl Describe {
         self
     }
 
-    /// It answers without a body.
     pub(in crate::server) fn answers_nothing(mut self, about: &str) -> Self {
         self.answer = self.answer.description(about);
         self
@@ -155,7 +147,6 @@ impl Describe {
         self
     }
 
-    /// It fails with this status.
     pub(in crate::server) fn fails(mut self, status: u16, about: &str) -> Self {
         let response = failure(self.error, about);
         self.operation = self.operation.response(status.to_string(), response);
@@ -168,12 +159,10 @@ impl Describe {
             .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")
     }
 
-    /// It needs a loaded engine.
     pub(in crate::server) fn needs_engine(self, about: &str) -> Self {
         self.fails(503, about)
     }
 
-    /// It opens a WebSocket.
     pub(in crate::server) fn upgrades(mut self) -> Self {
         let response = ResponseBuilder::new().description("the WebSocket is open");
         self.operation = self.operation.response("101", response.build());
@@ -199,7 +188,6 @@ impl Describe {
     }
 }
 
-/// The response of a failure.
 pub(super) fn failure(error: &str, about: &str) -> Response {
     let content = ContentBuilder::new().schema(Some(named(error))).build();
     ResponseBuilder::new()

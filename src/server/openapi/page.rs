@@ -14,9 +14,7 @@ use super::shape::text;
 use crate::server::error::ApiError;
 use crate::server::state::AppState;
 
-/// The version of Swagger UI.
 const VERSION: &str = "5.35.0";
-/// Seconds for which a browser may keep its files.
 const MAX_AGE_S: u32 = 3600;
 /// Scripts come from this server only. Swagger UI writes styles into its elements, and has small images in its style sheet.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
@@ -44,16 +42,13 @@ const FILES: [File; 3] = [
     },
 ];
 
-/// A file that the page loads.
 struct File {
     name: &'static str,
     content_type: &'static str,
     bytes: &'static [u8],
-    /// It is packed by gzip.
     is_packed: bool,
 }
 
-/// Answers `GET /docs`.
 pub(in crate::server) async fn index(
     request: HttpRequest,
     state: Data<AppState>,
@@ -65,7 +60,6 @@ pub(in crate::server) async fn index(
     Ok(response.body(INDEX))
 }
 
-/// Answers `GET /docs/{file}`.
 pub(in crate::server) async fn file(
     request: HttpRequest,
     state: Data<AppState>,

@@ -10,7 +10,6 @@ use utoipa::openapi::{Ref, RefOr};
 
 use crate::field::Integer;
 
-/// The schema of one value.
 #[derive(Clone)]
 pub(in crate::server) struct Shape(RefOr<Schema>);
 
@@ -20,7 +19,6 @@ impl From<Shape> for RefOr<Schema> {
     }
 }
 
-/// A value that can be anything.
 pub(in crate::server) fn anything() -> Shape {
     Shape(
         ObjectBuilder::new()
@@ -29,23 +27,19 @@ pub(in crate::server) fn anything() -> Shape {
     )
 }
 
-/// Any string.
 pub(in crate::server) fn text() -> Shape {
     plain(Type::String)
 }
 
-/// One of these strings.
 pub(in crate::server) fn name_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
     let names = names.into_iter().map(Value::from).collect();
     text().edit(|object| object.enum_values = Some(names))
 }
 
-/// True or false.
 pub(in crate::server) fn flag() -> Shape {
     plain(Type::Boolean)
 }
 
-/// Any number.
 pub(in crate::server) fn number() -> Shape {
     plain(Type::Number)
 }
@@ -66,7 +60,6 @@ pub(in crate::server) fn integer<T: Integer>() -> Shape {
     whole().at_least(*bounds.start()).at_most(*bounds.end())
 }
 
-/// A token's id.
 pub(in crate::server) fn token_id() -> Shape {
     integer::<u32>()
 }
@@ -76,7 +69,6 @@ pub(in crate::server) fn seconds() -> Shape {
     number().above(0)
 }
 
-/// A list of such items.
 pub(in crate::server) fn list(items: Shape) -> Shape {
     Shape(ArrayBuilder::new().items(items.0).into())
 }
@@ -89,7 +81,6 @@ pub(in crate::server) fn tuple<const N: usize>(items: [Shape; N]) -> Shape {
     Shape(array.min_items(Some(N)).max_items(Some(N)).into())
 }
 
-/// A value of at least one of these.
 pub(in crate::server) fn any_of<const N: usize>(shapes: [Shape; N]) -> Shape {
     let shapes = shapes.into_iter();
     Shape(
@@ -104,7 +95,6 @@ pub(in crate::server) fn named(component: &str) -> Shape {
     Shape(Ref::from_schema_name(component).into())
 }
 
-/// An object whose fields have any names.
 pub(in crate::server) fn map_of(values: Shape) -> Shape {
     plain(Type::Object).edit(|object| {
         object.additional_properties = Some(Box::new(AdditionalProperties::RefOr(values.0)));
@@ -121,7 +111,6 @@ fn plain(kind: Type) -> Shape {
 }
 
 impl Shape {
-    /// With a description, in Markdown.
     pub(in crate::server) fn about(mut self, text: &str) -> Self {
         let text = text.to_owned();
         match &mut self.0 {
@@ -178,12 +167,10 @@ impl Shape {
         )
     }
 
-    /// An object of at most `most` fields.
     pub(in crate::server) fn fields_up_to(self, most: usize) -> Self {
         self.edit(|object| object.max_properties = Some(most))
     }
 
-    /// A string that this expression matches.
     pub(in crate::server) fn like(self, pattern: &str) -> Self {
         self.edit(|object| object.pattern = Some(pattern.to_owned()))
     }
@@ -193,7 +180,6 @@ impl Shape {
         self.edit(|object| object.property_names = Some(Box::new(names.0.into())))
     }
 
-    /// Null, or this.
     pub(in crate::server) fn or_null(mut self) -> Self {
         match &mut self.0 {
             RefOr::T(Schema::Object(Object {
@@ -262,7 +248,6 @@ fn add_null(kind: &mut SchemaType) {
     }
 }
 
-/// A bound of a number.
 pub(in crate::server) trait Bound {
     fn into_number(self) -> utoipa::Number;
 }
@@ -280,7 +265,6 @@ impl<T: Into<Number>> Bound for T {
     }
 }
 
-/// The schema of an object, field by field.
 #[derive(Clone, Default)]
 pub(in crate::server) struct ObjectShape {
     fields: Vec<(String, Shape)>,
@@ -300,27 +284,23 @@ impl ObjectShape {
         self
     }
 
-    /// A field that is always there.
     pub(in crate::server) fn has(mut self, name: &str, shape: Shape) -> Self {
         self.required.push(name.to_owned());
         self.fields.push((name.to_owned(), shape));
         self
     }
 
-    /// A field of an answer that may be absent.
     pub(in crate::server) fn may_have(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape));
         self
     }
 
-    /// The fields of both.
     pub(in crate::server) fn and(mut self, other: Self) -> Self {
         self.fields.extend(other.fields);
         self.required.extend(other.required);
         self
     }
 
-    /// With the defaults of absent fields, where `defaults` has them.
     pub(in crate::server) fn with_defaults(mut self, defaults: &Map<String, Value>) -> Self {
         for (name, shape) in &mut self.fields {
             if let Some(default) = defaults.get(name).filter(|value| !value.is_null()) {
@@ -330,7 +310,6 @@ impl ObjectShape {
         self
     }
 
-    /// Without some of the fields.
     pub(in crate::server) fn without(mut self, names: &[&str]) -> Self {
         self.fields
             .retain(|(name, _)| !names.contains(&name.as_str()));

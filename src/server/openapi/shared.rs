@@ -22,12 +22,10 @@ pub(in crate::server) fn prompts(facts: &Facts) -> Shape {
     ])
 }
 
-/// Any value, unchecked.
 pub(in crate::server) fn ignored() -> Shape {
     anything().about("accepted and ignored")
 }
 
-/// The id of a request.
 pub(in crate::server) fn rid() -> Shape {
     text()
         .longer_than(0)
@@ -35,7 +33,6 @@ pub(in crate::server) fn rid() -> Shape {
         .about("the request's id, of at most 256 bytes; a random one if it is absent. Two requests of one id cannot run at once")
 }
 
-/// The names of models, of which there is one.
 pub(in crate::server) fn model() -> Shape {
     text().about("any name: the loaded model serves every request")
 }
@@ -250,7 +247,6 @@ fn schema_or_text() -> Shape {
     any_of([free_object(), text()])
 }
 
-/// OpenAI's `response_format`.
 pub(super) fn response_format() -> Shape {
     let schema = object()
         .may_have("name", anything())
@@ -273,7 +269,6 @@ pub(super) fn response_format() -> Shape {
     ])
 }
 
-/// vLLM's `structured_outputs`.
 pub(super) fn structured_outputs() -> Shape {
     object()
         .takes("json", schema_or_text())
@@ -310,7 +305,6 @@ pub(super) fn error() -> Shape {
     object().has("error", error.shape()).shape()
 }
 
-/// OpenAI's counts of tokens.
 pub(super) fn usage() -> Shape {
     object()
         .has("prompt_tokens", count())

@@ -1,4 +1,4 @@
-//! The document against the routes, and its schemas against the readers that they describe.
+//! Tests of the OpenAPI document against the routes, and of its schemas against the readers that they describe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,6 @@ fn document() -> Value {
         .expect("documents have string keys only")
 }
 
-/// The paths of the document with their methods.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
     let document = document();
     let paths = document["paths"].as_object().expect("there are paths");
@@ -163,12 +162,10 @@ fn operations_have_ids_of_their_own_and_tell_what_their_access_can_answer() {
     assert_eq!(keys("/flush_cache"), ["admin"]);
 }
 
-/// The schema of SGLang's sampling parameters, and a validator of it.
 fn sampling() -> Value {
     document()["components"]["schemas"]["SamplingParams"].clone()
 }
 
-/// True if the reader takes a parameter with this value.
 fn is_taken(name: &str, value: &Value) -> bool {
     use serde::de::DeserializeSeed;
     let limits = facts().limits;

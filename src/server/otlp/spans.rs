@@ -11,7 +11,6 @@ use opentelemetry_sdk::trace::SdkTracer;
 use crate::request::{Finished, Timings};
 use crate::server::traces::{CallEnd, Outcome, RequestTrace, Trace};
 
-/// The trace of one HTTP request.
 pub(super) struct CallTrace {
     pub(super) tracer: SdkTracer,
     /// Holds the span of the HTTP request.
@@ -158,7 +157,6 @@ fn phases(timings: &Timings) -> impl Iterator<Item = (&'static str, Instant, Ins
     [Some(queue), prefill, decode].into_iter().flatten()
 }
 
-/// Turns moments into times of day.
 struct Clock {
     moment: Instant,
     time: SystemTime,

@@ -36,7 +36,6 @@ pub(super) use store::SessionTurn;
 const SESSION_ID: &str = "session_id";
 const CAPACITY: &str = "capacity_of_str_len";
 
-/// Answers `POST /open_session` with the id of the session.
 pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let capacity: Option<u32> = fields.integer(CAPACITY)?;
@@ -56,7 +55,7 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     Ok(HttpResponse::Ok().json(id))
 }
 
-/// Answers `POST /close_session`; requests that run in the session are cancelled.
+/// Requests that run in the session are cancelled.
 pub(super) async fn close(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let id = session_id(&mut fields)?;
@@ -86,10 +85,8 @@ fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// Sends the requests of a call to the engine. If it names a session, its only request follows the earlier ones there.
-///
-/// # Errors
-/// The errors of the engine; the call is a batch, its prompt is of another kind, or the session cannot take it.
+/// Sends the requests of a call to the engine. If it names a session, its only request follows the earlier ones
+/// there. Fails also if the call is a batch, its prompt is of another kind, or the session cannot take it.
 pub(super) async fn open_all(
     state: &Arc<AppState>,
     session: Option<&SessionParams>,

@@ -6,10 +6,8 @@ use crate::server::call::{MAX_RID_BYTES, read_rid};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 
-/// The position of a request in its session.
 #[derive(Clone, Debug, Default)]
 pub(in crate::server) struct SessionParams {
-    /// The session.
     pub(super) id: String,
     /// The request that it continues; `None` for the first.
     pub(super) rid: Option<RequestId>,
@@ -22,10 +20,6 @@ pub(in crate::server) struct SessionParams {
 }
 
 impl SessionParams {
-    /// Takes them out of a call, if it has some.
-    ///
-    /// # Errors
-    /// Names the fault.
     pub(in crate::server) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "session_params";
         let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
@@ -61,7 +55,6 @@ impl SessionParams {
         }
     }
 
-    /// It continues another request.
     pub(super) fn is_continuation(&self) -> bool {
         self.rid.is_some()
     }

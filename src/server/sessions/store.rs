@@ -19,7 +19,6 @@ const SESSION_BYTES: usize = 1024;
 
 const PARAMS: &str = "session_params";
 
-/// The sessions of a server. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::server) struct SessionStore(Arc<Shelf>);
 
@@ -37,7 +36,6 @@ struct Open {
     next_turn: u64,
 }
 
-/// A client's parameters for a new session.
 pub(super) struct Opening {
     pub(super) id: Option<String>,
     /// Tokens of its longest request, prompt and output.
@@ -46,7 +44,6 @@ pub(super) struct Opening {
     pub(super) idle: Option<Duration>,
 }
 
-/// The tokens and names that a request brings.
 pub(super) struct New {
     pub(super) tokens: Vec<u32>,
     /// The token that begins a prompt, and never follows others.
@@ -70,7 +67,6 @@ struct Session {
     turns: FxHashMap<RequestId, Turn>,
 }
 
-/// A request of a session.
 struct Turn {
     number: u64,
     parent: Option<RequestId>,
@@ -86,7 +82,6 @@ impl Turn {
         TURN_BYTES + (self.prompt.len() + output) * size_of::<u32>()
     }
 
-    /// Cancels it if it runs.
     fn cancel(&self) {
         if let (None, Some(canceller)) = (&self.output, &self.canceller) {
             canceller.cancel();
@@ -104,10 +99,7 @@ impl SessionStore {
         }))
     }
 
-    /// Opens a session and returns its id.
-    ///
-    /// # Errors
-    /// Another session has the id; the limit of sessions is reached.
+    /// Opens a session and returns its id. Fails if another session has the id, or at the limit of sessions.
     pub(super) fn open(&self, opening: Opening) -> Result<String, ApiError> {
         let mut open = self.lock();
         let limit = self.0.max_count;
@@ -251,7 +243,6 @@ impl Open {
         }
     }
 
-    /// Deletes requests, with all their continuations.
     fn remove_all(&mut self, session: &str, rids: Vec<RequestId>) {
         for (_, turn) in self.take_all(session, rids) {
             self.forget(turn);
@@ -370,7 +361,6 @@ pub(in crate::server) struct SessionTurn {
 }
 
 impl SessionTurn {
-    /// The request has ended with this output.
     pub(in crate::server) fn ended(mut self, output: &[u32]) {
         let store = self.store.clone();
         let mut open = store.lock();

@@ -1,4 +1,4 @@
-//! The store of sessions, and its bounds.
+//! Tests of the session store and its bounds.
 
 use super::*;
 use crate::error::RequestError;

@@ -24,22 +24,17 @@ const MAX_MISSED_PINGS: u32 = 2;
 /// Time limit for writing the closing handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CloseReason {
     /// The client closed it, or its network did.
     Disconnect,
     /// The client misses pings.
     Dead,
-    /// The client does not read.
     Slow,
     /// The client began a message and did not end it in time.
     Late,
-    /// The client announced a message above the limit.
     TooLarge,
-    /// The client sent frames that the standard forbids.
     Protocol,
-    /// The client sent text that is not UTF-8.
     NotUtf8,
     /// A request was refused for overload and no other request is in flight, or other bodies have the memory.
     Overload,
@@ -104,28 +99,23 @@ impl From<Refusal> for CloseReason {
     }
 }
 
-/// The conversation on a connection.
 pub(super) trait Talk {
     /// The key that identifies the request of an event.
     type Key: Clone + 'static;
 
-    /// Requests of this connection that have not ended.
     fn under_way(&self) -> usize;
 
-    /// A client's message has come.
     async fn on_text(
         &mut self,
         connection: &mut Connection<Self::Key>,
         text: &str,
     ) -> Result<(), CloseReason>;
 
-    /// A client's message has come that is no text.
     async fn on_binary(
         &mut self,
         connection: &mut Connection<Self::Key>,
     ) -> Result<(), CloseReason>;
 
-    /// A request has an event.
     async fn on_event(
         &mut self,
         connection: &mut Connection<Self::Key>,
@@ -134,14 +124,12 @@ pub(super) trait Talk {
     ) -> Result<(), CloseReason>;
 }
 
-/// A connection with the requests that its client listens to.
 pub(super) struct Connection<K> {
     pub(super) state: Arc<AppState>,
     wire: Wire,
     lanes: SelectAll<Events<K>>,
     missed_pings: u32,
     send_timeout: Duration,
-    /// Bytes of the longest message.
     limit_bytes: usize,
     _open: OpenWebSocket,
 }
@@ -184,7 +172,6 @@ impl<K: Clone + 'static> Connection<K> {
         active.decrement(1.0);
     }
 
-    /// Listens to the events of a request.
     pub(super) fn listen(&mut self, events: Events<K>) {
         self.lanes.push(events);
     }
@@ -264,7 +251,6 @@ impl<K: Clone + 'static> Connection<K> {
     }
 }
 
-/// Waits for the end of a write, within a time limit.
 async fn in_time(
     limit: Duration,
     write: impl Future<Output = tungstenite::Result<()>>,
@@ -282,7 +268,6 @@ fn heartbeat(period_s: u32) -> Interval {
     heartbeat
 }
 
-/// Counts requests that were cancelled, and why.
 pub(super) fn count_aborts(reason: &'static str, requests: u64) {
     counter!("souffleur_websocket_aborts_total", "reason" => reason).increment(requests);
 }

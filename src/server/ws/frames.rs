@@ -1,4 +1,4 @@
-//! The messages on the WebSocket, as JSON text.
+//! The messages on the WebSocket `/v1/ws/generate`, as JSON text.
 
 use serde::Serialize;
 
@@ -14,9 +14,7 @@ use crate::server::native::{Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 use crate::server::words::Dialect;
 
-/// The message of a client.
 pub(super) enum Op {
-    /// The fields of `/generate`.
     Generate(Fields),
     Abort(String),
     Ping,
@@ -141,7 +139,6 @@ pub(super) fn error(rid: Option<&str>, error: &ApiError) -> String {
     })
 }
 
-/// Answers `ping`.
 pub(super) fn pong() -> String {
     text(&PongFrame { op: "pong" })
 }

@@ -16,14 +16,11 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 use crate::server::budget::BodyCharge;
 use crate::server::error::ApiError;
 
-/// Bytes of the longest header.
 const MAX_HEADER_BYTES: usize = 14;
-/// Bytes of the longest control frame, by RFC 6455.
 const MAX_CONTROL_BYTES: u64 = 125;
 /// Bytes of the longest fragment that is passed on: a multiple of the mask's length, so that the mask stays aligned.
 const FRAGMENT_BYTES: u64 = 16 << 10;
 
-/// Why a client's bytes are not passed on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     /// A frame that the standard forbids, or one above the limit.
@@ -32,17 +29,14 @@ pub(super) enum Refusal {
     /// Other bodies have the memory, or the message needs more than the limit of one.
     #[error(transparent)]
     Memory(#[from] ApiError),
-    /// The rest of a message did not arrive in time.
     #[error("the message did not arrive in time")]
     Late,
 }
 
-/// Where a client's byte stream is.
 pub(super) struct Inbound {
     limit_bytes: usize,
     /// Time limit of a message, from its first frame to its last byte.
     message_timeout: Duration,
-    /// When the unfinished message began.
     began: Option<Instant>,
     /// The start of a header whose rest has not arrived.
     header: Vec<u8>,
@@ -59,7 +53,6 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// The start of a stream whose messages may have `limit_bytes` and `message_timeout`; `charge` takes their memory.
     pub(super) fn new(limit_bytes: usize, message_timeout: Duration, charge: BodyCharge) -> Self {
         Self {
             limit_bytes,
@@ -195,7 +188,6 @@ mod tests {
     const PING: u8 = 0x9;
     const LAST: u8 = 0x80;
 
-    /// A masked frame's header that announces `length` bytes.
     fn header(first: u8, length: u64) -> Vec<u8> {
         let mut cursor = Cursor::new([first, 0x80, 1, 2, 3, 4]);
         let parsed = FrameHeader::parse(&mut cursor).expect("the opcode is known");

@@ -31,7 +31,6 @@ use super::state::AppState;
 use native::Native;
 use responses::Responses;
 
-/// Answers the handshake of a client of `/v1/ws/generate`, and starts the connection's task.
 pub(super) async fn connect(
     request: HttpRequest,
     payload: Payload,

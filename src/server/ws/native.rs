@@ -18,7 +18,6 @@ use crate::server::open_requests::stands_for;
 use crate::server::sessions::{self, SessionParams, SessionTurn};
 use crate::server::transcript::News;
 
-/// A request of this connection.
 pub(super) struct Named {
     canceller: Canceller,
     shape: Shape,
@@ -29,7 +28,6 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Adds new output to the session.
     fn note(&self, news: &News) {
         let mut in_session = self.in_session.borrow_mut();
         if let Some((_, output)) = &mut *in_session {
@@ -47,7 +45,6 @@ impl Named {
     }
 }
 
-/// Requests by their names, as `/generate` has them.
 #[derive(Default)]
 pub(super) struct Native {
     /// The requests that have not ended. (A lane that has ended is listened to until it is polled once more.)

@@ -28,10 +28,8 @@ pub(super) type Wire = WebSocketStream<Join<Input, DuplexStream>>;
 /// The client's bytes; an error that holds a [`Refusal`](super::inbound::Refusal) refuses the bytes after them.
 type Input = StreamReader<LocalBoxStream<'static, io::Result<Bytes>>, Bytes>;
 
-/// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`.
-///
-/// # Errors
-/// 400 for a request that is no handshake, 426 for one of another protocol version.
+/// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`. Fails
+/// with 400 for a request that is no handshake, with 426 for one of another protocol version.
 pub(super) async fn accept(
     request: &HttpRequest,
     payload: Payload,

@@ -1,11 +1,10 @@
-//! Attention: the layers of a model that keep K/V, by the cost of a query and a token in them.
+//! The cost of attention in a model's layers: operations and bytes of queries and tokens.
 
 use super::storage::Sparsity;
 use crate::kv_layout::{KvLayout, PagedKv};
 use crate::model::config::ModelConfig;
 
-/// Layers with one window and the same K/V: the operations of one query and key, and the bytes of one token's K/V, in
-/// all of them.
+/// Layers with one window and the same K/V: operations per query and key, and K/V bytes per token, in all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Layers {
     pub(super) window: Option<usize>,
@@ -14,7 +13,6 @@ pub(super) struct Layers {
     pub(super) sparse: Option<SparseLayers>,
 }
 
-/// The reads of queries that are sparse.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SparseLayers {
     /// The first position of such a query.
@@ -28,7 +26,6 @@ pub(super) struct SparseLayers {
 }
 
 impl Layers {
-    /// The layers of a model that have K/V.
     pub(super) fn of(
         model: &ModelConfig,
         layout: &KvLayout,

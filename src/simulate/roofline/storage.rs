@@ -1,4 +1,4 @@
-//! The types in which a model is stored, and the bytes of its weights in them.
+//! The element types in which a model is stored, and the bytes of its weights in them.
 
 use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
@@ -6,14 +6,10 @@ use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::sparsity::LayersToLabel;
 
-/// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Type of weights.
     pub dtype: Dtype,
-    /// Type of K/V.
     pub kv_dtype: KvDtype,
-    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Long contexts are read in part.
     pub sparsity: Option<Sparsity>,
@@ -24,17 +20,13 @@ pub struct Storage {
 pub struct Sparsity {
     /// Elements of a head's label; those of the engine's default if `None`.
     pub channels: Option<usize>,
-    /// Tokens that each query head attends to.
     pub tokens: usize,
     /// Tokens from which on a query is sparse.
     pub threshold: usize,
 }
 
 impl Storage {
-    /// The memory that each layer of a model keeps.
-    ///
-    /// # Errors
-    /// A model that cannot be sparse.
+    /// The memory that each layer of a model keeps. Fails for a model that cannot use double sparsity.
     pub fn layout(&self, model: &ModelConfig) -> Result<KvLayout, LoadError> {
         let layout = model.kv_layout(self.dtype);
         let Some(Sparsity { channels, .. }) = self.sparsity else {
@@ -50,7 +42,6 @@ impl Storage {
     }
 }
 
-/// Bytes of all weights.
 pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     let tensors = model.tensors();
     let bytes = tensors.iter().map(|tensor| match tensor.shape[..] {
@@ -60,7 +51,6 @@ pub fn weights_bytes(model: &ModelConfig, storage: Storage) -> u64 {
     bytes.sum()
 }
 
-/// Weights and bytes of all experts.
 pub(super) fn expert_totals(model: &ModelConfig, storage: Storage) -> (f64, f64) {
     let Some(experts) = &model.experts else {
         return (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Costs of steps, computed by hand.
+//! Tests of step costs against values computed by hand.
 
 use std::sync::Arc;
 

@@ -22,10 +22,8 @@ use crate::state::tiers::{
 };
 use work::{Fetch, Job, Write};
 
-/// The fate of a store's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StoreOutcome {
-    /// Bytes that it might take on the disk.
     pub disk_bytes: u64,
     /// Bytes that it took at the end.
     pub held_bytes: u64,
@@ -35,32 +33,27 @@ pub struct StoreOutcome {
     pub written: u64,
     /// Blocks and states that were there when they were to be written.
     pub known: u64,
-    /// Blocks and states that could not have been found, and were not written.
+    /// Blocks and states whose earlier blocks are missing, so that no lookup could find them; not written.
     pub orphans: u64,
-    /// Blocks and states for which no other could go.
+    /// Blocks and states that nothing could be evicted for.
     pub no_space: u64,
-    /// Blocks and states that gave way to others.
+    /// Blocks and states evicted.
     pub evicted: u64,
-    /// Blocks read.
     pub read: u64,
-    /// Fetches that brought nothing.
+    /// Fetches that brought nothing before their deadline.
     pub late: u64,
     /// Prompts whose blocks were slower to load than to compute.
     pub too_slow: u64,
-    /// Seconds in which the disk read.
     pub read_s: f64,
-    /// Seconds in which it wrote.
     pub write_s: f64,
 }
 
-/// The store's words to the scheduler.
 pub(super) enum StoreAnswer {
     Found { seq: SeqId, found: PrefixFound },
     Fetched { ticket: Ticket, blocks: usize },
     Written { ticket: Ticket, kept: bool },
 }
 
-/// See the module.
 pub(super) struct VirtualStore<'a> {
     model: &'a StoreModel,
     keys: Keys,
@@ -79,7 +72,6 @@ pub(super) struct VirtualStore<'a> {
 }
 
 impl<'a> VirtualStore<'a> {
-    /// A store with nothing in it, which serves.
     pub fn new(model: &'a StoreModel) -> Self {
         let fingerprint = FingerprintParts::new().fingerprint();
         let block_tokens = model.shape.geometry.block_tokens;
@@ -110,7 +102,6 @@ impl<'a> VirtualStore<'a> {
         job.chain(deadlines).min_by(f64::total_cmp)
     }
 
-    /// A step has made these copies.
     pub fn copied(&mut self, copies: &BlockCopies) {
         let states = copies.saves.iter();
         let states = states.filter(|save| matches!(save.from, BlockSource::State(_)));
@@ -120,7 +111,6 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// Takes orders in.
     pub fn take(&mut self, orders: Vec<StoreOrder>, now_s: f64, prefill_tokens_per_s: Option<f64>) {
         for order in orders {
             match order {
@@ -187,12 +177,10 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// Takes the answers since the last call.
     pub fn take_answers(&mut self) -> Vec<StoreAnswer> {
         std::mem::take(&mut self.answers)
     }
 
-    /// The fate of the blocks so far.
     pub fn outcome(&self) -> StoreOutcome {
         StoreOutcome {
             held_bytes: self.held_bytes(),

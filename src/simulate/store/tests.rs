@@ -1,4 +1,4 @@
-//! The disk's time compared with manual calculations; its contents compared with a naive store.
+//! Tests of the virtual KV store: its times against manual calculations, its contents against a naive store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The work of the disk, in its order: fetches in turn, and writes where no fetch can begin.
+//! The order of the virtual disk's work: fetches in turn, and writes where no fetch can begin.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +11,8 @@ use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 const SAVES_SHARE: usize = 4;
 /// A fetch takes one in `ROUND_SHARE` of the fetches' buffers, or waits until it can.
 const ROUND_SHARE: usize = 4;
-/// Maximum number of records, as in the store.
 const MAX_RECORDS: usize = 1 << 20;
 
-/// Blocks that are wanted.
 pub(super) struct Fetch {
     pub ticket: Ticket,
     pub path: Arc<[BlockPlace]>,
@@ -23,14 +21,12 @@ pub(super) struct Fetch {
     pub deadline_s: f64,
 }
 
-/// A record that is to be written.
 pub(super) struct Write {
     pub ticket: Ticket,
     pub place: BlockPlace,
     pub kind: BlockKind,
 }
 
-/// The work of the disk.
 pub(super) struct Job {
     began_s: f64,
     pub ends_s: f64,
@@ -107,7 +103,6 @@ impl VirtualStore<'_> {
         self.answers.push(StoreAnswer::Fetched { ticket, blocks });
     }
 
-    /// Seconds that a record takes.
     fn read_s(&self, kind: BlockKind) -> f64 {
         self.model.payload_bytes(kind) as f64 / self.model.read_bytes_per_s
     }

@@ -1,19 +1,14 @@
-//! Output constraints of requests.
+//! Output constraints of requests: JSON, regular expression, EBNF, choice, structural tag.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-/// A constraint on the output text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Constraint {
-    /// Any JSON object.
     JsonObject(JsonWhitespace),
-    /// A JSON value that is valid under the schema.
     JsonSchema {
-        /// The schema.
         schema: Arc<Value>,
-        /// The white space between tokens of the JSON.
         whitespace: JsonWhitespace,
         /// Objects have only the properties that the schema names, as in OpenAI's strict mode.
         is_strict: bool,
@@ -22,7 +17,6 @@ pub enum Constraint {
     Regex(Arc<str>),
     /// A text that the grammar derives: EBNF with the start rule `root`, or Lark after a first line `%llguidance {}`.
     Ebnf(Arc<str>),
-    /// One of these texts.
     Choice(Arc<[String]>),
     /// Free text in which certain opening tags start structured text with an end tag: SGLang's `structural_tag`, in its
     /// old form (`structures`, `triggers`) or its new one (`format`).
@@ -35,8 +29,6 @@ pub enum JsonWhitespace {
     /// Typical of models: one blank, or a line break and at most 40 characters of indentation.
     #[default]
     Bounded,
-    /// None.
     Compact,
-    /// Any white space that the regular expression matches.
     Pattern(Arc<str>),
 }

@@ -23,11 +23,9 @@ pub const STACK_BYTES: usize = 64 << 20;
 
 /// A compiled grammar, shared by all outputs that follow it.
 pub trait Grammar: Debug + Send + Sync {
-    /// Creates the state before the first token.
     fn begin(&self) -> Box<dyn GrammarState>;
 
-    /// Returns the tokens that every output begins with, as the tokenizer encodes their text; empty if the grammar
-    /// leaves a choice.
+    /// The tokens that every output begins with, as the tokenizer encodes them; empty if the grammar leaves a choice.
     fn opening(&self) -> &[u32] {
         &[]
     }
@@ -51,25 +49,20 @@ pub trait GrammarState: Debug + Send {
     fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure>;
 }
 
-/// The restriction of the next token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// Every token may follow: the mask was not written.
     All,
-    /// The tokens of the mask may follow.
     Masked,
 }
 
-/// Whether an output may continue after a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrammarProgress {
-    /// It may continue.
     Open,
     /// It is complete, and nothing may follow.
     Done,
 }
 
-/// Why an output cannot follow its grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrammarFailure {
     /// No token of the vocabulary may follow, or the last token was not allowed.
@@ -79,7 +72,6 @@ pub enum GrammarFailure {
 }
 
 impl GrammarFailure {
-    /// Returns the reason as part of a sentence.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoToken => {

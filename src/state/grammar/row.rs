@@ -1,11 +1,10 @@
-//! The grammar state of one executor row.
+//! The grammar state of one executor row: its state and token mask.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use crate::state::sampling::TokenMask;
 
-/// The grammar state and token mask of a row.
 #[derive(Debug)]
 pub struct RowGrammar {
     /// Never contended: only the row's owner uses it; the mutex makes the row `Sync`.
@@ -54,7 +53,6 @@ impl RowGrammar {
         }
     }
 
-    /// Takes the sampled token.
     pub fn commit(&mut self, token: u32) {
         if self.standing == Ok(GrammarProgress::Open) {
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -62,10 +60,7 @@ impl RowGrammar {
         }
     }
 
-    /// Returns the progress of the output; a failure is permanent.
-    ///
-    /// # Errors
-    /// The reason why it cannot continue.
+    /// The progress of the output, or why it cannot continue; a failure is permanent.
     pub fn standing(&self) -> Result<GrammarProgress, GrammarFailure> {
         self.standing
     }

@@ -12,18 +12,14 @@ pub enum StoredPrefix {
     /// None, or too little to be worth a fetch.
     #[default]
     None,
-    /// It can be fetched.
     Found {
         /// Its length, from the beginning of the prefix.
         tokens: usize,
     },
-    /// A part of it is being fetched.
     Fetching,
     /// A part of it is in memory.
     Ready {
-        /// Names the run of blocks.
         ticket: Ticket,
-        /// The first token of the run.
         from: usize,
         /// The end of the run, exclusive.
         to: usize,
@@ -35,7 +31,6 @@ pub enum StoredPrefix {
 /// A run of blocks that an admitted sequence starts with, after the tree's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadGrant {
-    /// Names the run.
     pub ticket: Ticket,
     /// The first token of the run, before or at the end of the tree's prefix.
     pub begins: usize,
@@ -45,33 +40,25 @@ pub struct LoadGrant {
     pub goes_on: bool,
 }
 
-/// A candidate whose blocks are to be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchWish {
-    /// The candidate.
     pub seq: SeqId,
-    /// Tokens that the tree has.
     pub cached_tokens: usize,
 }
 
-/// One waiting request, or the one whose prefill continues.
+/// One waiting request, or the chunked one, whose prefill continues.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The sequence.
     pub seq: SeqId,
-    /// The namespace that shares its prefix.
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,
     /// Longest prefix that may come from the cache: at least one token must be computed.
     pub match_limit: usize,
-    /// Tokens it may still generate.
     pub max_new_tokens: usize,
-    /// It will generate all of them.
     pub ignore_eos: bool,
     /// How many plans it was held back for a prefix in flight.
     pub waits: u8,
-    /// Its rank by priority.
     pub rank: Rank,
     /// No decode runs in its step.
     pub wants_logprobs: bool,
@@ -84,7 +71,6 @@ pub struct Candidate {
     pub bypasses_cache: bool,
     /// For the chunked one: tokens that had K/V in the cache when it was admitted.
     pub kv_tokens: usize,
-    /// The part of it that the store has.
     pub stored: StoredPrefix,
 }
 

@@ -6,7 +6,6 @@
 /// Tokens that stay free for each request that is still running at an end.
 const RESERVE_TOKENS: f64 = 1.0;
 
-/// The ends of the running and admitted requests.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
     /// Soonest first, once sorted by [`fits`](Self::fits): most steps have no such request.
@@ -16,9 +15,7 @@ pub struct CompletionOrder {
 
 #[derive(Clone, Copy, Debug)]
 struct End {
-    /// Tokens that the request will still generate.
     tokens_left: f64,
-    /// Tokens that it holds now and frees then.
     held_tokens: usize,
 }
 

@@ -46,30 +46,23 @@ use crate::state::pool::state_pool::OwnedState;
 /// First leg: the scheduler's request for one step.
 #[derive(Debug)]
 pub struct PlanStep {
-    /// The step being planned.
     pub step: StepId,
     /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
     /// Flushes every cached prefix after the settling: a step was lost, or a host requested it. Locked prefixes stay;
     /// after a lost step nothing may be locked.
     pub flush: bool,
-    /// Evicts by this policy from now on.
     pub eviction_policy: Option<EvictionPolicy>,
-    /// Pages that the plan's own probe returned already.
+    /// Memory that the plan's own probe returned already.
     pub returned: Pages,
-    /// Rows likewise.
     pub returned_rows: Vec<RowId>,
-    /// States likewise.
     pub returned_states: Vec<OwnedState>,
-    /// Window pages likewise, and those that no later query sees.
+    /// Also those that no later query sees.
     pub returned_windows: WindowPages,
-    /// Locks prefixes for hosts.
     pub pins: Vec<PinDemand>,
-    /// Upper bound on states kept by pins.
     pub max_pinned_states: usize,
     /// Prefixes to touch, the youngest last.
     pub touch: Vec<ProbeKey>,
-    /// Candidates for a prefill, if any may be admitted.
     pub admit: Option<AdmitRequest>,
     /// The decode to run when nothing is admitted, or together with the admitted prefills ([`AdmitRequest::mixes`]).
     pub else_decode: Option<DecodeDemand>,
@@ -77,7 +70,6 @@ pub struct PlanStep {
     pub evict_tokens: usize,
     /// Pages in the free list; exact, since only the plan chain changes it.
     pub free_pages: usize,
-    /// Rows in the free list.
     pub free_rows: usize,
     /// States in the free list; 0 where no layer keeps any.
     pub free_states: usize,
@@ -96,13 +88,9 @@ pub struct SaveBudget {
     pub base: usize,
     /// Further blocks of an otherwise idle step.
     pub at_rest: usize,
-    /// Blocks in all.
     pub most: usize,
-    /// States in all.
     pub most_states: usize,
-    /// Tokens of a block.
     pub block_tokens: usize,
-    /// Change of the account of the store's blocks.
     pub account: SaveAccount,
 }
 
@@ -139,14 +127,12 @@ impl PlanStep {
 pub struct AdmitRequest {
     /// The arithmetic, with the running batch's reservations taken already.
     pub adder: PrefillAdder,
-    /// Candidates, in order.
     pub candidates: Vec<Candidate>,
     /// Most candidates to admit (free rows; a chunked one has its row already).
     pub max_new_rows: usize,
-    /// Holds candidates whose prefix is being prefilled at this moment (`protocol`: in-flight prefix).
+    /// Delays candidates whose prefix another request's prefill is computing.
     pub prefix_wait: bool,
-    /// The decode runs in the same step if there are pages for it as well, and no admitted candidate wants log
-    /// probabilities.
+    /// The decode runs in the same step, if pages suffice for it and no admitted candidate wants log probabilities.
     pub mixes: bool,
     /// The sequences that may be preempted for a candidate that lacks a row or memory.
     pub preemption: Option<Preemption>,
@@ -154,25 +140,19 @@ pub struct AdmitRequest {
     pub states: Option<StateRules>,
     /// Every page comes with a window page, which this budget counts; `None` where no layer has a window.
     pub windows: Option<WindowBudget>,
-    /// Tokens of a block, which the store must have beyond the tree for a candidate to wait for them; 0 without a store.
+    /// Tokens of a block: the least that the store must have beyond the tree for a wait; 0 without a store.
     pub block_tokens: usize,
 }
 
-/// A decode of the running batch.
 #[derive(Debug, Default)]
 pub struct DecodeDemand {
-    /// Sequences that need a new page for their next token.
     pub growing: Vec<SeqId>,
 }
 
-/// Pages and a row that a sequence needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// The sequence.
     pub seq: SeqId,
-    /// New pages.
     pub pages: u32,
-    /// Needs a row as well.
     pub row: bool,
     /// States: the row's private one, if the row is new, and copies.
     pub states: u32,
@@ -181,22 +161,17 @@ pub struct Demand {
 /// Second leg: all returns, all demands, and the tree's verdict to carry through.
 #[derive(Debug)]
 pub struct ReservePages {
-    /// The step being planned.
     pub step: StepId,
     /// Pages returned: duplicates, tails.
     pub returned: Pages,
-    /// Pages evicted.
     pub evicted: EvictedPages,
-    /// Rows returned.
     pub returned_rows: Vec<RowId>,
     /// States returned or dropped from the cache.
     pub returned_states: Vec<OwnedState>,
-    /// Window pages returned or dropped from the cache.
     pub returned_windows: WindowPages,
     /// The demands: all of them are granted, or nothing.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, after the demands.
     pub growing: Vec<SeqId>,
-    /// The tree's verdict.
     pub verdict: Box<Verdict>,
 }

@@ -29,10 +29,8 @@ impl Rank {
     }
 }
 
-/// The rules of priority scheduling, where it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PriorityRules {
-    /// Small numbers are served sooner.
     pub low_values_first: bool,
     /// A running request is preempted for one whose priority is better by more than this; `None` disables preemption.
     pub preemption_threshold: Option<i64>,
@@ -41,35 +39,28 @@ pub struct PriorityRules {
 }
 
 impl PriorityRules {
-    /// The rank of a priority.
     pub fn rank(&self, priority: Option<i64>) -> Rank {
         Rank::of(priority, self.low_values_first)
     }
 }
 
-/// A running request that may be preempted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Victim {
     /// The sequence; later ones came later.
     pub seq: SeqId,
-    /// Its rank by priority.
     pub rank: Rank,
-    /// Tokens that are reserved for its further output.
     pub reserved_tokens: f64,
-    /// The same for window pages, with those that it holds; 0 where layers have no windows.
+    /// Tokens of window pages that it holds or reserves; 0 where layers have no windows.
     pub window_tokens: f64,
 }
 
 /// The tokens that a waiting request lacks; 0 or less where it lacks nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deficit {
-    /// Tokens of pages.
     pub tokens: f64,
-    /// Tokens of window pages.
     pub window_tokens: f64,
 }
 
-/// The sequences that may be preempted in a plan.
 #[derive(Clone, Debug, Default)]
 pub struct Preemption {
     threshold: i64,

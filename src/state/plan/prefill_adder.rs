@@ -11,10 +11,8 @@ use crate::state::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
 /// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
 pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
 
-/// Whether the admission may consider a further candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// It may.
     Continue,
     /// No KV memory for more.
     NoToken,
@@ -22,7 +20,6 @@ pub enum Budget {
     Other,
 }
 
-/// The verdict on one candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Computes up to `end`; `chunked` when that is not its whole input.
@@ -32,18 +29,13 @@ pub enum Decision {
         /// The prefill continues in a later step.
         chunked: bool,
     },
-    /// Stays in the queue.
     Refuse(Budget),
 }
 
-/// One token reservation of a running request.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningReserve {
-    /// Tokens it may still generate.
     pub remaining_new_tokens: usize,
-    /// It will not stop early.
     pub ignore_eos: bool,
-    /// Tokens it has generated.
     pub output_tokens: usize,
     /// Tokens it holds: prompt and output.
     pub held_tokens: usize,
@@ -108,7 +100,6 @@ impl StepTime {
         }
     }
 
-    /// Counts admitted tokens.
     fn spend(&mut self, positions: Range<usize>, then_decodes: bool) {
         self.left_s -= self.pace.seconds(positions);
         self.is_bound |= then_decodes;
@@ -116,12 +107,9 @@ impl StepTime {
     }
 }
 
-/// The bounds of one prefill step.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillLimits {
-    /// Tokens a page.
     pub page_size: usize,
-    /// Most input tokens of a step.
     pub max_prefill_tokens: usize,
     /// Most input tokens of a chunk; `None` with chunked prefill off.
     pub chunked_prefill_size: Option<usize>,
@@ -129,10 +117,8 @@ pub struct PrefillLimits {
     pub mixed_rows: usize,
 }
 
-/// The pace of a step's prefill.
 #[derive(Clone, Debug)]
 pub struct StepPace {
-    /// The measured pace.
     pub pace: PrefillPace,
     /// A row could decode now, so that the time counts. Otherwise it counts from the first request on whose prefill
     /// the step completes.
@@ -188,7 +174,6 @@ impl PrefillAdder {
         self
     }
 
-    /// The verdict about the next candidate.
     pub fn budget(&self, available: usize) -> Budget {
         if self.rem_total(available) <= 0.0
             || available as isize - self.current_offset as isize <= 0
@@ -242,8 +227,7 @@ impl PrefillAdder {
         self.take(len, prefix, max_new_tokens)
     }
 
-    /// As [`PrefillAdder::add`], for a candidate whose tokens from `prefix` to `loaded` come from the store: they take
-    /// pages, and no part of the step's input.
+    /// As [`PrefillAdder::add`], but tokens `prefix..loaded` come from the store: they take pages, not step input.
     pub fn add_loaded(
         &mut self,
         len: usize,
@@ -264,8 +248,7 @@ impl PrefillAdder {
         decision
     }
 
-    /// As [`PrefillAdder::add`], for a candidate that only loads its tokens from `prefix` to `loaded` in this step:
-    /// further steps load the rest of its prefix.
+    /// As [`PrefillAdder::add`], but this step only loads tokens `prefix..loaded`; further steps load the rest.
     pub fn add_round(
         &mut self,
         len: usize,
@@ -289,8 +272,7 @@ impl PrefillAdder {
         }
     }
 
-    /// Reserves the pages of a load of `tokens` for the request that is being chunked. Returns how many of them fit, in
-    /// whole pages.
+    /// Reserves pages to load `tokens` for the chunked request; returns how many tokens fit, in whole pages.
     pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
         let room = self.rem_total(available).max(0.0) as usize;
         let loaded = tokens.min(self.floor_page(room));
@@ -361,8 +343,7 @@ impl PrefillAdder {
         }
     }
 
-    /// Continues the request that is being chunked: always first, never refused for memory, since only its end frees
-    /// its memory.
+    /// Continues the chunked request: always first, never refused for memory, since only its end frees its memory.
     pub fn add_chunked(
         &mut self,
         len: usize,
@@ -399,8 +380,7 @@ impl PrefillAdder {
         }
     }
 
-    /// Tokens that preempted requests must free for a candidate that misses `extend` tokens of its input; 0 or less
-    /// when only a row is missing.
+    /// Tokens that preemptions must free for a candidate lacking `extend` input tokens; <= 0 if only a row is missing.
     pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let wanted = extend + max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
         wanted as f64 - self.rem_total(available)

@@ -34,7 +34,6 @@ pub struct PrefillWork {
 }
 
 impl PrefillWork {
-    /// The prefill among these rows.
     pub fn of(rows: &[StepRow]) -> Self {
         let mut work = Self::default();
         for row in rows {
@@ -45,14 +44,12 @@ impl PrefillWork {
         work
     }
 
-    /// Adds the tokens of one sequence.
     pub fn add(&mut self, positions: Range<usize>) {
         let (first, tokens) = (positions.start as u64, positions.len() as u64);
         self.tokens += tokens;
         self.before += tokens * first + tokens * tokens.saturating_sub(1) / 2;
     }
 
-    /// Number of tokens.
     pub fn tokens(self) -> usize {
         self.tokens as usize
     }
@@ -63,7 +60,6 @@ impl PrefillWork {
     }
 }
 
-/// See the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefillPace {
     step_s: f64,
@@ -172,7 +168,6 @@ impl Reading {
     }
 }
 
-/// The class of a depth.
 fn class_of(depth: usize) -> usize {
     let depth = depth.saturating_add(SHALLOW);
     let power = depth.ilog2();
@@ -250,7 +245,6 @@ mod tests {
         let mut pace = PrefillPace::new(500);
         read(&mut pace, 0..2048);
         let before = chunk(&pace, 512);
-        // 5 tokens in 75 ms.
         read(&mut pace, 512..517);
         assert_eq!(chunk(&pace, 512), before);
     }

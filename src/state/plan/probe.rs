@@ -21,16 +21,13 @@ const CHECK_TOKENS: usize = 32;
 /// `IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD`).
 const DEPRIORITISE_TOKENS: usize = 32;
 
-/// The scheduler's request.
 #[derive(Debug)]
 pub struct ProbePrefixes {
-    /// The step being planned.
     pub step: StepId,
     /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
     /// The waiting requests, in order of arrival, better priorities first.
     pub keys: Vec<ProbeKey>,
-    /// The facts to find in addition to lengths.
     pub kind: ProbeKind,
 }
 
@@ -46,7 +43,6 @@ pub enum ProbeKind {
 /// The finding of a probe of the cache for one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matched {
-    /// Tokens that would come from the cache.
     pub tokens: usize,
     /// An earlier request of the queue is going to compute a prefix of it: it is served later, from the cache.
     pub is_deprioritised: bool,
@@ -54,24 +50,18 @@ pub struct Matched {
     pub path: Vec<u32>,
 }
 
-/// The tree's answer.
 #[derive(Debug)]
 pub struct PrefixesProbed {
-    /// Sequences that were published and continue.
     pub checkpointed: Vec<CheckpointedSeq>,
-    /// Pages that the settling returned: they go to the pools with the plan.
+    /// Memory that the settling returned: it goes to the pools with the plan.
     pub returned: Pages,
-    /// Rows likewise.
     pub returned_rows: Vec<RowId>,
-    /// States likewise.
     pub returned_states: Vec<OwnedState>,
-    /// Window pages likewise.
     pub returned_windows: WindowPages,
     /// One entry a key, in their order.
     pub matches: Vec<(SeqId, Matched)>,
 }
 
-/// Settles and matches.
 pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> PrefixesProbed {
     let settled = plan_step(
         cache,

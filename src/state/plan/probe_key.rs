@@ -5,12 +5,9 @@ use std::sync::Arc;
 use crate::ids::SeqId;
 use crate::state::cache::namespace::Namespace;
 
-/// One waiting request's key.
 #[derive(Clone, Debug)]
 pub struct ProbeKey {
-    /// The request.
     pub seq: SeqId,
-    /// The namespace that shares its prefix.
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,

@@ -49,7 +49,7 @@ pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
     }
 }
 
-/// Grants demands that the pools have room for.
+/// Grants demands that the pools can meet.
 fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservation {
     let mut alloc = |n: usize| {
         let pages = pools.pages.alloc(n);

@@ -7,17 +7,13 @@ use crate::state::pool::state_pool::{SaveReason, StateLimits};
 pub struct SaveAt {
     /// How many tokens the state has seen: whole pages.
     pub position: usize,
-    /// Why it is copied.
     pub reason: SaveReason,
 }
 
-/// The rules by which states are allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRules {
-    /// The memory.
     pub limits: StateLimits,
-    /// Tokens a page.
     pub page_size: usize,
-    /// States are saved after multiples of this many tokens: whole pages, and blocks where there is a store for them.
+    /// States are saved after multiples of this many tokens: whole pages, and blocks where a store keeps them.
     pub grain: usize,
 }

@@ -70,7 +70,6 @@ impl StateRules {
         places
     }
 
-    /// The positions of the grid in an extent.
     pub(super) fn grid(&self, admitted: &Admitted) -> impl Iterator<Item = usize> + use<> {
         let grid = self.limits.grid_tokens.max(1);
         let first = (admitted.extend_start() / grid + 1).saturating_mul(grid);
@@ -89,7 +88,6 @@ impl StateRules {
     }
 }
 
-/// The states available to a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     /// Free, before anything is granted.
@@ -135,7 +133,6 @@ impl Spare {
     }
 }
 
-/// The states that can still be granted.
 struct Left {
     /// Copies of any kind.
     copies: usize,
@@ -200,7 +197,6 @@ fn grant_grid(
 /// and gets none on the grid.
 pub(super) type Wishes = SmallVec<[Place; 4]>;
 
-/// The position of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// After this many tokens: whole pages.

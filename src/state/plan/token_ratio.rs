@@ -8,10 +8,9 @@ const INITIAL_RATIO: f64 = 0.7;
 const MIN_RATIO_FACTOR: f64 = 0.14;
 /// Decode steps from the initial to the least ratio.
 const DECAY_STEPS: f64 = 600.0;
-/// Decode steps that a retraction makes room for.
+/// Decode steps that a retraction frees memory for.
 pub const RETRACT_DECODE_STEPS: usize = 20;
 
-/// The ratio and its decay.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTokenRatio {
     initial: f64,
@@ -33,7 +32,6 @@ impl NewTokenRatio {
         }
     }
 
-    /// The ratio now.
     pub fn get(&self) -> f64 {
         self.current
     }
@@ -48,7 +46,7 @@ impl NewTokenRatio {
         self.current = self.initial;
     }
 
-    /// After a retraction: the survivors' progress, with room for some decode steps each.
+    /// After a retraction: the survivors' progress, with memory for some decode steps each.
     pub fn after_retraction(&mut self, survivors: impl Iterator<Item = (usize, usize)>) {
         let (mut outputs, mut limits, mut n) = (0, 0, 0);
         for (output_tokens, max_new_tokens) in survivors {

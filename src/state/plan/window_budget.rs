@@ -17,8 +17,7 @@ pub struct WindowBudget {
 }
 
 impl WindowBudget {
-    /// Starts with the reservations of the running batch: tokens that each may still generate, and tokens of its
-    /// private pages.
+    /// Starts with the running batch's reservations: tokens each may still generate, and tokens of its private pages.
     pub fn new(window: Window, running: impl Iterator<Item = (f64, usize)>) -> Self {
         let mut budget = Self {
             window,
@@ -34,13 +33,12 @@ impl WindowBudget {
     }
 
     /// The window pages that a running request may still need: `to_come` tokens, as far as its private pages with `own`
-    /// tokens leave room for them in its window.
+    /// tokens leave space for them in its window.
     pub fn reserve(window: Window, to_come: f64, own: usize) -> f64 {
         let room = window.tail_tokens().saturating_sub(own);
         to_come.min(room as f64)
     }
 
-    /// How far back the layers see.
     pub fn window(&self) -> Window {
         self.window
     }
@@ -56,7 +54,6 @@ impl WindowBudget {
         (at_once + self.window.page_size.get()) as f64 + to_come - available as f64
     }
 
-    /// Counts an admitted prefill.
     pub fn take(&mut self, extend: usize, max_new_tokens: usize) {
         self.taken += self.in_pages(extend);
         self.reserved += self.for_decode(max_new_tokens) as f64;

@@ -1,6 +1,6 @@
 //! Counter-based random numbers: functions of only a seed and a position.
 
-/// Returns a number in [0, 1) that is a pure function of seed and output position.
+/// A number in [0, 1): a pure function of seed and output position.
 ///
 /// Counter-based: without state, a sequence that was retracted, moved or rebuilt draws the same numbers.
 pub fn uniform(seed: u64, position: u64) -> f64 {
@@ -8,7 +8,7 @@ pub fn uniform(seed: u64, position: u64) -> f64 {
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// Returns the seed of the `index`-th sample of a request with `n` > 1; sample 0 keeps the request's own seed.
+/// The seed of the `index`-th sample of a request with `n` > 1; sample 0 keeps the request's own seed.
 pub fn seed_of_sample(seed: u64, index: u32) -> u64 {
     match index {
         0 => seed,

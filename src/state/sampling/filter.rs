@@ -1,4 +1,4 @@
-//! top_k, top_p and min_p, and the draw among the tokens that they keep.
+//! The filters top_k, top_p and min_p, and the draw among the tokens that they keep.
 
 use std::cmp::Ordering;
 
@@ -10,12 +10,10 @@ use super::params::SamplingParams;
 pub struct DrawScratch {
     /// By token, its unnormalised probability; 0 if min_p drops it.
     weights: Vec<f64>,
-    /// The tokens that top_k and top_p keep.
     ranked: Vec<(u32, f64)>,
 }
 
 impl DrawScratch {
-    /// Reserves memory for this vocabulary size.
     pub fn reserve(&mut self, vocab_size: usize) {
         self.weights.clear();
         self.weights.reserve(vocab_size);
@@ -30,7 +28,6 @@ impl DrawScratch {
 /// f64, and their order of summation depends only on the vocabulary size, so the draw is reproducible.
 pub(super) struct Kept<'a> {
     tokens: Order<'a>,
-    /// Sum of the weights.
     mass: f64,
 }
 
@@ -128,7 +125,6 @@ fn total_of(weights: &[f64]) -> f64 {
     weights.chunks(BLOCK).map(block_sum).sum()
 }
 
-/// Sums the weights of a block in eight lanes.
 #[inline(always)]
 fn block_sum(block: &[f64]) -> f64 {
     let mut lanes = [0.0; 8];
@@ -153,7 +149,6 @@ fn weigh(logits: &[f32], max: f32, temperature: f32, weights: &mut Vec<f64>) {
     }
 }
 
-/// A filter by rank.
 struct ByRank {
     top_k: usize,
     has_nucleus: bool,
@@ -188,7 +183,7 @@ impl ByRank {
         }
     }
 
-    /// Returns the filter's last class: it keeps no token of later classes.
+    /// The filter's last class: it keeps no token of later classes.
     #[inline(always)]
     fn last_class(&self, weights: &[f64], mass: f64) -> usize {
         let mut classes = [(0usize, 0f64); CLASSES];

@@ -10,7 +10,6 @@ pub struct LogprobWish {
     pub start: Option<u32>,
     /// Number of most likely tokens to return per position.
     pub top: u32,
-    /// Tokens whose log probability to return at each position.
     pub token_ids: Arc<[u32]>,
 }
 
@@ -21,22 +20,18 @@ pub struct RowLogprobs {
     /// For each prefilled position `p` at or after the selection's start with `p + 1 < prompt_tokens`: of the prompt's
     /// token at `p + 1`, from the logits at `p`. (The first token of the selected range has none.)
     pub input: Vec<TokenLogprobs>,
-    /// For each sampled token.
     pub output: Vec<TokenLogprobs>,
-    /// The embedding of the prompt.
     pub embedding: Option<Arc<[f32]>>,
 }
 
 /// The log probability of one token, and of alternatives at its position.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TokenLogprobs {
-    /// The token.
     pub token: u32,
     /// Its log probability in nats, before temperature and penalties; `None` for the first token of a prompt.
     pub logprob: Option<f32>,
     /// The most likely tokens at this position, in descending order.
     pub top: Vec<(u32, f32)>,
-    /// The tokens selected by id.
     pub chosen: Vec<(u32, f32)>,
 }
 

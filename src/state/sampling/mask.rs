@@ -1,6 +1,5 @@
 //! The mask of tokens that a grammar allows at one position.
 
-/// Tokens per word.
 const WORD_TOKENS: usize = u32::BITS as usize;
 
 /// An allow-list over the vocabulary, one bit per token: bit `t % 32` of word `t / 32`, the layout of grammar engines
@@ -12,7 +11,6 @@ pub struct TokenMask {
 }
 
 impl TokenMask {
-    /// Allows no token of a vocabulary of this size.
     pub fn none(vocab_size: usize) -> Self {
         Self {
             words: vec![0; vocab_size.div_ceil(WORD_TOKENS)],
@@ -27,13 +25,11 @@ impl TokenMask {
         }
     }
 
-    /// Disallows all tokens.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Allows exactly the tokens of these words; tokens outside the vocabulary are ignored, and tokens past the last
-    /// word are not allowed.
+    /// Allows exactly these words' tokens: none past the last word; tokens outside the vocabulary are ignored.
     pub fn set_words(&mut self, words: &[u32]) {
         let n_words = self.words.len().min(words.len());
         self.words[..n_words].copy_from_slice(&words[..n_words]);
@@ -44,23 +40,20 @@ impl TokenMask {
         }
     }
 
-    /// Returns the words, `vocab_size / 32` rounded up.
+    /// The words, `vocab_size / 32` rounded up.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Returns whether the token is allowed.
     pub fn allows(&self, token: u32) -> bool {
         (token as usize) < self.vocab_size
             && self.words[token as usize / WORD_TOKENS] >> (token % u32::BITS) & 1 == 1
     }
 
-    /// Returns whether no token is allowed.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// Returns the first allowed token from `first` on.
     pub fn next_allowed(&self, first: u32) -> Option<u32> {
         let start = first as usize / WORD_TOKENS;
         let words = self.words.get(start..)?.iter().enumerate();
@@ -74,7 +67,6 @@ impl TokenMask {
             .map(|(index, word)| ((start + index) * WORD_TOKENS) as u32 + word.trailing_zeros())
     }
 
-    /// Returns the number of allowed tokens.
     pub fn allowed_tokens(&self) -> usize {
         self.words
             .iter()

@@ -10,9 +10,7 @@ const BLOCK: usize = 16 * LANES;
 pub struct Peak {
     /// The token; undefined with `nan`.
     pub token: u32,
-    /// Its logit.
     pub logit: f32,
-    /// A logit is NaN.
     pub nan: bool,
 }
 

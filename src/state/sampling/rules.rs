@@ -6,38 +6,35 @@ use super::params::SamplingParams;
 pub(super) const GREEDY_TEMPERATURE: f32 = 1e-6;
 
 impl SamplingParams {
-    /// Returns whether sampling is greedy.
     pub fn is_greedy(&self) -> bool {
         self.temperature < GREEDY_TEMPERATURE || self.top_k == 1 || self.top_p <= 0.0
     }
 
-    /// Returns the seed of the draws.
     pub fn seed(&self) -> u64 {
         self.sampling_seed.unwrap_or(0)
     }
 
-    /// Returns whether a penalty depends on token counts in the output.
+    /// Whether a penalty depends on token counts in the output.
     pub fn has_output_penalty(&self) -> bool {
         self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
 
-    /// Returns whether a penalty depends on the set of tokens in prompt and output.
+    /// Whether a penalty depends on the set of tokens in prompt and output.
     pub fn has_repetition_penalty(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    /// Returns whether any penalty is set: only then are a row's tokens counted.
+    /// Whether any penalty is set: only then are a row's tokens counted.
     pub fn has_penalty(&self) -> bool {
         self.has_output_penalty() || self.has_repetition_penalty()
     }
 
-    /// Returns whether end tokens are banned after `output_tokens` tokens of output.
+    /// Whether end tokens are banned after `output_tokens` tokens of output.
     pub fn bans_ends(&self, output_tokens: u64) -> bool {
         output_tokens < u64::from(self.min_new_tokens)
     }
 
-    /// Returns the tokens banned while [`Self::bans_ends`], ascending: `eos_ids` and stop tokens. Empty if
-    /// `min_new_tokens` never bans them.
+    /// The tokens banned while [`Self::bans_ends`], ascending: `eos_ids` and stop tokens.
     pub fn banned_ends(&self, eos_ids: &[u32], vocab_size: usize) -> Vec<u32> {
         if !self.bans_ends(0) {
             return Vec::new();
@@ -51,7 +48,7 @@ impl SamplingParams {
         banned
     }
 
-    /// Returns the number of most likely tokens that `top_k` keeps; `None` for all.
+    /// The number of most likely tokens that `top_k` keeps; `None` for all.
     pub fn rank_limit(&self) -> Option<u32> {
         u32::try_from(self.top_k).ok().filter(|limit| *limit > 0)
     }
@@ -61,7 +58,7 @@ impl SamplingParams {
         self.top_p < 1.0
     }
 
-    /// Returns whether a rank filter is active: `top_k` or `top_p` drops tokens.
+    /// Whether `top_k` or `top_p` drops tokens.
     pub fn filters_by_rank(&self, vocab_size: usize) -> bool {
         let drops = |limit| (limit as usize) < vocab_size;
         self.rank_limit().is_some_and(drops) || self.has_nucleus()

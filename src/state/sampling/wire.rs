@@ -56,7 +56,6 @@ impl<'de> Deserialize<'de> for SamplingParams {
 /// Parses an object of parameters; keeps no more list items than the limits allow.
 pub(crate) struct ReadParams<'a> {
     pub(crate) limits: &'a RequestLimits,
-    /// Names of ignored parameters.
     pub(crate) read_elsewhere: &'a [&'a str],
 }
 
@@ -149,13 +148,11 @@ fn of_the_request(name: &str) -> FieldError {
     FieldError::new(name, text)
 }
 
-/// A parameter's name for an error's `param`, truncated.
 fn short_name(name: &str) -> String {
     const MAX_CHARS: usize = 48;
     name.chars().take(MAX_CHARS).collect()
 }
 
-/// Serializes the pairs as a map.
 pub(super) fn serialize_logit_bias<S: Serializer>(
     bias: &[(u32, f32)],
     serializer: S,
@@ -215,7 +212,6 @@ fn set(
     Ok(())
 }
 
-/// Drops empty stop strings.
 fn stops(value: &Shallow, limits: &RequestLimits) -> Result<Vec<String>, FieldError> {
     const NAME: &str = "stop";
     const WANTED: &str = "a string or a list of strings";

@@ -4,7 +4,6 @@ use super::sequence::Phase;
 use crate::ids::SeqId;
 use crate::state::plan::token_ratio::NewTokenRatio;
 
-/// Sequences that hold memory, by phase.
 pub(super) struct Batch {
     running: Vec<SeqId>,
     chunked: Option<SeqId>,
@@ -19,7 +18,6 @@ pub(super) struct Batch {
     ratio: NewTokenRatio,
 }
 
-/// Whether the planned extents reach the end of the prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     /// A chunk; more follow.
@@ -52,19 +50,16 @@ impl Batch {
         self.chunked
     }
 
-    /// Ended sequences that hold memory until the next plan.
     #[inline]
     pub(super) fn ended(&self) -> &[SeqId] {
         &self.ended
     }
 
-    /// Number of decoding or prefilling sequences.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.running.len() + usize::from(self.chunked.is_some())
     }
 
-    /// No sequence decodes or prefills.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.chunked.is_none()
@@ -91,7 +86,7 @@ impl Batch {
         self.extended.push(seq);
     }
 
-    /// Moves a sequence to the ended ones, which makes room for others.
+    /// Moves a sequence to the ended ones; others can be admitted.
     #[inline]
     pub(super) fn end(&mut self, seq: SeqId, phase: Phase) {
         match phase {

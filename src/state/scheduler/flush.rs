@@ -8,12 +8,10 @@ use crate::state::plan::PlanStep;
 use super::pipeline::OpenPlan;
 use super::{Next, Scheduler};
 
-/// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheFlushed {
-    /// Tokens removed from the cache.
     pub flushed_tokens: usize,
-    /// Their pages, which are now free.
+    /// Pages of the removed tokens, which are now free.
     pub flushed_pages: usize,
     /// Tokens that stay cached: pinned prefixes, and prefixes of requests that arrived meanwhile.
     pub kept_tokens: usize,
@@ -86,7 +84,6 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// Records the outcome of an answered flush plan.
     pub(super) fn take_flushed_pages(&mut self, open: &OpenPlan, flushed_pages: Option<usize>) {
         let (Some(number), Some(flushed_pages)) = (open.flush, flushed_pages) else {
             return;

@@ -1,9 +1,8 @@
-//! Requests of hosts: pinned prefixes, cache flushes, and pauses.
+//! The scheduler's host commands: pinned prefixes, cache flushes, and pauses.
 
 use super::flush::Flushes;
 use super::pins::Pins;
 
-/// Pins, flushes and the pause.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     pins: Pins,

@@ -16,11 +16,8 @@ use super::{Computed, Scheduler};
 /// Limits that guarantee that an idle engine can run every accepted request.
 #[derive(Clone, Copy, Debug)]
 pub struct IntakeLimits {
-    /// Longest sequence, in tokens.
     pub context_length: usize,
-    /// Tokens of the KV pool.
     pub capacity_tokens: usize,
-    /// Tokens a page.
     pub page_size: PageSize,
 }
 
@@ -31,7 +28,7 @@ impl IntakeLimits {
         page_size.tokens_in(page_size.pages_for(2 * page_size.get() + 2))
     }
 
-    /// The longest prompt that leaves room for one generated token.
+    /// The longest prompt that leaves space for one generated token.
     pub fn max_prompt_tokens(&self) -> usize {
         let by_context = self.context_length.saturating_sub(2);
         let page = self.page_size.get();
@@ -42,7 +39,7 @@ impl IntakeLimits {
         by_context.min(by_pool)
     }
 
-    /// `max_new_tokens` clipped to the room after a prompt.
+    /// `max_new_tokens` clipped to the space after a prompt.
     ///
     /// # Errors
     /// [`RequestError::PromptTooLong`] when not even one token fits.

@@ -9,22 +9,17 @@ use super::sequence::{Phase, Sequence};
 /// Requests listed at a time: a full queue must not fill the log.
 const MAX_SHOWN: usize = 4;
 
-/// Progress of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRequest {
-    /// Its id.
     pub rid: RequestId,
     /// Seconds since its submission, rounded to tenths.
     pub inside_s: f64,
     /// `waiting`, `prefilling` or `decoding`.
     pub phase: &'static str,
-    /// Length of the prompt.
     pub prompt_tokens: usize,
     /// Prompt and output tokens whose K/V is written or planned.
     pub computed_tokens: usize,
-    /// Output tokens known.
     pub output_tokens: usize,
-    /// Upper bound of its output tokens.
     pub max_new_tokens: usize,
 }
 

@@ -7,7 +7,6 @@ use super::stats::EngineStats;
 use crate::state::plan::CacheCounts;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 
-/// Free pages and rows, cached tokens, and the sequences' holdings.
 pub(super) struct Memory {
     page_size: PageSize,
     total_pages: usize,
@@ -23,21 +22,18 @@ pub(super) struct Memory {
     ledger: Arc<PoolLedger>,
 }
 
-/// The holdings of the sequences, as of the last plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Census {
-    /// Tokens of pages private to sequences.
+    /// In pages private to sequences.
     pub(super) private_tokens: usize,
     /// Prompt and output tokens of running sequences.
     pub(super) decode_tokens: usize,
-    /// States of sequences.
     pub(super) states: usize,
-    /// Window pages private to sequences.
+    /// In pages private to sequences.
     pub(super) windows: usize,
 }
 
 impl Memory {
-    /// Memory with everything free.
     pub(super) fn new(limits: &SchedulerLimits, ledger: Arc<PoolLedger>) -> Self {
         let total_windows = limits.windows.map_or(0, |windows| windows.total_pages);
         let total_states = limits.states.map_or(0, |states| states.total_slots);
@@ -67,13 +63,11 @@ impl Memory {
         self.free_rows
     }
 
-    /// Cached tokens that a lock protects.
     #[inline]
     pub(super) fn protected_tokens(&self) -> usize {
         self.cache.protected_tokens
     }
 
-    /// Updates the free counts from the pools.
     #[inline]
     pub(super) fn take_free(
         &mut self,
@@ -97,7 +91,6 @@ impl Memory {
         self.free_states
     }
 
-    /// Updates the cache counts from the tree.
     #[inline]
     pub(super) fn take_cache(&mut self, cache: CacheCounts) {
         self.cache = cache;
@@ -122,7 +115,6 @@ impl Memory {
             && windows == self.total_windows
     }
 
-    /// Fills in the memory fields of `stats`.
     #[inline]
     pub(super) fn tell(&self, stats: EngineStats) -> EngineStats {
         EngineStats {

@@ -12,8 +12,7 @@ impl Scheduler {
         self.outbox.take_prefix_events()
     }
 
-    /// Keeps the miss point until the store's part is known. Only the first admission counts: the client is told its
-    /// cached tokens.
+    /// Keeps the first admission's miss point until the store's part is known: clients see its cached tokens.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {

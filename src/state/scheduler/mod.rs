@@ -95,30 +95,21 @@ pub use rules::{
     BatchRules, MAX_PREFILL_STEP_MS, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
 };
 
-/// The bounds of the scheduler.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerLimits {
-    /// Tokens a page.
     pub page_size: PageSize,
-    /// Pages of the KV pool.
     pub total_pages: usize,
     /// Rows of the page table: bounds the running requests.
     pub total_rows: usize,
-    /// Upper bound of a prefill step's input tokens.
     pub max_prefill_tokens: usize,
     /// Upper bound of a chunk's input tokens; `None` with chunked prefill off.
     pub chunk_tokens: Option<usize>,
-    /// Holds requests whose prefix is being prefilled back.
+    /// Delays a request while another request's prefill computes its prefix.
     pub prefix_wait: bool,
-    /// How prefills and decodes share the steps.
     pub rules: BatchRules,
-    /// See [`NewTokenRatio`].
     pub schedule_conservativeness: f64,
-    /// Upper bound of pins, and of soft pins.
     pub max_pins: usize,
-    /// The rules that order the queue, in addition to the policy.
     pub queue: QueueRules,
-    /// End-of-sequence tokens.
     pub eos_token_ids: Arc<[u32]>,
     /// The states of sequences; `None` where no layer keeps one.
     #[serde(default)]
@@ -132,7 +123,6 @@ pub struct SchedulerLimits {
 }
 
 impl SchedulerLimits {
-    /// The rules for allocating states.
     fn state_rules(&self) -> Option<StateRules> {
         self.states.map(|limits| StateRules {
             limits,
@@ -150,18 +140,14 @@ impl SchedulerLimits {
     }
 }
 
-/// The message to send.
 #[derive(Debug)]
 pub enum Next {
-    /// Nothing: wait for an event.
     Nothing,
     /// To the tree, which answers the policy's questions; the plan follows.
     ProbePrefixes(Box<ProbePrefixes>),
-    /// To the tree.
     PlanStep(Box<PlanStep>),
     /// Straight to the pools: a decode that only appends pages.
     ReservePages(Box<ReservePages>),
-    /// To the executor.
     RunStep(Box<StepPlan>),
 }
 
@@ -186,14 +172,11 @@ pub struct Scheduler {
 /// What happens to computed K/V when a sequence releases its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Computed {
-    /// It is published to the cache.
     Publish,
-    /// It is dropped.
     Discard,
 }
 
 impl Scheduler {
-    /// A scheduler without requests.
     pub fn new(
         limits: SchedulerLimits,
         policy: Box<dyn SchedulePolicy>,
@@ -234,12 +217,10 @@ impl Scheduler {
         self.outbox.take_ended()
     }
 
-    /// Output tokens sent in news, in total.
     pub fn told_tokens(&self) -> u64 {
         self.outbox.told_tokens()
     }
 
-    /// Takes the orders to the store.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         let tier = self.tier.as_mut();
         tier.map_or_else(Vec::new, |tier| tier.take_orders())
@@ -256,12 +237,10 @@ impl Scheduler {
         }
     }
 
-    /// True while a plan is open.
     pub fn has_open_plan(&self) -> bool {
         self.pipeline.is_planning()
     }
 
-    /// Queues, pools and counters as of the last plan.
     pub fn stats(&self) -> EngineStats {
         let eviction_policy = self.queue.order().eviction_policy();
         let stats = EngineStats {
@@ -299,7 +278,6 @@ impl Scheduler {
             .chain(left)
     }
 
-    /// States held by sequences, for slot-by-slot checks in tests.
     pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let sequences = self.requests.iter();
         let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.states.as_ref());
@@ -341,8 +319,7 @@ impl Scheduler {
             .count(Counter::IntegrityFailures, usize::from(!is_whole));
     }
 
-    /// Ends a sequence: reports it at once, releases its memory with the next plan. The first `kept_output` tokens of
-    /// its output count.
+    /// Ends a sequence: reports it now, with `kept_output` output tokens; the next plan releases its memory.
     fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, computed: Computed) {
         let sequence = &mut self.requests[seq];
         if sequence.has_ended {
@@ -366,7 +343,6 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// Ends a sequence with an error.
     fn fail(&mut self, seq: SeqId, error: RequestError) {
         let kept = self.requests[seq].output.len();
         self.finish(seq, RequestEnd::Failed(error), kept, Computed::Discard);

@@ -1,4 +1,4 @@
-//! The scheduler's messages to the tokenizer about requests.
+//! The scheduler's messages to the tokenizer: new tokens and ends of requests.
 
 use smallvec::SmallVec;
 
@@ -11,35 +11,26 @@ use crate::state::sampling::RowLogprobs;
 pub struct RequestTokens {
     /// The Tokenizer's number of the request: cloning its id would be a locked instruction for every token.
     pub intake: IntakeId,
-    /// New output tokens.
     pub tokens: SmallVec<[u32; 2]>,
-    /// Their log probabilities, and the prompt's.
     pub logprobs: Option<Box<RowLogprobs>>,
     /// Prompt tokens from the cache, set from the first admission on.
     pub cached_tokens: u32,
     /// Prompt tokens from the store, included in `cached_tokens`.
     pub loaded_tokens: u32,
-    /// Retractions so far.
     pub num_retractions: u32,
     /// Why the request ended; an earlier stop string overrides it. Boxed, since most news are tokens.
     pub end: Option<Box<RequestEnd>>,
 }
 
-/// A request left the queue for the first time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstAdmission {
-    /// The Tokenizer's number of the request.
     pub intake: IntakeId,
-    /// Its submission time.
     pub submitted_s: f64,
 }
 
-/// A request's end from the scheduler's view.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEnd {
-    /// It finished or was cancelled.
     Finished(FinishReason),
-    /// It was rejected or failed.
     Failed(RequestError),
 }
 
@@ -55,7 +46,6 @@ impl RequestEnd {
     }
 }
 
-/// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// EOS or a stop token was sampled.
@@ -66,10 +56,8 @@ pub enum FinishReason {
     Grammar,
     /// `max_new_tokens` or the context length was reached.
     Length {
-        /// The limit that was reached.
         max_new_tokens: u32,
     },
-    /// The client cancelled.
     Abort,
 }
 

@@ -23,7 +23,6 @@ const MAX_TOUCHED: usize = 128;
 /// The rules that order the queue, in addition to the policy.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct QueueRules {
-    /// Whether and how priorities count.
     pub priority: PriorityOrder,
     /// The cache's eviction policy; `None` without a prefix cache.
     pub eviction_policy: Option<EvictionPolicy>,
@@ -38,7 +37,6 @@ impl Default for QueueRules {
     }
 }
 
-/// The policies and their counters.
 pub(super) struct QueueOrder {
     rules: QueueRules,
     policy: Box<dyn SchedulePolicy>,
@@ -68,7 +66,6 @@ impl QueueOrder {
         self.rules.eviction_policy
     }
 
-    /// The eviction policy to send to the tree.
     pub(super) fn new_eviction_policy(&self) -> Option<EvictionPolicy> {
         self.new_eviction_policy
     }
@@ -139,7 +136,6 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The scheduling policy from the next plan on.
     pub fn policy_name(&self) -> &'static str {
         let order = self.queue.order();
         order.next_policy.as_ref().unwrap_or(&order.policy).name()
@@ -173,7 +169,6 @@ impl Scheduler {
         }))
     }
 
-    /// Takes the answer to a probe and continues the plan.
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.pipeline.end_probe(Found {
             matches: reply.matches.into_iter().collect(),
@@ -196,7 +191,6 @@ impl Scheduler {
         self.open_plan()
     }
 
-    /// Sorts the queue by admission order.
     pub(super) fn order_queue(&mut self) {
         let mut matches = self.pipeline.take_matches();
         self.queue.restore_arrival();

@@ -10,21 +10,18 @@ use crate::ids::{IntakeId, SeqId};
 use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::sampling::RowLogprobs;
 
-/// Pending messages in order of occurrence, and counters.
 #[derive(Default)]
 pub(super) struct Outbox {
     news: Vec<RequestTokens>,
     prefix_events: Vec<PrefixEvent>,
-    /// Since the last call of `take_first_admissions`.
     first_admissions: Vec<FirstAdmission>,
     /// Sequences that ended for a reason invisible to the executor, with decodes in flight.
     ended: Vec<SeqId>,
-    /// Output tokens sent, in total.
     told_tokens: u64,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
-/// A counter over the engine's life; [`EngineStats`] documents each.
+/// A counter over the engine's life: a field of [`EngineStats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counter {
     Steps,
@@ -37,7 +34,6 @@ pub(super) enum Counter {
     PromptTokens,
     CachedTokens,
     EvictedTokens,
-    /// As in [`EngineStats::evicted_windows`].
     EvictedWindows,
     /// Last: the number of counters depends on it.
     StaleMessages,
@@ -49,7 +45,7 @@ impl Outbox {
         self.counts[counter as usize] += by as u64;
     }
 
-    /// Reserves room for news of this many requests.
+    /// Reserves capacity for news of this many requests.
     #[inline]
     pub(super) fn expect(&mut self, n_requests: usize) {
         self.news.reserve(n_requests);
@@ -86,7 +82,6 @@ impl Outbox {
         });
     }
 
-    /// Reports the end of a rejected request.
     #[inline]
     pub(super) fn turn_away(&mut self, intake: IntakeId, end: RequestEnd) {
         self.news.push(RequestTokens {
@@ -100,7 +95,6 @@ impl Outbox {
         });
     }
 
-    /// Discards pending news of a request.
     #[inline]
     pub(super) fn withdraw(&mut self, intake: IntakeId) {
         self.news.retain(|news| news.intake != intake);
@@ -149,7 +143,6 @@ impl Outbox {
         std::mem::take(&mut self.prefix_events)
     }
 
-    /// Fills in the counters of `stats`.
     #[inline]
     pub(super) fn stats(&self, stats: EngineStats) -> EngineStats {
         let of = |counter: Counter| self.counts[counter as usize];

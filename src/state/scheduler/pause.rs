@@ -6,13 +6,11 @@
 use super::Scheduler;
 
 impl Scheduler {
-    /// Pauses or resumes.
     pub fn set_paused(&mut self, paused: bool) {
         self.hosts.set_paused(paused);
         self.pipeline.note_change();
     }
 
-    /// True while paused.
     pub fn is_paused(&self) -> bool {
         self.hosts.is_paused()
     }

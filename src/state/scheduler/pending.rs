@@ -5,7 +5,6 @@ use serde::Serialize;
 use super::Scheduler;
 use super::sequence::Sequence;
 
-/// Tokens not computed yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PendingTokens {
     /// Prompt and output tokens of waiting requests. Some may come from the cache: their number is known at admission.

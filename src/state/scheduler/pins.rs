@@ -11,7 +11,6 @@ use crate::state::pool::pages::NodeLock;
 use super::Scheduler;
 use super::soft_pins::SoftPins;
 
-/// The pins, and pending messages to the tree.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     /// Ordered, so that locks are released in a deterministic order.
@@ -52,8 +51,7 @@ impl Pins {
         std::mem::take(&mut self.released).into_iter()
     }
 
-    /// Keeps the granted locks, soft pins up to `max_soft_tokens`, and releases locks of pins removed meanwhile.
-    /// Returns true if any is released.
+    /// Keeps granted locks (soft pins up to `max_soft_tokens`), and releases those of removed pins; true if any.
     pub(super) fn granted(&mut self, pinned: Vec<Pinned>, max_soft_tokens: usize) -> bool {
         let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
@@ -156,7 +154,6 @@ impl Pins {
         pin
     }
 
-    /// The expired pins.
     fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
         let held = self.held.iter();
         held.filter(move |(_, pin)| pin.expires_s <= now_s)
@@ -202,7 +199,6 @@ impl Scheduler {
         self.hosts.pins_mut().remove(pin)
     }
 
-    /// Releases expired pins.
     pub fn expire_pins(&mut self, now_s: u64) {
         let expired: Vec<u64> = self.hosts.pins().expired(now_s).collect();
         for pin in expired {
@@ -214,7 +210,6 @@ impl Scheduler {
         }
     }
 
-    /// True if [`expire_pins`](Self::expire_pins) would release a pin.
     pub fn has_expired_pins(&self, now_s: u64) -> bool {
         let pins = self.hosts.pins();
         pins.expired(now_s).next().is_some() || pins.soft.expired(now_s).next().is_some()

@@ -1,4 +1,4 @@
-//! The open plan and the steps in flight.
+//! The planning pipeline: the open plan and the steps in flight.
 //!
 //! Steps run in the order of their ids. A page that is freed while step N+2 is planned may still be written by step
 //! N+1; the earliest step that gets it is N+2, which runs later.
@@ -20,7 +20,6 @@ pub(super) struct Pipeline {
     phase: PlanPhase,
     steps: VecDeque<StepRecord>,
     next_step: StepId,
-    /// Page-table edits for the next step.
     deltas: Vec<TableDelta>,
     /// An event has occurred since the last plan; otherwise the next plan would be the same.
     is_dirty: bool,
@@ -30,46 +29,32 @@ pub(super) struct Pipeline {
     spent: Option<Vec<RowResult>>,
 }
 
-/// The phase of the next step's plan.
 #[derive(Debug, Default)]
 enum PlanPhase {
-    /// No plan is open.
     #[default]
     Closed,
-    /// The tree is being probed.
     Probing,
     /// The tree has answered the probe; the plan can be opened.
     Probed(Found),
-    /// The plan is open, until the pools answer.
     Open(OpenPlan),
 }
 
-/// The answer to a probe, until the plan is opened.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// The matches of queued requests.
     pub(super) matches: FxHashMap<SeqId, Matched>,
-    /// Memory that the probe's settling released, for the pools.
     pub(super) returned: Returned,
 }
 
-/// Memory that a probe's settling released.
 #[derive(Debug, Default)]
 pub(super) struct Returned {
-    /// Pages.
     pub(super) pages: Pages,
-    /// Rows.
     pub(super) rows: Vec<RowId>,
-    /// States.
     pub(super) states: Vec<OwnedState>,
-    /// Window pages.
     pub(super) windows: WindowPages,
 }
 
-/// The open plan.
 #[derive(Debug)]
 pub(super) struct OpenPlan {
-    /// The step that it plans.
     pub(super) step: StepId,
     /// The decode to run if nothing is admitted.
     pub(super) decode: Vec<SeqId>,
@@ -77,11 +62,9 @@ pub(super) struct OpenPlan {
     pub(super) flush: Option<u64>,
 }
 
-/// A step in flight.
 #[derive(Debug)]
 pub(super) struct StepRecord {
     step: StepId,
-    /// Its sequences.
     pub(super) rows: Vec<SeqId>,
     /// An earlier step was lost: this step's result is dropped.
     pub(super) is_void: bool,
@@ -169,7 +152,6 @@ impl Pipeline {
         }
     }
 
-    /// Takes the memory that a probe released.
     #[inline]
     pub(super) fn take_returned(&mut self) -> Returned {
         match &mut self.phase {
@@ -178,7 +160,6 @@ impl Pipeline {
         }
     }
 
-    /// Opens the plan of the next step.
     #[inline]
     pub(super) fn open(&mut self, decode: Vec<SeqId>, flush: Option<u64>) {
         self.phase = PlanPhase::Open(OpenPlan {
@@ -226,7 +207,6 @@ impl Pipeline {
         (step, std::mem::take(&mut self.deltas))
     }
 
-    /// The measured prefill of a step in flight.
     #[inline]
     pub(super) fn prefill_of(&self, step: StepId) -> PrefillWork {
         let record = self.steps.iter().find(|record| record.step == step);
@@ -270,13 +250,11 @@ impl Pipeline {
         self.is_dirty = is_dirty;
     }
 
-    /// Reserves room for this many page-table edits.
     #[inline]
     pub(super) fn expect_edits(&mut self, n_edits: usize) {
         self.deltas.reserve(n_edits);
     }
 
-    /// Appends a page to a row in the next step.
     #[inline]
     pub(super) fn append_page(&mut self, row: RowId, page: PageId) {
         let pages = SmallVec::from_buf_and_len([page; 2], 1);
@@ -286,7 +264,6 @@ impl Pipeline {
             .extend(std::iter::once_with(|| TableDelta::Append { row, pages }));
     }
 
-    /// Appends pages to a row in the next step.
     #[inline]
     pub(super) fn append_pages(&mut self, row: RowId, pages: &[PageId]) {
         if !pages.is_empty() {
@@ -307,7 +284,6 @@ impl Pipeline {
         }
     }
 
-    /// Appends window pages to a row in the next step.
     pub(super) fn append_windows(&mut self, row: RowId, pages: &[PageId]) {
         if !pages.is_empty() {
             let pages = SmallVec::from_slice(pages);

@@ -1,4 +1,4 @@
-//! Turns grants into a step.
+//! Turns a plan's grants into a step for the executor.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl Scheduler {
         }
         let is_busy = !verdict.admitted.is_empty() || !self.batch.running().is_empty();
         if verdict.budget == Some(Budget::NoToken) || self.memory.free_rows() == 0 {
-            // Sequences that ended while the plan was open make room in the next one.
+            // Sequences that ended while the plan was open free memory for the next one.
             self.batch
                 .set_full(is_busy && self.batch.ended().is_empty());
         }
@@ -362,8 +362,7 @@ impl Scheduler {
         self.emit_beside(starts, rows, &placed)
     }
 
-    /// Drops sequences that ended while the plan was open. Every other exit from the batch opens a new plan with a new
-    /// list.
+    /// Drops sequences that ended while the plan was open; every other exit opens a new plan with a new list.
     fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
         let is_alive = |seq: &SeqId| self.requests.get(*seq).is_some_and(Sequence::can_decode);
         if !self.batch.ended().is_empty() {

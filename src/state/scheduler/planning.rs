@@ -1,4 +1,4 @@
-//! Builds the next plan request.
+//! Builds the scheduler's next plan request: settlements, candidates and the decode.
 
 use std::sync::Arc;
 
@@ -53,7 +53,6 @@ impl Scheduler {
         }
     }
 
-    /// Opens the plan, once the policy has its probe's answer.
     pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
         let pins = self.hosts.pins_mut().take_demands();
@@ -231,7 +230,6 @@ impl Scheduler {
         rows
     }
 
-    /// Whether a plan with this decode may admit queued requests.
     pub(super) fn looks_at_queue(&self, decode: &[SeqId]) -> bool {
         !self.is_paused()
             && !self.batch.is_full()
@@ -239,8 +237,7 @@ impl Scheduler {
             && !self.defers_prefill(decode)
     }
 
-    /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order. `decode` is
-    /// the alternative if none is admitted.
+    /// This plan's candidates: the chunked one, retracted ones, the queue in policy order. `decode`: the alternative.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
@@ -314,16 +311,12 @@ impl Scheduler {
     }
 }
 
-/// A decode of the running batch.
 pub(super) struct DecodeRows {
-    /// The decoding sequences.
     pub(super) seqs: Vec<SeqId>,
-    /// Sequences that need a new page for their next token.
     growing: Vec<SeqId>,
 }
 
 impl DecodeRows {
-    /// The decoding sequences, and their demand for pages.
     pub(super) fn into_demand(self) -> (Vec<SeqId>, Option<DecodeDemand>) {
         let Self { seqs, growing } = self;
         let demand = (!seqs.is_empty()).then_some(DecodeDemand { growing });

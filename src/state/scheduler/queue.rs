@@ -7,7 +7,6 @@ use rustc_hash::FxHashSet;
 use super::order::QueueOrder;
 use crate::ids::SeqId;
 
-/// Waiting requests and their order.
 pub(super) struct Queue {
     order: QueueOrder,
     /// In the order of the last plan, then newer arrivals.
@@ -67,7 +66,6 @@ impl Queue {
         self.all().filter(|seq| !self.preempted.contains(seq))
     }
 
-    /// Appends a request that has just arrived.
     #[inline]
     pub(super) fn push(&mut self, seq: SeqId) {
         self.waiting.push_back(seq);
@@ -95,7 +93,6 @@ impl Queue {
         self.preempted.clear();
     }
 
-    /// Removes a request from the queue.
     #[inline]
     pub(super) fn leave(&mut self, seq: SeqId) {
         for queue in [&mut self.waiting, &mut self.retracted] {
@@ -118,13 +115,11 @@ impl Queue {
         self.waiting.make_contiguous().sort_unstable();
     }
 
-    /// Sorts by a key, stably.
     #[inline]
     pub(super) fn sort_by<K: Ord>(&mut self, key: impl FnMut(&SeqId) -> K) {
         self.waiting.make_contiguous().sort_by_cached_key(key);
     }
 
-    /// Replaces the order.
     #[inline]
     pub(super) fn reorder(&mut self, order: Vec<SeqId>) {
         debug_assert_eq!(order.len(), self.waiting.len());

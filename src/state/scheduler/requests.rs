@@ -1,4 +1,4 @@
-//! Live requests, by `SeqId` and by request id.
+//! The table of live requests, by `SeqId` and by request id, with their cancel flags.
 
 use std::ops::{Index, IndexMut};
 
@@ -7,7 +7,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::sequence::{Sequence, SequenceTable};
 use crate::ids::{IntakeId, RequestId, SeqId};
 
-/// The sequences, their ids, and cancel flags seen.
 #[derive(Default)]
 pub(super) struct Requests {
     table: SequenceTable,
@@ -56,13 +55,11 @@ impl Requests {
         self.table.is_empty()
     }
 
-    /// The live request with this id.
     #[inline]
     pub(super) fn holder(&self, rid: &RequestId) -> Option<SeqId> {
         self.by_rid.get(rid).copied()
     }
 
-    /// Frees the id of an ended request.
     #[inline]
     pub(super) fn release_name(&mut self, seq: SeqId) {
         let rid = &self.table[seq].request.rid;
@@ -77,7 +74,6 @@ impl Requests {
         self.by_rid.len()
     }
 
-    /// Requests that have not ended, unordered.
     #[inline]
     pub(super) fn live(&self) -> impl Iterator<Item = SeqId> + '_ {
         self.by_rid.values().copied()
@@ -96,7 +92,6 @@ impl Requests {
         self.has_timeouts
     }
 
-    /// Records whether a live request has a timeout.
     #[inline]
     pub(super) fn set_has_timeouts(&mut self, has_timeouts: bool) {
         self.has_timeouts = has_timeouts;
@@ -143,8 +138,6 @@ impl Requests {
 impl Index<SeqId> for Requests {
     type Output = Sequence;
 
-    /// # Panics
-    /// See [`SequenceTable`].
     #[inline]
     fn index(&self, seq: SeqId) -> &Sequence {
         &self.table[seq]

@@ -1,4 +1,4 @@
-//! The results of a step.
+//! Takes the results of steps: new tokens, ended requests, lost steps.
 
 use crate::error::{RequestError, StepError};
 use crate::ids::{SeqId, StepId};
@@ -52,8 +52,7 @@ impl Scheduler {
         self.pipeline.take_spent()
     }
 
-    /// The token of a sequence that ended while this step was in flight is dropped. A retracted sequence keeps its
-    /// token.
+    /// Drops the token of a sequence that ended while this step was in flight. A retracted one keeps its token.
     fn take_row(&mut self, row: &mut RowResult) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
         if row.accepted == 0 {

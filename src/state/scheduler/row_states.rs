@@ -30,7 +30,6 @@ struct Tail {
     state: OwnedState,
     /// 0 before the first copy.
     position: usize,
-    /// The position of the previous copy.
     previous: usize,
 }
 
@@ -56,7 +55,6 @@ impl RowStates {
         })
     }
 
-    /// The live state.
     pub fn live(&self) -> &OwnedState {
         &self.live
     }
@@ -120,17 +118,14 @@ impl RowStates {
         }
     }
 
-    /// Takes the copies to publish.
     pub fn take_saved(&mut self) -> Vec<SavedState> {
         std::mem::take(&mut self.saved)
     }
 
-    /// Number of states.
     pub fn count(&self) -> usize {
         1 + self.saved.len() + usize::from(self.tail.is_some()) + self.unused.len()
     }
 
-    /// The slots of all states.
     pub fn slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let saved = self.saved.iter().map(|saved| &saved.state);
         let tail = self.tail.iter().map(|tail| &tail.state);
@@ -138,7 +133,6 @@ impl RowStates {
         all.map(OwnedState::slot)
     }
 
-    /// Returns all states.
     pub fn give_back(self) -> Vec<OwnedState> {
         let mut states = self.unused;
         states.extend(self.saved.into_iter().map(|saved| saved.state));

@@ -13,7 +13,6 @@ pub const PREFILL_DECODE_INTERVAL_MIN_BS: usize = 1;
 /// Default upper bound of a prefill step that delays decodes, in milliseconds.
 pub const MAX_PREFILL_STEP_MS: u32 = 500;
 
-/// Rules for sharing steps between prefills and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BatchRules {
     /// Prefill steps also decode one token of each decoding request; needs chunked prefill.
@@ -67,7 +66,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether the step's duration affects later plans.
     pub fn wants_time_of(&self, step: StepId) -> bool {
         self.pace.is_some() && self.pipeline.prefill_of(step).tokens() > 0
     }

@@ -1,4 +1,4 @@
-//! A live request: its tokens, lengths and memory.
+//! A live request: its phase, tokens, lengths and memory.
 
 use std::sync::Arc;
 
@@ -10,12 +10,10 @@ use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::tier::SequenceTier;
 
-/// The phase of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Waits for its first admission or its readmission after a retraction.
     Waiting,
-    /// In chunked prefill.
     Chunked,
     /// Its prefill is planned to its end; it decodes.
     Running,
@@ -33,17 +31,13 @@ pub enum Phase {
 pub struct SequenceKv {
     /// Tokens whose K/V the steps planned so far write.
     pub committed: usize,
-    /// Row of the page table.
     pub row: RowId,
     /// Private pages, after the tree's.
     pub private: Pages,
-    /// Pages that the tree owns.
     pub protected_pages: usize,
-    /// Locks the tree's part of the pages.
     pub lock: NodeLock,
     /// Tokens of this request that counted as a cache hit.
     pub inserted_tokens: usize,
-    /// Its states, if layers keep any.
     pub states: Option<Box<RowStates>>,
     /// Private window pages, after the tree's, as far as they are visible; `None` without window layers.
     pub windows: Option<Box<RowWindows>>,
@@ -54,7 +48,6 @@ pub struct SequenceKv {
 #[derive(Debug)]
 #[repr(C)] // in this order
 pub struct Sequence {
-    /// Its phase.
     pub phase: Phase,
     /// The next plan releases its memory.
     pub has_ended: bool,
@@ -62,25 +55,19 @@ pub struct Sequence {
     heeds_stops: bool,
     /// The opening tokens of its output were sent.
     pub is_opening_told: bool,
-    /// Publishes its K/V when it releases its memory.
     pub publish: bool,
-    /// Rows of this sequence in steps in flight.
     pub rows_in_flight: u32,
     /// Copied from the request, as `heeds_stops`: every plan and every token reads them.
     max_new_tokens: u32,
-    /// Number of retractions.
     pub retractions: u32,
     /// Prompt tokens from the cache at the first admission.
     pub cached_tokens: Option<u32>,
     /// Number of output tokens once every planned step is done.
     pub planned_output: usize,
-    /// Output tokens so far.
     pub output: Vec<u32>,
     /// The last step that writes K/V of this sequence.
     pub last_step: StepId,
-    /// Its memory while admitted.
     pub kv: Option<SequenceKv>,
-    /// The request's parameters.
     pub request: Submission,
     /// Prompt and output at the (re)admission: the input of the prefill.
     pub fill: Arc<[u32]>,
@@ -103,7 +90,6 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence before its first admission.
     pub fn new(request: Submission) -> Self {
         Self {
             fill: opened(&request),
@@ -132,23 +118,19 @@ impl Sequence {
         }
     }
 
-    /// Number of prompt tokens among its first `tokens`: the first prefill also computes a grammar's opening tokens,
-    /// which may be cached as well.
+    /// Prompt tokens among the first `tokens`; the rest are a grammar's opening tokens, cached with the prompt.
     pub fn of_prompt(&self, tokens: usize) -> usize {
         tokens.min(self.request.prompt.len())
     }
 
-    /// Upper bound of its output tokens.
     pub fn max_new_tokens(&self) -> usize {
         self.max_new_tokens as usize
     }
 
-    /// Whether end-of-sequence tokens and the request's stop tokens end it.
     pub fn heeds_stops(&self) -> bool {
         self.heeds_stops
     }
 
-    /// Output tokens left, after planned ones.
     pub fn remaining_new_tokens(&self) -> usize {
         self.max_new_tokens().saturating_sub(self.planned_output)
     }
@@ -172,24 +154,20 @@ impl Sequence {
         kv.expect("an admitted sequence holds memory")
     }
 
-    /// As [`held_kv`](Self::held_kv).
     pub fn held_kv_mut(&mut self) -> &mut SequenceKv {
         let kv = self.kv.as_mut();
         kv.expect("an admitted sequence holds memory")
     }
 
-    /// Number of private pages.
     pub fn private_pages(&self) -> usize {
         self.kv.as_ref().map_or(0, |kv| kv.private.len())
     }
 
-    /// Number of private window pages.
     pub fn private_windows(&self) -> usize {
         let windows = self.kv.as_ref().and_then(|kv| kv.windows.as_ref());
         windows.map_or(0, |windows| windows.pages.len())
     }
 
-    /// Number of states.
     pub fn states(&self) -> usize {
         let states = self.kv.as_ref().and_then(|kv| kv.states.as_ref());
         states.map_or(0, |states| states.count())
@@ -226,12 +204,10 @@ impl Sequence {
         tier.map_or(0, |tier| tier.stored_tokens())
     }
 
-    /// Prompt tokens from the store at the first admission.
     pub fn loaded_tokens(&self) -> u32 {
         self.tier.as_ref().map_or(0, |tier| tier.loaded_tokens())
     }
 
-    /// The prompt and the first `n_output` output tokens.
     pub fn all_tokens(&self, n_output: usize) -> Arc<[u32]> {
         if n_output == 0 {
             return self.request.prompt.clone();
@@ -244,7 +220,6 @@ impl Sequence {
             .collect()
     }
 
-    /// Counts input log probabilities as delivered.
     pub fn count_input_logprobs(&mut self, n: usize) {
         if let Some(start) = self.request.logprobs.as_ref().and_then(|wish| wish.start) {
             self.input_logprobs_until = self.input_logprobs_until.max(start) + n as u32;
@@ -268,7 +243,6 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
-    /// Inserts a sequence.
     pub fn insert(&mut self, sequence: Sequence) -> SeqId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -280,7 +254,6 @@ impl SequenceTable {
         seq
     }
 
-    /// The sequence, if it is live.
     pub fn get(&self, seq: SeqId) -> Option<&Sequence> {
         match self.slots.get(slot_of(seq)) {
             Some(Some((id, sequence))) if *id == seq => Some(sequence),
@@ -288,7 +261,6 @@ impl SequenceTable {
         }
     }
 
-    /// The sequence, if it is live.
     pub fn get_mut(&mut self, seq: SeqId) -> Option<&mut Sequence> {
         match self.slots.get_mut(slot_of(seq)) {
             Some(Some((id, sequence))) if *id == seq => Some(sequence),
@@ -296,7 +268,6 @@ impl SequenceTable {
         }
     }
 
-    /// Removes a sequence.
     pub fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.get(seq)?;
         self.free.push(slot_of(seq) as u32);
@@ -305,7 +276,6 @@ impl SequenceTable {
             .map(|(_, sequence)| sequence)
     }
 
-    /// All live sequences.
     pub fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
         self.slots
             .iter()
@@ -313,12 +283,10 @@ impl SequenceTable {
             .map(|(seq, sequence)| (*seq, sequence))
     }
 
-    /// Number of live sequences.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// True without live sequences.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -47,7 +47,7 @@ impl SoftPins {
         self.held.insert(number, pin);
     }
 
-    /// Keeps the tree's lock, or returns it if the pin is gone.
+    /// Keeps the tree's lock, or returns it if the pin no longer exists.
     pub(super) fn grant(
         &mut self,
         number: u64,
@@ -80,7 +80,6 @@ impl SoftPins {
         Some(pin.lock)
     }
 
-    /// The names of expired pins.
     pub(super) fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
         let held = self.held.values();
         held.filter(move |pin| pin.expires_s <= now_s)
@@ -118,7 +117,6 @@ impl Scheduler {
         self.hosts.pins_mut().unpin_softly(name)
     }
 
-    /// Upper bound of softly pinned tokens.
     pub(super) fn soft_pin_tokens(&self) -> usize {
         let total = self.limits.page_size.tokens_in(self.limits.total_pages);
         total / SHARE_OF_POOL

@@ -1,4 +1,4 @@
-//! A snapshot of the engine, for hosts and tests.
+//! Engine statistics: a snapshot of queues, pools and counters, for hosts and tests.
 
 use serde::Serialize;
 
@@ -10,59 +10,39 @@ const FULL_TOKEN_USAGE: f64 = 0.9;
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
-    /// The current scheduling policy.
     pub schedule_policy: &'static str,
     /// The current eviction policy; `none` without a prefix cache.
     pub radix_eviction_policy: &'static str,
     /// Decoding or prefilling requests.
     pub running_requests: usize,
-    /// Prompt and output tokens of decoding requests.
     pub decode_tokens: usize,
     /// Waiting requests, including retracted ones.
     pub waiting_requests: usize,
-    /// Retracted requests among the waiting ones.
     pub retracted_requests: usize,
     /// Tokens of the KV pool.
     pub total_tokens: usize,
-    /// Tokens a page.
     pub page_size: usize,
-    /// Tokens of free pages.
     pub free_tokens: usize,
-    /// Evictable cached tokens.
     pub evictable_tokens: usize,
-    /// Cached tokens protected by a lock.
     pub protected_tokens: usize,
-    /// Tokens of pages private to sequences.
     pub private_tokens: usize,
-    /// Rows of the page table.
     pub total_rows: usize,
-    /// Free rows.
     pub free_rows: usize,
     /// Slots of the state pool; 0 where no layer keeps a state.
     pub total_states: usize,
-    /// Free states.
     pub free_states: usize,
-    /// Cached states.
     pub cached_states: usize,
     /// Window pages; 0 without window layers.
     pub total_windows: usize,
-    /// Free window pages.
     pub free_windows: usize,
-    /// Evictable cached window pages.
     pub evictable_windows: usize,
-    /// Cached window pages protected by a lock.
     pub protected_windows: usize,
-    /// Window pages private to sequences.
     pub private_windows: usize,
-    /// Pins of hosts.
     pub pins: usize,
-    /// Soft pins.
     pub soft_pins: usize,
-    /// A host has paused the engine.
     pub is_paused: bool,
     /// The reserved fraction of the running requests' generation budget.
     pub new_token_ratio: f64,
-    /// Steps planned.
     pub steps: u64,
     /// Steps with both prefills and decodes.
     pub mixed_steps: u64,
@@ -72,7 +52,6 @@ pub struct EngineStats {
     pub lost_pages: u64,
     /// Messages that arrived too late.
     pub stale_messages: u64,
-    /// Retractions of requests.
     pub retractions: u64,
     /// Running requests preempted by a higher priority, counted each time.
     pub preemptions: u64,
@@ -80,11 +59,9 @@ pub struct EngineStats {
     pub retracted_input_tokens: u64,
     /// Tokens that retracted requests had generated, counted each time.
     pub retracted_output_tokens: u64,
-    /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
     /// Prompt tokens whose K/V came from the cache, included in `prompt_tokens`.
     pub cached_tokens: u64,
-    /// Tokens evicted from the tree.
     pub evicted_tokens: u64,
     /// Window pages evicted while their full-attention pages stayed.
     pub evicted_windows: u64,

@@ -15,15 +15,11 @@ use crate::state::sampling::{LogprobWish, SamplingParams};
 #[derive(Clone, Debug)]
 #[repr(C)] // as in `Sequence`
 pub struct Submission {
-    /// The Tokenizer's request number.
     pub intake: IntakeId,
-    /// The requested log probabilities.
     pub logprobs: Option<Arc<LogprobWish>>,
     /// The prompt; not empty, shorter than the context.
     pub prompt: Arc<[u32]>,
-    /// The client's request id.
     pub rid: RequestId,
-    /// The namespace of its prefix.
     pub namespace: Namespace,
     /// Validated and clipped, with a seed.
     pub sampling: Arc<SamplingParams>,
@@ -33,7 +29,6 @@ pub struct Submission {
     /// Prompt positions where other prompts are likely to diverge, ascending: ends of turns, and one past the prompt's
     /// end if it has parallel outputs. They decide where states are kept; empty if no layer keeps one.
     pub anchors: Arc<[u32]>,
-    /// The grammar of its output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// The prompt as vectors, for the executor. `prompt` has a placeholder for each.
     pub vectors: Option<Arc<PromptVectors>>,
@@ -63,7 +58,6 @@ pub struct RequestTimeouts {
 }
 
 impl RequestTimeouts {
-    /// True if either limit is set.
     pub fn any(&self) -> bool {
         self.waiting_s.is_some() || self.running_s.is_some()
     }
@@ -86,7 +80,6 @@ impl RequestTimeouts {
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Raises the flag.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -96,7 +89,6 @@ impl CancelFlag {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// True once raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }

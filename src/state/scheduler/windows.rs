@@ -19,7 +19,6 @@ impl Scheduler {
         Some(windows.window(self.limits.page_size))
     }
 
-    /// The window-page budget of an admission.
     pub(super) fn window_budget(&self) -> Option<WindowBudget> {
         let window = self.window()?;
         let running = self.batch.running().iter();
@@ -84,12 +83,10 @@ impl Scheduler {
         holder.is_some_and(|sequence| !has_cache || sequence.request.bypasses_cache)
     }
 
-    /// True if released window pages wait for a plan.
     pub(super) fn has_left_windows(&self) -> bool {
         !self.left_windows.is_empty()
     }
 
-    /// Takes the window pages released since the last call.
     pub(super) fn take_left_windows(&mut self) -> WindowPages {
         std::mem::take(&mut self.left_windows)
     }

@@ -1,4 +1,4 @@
-//! A file system for tests, in memory: it can be cut off before any write, be full, and lose unsynced writes.
+//! An in-memory file system for tests: it can crash at any write, be full, and lose unsynced writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -33,7 +33,6 @@ struct Journal {
     writes: Vec<(PathBuf, usize, Vec<u8>)>,
 }
 
-/// See the module. Clones are the same disk.
 #[derive(Clone)]
 pub(in crate::store) struct MemoryFiles(Arc<Mutex<Disk>>);
 
@@ -71,8 +70,7 @@ impl MemoryFiles {
         });
     }
 
-    /// The machine after its power was cut: of the journal's writes, those for which `is_kept` returns true are there,
-    /// as if the disk had reordered them.
+    /// The machine after a power cut: only writes of the journal with `is_kept` are there, as if reordered.
     pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
@@ -137,7 +135,6 @@ impl MemoryFiles {
         found.unwrap_or_else(|| panic!("{name} is not among {paths:?}"))
     }
 
-    /// Changes a file without the store's knowledge.
     pub fn change(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         change(self.disk().files.entry(path.to_owned()).or_default());
     }

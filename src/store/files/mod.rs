@@ -1,4 +1,4 @@
-//! The file system as the store needs it, so that tests can cut it off at any write.
+//! The file system interface of the KV store, which tests can cut off at any write.
 
 #[cfg(test)]
 mod memory;
@@ -16,12 +16,11 @@ pub(in crate::store) use system::SystemFiles;
 /// A lock that is held until this is dropped.
 pub(in crate::store) type Lock = Box<dyn Any + Send>;
 
-/// Advice to the kernel about a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Advice {
-    /// They are read soon.
+    /// The range is read soon.
     WillNeed,
-    /// They are not read soon.
+    /// The range is not read soon.
     DontNeed,
 }
 
@@ -37,7 +36,6 @@ pub(in crate::store) trait Files: Send {
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// The same, unless there is one: then nothing happens.
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
-    /// Names in a folder.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     /// Bytes that the files of a folder take on the disk, and the time of the last write, in seconds since 1970.
     fn usage(&self, path: &Path) -> io::Result<(u64, u64)>;
@@ -49,23 +47,19 @@ pub(in crate::store) trait Files: Send {
     fn lock(&self, path: &Path) -> io::Result<Option<Lock>>;
 }
 
-/// An open file.
 pub(in crate::store) trait DataFile: Send + Sync {
     /// Fills `bytes`; an error where the file ends before.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all of `bytes`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// The same, bypassing the kernel's page cache where that is possible: it takes less processor time.
     fn write_past_cache(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(bytes, offset)
     }
-    /// Its length.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts it, or makes it longer.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
     /// Waits until its bytes are on the disk.
     fn sync(&self) -> io::Result<()>;
-    /// Frees a range's room on the disk; an error where that is not possible.
+    /// Frees a range's space on the disk; an error where that is not possible.
     fn punch(&self, range: Range<u64>) -> io::Result<()>;
     /// Advises the kernel of a range's use. Failures are ignored.
     fn advise(&self, range: Range<u64>, advice: Advice);

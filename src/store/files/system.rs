@@ -1,4 +1,4 @@
-//! The file system of the machine.
+//! The store's file operations on the machine's own file system.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,7 +9,6 @@ use std::time::UNIX_EPOCH;
 use super::{Advice, DataFile, Files, Lock};
 use crate::store::record::ALIGN;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(in crate::store) struct SystemFiles;
 

@@ -25,7 +25,6 @@ const TURN_BYTES: usize = 32 << 20;
 /// A fetch is judged by its pace after one part in this many of its time, and again after as long.
 const JUDGED_AFTER: u32 = 8;
 
-/// A fetch in flight.
 pub(super) struct Running {
     pub fetch: Fetch,
     asked: Instant,
@@ -34,7 +33,6 @@ pub(super) struct Running {
     begun: Option<Begun>,
 }
 
-/// The progress of a fetch.
 struct Begun {
     /// When it took its buffers.
     at: Instant,
@@ -45,15 +43,11 @@ struct Begun {
     /// The kernel was advised of the blocks before this one.
     ahead: usize,
     kv: Vec<HostBlock>,
-    /// Buffers for window records.
     window: Vec<HostBlock>,
-    /// A buffer for a state.
     state: Option<HostBlock>,
 }
 
-/// The result of an attempt to advance.
 enum Step {
-    /// A record was read.
     Read,
     /// No buffer is free.
     Waits,
@@ -61,7 +55,6 @@ enum Step {
     Ends(Option<Short>),
 }
 
-/// Buffers of a kind for fetches.
 #[derive(Clone, Copy)]
 struct Room {
     now: usize,
@@ -70,7 +63,6 @@ struct Room {
 }
 
 impl Worker<'_> {
-    /// Queues a fetch.
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
         let asked = Instant::now();
         let running = Running {
@@ -223,7 +215,6 @@ impl Worker<'_> {
         })
     }
 
-    /// Buffers that fetches may take of a kind.
     fn room(&self, kind: BlockKind) -> Room {
         let counts = self.pools.of(kind).map(|pool| pool.counts());
         let counts = counts.unwrap_or_default();
@@ -255,7 +246,6 @@ impl Worker<'_> {
         }
     }
 
-    /// Reads a record.
     fn read(&mut self, place: &BlockPlace, block: &mut HostBlock) -> Result<(), Short> {
         let places = std::slice::from_ref(place);
         let (_, short) = self.read_all(places, std::slice::from_mut(block));
@@ -310,8 +300,7 @@ impl Worker<'_> {
         self.say(answer);
     }
 
-    /// Reads the records that a sequence needs to resume after the blocks that were read: after the last one that has
-    /// them.
+    /// Reads the records needed to resume after the blocks that were read: after the last one that has them.
     fn finish(
         &mut self,
         fetch: &Fetch,
@@ -373,8 +362,7 @@ fn blocks_of_turn(done: usize, spent: Duration, timeout: Duration) -> usize {
     (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
 }
 
-/// Whether a fetch that has read `done` of `all` blocks in this time will miss its deadline. Computing the missing ones
-/// then begins sooner.
+/// Whether a fetch with `done` of `all` blocks read so far will be late. Computing the missing ones begins sooner then.
 fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
     let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
     done < all && spent * JUDGED_AFTER > timeout && all_s > timeout.as_secs_f64()
@@ -394,10 +382,8 @@ mod tests {
         assert!(late((1, 18), 290, 1280));
         assert!(!late((1, 18), 65, 1280));
         assert!(!late((4, 18), 270, 1280));
-        // Too early to tell.
         assert!(!late((1, 18), 150, 1280));
         assert!(!late((0, 18), 150, 1280));
-        // All are there.
         assert!(!late((18, 18), 1279, 1280));
     }
 

@@ -44,7 +44,6 @@ pub(super) enum Urgent {
     Cancel(Ticket),
 }
 
-/// The thread's ends of the channels.
 pub(super) struct Doors {
     pub urgent: Receiver<Urgent>,
     pub commits: Receiver<Commit>,
@@ -54,7 +53,6 @@ pub(super) struct Doors {
     pub _running: Sender<()>,
 }
 
-/// The arguments of the thread.
 pub(super) struct Beginning {
     pub files: Box<dyn Files>,
     pub setup: TierSetup,
@@ -65,7 +63,6 @@ pub(super) struct Beginning {
     pub write_share: f64,
 }
 
-/// Starts the thread.
 pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError> {
     beginning.setup.check()?;
     let thread = std::thread::Builder::new().name("souffleur-store".to_owned());
@@ -85,7 +82,6 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
     spawned.map(drop).map_err(StoreError::Thread)
 }
 
-/// Runs until the stop flag is set.
 fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     let Beginning {
         files,
@@ -161,7 +157,6 @@ fn wait_for_folder(
     Ok(None)
 }
 
-/// The state of the I/O thread.
 struct Worker<'a> {
     tier: DiskTier,
     doors: &'a Doors,
@@ -169,7 +164,6 @@ struct Worker<'a> {
     shared: Arc<Shared>,
     /// In order of arrival; the first is read.
     fetches: VecDeque<Running>,
-    /// The write in progress.
     writing: Option<UnderWay>,
     pace: Pace,
     /// Nothing is written before this time.
@@ -177,7 +171,6 @@ struct Worker<'a> {
     cost: CostModel,
 }
 
-/// A commit that is partly written.
 struct UnderWay {
     ticket: Ticket,
     block: HostBlock,
@@ -263,7 +256,6 @@ impl Worker<'_> {
         }
     }
 
-    /// Answers from memory.
     fn find(&mut self, find: &Find) {
         let geometry = self.tier.geometry();
         let (block_tokens, needs) = (geometry.block_tokens, geometry.needs);

@@ -1,8 +1,7 @@
-//! The buffers: their memory, and their life cycle.
+//! Tests of the store's buffers: their memory and life cycle.
 
 use super::*;
 
-/// Pools whose buffers have `bytes` bytes each.
 fn pools(bytes: usize, host_bytes: u64) -> BlockPools {
     let plane = Plane {
         layer: 0,
@@ -47,7 +46,6 @@ fn buffers_have_whole_pages_for_themselves() {
 #[test]
 fn buffers_take_no_more_memory_than_they_may() {
     let total = |host_bytes| pool(4097, host_bytes).counts().total;
-    // Two pages each.
     assert_eq!(total(6 * PAGE_BYTES - 1), 2);
     assert_eq!(total(6 * PAGE_BYTES), 3);
 }

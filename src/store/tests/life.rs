@@ -1,4 +1,4 @@
-//! Starts, stops and refusals of a store.
+//! Tests of a store's starts, stops and refusals.
 
 use std::collections::HashSet;
 

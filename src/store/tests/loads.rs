@@ -1,4 +1,4 @@
-//! Finds and loads.
+//! Tests of lookups and loads.
 
 use super::*;
 
@@ -180,6 +180,5 @@ fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
     let records = [0..8192, 8192..16384, 16384..24576];
     // The first one is read at once, and shows how fast the disk is.
     assert_eq!(heard(Advice::WillNeed), records[1..]);
-    // Once they are on the disk.
     assert_eq!(heard(Advice::DontNeed), records);
 }

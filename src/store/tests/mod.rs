@@ -1,4 +1,4 @@
-//! The KV store on an in-memory file system.
+//! Tests of the KV store on an in-memory file system.
 
 mod buffers;
 mod life;
@@ -51,7 +51,6 @@ fn geometry(state: bool, window_tokens: usize) -> Geometry {
     }
 }
 
-/// A store on a disk in memory, and its answers.
 struct World {
     files: MemoryFiles,
     geometry: Geometry,

@@ -1,4 +1,4 @@
-//! The records on the disk: files, index and log together, one call at a time.
+//! The disk tier: record files, index and log, updated together.
 
 mod reading;
 mod recovery;
@@ -32,7 +32,6 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// How often a kind of damage is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The shape of a tier.
 #[derive(Clone, Debug)]
 pub(super) struct TierSetup {
     pub root: PathBuf,
@@ -61,7 +60,6 @@ impl TierSetup {
     }
 }
 
-/// See the module.
 pub(super) struct DiskTier {
     files: Box<dyn Files>,
     folder: Folder,
@@ -79,7 +77,6 @@ pub(super) struct DiskTier {
     /// No write before then.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
-    /// Blocks that were dropped recently.
     pub(in crate::store) gone: Gone,
     shared: Arc<Shared>,
 }
@@ -127,36 +124,30 @@ impl DiskTier {
         })
     }
 
-    /// Names blocks.
     pub fn keys(&self) -> &Keys {
         &self.folder.keys
     }
 
-    /// The index of the records.
     pub fn index(&self) -> &BlockIndex {
         &self.index
     }
 
-    /// The parts of a block.
     pub fn geometry(&self) -> &Geometry {
         &self.setup.geometry
     }
 
-    /// Makes the kernel read a record ahead of its use.
     pub fn read_ahead(&mut self, key: BlockKey, kind: BlockKind) {
         if let Some(slot) = self.index.location(key, kind) {
             self.segments[kind.index()].read_ahead(&*self.files, slot);
         }
     }
 
-    /// Marks a block as used.
     pub fn touch(&mut self, key: BlockKey) {
         if let Some(used) = self.index.touch(key) {
             self.log.append(&*self.files, &LogEntry::Touch(key, used));
         }
     }
 
-    /// Waits until everything written is on the disk.
     pub fn sync(&mut self) {
         if self.unsynced_bytes == 0 {
             return;
@@ -181,7 +172,6 @@ impl DiskTier {
         self.sync();
     }
 
-    /// Removes a record, and frees its slot.
     fn forget(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let gone = self.index.remove(key, kind)?;
         self.segments[kind.index()].free(gone.location);
@@ -204,7 +194,6 @@ impl DiskTier {
         }
     }
 
-    /// Stops writing for a while.
     fn pause(&mut self, error: &io::Error, now: Instant) -> Outcome {
         self.paused_until = Some(now + PAUSE);
         let seconds = PAUSE.as_secs();
@@ -226,7 +215,6 @@ impl DiskTier {
         tracing::warn!(?key, %error, "a KV store record is corrupt: recomputing its tokens");
     }
 
-    /// Updates the sizes in the counts.
     fn show(&self) {
         let counts: &Counts = &self.shared.counts;
         counts.records.set(self.index.len() as u64);

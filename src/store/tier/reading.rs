@@ -107,7 +107,6 @@ impl DiskTier {
     }
 }
 
-/// A reader of a record, its name and its buffer.
 type Job<'a> = (io::Result<SlotReader>, &'a BlockPlace, &'a mut HostBlock);
 
 /// False if the slot holds another record, or a damaged one.

@@ -1,4 +1,4 @@
-//! Recovery at a start: the records in the log, or in the headers of all slots.
+//! Recovery of the disk tier at a start: the records in the log, or in the headers of all slots.
 
 use std::collections::BTreeSet;
 

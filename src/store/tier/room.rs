@@ -1,4 +1,4 @@
-//! The bound on the disk, and the order in which records and folders are removed.
+//! The disk tier's space limit, and the order in which records and folders are removed.
 //!
 //! Folders of other fingerprints go first, whole, the most recently written last; then records of this one, the least
 //! recently used first, leaves before their predecessors.
@@ -18,7 +18,6 @@ const MAX_ROUNDS: usize = 4096;
 const LOOK_BYTES: u64 = 64 << 20;
 
 impl DiskTier {
-    /// Bytes that slots take on the disk.
     pub(super) fn bytes(&self) -> u64 {
         self.segments.iter().map(Segments::bytes).sum()
     }
@@ -61,7 +60,7 @@ impl DiskTier {
         None
     }
 
-    /// Returns room to the file system until the bound holds, if possible.
+    /// Returns space to the file system until the bound holds, if possible.
     pub(super) fn shrink(&mut self) {
         while self.bytes() > self.limit() {
             if self.remove_other() || self.punch() {
@@ -92,7 +91,7 @@ impl DiskTier {
         self.forget(key, kind)
     }
 
-    /// Returns the room of one free slot to the file system. False if there is none, or that is not supported.
+    /// Returns the space of one free slot to the file system. False if there is none, or that is not supported.
     fn punch(&mut self) -> bool {
         if !self.can_punch {
             return false;
@@ -114,7 +113,6 @@ impl DiskTier {
         }
     }
 
-    /// Measures the folders of other fingerprints.
     pub(super) fn look_at_others(&mut self) {
         let others = self.folder.others(&*self.files);
         self.foreign_bytes = others.iter().map(|other| other.bytes).sum();

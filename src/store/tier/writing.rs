@@ -1,4 +1,4 @@
-//! Writes of records, in parts: the thread that writes does other things in between.
+//! Writes records of the disk tier in parts: the thread that writes does other things in between.
 
 use std::time::Instant;
 
@@ -12,7 +12,6 @@ const PART_BYTES: usize = 256 << 10;
 /// The same for direct writes, where nothing is copied: a disk is faster with few long writes than many short ones.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
-/// A record that is partly written.
 pub(in crate::store) struct Writing {
     place: BlockPlace,
     kind: BlockKind,
@@ -24,7 +23,7 @@ pub(in crate::store) struct Writing {
 }
 
 impl DiskTier {
-    /// Begins to write a block: makes room for it.
+    /// Begins to write a block: frees a slot for it.
     ///
     /// # Errors
     /// The outcome of the block, if it is not to be written.
@@ -72,7 +71,6 @@ impl DiskTier {
         is_whole.then(|| self.end_write(writing, block))
     }
 
-    /// Writes a block.
     #[cfg(test)]
     pub fn write(&mut self, place: &BlockPlace, block: &HostBlock, now: Instant) -> Outcome {
         let mut writing = match self.begin_write(place, block.kind(), now) {
@@ -124,7 +122,7 @@ impl DiskTier {
         Ok(true)
     }
 
-    /// Inserts a written block into the index, unless its predecessor is gone meanwhile.
+    /// Inserts a written block into the index, unless its predecessor was evicted meanwhile.
     fn end_write(&mut self, writing: &Writing, block: &HostBlock) -> Outcome {
         let Writing {
             place, kind, slot, ..

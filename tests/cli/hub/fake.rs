@@ -11,12 +11,10 @@ use sha2::Sha256;
 
 /// A commit of the fake hub.
 pub const COMMIT: &str = "1111111111111111111111111111111111111111";
-/// The commit of another branch.
 pub const OLD_COMMIT: &str = "2222222222222222222222222222222222222222";
 /// A part of the URLs of large files that must stay secret.
 pub const SIGNATURE: &str = "X-Signature=s3cr3t";
 
-/// A file of a repository.
 #[derive(Clone)]
 pub struct RepoFile {
     pub bytes: Vec<u8>,
@@ -84,7 +82,6 @@ pub struct Behaviour {
     pub hides_links: bool,
 }
 
-/// One received request.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// `hub` or `cdn`.
@@ -95,7 +92,6 @@ pub struct Asked {
     pub range: Option<String>,
 }
 
-/// The running servers. They end with the process.
 pub struct FakeHub {
     pub endpoint: String,
     pub behaviour: Arc<Mutex<Behaviour>>,
@@ -145,7 +141,6 @@ impl FakeHub {
         lock(&self.behaviour)
     }
 
-    /// The requests since the last call.
     pub fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut lock(&self.asked))
     }

@@ -30,7 +30,6 @@ const POISON: u8 = 0xff;
 const BF16_RELATIVE: f64 = 0.004;
 const F32_RELATIVE: f64 = 2e-5;
 
-/// A GPU, its kernels and a stream to run them on.
 pub struct Gpu {
     pub device: Device,
     pub modules: Modules,
@@ -39,7 +38,6 @@ pub struct Gpu {
     n_numbers: usize,
 }
 
-/// Elements on the device, and their values.
 pub struct Elements {
     buffer: DeviceBuffer<u8>,
     pub values: Vec<f64>,
@@ -51,7 +49,6 @@ impl Elements {
     }
 }
 
-/// Memory for a result.
 pub struct Output {
     buffer: DeviceBuffer<u8>,
     len: usize,
@@ -170,7 +167,6 @@ impl Gpu {
     }
 }
 
-/// The error that rounding allows, relative to a value.
 pub fn relative(element: ElementType) -> f64 {
     match element {
         ElementType::F32 => F32_RELATIVE,

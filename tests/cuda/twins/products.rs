@@ -25,7 +25,7 @@ const SHAPES: [[usize; 3]; 12] = [
     [3, 20, 7],
     [70, 65, 33],
 ];
-/// The same, where there is a real GPU.
+/// Further shapes, for a real GPU.
 const LARGE_SHAPES: [[usize; 3]; 7] = [
     [1, 6144, 4096],
     [8, 28_672, 4096],

@@ -1,4 +1,4 @@
-//! Families with fused matrices and other names.
+//! Quantised checkpoints of families with fused matrices and other tensor names.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -10,16 +10,13 @@ pub struct Said {
     pub calls: Vec<Call>,
 }
 
-/// A call of a tool.
 #[derive(Clone)]
 pub struct Call {
     pub name: &'static str,
     pub arguments: Map<String, Value>,
 }
 
-/// The output format of a family.
 pub struct Family {
-    /// The markers that are tokens.
     pub tokens: &'static [&'static str],
     /// These tokens are special: texts leave them out.
     pub has_special_tokens: bool,

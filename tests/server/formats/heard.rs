@@ -8,7 +8,6 @@ use crate::world::World;
 
 const PATH: &str = "/v1/chat/completions";
 
-/// An answer that a client has assembled.
 #[derive(Debug, Default, PartialEq)]
 pub struct Heard {
     pub reasoning: String,

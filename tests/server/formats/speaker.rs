@@ -1,4 +1,4 @@
-//! A model that produces all outputs of its family, and the checks of the clients' view.
+//! A model that produces all outputs of its family, and the checks of what clients receive.
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;

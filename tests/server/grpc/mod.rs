@@ -22,7 +22,6 @@ use crate::world::{World, block_on, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server with a port for gRPC.
 struct GrpcWorld {
     world: World,
     url: String,

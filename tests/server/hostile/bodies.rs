@@ -14,7 +14,6 @@ pub(super) const BODY_BYTES: usize = 2 * MIB;
 /// Maximum memory for each of their bytes: token ids of two bytes are read into four, copied once into a shared list.
 const MOST_PER_BYTE: usize = 10;
 
-/// Fields of `/generate`.
 const NATIVE: [&str; 12] = [
     "text",
     "input_ids",

@@ -9,7 +9,6 @@ use tempfile::TempDir;
 
 use crate::world::long_model;
 
-/// Bytes of a mebibyte.
 pub const MIB: usize = 1 << 20;
 
 /// A server that is ready, killed when it is dropped.
@@ -73,7 +72,6 @@ impl ChildServer {
         self.peak_bytes().saturating_sub(before)
     }
 
-    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }

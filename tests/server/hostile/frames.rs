@@ -31,7 +31,6 @@ const NOT_UTF8: u16 = 1007;
 const TOO_LARGE: u16 = 1009;
 const TRY_AGAIN: u16 = 1013;
 
-/// A client that writes arbitrary bytes.
 struct Client(BufReader<TcpStream>);
 
 impl Client {

@@ -148,7 +148,6 @@ impl Setup {
     }
 }
 
-/// How a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Done,
@@ -313,7 +312,6 @@ impl World {
         self.plans.is_multiple_of(self.setup.sets_every)
     }
 
-    /// Steps in flight.
     pub fn depth(&self) -> usize {
         self.steps.len()
     }

@@ -8,7 +8,6 @@ use crate::scheduler_world::Fate;
 /// Requests of a run.
 const N_REQUESTS: usize = 150;
 
-/// The situations of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     loaded: u64,

@@ -20,7 +20,6 @@ pub struct Disk {
     pub states: HashMap<Path, Vec<u8>>,
 }
 
-/// A run in memory.
 pub struct Run {
     pub blocks: Vec<Vec<u8>>,
     pub state: Option<Vec<u8>>,

@@ -319,7 +319,6 @@ impl TierWorld {
         self.stats().store.expect("there is a store")
     }
 
-    /// Blocks that the store was ordered to write so far.
     pub fn written(&self) -> usize {
         let is_write = |order: &&StoreOrder| matches!(order, StoreOrder::Write { .. });
         self.store.seen.iter().filter(is_write).count()

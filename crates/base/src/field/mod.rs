@@ -1,8 +1,8 @@
-//! Parses the fields of a request: one parser for HTTP bodies, for WebSocket messages, and for hosts that deserialise
-//! `SamplingParams` by serde.
+//! Parsers of request fields, shared by HTTP bodies, WebSocket messages and hosts that deserialise `SamplingParams` by
+//! serde.
 //!
-//! An invalid value is reported as a [`FieldError`]: the field as data, and a sentence that names the value, the limit
-//! and the remedy. Nothing is kept of a value beyond what its field may hold.
+//! An invalid value is reported as a [`FieldError`]: the field, and a sentence that names the value, the limit and the
+//! remedy. Values are stored only to the size that their field allows.
 
 mod shallow;
 mod tree;
@@ -14,12 +14,11 @@ pub use tree::{Tree, count_values};
 
 use crate::error::FieldError;
 
-/// Whole numbers that a float holds exactly.
+/// The largest integer up to which f64 is exact: 2^53.
 const EXACT: f64 = 9_007_199_254_740_992.0;
-/// A token's id, in words.
 const TOKEN_ID: &str = "a token id from 0 to 4294967295";
 
-/// A field's value under the name that its errors give it.
+/// A field's value and its name in errors.
 #[derive(Clone, Copy)]
 pub struct Field<'a> {
     name: &'a str,
@@ -31,7 +30,6 @@ impl<'a> Field<'a> {
         Self { name, value }
     }
 
-    /// The error for a value of the wrong kind.
     pub fn must_be(self, wanted: &str) -> FieldError {
         let Self { name, value } = self;
         FieldError::new(name, format!("{name} is {value}, must be {wanted}"))
@@ -43,13 +41,13 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.must_be("true or false"))
     }
 
-    /// A whole number in the bounds of its type. Some clients write it as a float.
+    /// Some clients write integers as floats.
     pub fn integer<T: Integer>(self) -> Result<T, FieldError> {
         let number = self.whole().and_then(|number| T::try_from(number).ok());
         number.ok_or_else(|| self.must_be(T::RANGE))
     }
 
-    /// A whole number of at least 1 that nothing else bounds.
+    /// At least 1, without an upper bound.
     pub fn positive(self) -> Result<i64, FieldError> {
         self.whole()
             .filter(|number| *number > 0)
@@ -66,7 +64,7 @@ impl<'a> Field<'a> {
         seconds.ok_or_else(|| self.must_be("a number of seconds above 0"))
     }
 
-    /// A limit in tokens. A number beyond `u32` is beyond every context, and clipped as the context clips it.
+    /// Numbers beyond `u32` are clipped, as the context would.
     pub fn token_limit(self) -> Result<u32, FieldError> {
         let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
         let number = self.value.as_f64().filter(whole);
@@ -75,7 +73,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.must_be("a whole number of at least 0"))
     }
 
-    /// A number of most likely tokens. More than any vocabulary has means all of them, as `-1` does.
+    /// More than any vocabulary has means all of them, as `-1` does.
     pub fn top_k(self) -> Result<i32, FieldError> {
         const ALL: i32 = -1;
         match self.value.as_f64() {
@@ -84,7 +82,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A seed of 64 bits; negative ones are taken by their bits.
+    /// Negative seeds are reinterpreted as u64.
     pub fn seed(self) -> Result<u64, FieldError> {
         let negative = || self.whole().map(|number| number as u64);
         let seed = self.value.as_u64().or_else(negative);
@@ -96,7 +94,7 @@ impl<'a> Field<'a> {
         number.ok_or_else(|| self.must_be(TOKEN_ID))
     }
 
-    /// The items of a list, `wanted` in words, that may have `limit` of `unit`.
+    /// At most `limit` items, named `unit` in errors; `wanted` describes the list.
     pub fn list(self, wanted: &str, limit: usize, unit: &str) -> Result<&'a [Shallow], FieldError> {
         let Shallow::List { items, len, .. } = self.value else {
             return Err(self.must_be(wanted));
@@ -105,7 +103,7 @@ impl<'a> Field<'a> {
         Ok(items)
     }
 
-    /// The entries of a map, `wanted` in words, that may have `limit` of `unit`.
+    /// At most `limit` entries, named `unit` in errors; `wanted` describes the map.
     pub fn map(
         self,
         wanted: &str,
@@ -127,11 +125,9 @@ impl<'a> Field<'a> {
     }
 }
 
-/// An integer that a field can hold.
 pub trait Integer: TryFrom<i64> {
-    /// Its bounds, in words.
+    /// For messages.
     const RANGE: &str;
-    /// Its bounds.
     const BOUNDS: RangeInclusive<i64>;
 }
 
@@ -150,7 +146,7 @@ impl Integer for i64 {
     const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 }
 
-/// A text, moved and not copied: it may be as long as the request.
+/// Moves the text, which may be as long as the request.
 pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
     match value {
         Shallow::Text(text) => Ok(text),
@@ -158,7 +154,7 @@ pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
     }
 }
 
-/// The ids of a list, or the error for the first item that is none.
+/// Fails on the first item that is no token id.
 pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
     match read {
         TokenIds::Ids(ids) => Ok(ids),
@@ -168,7 +164,7 @@ pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
     }
 }
 
-/// Refuses a list or map with too many entries; it may be incomplete here.
+/// Rejects too many entries; the list or map itself may be truncated.
 pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result<(), FieldError> {
     if count <= limit {
         Ok(())
@@ -180,7 +176,6 @@ pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result
     }
 }
 
-/// Refuses a text that is too long.
 pub fn check_bytes(name: &str, text: &str, limit: usize) -> Result<(), FieldError> {
     let bytes = text.len();
     if bytes <= limit {

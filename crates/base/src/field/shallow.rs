@@ -1,4 +1,4 @@
-//! JSON values to the depth that a parameter needs: deeper contents are parsed and not stored.
+//! JSON values truncated to the depth and length that a request field needs; the rest is parsed but not stored.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde::{Deserialize, de};
 use serde_json::Number;
 
-/// A JSON value whose lists and objects keep their first entries only, or none.
+/// A JSON value whose lists and objects keep only their first entries, or none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shallow {
     Null,
@@ -16,15 +16,13 @@ pub enum Shallow {
     List {
         /// The first items up to the limit, without their contents.
         items: Vec<Shallow>,
-        /// How many there are.
         len: usize,
-        /// Every item is empty in the sense of `asks_for_nothing`.
+        /// Whether every item is empty in the sense of `asks_for_nothing`.
         is_nothing: bool,
     },
     Map {
         /// The first entries up to the limit, without their contents.
         entries: Vec<(String, Shallow)>,
-        /// How many there are.
         len: usize,
     },
 }
@@ -68,7 +66,7 @@ impl Shallow {
     }
 
     /// True of values without effect: null, false, empty texts and maps, and lists of these, which frontends send for
-    /// features they do not use.
+    /// unused features.
     pub fn asks_for_nothing(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => true,
@@ -79,7 +77,7 @@ impl Shallow {
         }
     }
 
-    /// A value of a tree, without its contents.
+    /// Without its contents.
     pub fn of(value: &serde_json::Value) -> Self {
         use serde_json::Value;
         match value {
@@ -107,7 +105,7 @@ impl Shallow {
     }
 }
 
-/// The value as an error shows it: cut, because it may be as long as the request.
+/// Truncated for errors, as it may be as long as the request.
 impl fmt::Display for Shallow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,7 +119,7 @@ impl fmt::Display for Shallow {
     }
 }
 
-/// A client's text in quotes, never longer than a line.
+/// Displays a client's text in quotes, truncated to a line.
 pub struct Cut<'a>(pub &'a str);
 
 impl fmt::Display for Cut<'_> {
@@ -140,7 +138,7 @@ impl<'de> Deserialize<'de> for Shallow {
     }
 }
 
-/// Reads a value and keeps at most this number of its items or entries.
+/// Deserialises a value and keeps at most this number of its items or entries.
 #[derive(Clone, Copy)]
 pub struct Keep(pub usize);
 
@@ -229,13 +227,13 @@ impl<'de> Visitor<'de> for Keep {
     }
 }
 
-/// A list of token ids, read straight into numbers; or the first thing that is none.
+/// A list of token ids, parsed directly into numbers; or its first invalid item.
 pub enum TokenIds {
     Ids(Vec<u32>),
     Bad { index: usize, found: Shallow },
 }
 
-/// Reads a list of token ids with initial capacity `expected`.
+/// `expected` is the initial capacity.
 pub struct ReadTokenIds {
     pub expected: usize,
 }

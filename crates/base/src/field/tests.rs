@@ -1,4 +1,4 @@
-//! Readers of request fields: accepted values, and errors for the others.
+//! Tests of the request field parsers.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ fn shallow(value: Value) -> Shallow {
     read.expect("it is JSON")
 }
 
-/// Reads `value` as the field `x`: the result, or the reason for its refusal.
+/// Reads `value` as the field `x`; `expected` is the result or the error's reason.
 #[track_caller]
 fn check<T: Debug>(
     value: Value,

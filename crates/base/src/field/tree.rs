@@ -1,11 +1,11 @@
-//! Complete JSON values as clients send them.
+//! Complete JSON values from clients, guarded against serde_json's raw-value key.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Returns how many values a JSON text has, itself included, without reading it: at least as many as there are.
+/// An upper bound of the number of values in a JSON text, including itself, without parsing.
 pub fn count_values(text: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (1, false, false);
     for byte in text {
@@ -20,10 +20,10 @@ pub fn count_values(text: &[u8]) -> usize {
     count
 }
 
-/// A [`Value`] whose every part occurs in the text that it was read from.
+/// A [`Value`] whose parts all occur in the source text.
 ///
-/// `Value`'s own reader takes an object of one key, by which serde_json marks its raw values, for the JSON inside of that
-/// key's text. A client who writes the key would get values past every limit that counts those of the body.
+/// `Value`'s own deserialiser replaces an object with serde_json's private raw-value key by the JSON inside that key's
+/// text. With that key a client could bypass limits on the number of values.
 #[derive(Debug, PartialEq)]
 pub struct Tree(pub Value);
 

@@ -1,4 +1,4 @@
-//! Sizes of KV layouts, computed by hand.
+//! Tests of KV layout sizes against hand-computed values.
 
 use super::*;
 
@@ -138,7 +138,7 @@ fn quantised_layers_count_their_scales() {
     };
     let own = |dim| Values::Own { dim };
     let table = [
-        // 0.531 of bfloat16: a byte an element and two bytes for 32 of them.
+        // 0.531 of bfloat16: a byte per element, and two bytes for 32 of them.
         (pages(8, 128, own(128)), 8 * 2 * (128 + 4 * 2)),
         (pages(1, 576, Values::InKeys { dim: 512 }), 576 + 18 * 2),
         (pages(4, 80, own(96)), 4 * (80 + 96 + 6 * 2)),

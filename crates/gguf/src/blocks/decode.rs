@@ -1,17 +1,16 @@
-//! Decodes a block to values, with the operations and roundings of the reference implementations.
+//! Decodes quantised blocks, with the operations and roundings of llama.cpp.
 
 use half::f16;
 
 use super::BlockType;
 
-/// The values of IQ4_NL and IQ4_XS.
+/// Codebook of IQ4_NL and IQ4_XS.
 pub const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 /// Twice the values of MXFP4; the scale is halved to compensate.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Writes the values of one block.
 pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
     match block_type {
         BlockType::Q4_0 => {
@@ -59,7 +58,7 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Writes the codes of a block of 32 inputs whose values are a signed code times the scale.
+/// The codes of a block of 32 inputs whose values are a signed code times the scale.
 ///
 /// # Panics
 /// If the type has other codes.
@@ -83,7 +82,6 @@ pub(super) fn signed_codes(block_type: BlockType, block: &[u8], out: &mut [i8; 3
     }
 }
 
-/// The f16 at a byte.
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
@@ -97,7 +95,7 @@ pub fn half_power(e: u8) -> f32 {
     })
 }
 
-/// The low halves of sixteen bytes, then the high ones.
+/// The low nibbles of sixteen bytes, then the high ones.
 fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(16);
     for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
@@ -106,7 +104,7 @@ fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// As [`halves`], with a fifth bit for each in a word before them.
+/// As [`halves`], with fifth bits in a preceding word.
 fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let upper = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
     let fifth = |input: usize| ((upper >> input & 1) << 4) as u8;
@@ -116,7 +114,7 @@ fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// The 6-bit scale and minimum of a sub-block of Q4_K and Q5_K.
+/// Of Q4_K and Q5_K, 6 bits each.
 #[inline]
 pub fn scale_and_min(packed: &[u8], sub_block: usize) -> (u8, u8) {
     let j = sub_block;
@@ -156,7 +154,7 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The code of an input of Q6_K, 0 to 63.
+/// From 0 to 63.
 pub fn q6_k_code(block: &[u8], input: usize) -> u8 {
     let (n, k, l) = (input / 128, input / 32 % 4, input % 32);
     let low = block[64 * n + 32 * (k & 1) + l] >> (4 * (k >> 1)) & 15;
@@ -172,7 +170,7 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The code of an input of Q2_K, or the lower two bits of one of Q3_K.
+/// The code of Q2_K, or the lower two bits of one of Q3_K.
 fn two_bits(codes: &[u8], input: usize) -> u8 {
     let (n, k, l) = (input / 128, input / 32 % 4, input % 32);
     codes[32 * n + l] >> (2 * k) & 3
@@ -187,7 +185,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 6-bit scale of sixteen inputs of Q3_K.
+/// Of sixteen inputs.
 #[inline]
 pub fn q3_k_scale(packed: &[u8], index: usize) -> u8 {
     let low = packed[index % 8] >> (4 * (index / 8)) & 15;
@@ -205,7 +203,7 @@ fn q3_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 6-bit scale of 32 inputs of IQ4_XS.
+/// Of 32 inputs.
 #[inline]
 pub fn iq4_xs_scale(block: &[u8], sub_block: usize) -> u8 {
     let upper = u16::from_le_bytes([block[2], block[3]]) >> (2 * sub_block) & 3;

@@ -1,29 +1,26 @@
-//! Encodes values as superblocks of Q4_K and Q6_K.
+//! Quantises values to superblocks of Q4_K and Q6_K.
 //!
-//! A superblock's sub-blocks are the lanes of all loops, so that no sum crosses lanes: the output is the same on every
-//! instruction set, and a compiler can use any. Each sub-block tries a few scales around the one that just reaches its
-//! largest value, fits scale and minimum to the codes of each by least squares, and keeps the best.
+//! Sub-blocks are the lanes of all loops, so no sum crosses lanes: the output is the same on every instruction set,
+//! however it is vectorised. Each sub-block tries a few scales around the one that reaches its largest value, fits
+//! scale and minimum to each one's codes by least squares, and keeps the best.
 
 use half::f16;
 
 use super::BlockType;
 
-/// Inputs of a superblock.
 const SUPER_BLOCK: usize = 256;
-/// Bytes of a superblock of Q4_K.
 const Q4_K_BYTES: usize = 144;
-/// Bytes of a superblock of Q6_K.
 const Q6_K_BYTES: usize = 210;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, half to even.
 const MAGIC: f32 = 12_582_912.0;
-/// The steps into which Q4_K tries to cut the range of a sub-block. More than fifteen clip its ends.
+/// Q4_K's candidates for the steps across a sub-block's range. More than fifteen clip its ends.
 const RANGE_STEPS: [f32; 5] = [14.0, 14.7, 15.4, 16.1, 17.0];
-/// The codes that Q6_K tries for the largest magnitude of a sub-block. Codes beyond 32 clip it.
+/// Q6_K's candidates for the code of a sub-block's largest magnitude. Codes beyond 32 clip it.
 const LARGEST_CODES: [f32; 5] = [30.0, 31.0, 32.0, 33.0, 34.0];
 
-/// Encodes a superblock. A value that is not finite, or beyond the range of f16 scales, makes all of it NaN, so that
-/// results computed from it show it.
+/// A value that is not finite, or exceeds the range of f16 scales, makes the whole superblock NaN, so that results show
+/// it.
 ///
 /// # Panics
 /// If the type is neither Q4_K nor Q6_K, or `out` not as long as its superblock.
@@ -123,7 +120,6 @@ fn transposed<const INPUTS: usize, const LANES: usize>(
     out
 }
 
-/// Whether an f16 scale reaches all values.
 #[inline(always)]
 fn are_in_reach<const INPUTS: usize, const LANES: usize>(x: &Transposed<INPUTS, LANES>) -> bool {
     let mut nothing = [0f32; LANES];
@@ -181,19 +177,19 @@ fn fit_ranges(x: &Transposed<32, 8>) -> Ranges {
             let spread = INPUTS * squares[j] - codes[j] * codes[j];
             let fitted = (INPUTS * products[j] - codes[j] * sum[j]) / spread;
             let lowest = (sum[j] - fitted * codes[j]) / INPUTS;
-            // Without a minimum, where the best one would be positive.
+            // Without a minimum if the best one would be positive.
             let (fitted, lowest) = if lowest > 0.0 {
                 (products[j] / squares[j], 0.0)
             } else {
                 (fitted, lowest)
             };
-            // All codes are the same: nothing to fit.
+            // With equal codes there is nothing to fit.
             let (fitted, lowest) = if spread > 0.0 {
                 (fitted, lowest)
             } else {
                 (step[j], low[j])
             };
-            // The amount by which the squared error is less than the sum of squares.
+            // The reduction of the squared error from the sum of squares.
             let gain = fitted * (2.0 * products[j] - fitted * squares[j])
                 + lowest * (2.0 * (sum[j] - fitted * codes[j]) - INPUTS * lowest);
             let is_better = gain > best[j];
@@ -260,7 +256,7 @@ fn six_bits(values: &[f32; 8]) -> (f16, [f32; 8]) {
     (over, codes)
 }
 
-/// As two instructions do it.
+/// Compiles to two instructions.
 #[inline(always)]
 fn clamp(x: f32, least: f32, largest: f32) -> f32 {
     max(min(x, largest), least)
@@ -277,7 +273,6 @@ fn nearest(x: f32) -> f16 {
     }
 }
 
-/// The nearest integer, of those from 0 to 255.
 #[inline(always)]
 fn bits(x: f32) -> u32 {
     (x + MAGIC).to_bits() & 255
@@ -294,13 +289,13 @@ fn reciprocal(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
-/// Matches one instruction: `b` if either is NaN.
+/// One instruction: `b` if either is NaN.
 #[inline(always)]
 fn min(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
-/// Matches one instruction: `b` if either is NaN.
+/// One instruction: `b` if either is NaN.
 #[inline(always)]
 fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -322,7 +317,6 @@ mod tests {
         out
     }
 
-    /// Independent normal values.
     fn gauss(n: usize, deviation: f32) -> Vec<f32> {
         let mut state = 1u64;
         let mut uniform = move || {
@@ -375,7 +369,7 @@ mod tests {
                 let error = relative_error(&values, &recoded(block, &values));
                 assert!(error < 0.01, "{}, {value}: {error}", block.name());
             }
-            // The least scale of f16 is larger than it should be.
+            // The smallest f16 scale is too large.
             let error = relative_error(&[1e-5], &recoded(block, &[1e-5; SUPER_BLOCK])[..1]);
             assert!(error < 0.05, "{}: {error}", block.name());
         }

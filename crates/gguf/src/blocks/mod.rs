@@ -1,7 +1,7 @@
-//! Weights in blocks as GGUF files hold them: some inputs of one output share a scale, and often a minimum.
+//! Quantised block formats of GGUF: some inputs of an output share a scale, and often a minimum.
 //!
-//! [`BlockType`] names the types and their sizes, [`BlockType::decode`] gives the values, bit for bit those of llama.cpp and
-//! of the `gguf` package (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the halves of a byte.
+//! [`BlockType`] has the types and their sizes; [`BlockType::decode`] matches llama.cpp and the `gguf` package bit for
+//! bit (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the nibbles of a byte.
 //!
 //! | type | block | value |
 //! |---|---|---|
@@ -26,7 +26,6 @@ pub use self::decode::{
     IQ4_VALUES, MXFP4_VALUES, half_power, iq4_xs_scale, q3_k_scale, scale_and_min,
 };
 
-/// A type of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockType {
     /// 4 bits around zero, 32 inputs a scale.
@@ -60,7 +59,7 @@ pub enum BlockType {
 }
 
 impl BlockType {
-    /// Every type of GGUF files, in the order of their numbers there.
+    /// All types of GGUF files, in order of their ids.
     pub const ALL: [Self; 13] = [
         Self::Q4_0,
         Self::Q4_1,
@@ -77,7 +76,7 @@ impl BlockType {
         Self::Mxfp4,
     ];
 
-    /// The number of the type in GGUF files, if they have it.
+    /// `None` for types that GGUF lacks.
     pub fn gguf_id(self) -> Option<u32> {
         Some(match self {
             Self::Q4_0 => 2,
@@ -97,14 +96,13 @@ impl BlockType {
         })
     }
 
-    /// Finds the type with a number in GGUF files.
     pub fn from_gguf_id(id: u32) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|block| block.gguf_id() == Some(id))
     }
 
-    /// The name in llama.cpp; Affine4 is in this program only.
+    /// As in llama.cpp; Affine4 exists only here.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",
@@ -124,7 +122,6 @@ impl BlockType {
         }
     }
 
-    /// Inputs of a block.
     #[inline]
     pub fn inputs(self) -> usize {
         match self {
@@ -140,7 +137,6 @@ impl BlockType {
         }
     }
 
-    /// Bytes of a block.
     #[inline]
     pub fn bytes(self) -> usize {
         match self {
@@ -160,8 +156,6 @@ impl BlockType {
         }
     }
 
-    /// Bytes of a row of `inputs` inputs.
-    ///
     /// # Panics
     /// If the row is not whole blocks.
     #[inline]
@@ -174,7 +168,7 @@ impl BlockType {
         inputs / self.inputs() * self.bytes()
     }
 
-    /// Writes the codes of a block whose values are its f16 scale times a signed byte each.
+    /// The codes of a block whose values are its f16 scale times a signed byte.
     ///
     /// # Panics
     /// If the type is neither Q8_0 nor Q5_0, or the block too short.
@@ -182,7 +176,7 @@ impl BlockType {
         decode::signed_codes(self, block, out);
     }
 
-    /// Writes the values of whole blocks.
+    /// Decodes whole blocks.
     ///
     /// # Panics
     /// If `out` does not have as many values as the blocks.

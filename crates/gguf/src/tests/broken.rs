@@ -1,4 +1,4 @@
-//! Malformed files: each is refused with a sentence, before memory is allocated for its claims.
+//! Tests of malformed files: each is rejected before memory is allocated for its claims.
 
 use super::*;
 

@@ -1,3 +1,5 @@
+//! Tests of the GGUF reader, with files made by `writer`.
+
 use std::fs;
 use std::path::Path;
 
@@ -14,7 +16,6 @@ mod writer;
 
 const NAME: &str = "m.gguf";
 
-/// Writes files into a new folder.
 fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
     for (name, bytes) in files {
@@ -23,7 +24,6 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     dir
 }
 
-/// Opens a model of one file.
 fn open(file: &File) -> Result<Gguf, LoadError> {
     let dir = folder(&[(NAME, &file.bytes())]);
     Gguf::open(&dir.path().join(NAME))
@@ -33,7 +33,7 @@ fn parse(bytes: &[u8]) -> Result<Header, LoadError> {
     Header::parse(Path::new(NAME), bytes)
 }
 
-/// The sentence that refuses something, which must contain `expected`.
+/// The error message, which must contain `expected`.
 #[track_caller]
 fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();

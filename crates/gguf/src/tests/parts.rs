@@ -1,4 +1,4 @@
-//! Models in several files.
+//! Tests of split models.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Metadata of every type, as the getters hand it out.
+//! Tests of metadata values of every type.
 
 use super::*;
 

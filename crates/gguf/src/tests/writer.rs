@@ -1,6 +1,5 @@
-//! Writes valid and broken GGUF files. It shares no code with the reader, and tests outside the library use it too.
+//! Writer of valid and broken GGUF files for tests, also outside this crate. It shares no code with the reader.
 
-/// A value of metadata.
 #[derive(Clone, Debug)]
 pub enum Value {
     U8(u8),
@@ -18,16 +17,14 @@ pub enum Value {
     U64(u64),
     I64(i64),
     F64(f64),
-    /// A type and the bytes that follow it, right or wrong.
+    /// A type and the following bytes, right or wrong.
     Raw(u32, Vec<u8>),
 }
 
-/// A string with its length.
 pub fn string(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
-/// A list of `count` elements.
 pub fn list(of: u32, count: u64, elements: &[u8]) -> Value {
     let parts: [&[u8]; 3] = [&of.to_le_bytes(), &count.to_le_bytes(), elements];
     Value::Raw(9, parts.concat())
@@ -65,23 +62,19 @@ impl Value {
     }
 }
 
-/// A tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Its name.
     pub name: Vec<u8>,
-    /// Its sizes, innermost first.
+    /// Innermost first.
     pub sizes: Vec<u64>,
-    /// The number of its element type.
     pub type_id: u32,
-    /// Its elements.
     pub data: Vec<u8>,
     /// Its offset in the header, if not the true one.
     pub offset: Option<u64>,
 }
 
 impl Tensor {
-    /// A tensor of this type; the shape's outermost dimension is first.
+    /// The outermost dimension of `shape` is first.
     pub fn new(name: &str, type_id: u32, shape: &[usize], data: Vec<u8>) -> Self {
         Self {
             name: name.as_bytes().to_vec(),
@@ -92,25 +85,20 @@ impl Tensor {
         }
     }
 
-    /// A tensor of f32.
     pub fn f32(name: &str, shape: &[usize], values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|x| x.to_le_bytes());
         Self::new(name, 0, shape, bytes.collect())
     }
 }
 
-/// A file to be written.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// Version of the format.
     pub version: u32,
-    /// Padding between tensors; written as `general.alignment` by the caller where it is not 32.
+    /// Between tensors; the caller writes `general.alignment` if it is not 32.
     pub alignment: usize,
-    /// Metadata, in order.
     pub pairs: Vec<(Vec<u8>, Value)>,
-    /// Tensors, in order.
     pub tensors: Vec<Tensor>,
-    /// Numbers of tensors and pairs that the header claims, if not the true ones.
+    /// Claimed numbers of tensors and pairs, if not the true ones.
     pub claimed: (Option<u64>, Option<u64>),
 }
 
@@ -127,34 +115,29 @@ impl Default for File {
 }
 
 impl File {
-    /// Adds a pair.
     pub fn pair(mut self, key: &str, value: Value) -> Self {
         self.pairs.push((key.as_bytes().to_vec(), value));
         self
     }
 
-    /// Adds a string.
     pub fn text(self, key: &str, text: &str) -> Self {
         self.pair(key, Value::Text(text.to_owned()))
     }
 
-    /// Adds a u32, the type that llama.cpp's converter gives to most sizes.
+    /// As u32, as llama.cpp's converter writes most sizes.
     pub fn size(self, key: &str, size: usize) -> Self {
         self.pair(key, Value::U32(size as u32))
     }
 
-    /// Adds an f32.
     pub fn number(self, key: &str, number: f32) -> Self {
         self.pair(key, Value::F32(number))
     }
 
-    /// Adds a tensor.
     pub fn tensor(mut self, tensor: Tensor) -> Self {
         self.tensors.push(tensor);
         self
     }
 
-    /// The file.
     pub fn bytes(&self) -> Vec<u8> {
         let (n_tensors, n_pairs) = self.claimed;
         let mut out = b"GGUF".to_vec();

@@ -1,10 +1,9 @@
-//! Stop strings in an answer's text.
+//! Searches for stop strings in an answer's text.
 
 use std::sync::Arc;
 
 use crate::detok::{StopMatcher, StopTable};
 
-/// The search for stop strings, and the end of the text that may begin one.
 #[derive(Debug)]
 pub(super) struct ContentStops {
     table: Arc<StopTable>,
@@ -44,7 +43,6 @@ impl ContentStops {
         ahead.find(new).is_some()
     }
 
-    /// Adds text. Returns the final text, and the stop string that ends it, if any.
     pub(super) fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.ahead = None;
         let before = self.held.len();
@@ -64,7 +62,6 @@ impl ContentStops {
         (std::mem::take(&mut self.held), Some(matched))
     }
 
-    /// Returns the held text, and restarts the search.
     pub(super) fn flush(&mut self) -> String {
         self.ahead = None;
         self.matcher = StopMatcher::new(self.table.clone());

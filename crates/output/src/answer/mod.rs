@@ -14,18 +14,14 @@ use crate::output::{
 };
 use content::ContentStops;
 
-/// How to parse the output of a request.
 #[derive(Clone, Debug)]
 pub struct AnswerForm {
     /// The model's output formats; `None` where the request disables parsing.
     pub formats: OutputFormats,
     /// The formats' marker tokens, hidden if the request skips special tokens.
     pub markers: Arc<Markers>,
-    /// The callable tools.
     pub tools: Option<Arc<ToolUse>>,
-    /// The parser state after the prompt.
     pub start: OutputStart,
-    /// Parses calls only in the model's format.
     pub in_format_only: bool,
 }
 
@@ -36,9 +32,7 @@ pub struct AnswerStream {
     engine: OutputEngine,
     markers: Arc<Markers>,
     stops: ContentStops,
-    /// Pieces that the engine found last.
     found: Vec<OutputPiece>,
-    /// Pieces not taken yet.
     pieces: Vec<OutputPiece>,
     reasoning_tokens: u32,
     output_tokens: usize,
@@ -123,12 +117,11 @@ impl AnswerStream {
         }
     }
 
-    /// Takes the pieces finalised since the last call.
     pub fn take(&mut self) -> Vec<OutputPiece> {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Takes everything left, including held text. Call it once, after the last token.
+    /// Takes all remaining pieces, including held text. Call it once, after the last token.
     pub fn finish(&mut self, ending: OutputEnding) -> Vec<OutputPiece> {
         if !self.has_stopped {
             let text = self.text.finish();
@@ -150,7 +143,6 @@ impl AnswerStream {
         self.engine.wants_end()
     }
 
-    /// Returns the number of reasoning tokens, including markers.
     pub fn reasoning_tokens(&self) -> u32 {
         self.reasoning_tokens
     }

@@ -1,4 +1,4 @@
-//! Pieces of an answer: text, reasoning, calls and stop strings.
+//! Tests of answer pieces: text, reasoning, calls and stop strings.
 
 use super::*;
 use crate::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat};

@@ -26,11 +26,9 @@ pub trait TokenText {
 /// How an output becomes text, by the names of SGLang's sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Omits special tokens from the text.
     pub skip_special_tokens: bool,
     /// Puts spaces between special tokens in the text.
     pub spaces_between_special_tokens: bool,
-    /// Keeps the stop string in the text.
     pub no_stop_trim: bool,
 }
 
@@ -57,21 +55,17 @@ pub struct TextStream {
     stopped: bool,
 }
 
-/// A completed stop string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopMatch {
     /// Output tokens up to and including the one that completed the stop string.
     pub output_tokens_kept: usize,
-    /// The stop string.
     pub matched: String,
 }
 
 impl TextStream {
-    /// Starts the text of an output; outputs may share `stops`.
-    ///
-    /// `context` are the last few tokens of the prompt (SGLang takes 5): they add no text, but with them a first token
-    /// such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without context the text equals the decoded
-    /// output.
+    /// Outputs may share `stops`. `context` are the last few tokens of the prompt (SGLang takes 5): they add no
+    /// text, but with them a first token such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without
+    /// context the text equals the decoded output.
     pub fn new(
         options: TextOptions,
         stops: Arc<StopTable>,
@@ -126,7 +120,6 @@ impl TextStream {
         self.output_tokens += usize::from(!self.stopped);
     }
 
-    /// Takes the text finalised since the last call.
     pub fn take_text(&mut self) -> String {
         let held = self.text.split_off(self.text.len() - self.held_bytes);
         std::mem::replace(&mut self.text, held)
@@ -141,7 +134,7 @@ impl TextStream {
         std::mem::take(&mut self.text)
     }
 
-    /// Takes everything left, including held text. Call it once, after the last token.
+    /// Takes all remaining text, including held text. Call it once, after the last token.
     pub fn finish(&mut self) -> String {
         if !self.stopped {
             let tail = self.window.flush();
@@ -152,7 +145,6 @@ impl TextStream {
         std::mem::take(&mut self.text)
     }
 
-    /// Returns the number of output tokens, up to a stop string.
     pub fn output_tokens(&self) -> usize {
         self.output_tokens
     }

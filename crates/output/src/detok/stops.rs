@@ -1,4 +1,4 @@
-//! Incremental search for stop strings.
+//! Incremental search for stop strings (Knuth-Morris-Pratt).
 
 use std::sync::Arc;
 
@@ -16,7 +16,6 @@ struct Stop {
     borders: Vec<u16>,
 }
 
-/// The search of one text.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     table: Arc<StopTable>,
@@ -24,21 +23,18 @@ pub struct StopMatcher {
     matched_bytes: Box<[u16]>,
 }
 
-/// A stop string found in a piece of text.
 pub struct Found {
-    /// Its index in the list.
     pub index: usize,
     /// The end of the stop string in the piece, in bytes.
     pub end: usize,
 }
 
 impl StopTable {
-    /// Returns true without stop strings.
     pub fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
-    /// Builds the table of a list. Empty strings never match.
+    /// Empty strings never match.
     ///
     /// # Panics
     /// If a string has more than 65,535 bytes.
@@ -51,7 +47,6 @@ impl StopTable {
 }
 
 impl StopMatcher {
-    /// Starts the search of a text.
     pub fn new(table: Arc<StopTable>) -> Self {
         Self {
             matched_bytes: vec![0; table.stops.len()].into(),
@@ -87,7 +82,6 @@ impl StopMatcher {
         self.matched_bytes.iter().copied().max().unwrap_or(0).into()
     }
 
-    /// Returns the stop string with this index.
     pub fn string(&self, index: usize) -> &str {
         &self.table.stops[index].string
     }

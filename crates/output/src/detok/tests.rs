@@ -1,4 +1,4 @@
-//! The streaming detokenizer.
+//! Tests of the streaming detokenizer.
 
 use std::cell::Cell;
 

@@ -19,7 +19,6 @@ pub(super) struct DecodeWindow {
     /// `tokens[..settled]` end in a whole character, and their text was emitted.
     tokens: Vec<u32>,
     settled: usize,
-    /// The text of `tokens`, of which `emitted_bytes` were emitted.
     decoded: String,
     emitted_bytes: usize,
 }
@@ -66,7 +65,6 @@ impl DecodeWindow {
         }
     }
 
-    /// Emits the held text.
     pub(super) fn flush(&mut self) -> String {
         self.emit_until(self.decoded.len())
     }

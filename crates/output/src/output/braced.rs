@@ -138,7 +138,6 @@ impl BracedReader {
         }
     }
 
-    /// Writes the separator before an item.
     fn separate(&mut self, out: &mut CallOutput) {
         if let Some(open) = self.open.last_mut()
             && std::mem::replace(&mut open.has_items, true)

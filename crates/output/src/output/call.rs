@@ -1,9 +1,8 @@
-//! The trait of call readers. A reader parses one call, from its first character to its last.
+//! The trait of call readers, each of which parses one call, from its first character to its last.
 
 use super::closers::Closers;
 use super::syntax::{Tag, TagSet};
 
-/// Parses one call in one notation.
 pub(super) trait CallReader: Send + std::fmt::Debug {
     /// Returns the tags that are recognised in the current state.
     fn tags(&self) -> TagSet;
@@ -11,7 +10,6 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     /// Returns whether every character is taken literally now, as in a string; then other tags are text as well.
     fn is_in_text(&self) -> bool;
 
-    /// Consumes a character.
     fn read(&mut self, c: char, out: &mut CallOutput) -> Step;
 
     /// Consumes one of the tags of [`tags`](Self::tags).
@@ -34,22 +32,17 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     }
 }
 
-/// The effect of a character or tag on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Consumed; the call continues.
     More,
-    /// Consumed; completes the call.
     Done,
     /// Not consumed; the call was complete before it.
     DoneBefore,
     /// Not consumed; the reader has changed its state and must read it again.
     Again,
-    /// Not part of any call.
     Broken,
 }
 
-/// The name and the arguments that a reader emits.
 #[derive(Debug, Default)]
 pub(super) struct CallOutput {
     /// The name, once the call is certain.

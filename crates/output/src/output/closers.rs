@@ -1,6 +1,5 @@
-//! Optional text after a call, which is dropped with it.
+//! Optional closers after a call (brackets, tags, fences), which are dropped with it.
 
-/// Markdown's fence.
 pub(super) const FENCE: &str = "```";
 /// Markdown's delimiter of a code span.
 pub(super) const TICK: &str = "`";
@@ -10,9 +9,7 @@ pub(super) const TICK: &str = "`";
 pub(super) struct Closers {
     /// The bracket of a list, in which more calls may follow.
     pub(super) list: bool,
-    /// A tag.
     pub(super) tag: Option<&'static str>,
-    /// The fence.
     pub(super) fence: bool,
     /// The backtick of a code span.
     pub(super) tick: bool,
@@ -21,7 +18,6 @@ pub(super) struct Closers {
 }
 
 impl Closers {
-    /// The closer of a fence around one call.
     pub(super) const OF_FENCE: Self = Self {
         list: false,
         tag: None,
@@ -30,7 +26,6 @@ impl Closers {
         more: false,
     };
 
-    /// Returns whether no closer is pending.
     pub(super) fn is_empty(self) -> bool {
         self == Self::default()
     }
@@ -56,7 +51,6 @@ impl Closers {
         }
     }
 
-    /// Returns whether only a fence is open.
     pub(super) fn is_fence_alone(self) -> bool {
         self.fence && !self.list && self.tag.is_none()
     }

@@ -12,7 +12,6 @@ pub(super) struct Code {
     last: Option<char>,
 }
 
-/// The state of the current line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     /// Only blanks, and backticks that are not a fence yet.
@@ -91,7 +90,6 @@ impl Code {
         }
     }
 
-    /// Starts a new line.
     pub(super) fn after_call(&mut self) {
         self.line = Line::Blank;
         self.ticks = 0;

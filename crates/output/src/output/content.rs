@@ -1,4 +1,4 @@
-//! Whitespace of content: which of it is emitted, and when.
+//! Decides which whitespace of content is emitted, and when.
 
 /// Upper bound of held whitespace at the start of the content; more of it is text.
 const MAX_HELD_SPACES: usize = 1 << 16;
@@ -9,11 +9,9 @@ pub(super) struct Content {
     after: After,
     /// Whitespace not emitted yet: all of it at the start, later only newlines.
     held: String,
-    /// Only whitespace so far.
     is_blank: bool,
 }
 
-/// What precedes a stretch of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Start,
@@ -44,7 +42,6 @@ impl Content {
         self.is_blank && self.after != After::Call
     }
 
-    /// Reads a character and appends the text to emit to `text`.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
         let is_held = if self.is_blank {
             c.is_whitespace()

@@ -1,4 +1,4 @@
-//! How an output ended.
+//! How an output ended: complete or truncated.
 
 /// Whether the output is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

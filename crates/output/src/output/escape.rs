@@ -24,7 +24,6 @@ enum At {
     Octal { left: u8, value: u32 },
 }
 
-/// Whether a character was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     Taken,

@@ -1,9 +1,8 @@
-//! The output formats, by name.
+//! The output formats of tool calls and reasoning, by name.
 
 use super::start::OutputStart;
 use super::syntax::{self, Tag, ThinkSyntax, ToolSyntax};
 
-/// A model's format of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
     /// A JSON object between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
@@ -37,14 +36,11 @@ pub enum ToolFormat {
     Phi4Mini,
 }
 
-/// A model's format of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
-    /// `<think>` and `</think>`.
     Think,
-    /// The same, and every output starts in reasoning.
+    /// The tags of `Think`; every output starts in reasoning.
     DeepSeekR1,
-    /// `[THINK]` and `[/THINK]`.
     MistralThink,
     /// Messages in the channel `analysis`: gpt-oss.
     GptOss,
@@ -52,12 +48,9 @@ pub enum ReasoningFormat {
     Gemma4,
 }
 
-/// The formats of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputFormats {
-    /// The format of calls; `None`: calls are text.
     pub tool: Option<ToolFormat>,
-    /// The format of reasoning; `None`: reasoning is text.
     pub reasoning: Option<ReasoningFormat>,
 }
 
@@ -96,30 +89,25 @@ const REASONING_NAMES: [(&str, ReasoningFormat); 9] = [
 ];
 
 impl ToolFormat {
-    /// Returns the format with this name.
     pub fn parse(name: &str) -> Option<Self> {
         let found = TOOL_NAMES.iter().find(|(known, _)| *known == name);
         found.map(|&(_, format)| format)
     }
 
-    /// Returns all names, sorted.
     pub fn names() -> impl Iterator<Item = &'static str> {
         TOOL_NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// Returns its name, the last one of several.
     pub fn name(self) -> &'static str {
         let mut names = TOOL_NAMES.iter().rev();
         let found = names.find(|(_, format)| *format == self);
         found.map_or("", |(name, _)| name)
     }
 
-    /// Returns the tag that opens calls, even where it is optional.
     pub fn opening(self) -> &'static str {
         self.tag(Tag::ToolOpen).unwrap_or_default()
     }
 
-    /// Returns the tag that closes a call.
     pub fn closing(self) -> Option<&'static str> {
         self.tag(Tag::ToolClose)
     }
@@ -151,30 +139,25 @@ impl ToolFormat {
 }
 
 impl ReasoningFormat {
-    /// Returns the format with this name.
     pub fn parse(name: &str) -> Option<Self> {
         let found = REASONING_NAMES.iter().find(|(known, _)| *known == name);
         found.map(|&(_, format)| format)
     }
 
-    /// Returns all names, sorted.
     pub fn names() -> impl Iterator<Item = &'static str> {
         REASONING_NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// Returns its name, the last one of several.
     pub fn name(self) -> &'static str {
         let mut names = REASONING_NAMES.iter().rev();
         let found = names.find(|(_, format)| *format == self);
         found.map_or("", |(name, _)| name)
     }
 
-    /// Returns the tag that opens reasoning.
     pub fn opening(self) -> &'static str {
         self.syntax().start
     }
 
-    /// Returns the tag that closes reasoning.
     pub fn closing(self) -> &'static str {
         self.syntax().end
     }
@@ -194,15 +177,13 @@ impl ReasoningFormat {
         }
     }
 
-    /// Every output starts in reasoning, whatever the prompt is.
     pub(super) fn starts_inside(self) -> bool {
         self == Self::DeepSeekR1
     }
 }
 
 impl OutputFormats {
-    /// Returns whether an output is a sequence of messages in channels, where calls and reasoning are kinds of
-    /// messages.
+    /// Whether an output is a sequence of messages in channels, where calls and reasoning are kinds of messages.
     pub fn is_in_channels(self) -> bool {
         self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
     }
@@ -217,7 +198,6 @@ impl OutputFormats {
         }
     }
 
-    /// Returns the parser state after the rendered prompt.
     pub fn start_after(self, prompt: &str) -> OutputStart {
         match self.reasoning {
             _ if self.is_in_channels() => OutputStart::among_messages(prompt),
@@ -226,7 +206,6 @@ impl OutputFormats {
         }
     }
 
-    /// Returns the tags of both formats.
     pub(super) fn tags(self) -> impl Iterator<Item = (Tag, &'static str)> {
         let tool = if self.is_in_channels() {
             Some(ToolFormat::GptOss)

@@ -2,7 +2,6 @@
 
 use super::escape::{Dialect, Read, Unescape, write_json_char};
 
-/// Upper bound of a value's nesting depth.
 pub const MAX_DEPTH: u32 = 128;
 
 /// Follows a JSON value to its end, and finds the first invalid character.
@@ -29,7 +28,6 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Value,
-    /// A value, or the end of its list.
     FirstItem,
     Key,
     /// A key, or the end of its object.
@@ -44,19 +42,15 @@ enum At {
     },
 }
 
-/// The state of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
     None,
     Backslash,
-    /// Number of missing digits.
     Hex(u8),
 }
 
-/// The state of a number or a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
-    /// The rest of `true`, `false` or `null`.
     Literal(&'static str),
     Minus,
     Zero,
@@ -71,13 +65,10 @@ enum Word {
 /// The effect of a character on a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// Consumed; the value continues.
     More,
-    /// Consumed; completes the value.
     Done,
     /// Not consumed; the value was complete before it.
     DoneBefore,
-    /// Invalid.
     Broken,
 }
 
@@ -142,7 +133,6 @@ impl ValueScanner {
         Scan::More
     }
 
-    /// Starts a nested value.
     fn begin(&mut self, c: char) -> Scan {
         let at = match c {
             '"' => At::text(false),
@@ -249,7 +239,6 @@ impl Word {
         })
     }
 
-    /// Whether the word may end here.
     fn is_whole(self) -> bool {
         match self {
             Self::Literal(left) => left.is_empty(),
@@ -325,7 +314,6 @@ pub(super) fn read_string(unescape: &mut Unescape, c: char, to: &mut String) -> 
     }
 }
 
-/// Returns the decoder of a JSON string.
 pub(super) fn string() -> Unescape {
     Unescape::new(Dialect::Json)
 }

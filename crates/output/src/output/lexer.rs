@@ -11,11 +11,9 @@ use super::syntax::{Tag, TagSet};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Char(char),
-    /// A marker token, by its index in [`Markers`].
     Token(u8),
 }
 
-/// The unit of the parser.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lexeme {
     Char(char),
@@ -75,7 +73,6 @@ impl Lexer {
         self.items.extend(index.map(Item::Token));
     }
 
-    /// Returns the tag of a marker token.
     pub(super) fn tag_of(&self, token: u32) -> Option<Tag> {
         let index = self.markers.index_of(token)?;
         self.markers.at(index).map(|marker| marker.tag)
@@ -117,13 +114,11 @@ impl Lexer {
         Some((Lexeme::Char(first), 1))
     }
 
-    /// Removes the next items and passes them to `to`.
     pub(super) fn take(&mut self, n_items: usize, to: impl FnMut(Item)) {
         let n_items = n_items.min(self.items.len());
         self.items.drain(..n_items).for_each(to);
     }
 
-    /// Returns the text of an unrecognised item.
     pub(super) fn text_of(&self, item: Item, to: &mut String) {
         match item {
             Item::Char(c) => to.push(c),
@@ -147,7 +142,6 @@ impl Lexer {
         marker.map_or("", |marker| marker.visible_text())
     }
 
-    /// Compares a tag with the next items.
     fn compare(&self, text: &str) -> Match {
         let mut items = self.items.iter();
         let mut n_items = 0;

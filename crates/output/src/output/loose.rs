@@ -13,7 +13,6 @@ use super::tools::{Tool, ToolUse};
 
 /// The languages of fences around calls.
 const LANGUAGES: [&str; 3] = ["", "json", "xml"];
-/// Tags around calls, and their end tags.
 const TAGS: [(&str, &str); 7] = [
     ("function_call", "</function_call>"),
     ("tool", "</tool>"),
@@ -42,7 +41,6 @@ pub(super) struct LooseReader {
     /// This call opened the list, without a fence or tag around it.
     is_lone_list: bool,
     found: CallOutput,
-    /// The object up to its arguments.
     opening: String,
     separation: Separation,
 }
@@ -149,7 +147,6 @@ impl LooseReader {
         Step::More
     }
 
-    /// Whether neither a tag nor a list is open.
     fn is_bare(&self) -> bool {
         self.closers.tag.is_none() && !self.closers.list
     }
@@ -173,7 +170,6 @@ impl LooseReader {
         more_if(self.tools.tool(name).is_some_and(|tool| !tool.strict))
     }
 
-    /// Whether the word may be the beginning of a tag.
     fn may_be_tag(&self) -> bool {
         let word = self.word.as_str();
         TAGS.iter().any(|(tag, _)| tag.starts_with(word))
@@ -273,7 +269,6 @@ pub fn loose_strict_tools(tools: &ToolUse) -> impl Iterator<Item = &Tool> {
 /// The beginnings of tags that contain a function name.
 const FUNCTIONS: [&str; 2] = ["function=", "function name=\""];
 
-/// The function name in a tag.
 fn function(tag: &str) -> Option<&str> {
     match tag.strip_prefix(FUNCTIONS[0]) {
         Some(name) => Some(name),

@@ -1,10 +1,9 @@
-//! Markers that are single tokens of the vocabulary.
+//! The markers of output formats that are single tokens of the vocabulary.
 
 use super::format::OutputFormats;
 use super::syntax::Tag;
 
-/// The markers of a pair of formats that are single tokens of the model's vocabulary. The others are recognised in the
-/// text.
+/// The markers of a pair of formats that are single tokens. The others are recognised in the text.
 #[derive(Clone, Debug, Default)]
 pub struct Markers {
     tokens: Vec<MarkerToken>,

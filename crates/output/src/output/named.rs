@@ -12,8 +12,7 @@ pub(super) fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
 }
 
-/// Parses the call from the first character of its name. An id between `[CALL_ID]` and `[ARGS]` is dropped, and
-/// `[ARGS]` is optional.
+/// Parses the call from the first character of its name. A call id is dropped, and `[ARGS]` is optional.
 #[derive(Debug)]
 pub(super) struct NamedReader {
     at: At,
@@ -31,7 +30,6 @@ enum At {
 }
 
 impl NamedReader {
-    /// Starts a name, if the character can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         let begins = first.is_alphanumeric() || first == '_';
         begins.then(|| Self {

@@ -1,7 +1,6 @@
-//! Numbers of JSON and Python.
+//! Converts numbers of JSON and Python.
 
-/// Returns a number in JSON's notation: unchanged if it is JSON, else translated from Python's (`1_000`, `0x1f`, `.5`,
-/// `+3`, `007`).
+/// Translates Python's notation of a number (`1_000`, `0x1f`, `.5`, `+3`, `007`) to JSON; JSON stays unchanged.
 pub(super) fn to_json(text: &str) -> Option<String> {
     if is_json(text) {
         return Some(text.to_owned());
@@ -39,7 +38,6 @@ pub(super) fn to_json(text: &str) -> Option<String> {
     (has_digits && is_json(&number)).then_some(number)
 }
 
-/// Returns whether a text is a JSON number.
 pub(super) fn is_json(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let (whole, rest) = digits_of(digits);
@@ -63,7 +61,6 @@ pub(super) fn is_json(text: &str) -> bool {
     }
 }
 
-/// Returns whether a JSON number is written as an integer.
 pub(super) fn is_integer(number: &str) -> bool {
     !number.contains(['.', 'e', 'E'])
 }

@@ -16,7 +16,6 @@ const MAX_KEY_BYTES: usize = 64;
 pub(super) struct ObjectReader {
     surroundings: Surroundings,
     at: At,
-    /// The current key, name or word.
     text: String,
     name: Option<String>,
     is_started: bool,
@@ -30,7 +29,6 @@ pub(super) struct ObjectReader {
     is_nested: bool,
 }
 
-/// The state of the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arguments {
     None,
@@ -38,7 +36,6 @@ enum Arguments {
     Complete,
 }
 
-/// The state of arguments inside a string.
 #[derive(Debug)]
 enum Quoted {
     Blank,
@@ -54,7 +51,6 @@ enum At {
     Colon(Field),
     Value(Field),
     Name(Unescape),
-    /// Raw arguments.
     Scanned(ValueScanner),
     /// Arguments inside a string.
     Quoted(Unescape),
@@ -183,7 +179,6 @@ impl ObjectReader {
         ValueScanner::new(c).map_or(At::AfterValue, At::Scanned)
     }
 
-    /// The destination of arguments.
     fn give<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
         if self.is_started {
             &mut out.arguments

@@ -18,28 +18,24 @@ const MAX_TAIL_BYTES: usize = 1 << 12;
 pub(super) enum EdgeNewlines {
     /// One at each end belongs to the format.
     OfForm,
-    /// They belong to the value.
+    /// The newlines belong to the value.
     OfValue,
 }
 
-/// The parameters of one call.
 #[derive(Debug)]
 pub(super) struct Parameters {
     tools: Arc<ToolUse>,
     /// The name of the function, kept after it was emitted.
     pub(super) function: String,
     has_any: bool,
-    /// The parameter names so far.
     names: Vec<String>,
     value: Value,
     edges: EdgeNewlines,
 }
 
-/// The current value.
 #[derive(Debug)]
 struct Value {
     types: Types,
-    /// A typed value so far.
     held: String,
     /// A held newline, dropped if the value ends here.
     newline: bool,
@@ -58,17 +54,14 @@ impl Parameters {
         }
     }
 
-    /// Returns whether there is a parameter, so that the call was emitted.
     pub(super) fn has_any(&self) -> bool {
         self.has_any
     }
 
-    /// Returns whether the request has a tool with this name.
     pub(super) fn is_declared(&self) -> bool {
         self.tools.tool(&self.function).is_some()
     }
 
-    /// Returns whether the function has this parameter and the call lacks it.
     pub(super) fn lacks(&self, name: &str) -> bool {
         let tool = self.tools.tool(&self.function);
         let schema = tool.and_then(|tool| tool.parameters.as_ref());
@@ -77,7 +70,6 @@ impl Parameters {
         has && !self.names.iter().any(|known| known == name)
     }
 
-    /// Starts the value of a parameter; returns false if the name is empty.
     pub(super) fn begin(&mut self, name: &str, out: &mut CallOutput) -> bool {
         let name = name.trim();
         if name.is_empty() {
@@ -102,7 +94,6 @@ impl Parameters {
         true
     }
 
-    /// Reads a character of the value.
     pub(super) fn read(&mut self, c: char, out: &mut CallOutput) {
         match self.edges {
             EdgeNewlines::OfForm => self.value.read(c, &mut out.arguments),
@@ -110,12 +101,10 @@ impl Parameters {
         }
     }
 
-    /// Ends the value.
     pub(super) fn end(&mut self, out: &mut CallOutput) {
         self.value.end(&mut out.arguments);
     }
 
-    /// Ends the call.
     pub(super) fn close(&mut self, out: &mut CallOutput) {
         if self.has_any {
             out.arguments.push('}')

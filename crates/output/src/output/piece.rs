@@ -1,19 +1,14 @@
-//! The pieces of an output.
+//! The pieces that an output is parsed into: content, reasoning and calls.
 
 /// One piece of an output, in order. Calls never interleave: [`CallArguments`](Self::CallArguments) belong to the
 /// [`CallStart`](Self::CallStart) before them, up to the next piece of another kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPiece {
-    /// Content.
     Text(String),
-    /// Reasoning.
     Reasoning(String),
-    /// The start of a call.
     CallStart {
-        /// The complete name of the function.
         name: String,
     },
-    /// The next part of the call's JSON arguments.
     CallArguments(String),
     /// The call is complete. A truncated or broken call has no such piece.
     CallEnd,
@@ -25,7 +20,6 @@ pub enum OutputPiece {
 }
 
 impl OutputPiece {
-    /// Approximate size in bytes.
     pub fn bytes(&self) -> usize {
         let text = match self {
             Self::Text(text) | Self::Reasoning(text) | Self::CallArguments(text) => text.len(),

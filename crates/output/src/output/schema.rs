@@ -1,4 +1,4 @@
-//! Parameter types from a tool's schema, and conversion of text values to them.
+//! Parameter types from a tool's JSON schema, and conversion of text values to them.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::tools::Tool;
 const MAX_VISITS: u32 = 256;
 const MAX_DEPTH: u32 = 16;
 
-/// The allowed types of a value.
+/// The allowed types of a value, as a bit set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
@@ -26,7 +26,6 @@ const STRING: u8 = 1 << 6;
 impl Types {
     pub(super) const STRING: Self = Self(STRING);
 
-    /// Returns the types of a tool's parameter; a string if the schema has none.
     pub(super) fn of_parameter(tool: &Tool, name: &str) -> Self {
         let Some(schema) = &tool.parameters else {
             return Self::STRING;
@@ -47,12 +46,10 @@ impl Types {
         }
     }
 
-    /// Returns whether every value is a string.
     pub(super) fn is_string(self) -> bool {
         self == Self::STRING
     }
 
-    /// Writes a text as a JSON value of one of the types, or else as a string.
     pub(super) fn write(self, text: &str, to: &mut String) {
         match self.typed(text.trim()) {
             Some(value) => to.push_str(&value),
@@ -89,7 +86,6 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-/// The types found so far in a schema.
 struct Collected<'a> {
     root: &'a Value,
     types: u8,

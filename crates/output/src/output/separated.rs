@@ -11,7 +11,6 @@ use super::syntax::{Tag, TagSet};
 
 const FENCE_OF_JSON: &str = "```json";
 
-/// Parses the call from the first character after its opening tag.
 #[derive(Debug)]
 pub(super) struct SeparatedReader {
     at: At,
@@ -26,13 +25,11 @@ enum At {
     BeforeSeparator,
     AfterSeparator,
     Name,
-    /// After the name.
     Fence,
     Arguments(ValueScanner),
 }
 
 impl SeparatedReader {
-    /// Starts a name, if the character can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         is_name(first).then(|| Self {
             at: At::BeforeSeparator,

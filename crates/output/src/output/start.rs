@@ -1,12 +1,9 @@
 //! The parser state after a prompt.
 
-/// Where an output begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputStart {
-    /// In the content.
     #[default]
     Content,
-    /// In reasoning.
     Reasoning,
     /// In the header of a message, after its role.
     Header,

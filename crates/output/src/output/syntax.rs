@@ -2,7 +2,6 @@
 
 use super::closers::Closers;
 
-/// The role of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Tag {
@@ -33,7 +32,6 @@ pub(super) enum Tag {
     Quote,
 }
 
-/// A set of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TagSet(u32);
 
@@ -59,7 +57,6 @@ impl TagSet {
     }
 }
 
-/// A format of calls.
 #[derive(Debug)]
 pub(super) struct ToolSyntax {
     pub(super) tags: &'static [(Tag, &'static str)],
@@ -81,35 +78,29 @@ impl ToolSyntax {
     }
 }
 
-/// A format of reasoning.
 #[derive(Debug)]
 pub(super) struct ThinkSyntax {
     pub(super) start: &'static str,
     pub(super) end: &'static str,
-    /// The label before the reasoning.
     pub(super) label: &'static str,
 }
 
 /// The form expected next in an opening, after whitespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expect {
-    /// A call as a JSON object.
     Object(Surroundings),
     /// `<function=`.
     Function,
-    /// A name, then tagged arguments.
     KeyedCall,
     /// A label, a name, and arguments in braces.
     BracedCall,
-    /// A call in Python.
     PythonCall,
-    /// The same, or a call as a JSON object.
+    /// A call in Python, or as a JSON object.
     PythonCallOrObject,
     /// The tag that opens the first call of a section, or the call itself.
     SectionItem,
     /// A name, the separator tag, and a JSON object.
     SeparatedCall,
-    /// The bracket that opens a list.
     ListOpen(&'static CallList),
     /// The first call of a list, after its bracket.
     ListItem(&'static CallList),
@@ -137,15 +128,13 @@ pub(super) enum Surroundings {
 pub(super) enum Loose {
     /// JSON objects that name a tool, alone or in a fence.
     Objects,
-    /// The same, and between tags of other formats.
+    /// JSON objects that name a tool, also between tags of other formats.
     ObjectsAndTags,
 }
 
-/// A list of calls after one opening.
 #[derive(Debug)]
 pub(super) struct CallList {
     pub(super) separator: char,
-    /// The bracket that closes the list.
     pub(super) end: Option<char>,
     pub(super) item: Expect,
 }

@@ -1,9 +1,7 @@
 //! Drops the newlines at both ends of reasoning and the label before it.
 
-/// One stretch of reasoning.
 #[derive(Debug)]
 pub(super) struct Thinking {
-    /// Number of held newlines.
     held_newlines: usize,
     /// Only newlines so far.
     is_blank: bool,
@@ -25,7 +23,6 @@ impl Thinking {
         self.is_blank
     }
 
-    /// Reads a character and appends the text to emit to `text`.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
         let Some((label, n)) = self.label else {
             self.read_thought(c, text);

@@ -21,7 +21,6 @@ const FUNCTION_CLOSE: &str = "</function>";
 pub(super) struct XmlReader {
     at: At,
     parameters: Parameters,
-    /// The name of a parameter.
     name: String,
     /// The value is at the beginning of a line.
     is_at_line: bool,
@@ -82,8 +81,7 @@ impl XmlReader {
         Step::More
     }
 
-    /// Reads a possible name of the next parameter after a value without an end. It counts if the tool has it and the
-    /// call lacks it.
+    /// Reads a possible name of the next parameter: it counts if the tool has the parameter and the call lacks it.
     fn read_next(&mut self, c: char, out: &mut CallOutput) -> Step {
         let At::Next(text) = &mut self.at else {
             return Step::Broken;

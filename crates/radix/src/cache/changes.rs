@@ -8,14 +8,12 @@ use std::sync::Arc;
 use crate::cache::namespace::Namespace;
 use crate::pool::pages::EdgeBuffer;
 
-/// A change. Nodes are named by numbers, which are used again once their nodes are gone.
+/// A change. Nodes are named by numbers, which are reused once their nodes are removed.
 #[derive(Debug)]
 pub enum CacheChange {
     /// A node holds the K/V of tokens from now on.
     Stored {
-        /// The node.
         node: u32,
-        /// The node or root above it.
         above: Above,
         /// Whole pages.
         tokens: NodeTokens,
@@ -29,12 +27,10 @@ pub enum CacheChange {
         /// How many tokens are the upper one's, in whole pages.
         at: usize,
     },
-    /// A leaf was removed with its tokens.
     Removed {
-        /// The node.
         node: u32,
     },
-    /// Every node is gone, or is reported again from here on.
+    /// Every node was removed, or is reported again from here on.
     Cleared,
 }
 
@@ -53,7 +49,6 @@ impl CacheChange {
 pub enum Above {
     /// Nothing: its tokens begin a prefix in this namespace.
     Root(Namespace),
-    /// Another node.
     Node(u32),
 }
 
@@ -78,7 +73,6 @@ impl NodeTokens {
         Self { buffer, range }
     }
 
-    /// The tokens.
     pub fn get(&self) -> &[u32] {
         &self.buffer.tokens()[self.range.start as usize..self.range.end as usize]
     }

@@ -1,4 +1,4 @@
-//! Which cached node goes first: the eviction policies, one row each, in one table.
+//! Eviction policies: the order in which cached nodes are evicted. One row each, in one table.
 //!
 //! A stateless policy ranks nodes by a key of their use. A stateful policy is a [`QueuePolicy`].
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use queues::QueuePolicy;
 
-/// The facts that a policy may look at. Times are readings of the tree's logical clock.
+/// Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeUse {
     /// When a match or an insert last passed through the node.
@@ -54,7 +54,7 @@ impl Default for EvictionParameters {
     }
 }
 
-/// Order of eviction: the smaller key goes first.
+/// Order of eviction: the smaller key is evicted first.
 pub type EvictionKey = (i64, i64);
 
 /// How a key moves while a node is used: it decides how the tree keeps its victims in order.
@@ -67,9 +67,8 @@ pub enum KeyTrend {
     Shrinks,
 }
 
-/// Ranks nodes for eviction.
 pub trait RankNode: Sync {
-    /// Returns the node's key. No two evictable leaves share a time, so ties need no rule.
+    /// No two evictable leaves share a time, so ties need no rule.
     fn key(&self, node: &NodeUse, parameters: &EvictionParameters) -> EvictionKey;
 }
 
@@ -79,7 +78,6 @@ impl<F: Fn(&NodeUse, &EvictionParameters) -> EvictionKey + Sync> RankNode for F 
     }
 }
 
-/// An eviction policy: a name, an order and its parameters.
 #[derive(Clone, Copy)]
 pub struct EvictionPolicy {
     name: &'static str,
@@ -184,8 +182,6 @@ impl EvictionPolicy {
         }
     }
 
-    /// Returns the policy called `name`.
-    ///
     /// # Errors
     /// [`UnknownPolicy`], which lists the names there are.
     pub fn from_name(name: &str) -> Result<Self, UnknownPolicy> {
@@ -195,12 +191,10 @@ impl EvictionPolicy {
         })
     }
 
-    /// The policy's name.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// The names of all policies.
     pub fn names() -> impl Iterator<Item = &'static str> {
         POLICIES.iter().map(|policy| policy.name)
     }
@@ -210,12 +204,10 @@ impl EvictionPolicy {
         Self { parameters, ..self }
     }
 
-    /// Its parameters.
     pub fn parameters(self) -> EvictionParameters {
         self.parameters
     }
 
-    /// How keys move under use.
     pub fn trend(self) -> KeyTrend {
         match self.order {
             Order::Key(trend, _) => trend,
@@ -223,7 +215,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// Returns the node's place in the order: the smallest goes first. Queues order nodes without keys: all have one.
+    /// The smallest is evicted first. Queues order nodes without keys: all have one.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
         match self.order {
             Order::Key(_, rank) => rank.key(node, &self.parameters),
@@ -266,7 +258,6 @@ const fn choices<const LEN: usize>() -> [u8; LEN] {
     text
 }
 
-/// A policy as it is written.
 #[derive(Serialize, Deserialize)]
 struct NamedPolicy {
     name: String,
@@ -303,11 +294,9 @@ impl fmt::Debug for EvictionPolicy {
     }
 }
 
-/// No eviction policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown eviction policy {name:?}, choose one of {}", names_in_a_row())]
 pub struct UnknownPolicy {
-    /// The requested name.
     pub name: String,
 }
 

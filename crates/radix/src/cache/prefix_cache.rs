@@ -47,7 +47,7 @@ pub trait PrefixCache: Send {
     /// Evicts by another policy from now on. A cache that does not evict has nothing to change.
     fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
 
-    /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
+    /// How much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize;
 
     /// Publishes the computed tokens of a sequence and moves its lock to their end.
@@ -138,7 +138,6 @@ pub trait PrefixCache: Send {
     /// Drops `n` states, or as many as it can; their pages stay.
     fn thin_states(&mut self, _n: usize, _thinning: Thinning) {}
 
-    /// States cached.
     fn cached_states(&self) -> usize {
         0
     }
@@ -193,10 +192,8 @@ pub trait PrefixCache: Send {
     /// Tokens that [`evict`](Self::evict) could free.
     fn evictable_size(&self) -> usize;
 
-    /// Tokens on locked paths.
     fn protected_size(&self) -> usize;
 
-    /// Tokens cached.
     fn total_size(&self) -> usize {
         self.evictable_size() + self.protected_size()
     }
@@ -204,7 +201,6 @@ pub trait PrefixCache: Send {
     /// Number of nodes that hold tokens.
     fn n_nodes(&self) -> usize;
 
-    /// Tokens in a page.
     fn page_size(&self) -> PageSize;
 
     /// True when nothing is ever cached, so that policies which order by cached length make no sense.
@@ -222,12 +218,9 @@ pub trait PrefixCache: Send {
     fn check_integrity(&self) -> Result<(), String>;
 }
 
-/// How much is to be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveDemand {
-    /// Blocks at most.
     pub blocks: usize,
-    /// States at most.
     pub states: usize,
     /// Change of the account of the store's blocks.
     pub account: SaveAccount,
@@ -236,7 +229,6 @@ pub struct SaveDemand {
 /// A change of a cache's account of the store's blocks, before it takes any block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
-    /// Keeps it.
     #[default]
     Keep,
     /// Starts over, as if the store were empty: it skipped a block that counts as stored, and it refuses all blocks
@@ -249,17 +241,14 @@ pub enum SaveAccount {
 /// A block of a cached path that the store does not have, or the state at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsavedBlock {
-    /// The namespace that shares the path.
     pub namespace: Namespace,
     /// Tokens of the path, to the end of the block or beyond.
     pub tokens: Arc<[u32]>,
     /// How many blocks are before it.
     pub block: u32,
-    /// Its pages or its state.
     pub part: UnsavedPart,
 }
 
-/// The part of a block that goes into one buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnsavedPart {
     /// The keys and values of its tokens, on these pages.
@@ -268,7 +257,6 @@ pub enum UnsavedPart {
     State(StateSlot),
 }
 
-/// The account of a cache whose blocks are saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveCounts {
     /// Paths that wait for their blocks to be taken.
@@ -277,20 +265,17 @@ pub struct SaveCounts {
     pub dropped_tokens: u64,
 }
 
-/// A cached prefix, and the lock that keeps it.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct LockedPrefix {
     /// Keeps `pages` where they are. Must be released; on the root when nothing matched.
     pub lock: NodeLock,
-    /// The pages of the prefix.
     pub pages: PageRun,
-    /// Of these, the window pages that a sequence resuming there sees, where layers have windows.
+    /// The window pages of the prefix that a sequence resuming there sees, where layers have windows.
     pub windows: WindowRun,
     /// Length of the prefix in tokens, a multiple of the page size.
     pub tokens: usize,
-    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to resume from, or window
-    /// pages are missing.
+    /// Tokens with K/V in the cache: more than `tokens` where the state to resume from or window pages are missing.
     pub kv_tokens: usize,
 }
 
@@ -318,7 +303,6 @@ impl Thinning {
     }
 }
 
-/// The tokens and pages that a sequence publishes.
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
     /// The namespace that may reuse it.
@@ -342,8 +326,7 @@ pub struct Checkpoint<'a> {
     /// States of the sequence within `tokens`, for a cache that keeps them. The rest are
     /// [freed](PrefixCache::take_freed_states).
     pub states: Vec<SavedState>,
-    /// The window pages after the cache's, without those that the sequence has released; `None` where layers have no
-    /// windows.
+    /// The window pages after the cache's that the sequence still has; `None` where layers have no windows.
     pub windows: Option<Box<RowWindows>>,
     /// Positions at which other prompts are likely to diverge from this one, for the window pages before them.
     pub boundaries: &'a [usize],
@@ -351,7 +334,6 @@ pub struct Checkpoint<'a> {
     pub stored_tokens: usize,
 }
 
-/// The holdings of a sequence after a [`Checkpoint`].
 #[derive(Debug)]
 #[must_use]
 pub struct Checkpointed {
@@ -363,7 +345,6 @@ pub struct Checkpointed {
     pub duplicates: Pages,
     /// The cache's pages for the sequence's pages `old protected_pages..protected_pages`.
     pub remap: PageRun,
-    /// Pages of the sequence that the cache owns now.
     pub protected_pages: usize,
     /// Goes into the request's next checkpoint.
     pub inserted_tokens: usize,
@@ -371,10 +352,8 @@ pub struct Checkpointed {
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
-/// The window pages of a sequence after a [`Checkpoint`].
 #[derive(Debug, Default)]
 pub struct CheckpointedWindows {
-    /// The pages that stay private to the sequence.
     pub own: RowWindows,
     /// Pages whose content the cache held already.
     pub duplicates: WindowPages,

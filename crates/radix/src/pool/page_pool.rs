@@ -82,7 +82,7 @@ impl PagePool {
         }
     }
 
-    /// Takes evicted pages back; as [`PagePool::free`].
+    /// As [`PagePool::free`].
     pub fn free_evicted(&mut self, evicted: EvictedPages) {
         if self.page_size != PageSize::ONE {
             return self.free(evicted.into());
@@ -108,22 +108,18 @@ impl PagePool {
         }
     }
 
-    /// Number of pages that can be granted now.
     pub fn free_pages(&self) -> usize {
         self.free.len()
     }
 
-    /// Number of tokens that can be granted now.
     pub fn free_tokens(&self) -> usize {
         self.page_size.tokens_in(self.free.len())
     }
 
-    /// Number of pages, free or not.
     pub fn total_pages(&self) -> usize {
         self.n_pages
     }
 
-    /// Tokens in a page.
     pub fn page_size(&self) -> PageSize {
         self.page_size
     }

@@ -1,4 +1,4 @@
-//! The free pages, rows and states of one engine, together.
+//! The memory pools of one engine: free pages, rows, states and window pages.
 
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use crate::pool::row_pool::RowPool;
 use crate::pool::state_pool::StatePool;
 use crate::pool::window_pool::WindowPool;
 
-/// Free pages, rows and states.
 #[derive(Debug)]
 pub struct Pools {
     /// Free KV pages (SGLang's token_to_kv_pool_allocator).
@@ -22,7 +21,6 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Pools in which everything is free.
     pub fn new(n_pages: u32, n_rows: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
         Self {
             pages: PagePool::new(n_pages, page_size, ledger.clone()),
@@ -32,7 +30,6 @@ impl Pools {
         }
     }
 
-    /// The same with free window pages.
     pub fn with_windows(self, n_pages: u32, ledger: Arc<PoolLedger>) -> Self {
         let page_size = self.pages.page_size();
         Self {
@@ -41,7 +38,6 @@ impl Pools {
         }
     }
 
-    /// The same with free states.
     pub fn with_states(self, n_slots: u32, ledger: Arc<PoolLedger>) -> Self {
         Self {
             states: StatePool::new(n_slots, ledger),

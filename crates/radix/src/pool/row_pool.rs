@@ -12,7 +12,6 @@ pub struct RowPool {
 }
 
 impl RowPool {
-    /// Makes a pool of `n_rows` free rows.
     pub fn new(n_rows: u32) -> Self {
         let n_slots = n_rows as usize + 1;
         let free = (1..=n_rows).rev().map(RowId::new).collect();
@@ -63,12 +62,10 @@ impl RowPool {
         self.generations[row.index()]
     }
 
-    /// Number of rows that can be granted now.
     pub fn free_rows(&self) -> usize {
         self.free.len()
     }
 
-    /// Number of rows, free or held.
     pub fn total_rows(&self) -> usize {
         self.held.len() - 1
     }

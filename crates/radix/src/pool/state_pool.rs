@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::pool::pages::PoolLedger;
 use souffleur_base::ids::StateSlot;
 
-/// The states that an engine keeps, where layers have any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateLimits {
     /// Slots that can be granted, ids `1..=total_slots`: more than there are rows.
@@ -70,7 +69,6 @@ impl OwnedState {
         }
     }
 
-    /// The slot.
     pub fn slot(&self) -> StateSlot {
         self.slot.unwrap_or(StateSlot::new(0))
     }
@@ -100,9 +98,7 @@ impl Drop for OwnedState {
 pub struct SavedState {
     /// How many tokens it has seen: whole pages.
     pub position: usize,
-    /// Why it was saved there.
     pub reason: SaveReason,
-    /// Its memory.
     pub state: OwnedState,
 }
 
@@ -163,7 +159,6 @@ impl StatePool {
         }
     }
 
-    /// Number of slots that can be granted now.
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }
@@ -173,7 +168,6 @@ impl StatePool {
         self.free.iter().copied()
     }
 
-    /// Number of slots, free or held.
     pub fn total_slots(&self) -> usize {
         self.held.len() - 1
     }

@@ -1,4 +1,4 @@
-//! The free list of window pages.
+//! The free list of window pages: the KV pages of sliding-window layers.
 
 use std::sync::Arc;
 
@@ -18,7 +18,6 @@ pub struct WindowLimits {
 }
 
 impl WindowLimits {
-    /// How far back the layers see.
     pub fn window(&self, page_size: PageSize) -> Window {
         Window {
             tokens: self.tokens,
@@ -47,19 +46,16 @@ impl WindowPool {
         self.0.alloc(n).map(WindowPages::of)
     }
 
-    /// Takes pages back; as [`PagePool::free`].
     pub fn free(&mut self, pages: WindowPages) {
         if !pages.is_empty() {
             self.0.free(pages.into_pages());
         }
     }
 
-    /// Number of pages that can be granted now.
     pub fn free_pages(&self) -> usize {
         self.0.free_pages()
     }
 
-    /// Number of pages, free or not.
     pub fn total_pages(&self) -> usize {
         self.0.total_pages()
     }
@@ -69,7 +65,6 @@ impl WindowPool {
         self.0.iter()
     }
 
-    /// As [`PagePool::double_frees`].
     pub fn double_frees(&self) -> u64 {
         self.0.double_frees()
     }

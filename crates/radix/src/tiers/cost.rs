@@ -1,4 +1,4 @@
-//! Whether loading blocks pays: it must take less than nine tenths of the time of computing them.
+//! The cost model of loads: loading blocks must take less than nine tenths of the time of computing them.
 
 /// Share of the time of computing that loading may take.
 const FACTOR: f64 = 0.9;
@@ -12,7 +12,7 @@ const FIRST_WAIT: f64 = 1e-3;
 const PROBE_EVERY: u32 = 64;
 /// Weight of the last step in the average rate of prefills.
 const PREFILL_WEIGHT: f64 = 0.25;
-/// A step that prefills fewer tokens says little about the rate of long prompts.
+/// A step that prefills fewer tokens tells little about the rate of long prompts.
 const MIN_RATED_TOKENS: usize = 64;
 
 /// Averages of the wait and the rate of a tier's reads. Readings are inputs.
@@ -50,7 +50,6 @@ impl CostModel {
         self.wait_s += WEIGHT * (seconds.max(0.0) - self.wait_s);
     }
 
-    /// Records the time of a read of `bytes`.
     pub fn note_read(&mut self, bytes: u64, seconds: f64) {
         if bytes == 0 {
             return;
@@ -68,13 +67,11 @@ impl CostModel {
         (self.n_readings > 0).then_some(self.bytes_per_s)
     }
 
-    /// Estimated time of a load of `bytes`, in seconds.
     pub fn load_s(&self, bytes: u64) -> f64 {
         self.wait_s + bytes as f64 / self.bytes_per_s.max(1.0)
     }
 
-    /// True if `tokens` that take `bytes` are loaded faster than they are computed at `tokens_per_s`. Without a rate,
-    /// they are.
+    /// True if loading `tokens` (`bytes`) is faster than computing them at `tokens_per_s`; true without a rate.
     pub fn pays(&mut self, tokens: usize, bytes: u64, tokens_per_s: Option<f64>) -> bool {
         let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) else {
             return true;
@@ -87,7 +84,6 @@ impl CostModel {
     }
 }
 
-/// Recent rate of prefills.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PrefillRate {
     tokens_per_s: Option<f64>,

@@ -12,12 +12,9 @@ use rustc_hash::FxHashMap;
 use crate::tiers::order::EvictionOrder;
 use crate::tiers::{BlockKey, BlockKind, BlockPlace, Needs};
 
-/// A record that a tier holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// Its block.
     pub place: BlockPlace,
-    /// The part of the block that it holds.
     pub kind: BlockKind,
     /// Where the tier keeps it: a number that the tier assigns.
     pub location: u64,
@@ -25,10 +22,8 @@ pub struct StoredBlock {
     pub used: u64,
 }
 
-/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// It was inserted.
     New,
     /// It was there already.
     Known,
@@ -78,7 +73,6 @@ impl Node {
     }
 }
 
-/// The records of a tier.
 #[derive(Clone, Debug, Default)]
 pub struct BlockIndex {
     nodes: FxHashMap<BlockKey, Node>,
@@ -88,28 +82,23 @@ pub struct BlockIndex {
 }
 
 impl BlockIndex {
-    /// Records of a kind.
     pub fn records(&self, kind: BlockKind) -> usize {
         self.n_records[kind.index()]
     }
 
-    /// Records of all kinds.
     pub fn len(&self) -> usize {
         self.n_records.iter().sum()
     }
 
-    /// True without records.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The location of a record.
     pub fn location(&self, key: BlockKey, kind: BlockKind) -> Option<u64> {
         let record = self.nodes.get(&key)?.record(kind);
         record.map(|record| record.location)
     }
 
-    /// A record.
     pub fn get(&self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let node = self.nodes.get(&key)?;
         node.record(kind)
@@ -143,7 +132,6 @@ impl BlockIndex {
         ends.into_iter().find(is_end).unwrap_or(0)
     }
 
-    /// The result that inserting a record would have.
     pub fn check(&self, place: &BlockPlace, kind: BlockKind) -> Stored {
         let node = self.nodes.get(&place.key);
         if node.is_some_and(|node| node.record(kind).is_some()) {
@@ -221,7 +209,6 @@ impl BlockIndex {
         self.remove(key, kind)
     }
 
-    /// Removes a record.
     pub fn remove(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let gone = self.get(key, kind)?;
         self.change(key, |node| node.records[kind.index()] = None);

@@ -1,4 +1,4 @@
-//! The index of a tier: stored prefixes, eviction and recovery.
+//! Tests of a tier's index: stored prefixes, eviction and recovery.
 
 use super::*;
 

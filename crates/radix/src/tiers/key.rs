@@ -1,4 +1,4 @@
-//! Names of blocks: a chain of hashes from the engine's fingerprint through every token.
+//! Names of KV blocks: a chain of hashes from the engine's fingerprint through every token.
 
 use std::fmt;
 
@@ -10,8 +10,7 @@ use crate::cache::namespace::Namespace;
 /// Tokens of a block, unless a page holds more.
 pub const BLOCK_TOKENS: usize = 64;
 
-/// Tokens of a block where pages have `page_tokens`: whole pages, [`BLOCK_TOKENS`] or one page. `None` where there is no
-/// such block.
+/// Tokens of a block for pages of `page_tokens`: [`BLOCK_TOKENS`] or one page, in whole pages; `None` if neither fits.
 pub fn block_tokens(page_tokens: usize) -> Option<usize> {
     match page_tokens {
         0 => None,
@@ -32,10 +31,8 @@ impl fmt::Debug for BlockKey {
     }
 }
 
-/// A block and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockPlace {
-    /// Its name.
     pub key: BlockKey,
     /// The name of the block before it; of a first block, that of its namespace.
     pub parent: BlockKey,
@@ -48,7 +45,6 @@ pub struct BlockPlace {
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// Wraps the bytes.
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -99,7 +95,6 @@ pub struct FingerprintParts {
 }
 
 impl FingerprintParts {
-    /// No part yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -110,7 +105,7 @@ impl FingerprintParts {
         self
     }
 
-    /// The parts, for the file that describes a folder to people.
+    /// The parts, for the file that describes a folder.
     pub fn parts(&self) -> &[(String, String)] {
         &self.parts
     }
@@ -135,7 +130,6 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Keys of blocks of `block_tokens` tokens.
     pub fn new(secret: Secret, fingerprint: Fingerprint, block_tokens: usize) -> Self {
         Self {
             secret,
@@ -144,7 +138,6 @@ impl Keys {
         }
     }
 
-    /// Tokens of a block.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
@@ -167,7 +160,6 @@ impl Keys {
     }
 }
 
-/// The hash of a path so far.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyChain {
     last: BlockKey,

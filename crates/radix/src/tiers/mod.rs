@@ -18,7 +18,6 @@ pub use key::{
 };
 pub use paths::Paths;
 
-/// The content of a block's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockKind {
     /// The keys and values of its tokens, of the layers that keep all of them.
@@ -30,7 +29,6 @@ pub enum BlockKind {
 }
 
 impl BlockKind {
-    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Kv, Self::Window, Self::State];
 
     /// The name in files and logs.

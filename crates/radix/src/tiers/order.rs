@@ -1,4 +1,4 @@
-//! The order of eviction: the least recently used record that leaves nothing unreachable goes first.
+//! The eviction order of a tier's index: first the least recently used record that leaves nothing unreachable.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,6 @@ impl EvictionOrder {
         self.by_use[kind.index()].remove(&(used, key));
     }
 
-    /// The first victim of a kind, or of all.
     pub fn first(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
         let kinds = Self::FIRST_TO_LAST.into_iter();
         let wanted = kinds.filter(|each| kind.is_none_or(|kind| kind == *each));
@@ -35,7 +34,6 @@ impl EvictionOrder {
         first.map(|(_, kind, key)| (kind, key))
     }
 
-    /// Number of evictable records.
     pub fn len(&self) -> usize {
         self.by_use.iter().map(BTreeSet::len).sum()
     }

@@ -1,4 +1,4 @@
-//! The names of blocks that are written: paths are hashed once, block by block, while they are in use.
+//! The names of blocks that are written to a tier: paths are hashed once, block by block, while they are in use.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use crate::tiers::{BlockPlace, KeyChain, Keys};
 /// Paths that are remembered: those of the requests whose prefixes are being written.
 const MAX_PATHS: usize = 16;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Paths {
     keys: Keys,
@@ -26,7 +25,6 @@ struct Path {
 }
 
 impl Paths {
-    /// No path yet.
     pub fn new(keys: Keys) -> Self {
         Self {
             keys,

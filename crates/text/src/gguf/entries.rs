@@ -1,4 +1,4 @@
-//! The tokens of a file, checked.
+//! Reads and checks the tokens of a GGUF file.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -10,19 +10,14 @@ use souffleur_base::error::LoadError;
 
 /// Most tokens; the largest vocabularies in use have a quarter of a million.
 const MAX_TOKENS: usize = 1 << 21;
-/// Most merges.
 const MAX_MERGES: usize = 1 << 23;
-/// Longest token.
 const MAX_TOKEN_BYTES: usize = 1 << 16;
-/// Longest chat template.
 const MAX_TEMPLATE_BYTES: usize = 4 << 20;
-/// Characters of a token that an error shows.
 const SHOWN: usize = 40;
 
 /// The character that SentencePiece writes for a blank.
 pub(super) const BLANK: &str = "\u{2581}";
 
-/// The type that a file gives a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
@@ -42,13 +37,11 @@ pub(super) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Whether its text holds a blank, in either spelling.
     pub(super) fn holds_blank(&self) -> bool {
         self.text.contains(' ') || self.text.contains(BLANK)
     }
 }
 
-/// The file that errors name.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a>(pub(super) &'a Path);
 
@@ -61,10 +54,7 @@ impl Source<'_> {
     }
 }
 
-/// Returns the tokens by id.
-///
-/// # Errors
-/// [`LoadError::Format`] where sizes, lengths, types or ids cannot be.
+/// The tokens by id. Fails with [`LoadError::Format`] where sizes, lengths, types or ids cannot be.
 pub(super) fn entries<'a>(
     source: Source<'_>,
     fields: &'a VocabularyFields<'_>,
@@ -89,10 +79,7 @@ pub(super) fn entries<'a>(
     Ok(entries)
 }
 
-/// Returns the ids by text, without fillers.
-///
-/// # Errors
-/// [`LoadError::Format`] when two tokens have the same text.
+/// The ids by text, without fillers. Fails with [`LoadError::Format`] if two tokens have the same text.
 pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vocab, LoadError> {
     let mut vocabulary = Vocab::with_capacity(entries.len());
     for (entry, id) in entries.iter().zip(0_u32..) {
@@ -109,18 +96,16 @@ pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vo
     Ok(vocabulary)
 }
 
-/// Returns the bytes of the longest token that is no filler.
 pub(super) fn longest(entries: &[Entry<'_>]) -> usize {
     let tokens = entries.iter().filter(|entry| !entry.is_filler);
     tokens.map(|entry| entry.text.len()).max().unwrap_or(0)
 }
 
-/// Returns whether a token is nothing but blanks, in either spelling.
+/// True if a token is nothing but blanks, in either spelling.
 pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(|c| c.is_whitespace() || BLANK.contains(c))
 }
 
-/// Returns a token as errors show it, shortened.
 pub(super) fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{:?}...", &text[..end]),

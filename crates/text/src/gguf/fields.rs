@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-/// The values under `tokenizer.` of a GGUF file, and the architecture, unchecked. An absent list is empty. Texts of long lists are borrowed from the
-/// file.
+/// The `tokenizer.` values of a GGUF file, and the architecture, unchecked. An absent list is empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabularyFields<'a> {
     /// `general.architecture`, which determines how some models use their tokens.
@@ -38,7 +37,6 @@ pub struct VocabularyFields<'a> {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`: whether SentencePiece puts a blank before a text.
     pub add_space_prefix: Option<bool>,
-    /// `tokenizer.chat_template`.
     pub chat_template: Option<String>,
     /// `tokenizer.chat_template.tool_use`: the template to take when there are tools.
     pub tool_use_template: Option<String>,
@@ -78,8 +76,7 @@ pub(super) const CONTROL: i32 = 3;
 pub(super) const USER: i32 = 4;
 
 impl VocabularyFields<'_> {
-    /// Returns the tokens that end an output, ascending: those named by the file, and known control tokens. Ids beyond
-    /// the tokens are left out where there are tokens.
+    /// The tokens that end an output, ascending: those named by the file, and known control tokens, if they exist.
     pub fn end_token_ids(&self) -> Vec<u32> {
         let named = [self.eos_id, self.eot_id, self.eom_id]
             .into_iter()

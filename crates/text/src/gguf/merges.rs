@@ -12,10 +12,7 @@ use souffleur_base::error::LoadError;
 const MAX_CUT_BYTES: usize = 1 << 27;
 
 /// Splits the file's merges into their two tokens. The user of the merges checks that these and their results are
-/// tokens; see [`unknown`].
-///
-/// # Errors
-/// [`LoadError::Format`] when a merge does not hold two tokens, or would make a token longer than any in the
+/// tokens; see [`unknown`]. Fails if a merge does not hold two tokens, or would make a token longer than any in the
 /// vocabulary.
 pub(super) fn listed(
     source: Source<'_>,
@@ -83,11 +80,9 @@ fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> Loa
     ))
 }
 
-/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score of
-/// the result. `tokenizer.json` files of such vocabularies hold the same list.
-///
-/// # Errors
-/// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would take too much time.
+/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score
+/// of the result. `tokenizer.json` files of such vocabularies hold the same list. Fails without scores, or if the
+/// tokens are so long that this would take too much time.
 pub(super) fn from_scores(
     source: Source<'_>,
     entries: &[Entry<'_>],
@@ -121,7 +116,6 @@ pub(super) fn from_scores(
     Ok(cuts.into_iter().map(pair).collect())
 }
 
-/// A way to make a token.
 struct Cut {
     score: f32,
     made: usize,

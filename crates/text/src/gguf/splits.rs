@@ -44,7 +44,6 @@ pub(super) const KNOWN: [&str; 38] = [
     "trillion",
 ];
 
-/// The steps around the merges of a byte-level tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Splits {
     /// Texts are cut at matches of each of these, one after the other; each match is a piece.
@@ -71,7 +70,6 @@ const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 const BLANKS: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
 
 impl Splits {
-    /// Returns the cuts with this name, or `None` if it is not known.
     pub(super) fn named(name: &str) -> Option<Self> {
         let with = |pattern: String| Self {
             patterns: vec![pattern],

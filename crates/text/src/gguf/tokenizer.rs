@@ -1,4 +1,4 @@
-//! The `tokenizers` object that a file's vocabulary describes.
+//! Builds the `tokenizers` object that a GGUF file's vocabulary describes.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -26,7 +26,6 @@ use super::splits::{KNOWN, Splits};
 use crate::frozen::FrozenPieces;
 use souffleur_base::error::LoadError;
 
-/// A tokenizer, and how many tokens it has.
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) tokenizer: Tokenizer,
@@ -50,10 +49,7 @@ impl Built {
     }
 }
 
-/// Builds the tokenizer.
-///
-/// # Errors
-/// [`LoadError::Format`], naming the key.
+/// Errors name the key.
 pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<Built, LoadError> {
     let entries = entries(source, fields)?;
     match fields.model.as_str() {
@@ -87,7 +83,6 @@ fn byte_level(
     Ok(Built::new(tokenizer, None, entries))
 }
 
-/// The cuts that the file names.
 fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
     name.and_then(Splits::named).ok_or_else(|| {
         source.refuse(format!(
@@ -99,7 +94,6 @@ fn splits(source: Source<'_>, name: Option<&str>) -> Result<Splits, LoadError> {
     })
 }
 
-/// A model of the file's tokens and merges.
 fn with_listed_merges(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,

@@ -1,4 +1,4 @@
-//! The arguments of a call in a template.
+//! Binds the arguments of a call in a template to parameters.
 
 use super::error::{Fault, Result};
 use super::value::Value;
@@ -50,7 +50,7 @@ impl Args {
         }
     }
 
-    /// The same where Python takes no names.
+    /// As `bind`, where Python takes no names.
     pub(super) fn by_place<const N: usize>(
         self,
         function: &str,

@@ -2,7 +2,6 @@
 
 use super::number::Arithmetic;
 
-/// An expression and how deep it nests.
 #[derive(Debug)]
 pub(super) struct Expr {
     pub(super) kind: Kind,
@@ -72,7 +71,6 @@ impl Arguments {
     }
 }
 
-/// A statement and its line.
 #[derive(Debug)]
 pub(super) struct Statement {
     pub(super) kind: Action,
@@ -109,7 +107,6 @@ pub(super) struct For {
     pub(super) otherwise: Vec<Statement>,
 }
 
-/// The target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(String),
@@ -122,7 +119,6 @@ pub(super) enum Target {
 pub(super) struct MacroBody {
     pub(super) name: String,
     pub(super) parameters: Vec<String>,
-    /// The defaults of the last parameters.
     pub(super) defaults: Vec<Expr>,
     pub(super) body: Vec<Statement>,
     /// Which of `varargs`, `kwargs` and `caller` it names.

@@ -1,4 +1,4 @@
-//! Character classes, as Python defines them.
+//! Character classes, as Python defines them, for templates.
 
 /// White space of `str.isspace` and `str.strip`.
 pub(super) fn is_blank(character: char) -> bool {

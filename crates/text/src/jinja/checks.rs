@@ -9,7 +9,6 @@ use super::filters;
 use super::number::{Arithmetic, Number};
 use super::value::Value;
 
-/// The tests, by name.
 const NAMES: [&str; 39] = [
     "!=",
     "<",

@@ -65,10 +65,7 @@ pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// The order of two values.
-///
-/// # Errors
-/// They have none; the message names the operator.
+/// The order of two values. Fails if they have none; the message names the operator.
 pub(super) fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>> {
     use Value as V;
     if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_AN_INSTRUCTION) {
@@ -99,7 +96,6 @@ pub(super) fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Order
     }
 }
 
-/// Whether `container` has `item`.
 pub(super) fn contains(container: &Value, item: &Value) -> Result<bool> {
     use Value as V;
     match container {

@@ -1,22 +1,16 @@
-//! Why a template fails.
+//! The errors of compiling or rendering a template.
 
 use std::fmt;
 
-/// The result of evaluating a part of a template.
 pub(super) type Result<T> = std::result::Result<T, Fault>;
 
-/// The cause of a failure, without its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The template called `raise_exception`.
     Raised(String),
-    /// It takes more instructions than the limit.
     Instructions,
-    /// It writes more bytes than the limit.
     Output,
-    /// Its values take more memory than the limit.
     Memory,
-    /// Its calls or values nest deeper than the limit.
     Depth,
     /// The message of the exception that Python would raise.
     Other(String),
@@ -40,7 +34,6 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A fault and its line in the template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Error {
     pub(crate) fault: Fault,

@@ -10,10 +10,7 @@ use super::repr::float;
 use super::value::Value;
 
 impl Value {
-    /// The same value for a template.
-    ///
-    /// # Errors
-    /// It nests too deep.
+    /// The same value for a template. Fails if it nests too deep.
     pub(crate) fn from_json(json: &Json) -> Result<Self> {
         Ok(match json {
             Json::Null => Self::None,
@@ -48,10 +45,7 @@ impl Value {
         (reader.at == text.len()).then_some(value)
     }
 
-    /// Writes it as `json.dumps` does without ASCII escapes.
-    ///
-    /// # Errors
-    /// It is a value that JSON lacks, such as an undefined one.
+    /// Writes it as `json.dumps` does without ASCII escapes. Fails for a value that JSON lacks, such as undefined.
     pub(crate) fn to_json(&self) -> Result<String> {
         Style::default().dump(self)
     }
@@ -172,10 +166,8 @@ impl Reader<'_> {
     }
 }
 
-/// Digits of an integer.
 const MAX_DIGITS: usize = 4300;
 
-/// How `json.dumps` writes.
 #[derive(Clone, Debug)]
 pub(super) struct Style {
     /// The indentation of a level; all on one line without it.
@@ -184,7 +176,6 @@ pub(super) struct Style {
     pub(super) key: String,
     pub(super) is_ascii: bool,
     pub(super) sorts_keys: bool,
-    /// Most bytes.
     pub(super) limit: usize,
 }
 

@@ -162,7 +162,6 @@ impl<'a> Lexer<'a> {
         Err("Missing end of raw directive".to_owned())
     }
 
-    /// The tokens of a tag, up to its end.
     fn expression(&mut self, end: Kind) -> Result<(), String> {
         let closing = if end == Kind::BlockEnd { "%}" } else { "}}" };
         let mut open: Vec<char> = Vec::new();

@@ -45,7 +45,6 @@ pub(super) fn spend(instructions: usize) -> bool {
     }
 }
 
-/// Bytes of all values of this thread.
 pub(super) fn live() -> usize {
     LIVE.get()
 }

@@ -37,27 +37,19 @@ pub(super) struct Limits {
     pub(super) instructions: u64,
     /// Bytes of its values, except those it is given.
     pub(super) memory_bytes: usize,
-    /// Bytes that it writes.
     pub(super) output_bytes: usize,
 }
 
-/// A template that can be rendered.
 #[derive(Debug)]
 pub(super) struct Template(parser::Parsed);
 
 impl Template {
-    /// Parses a template.
-    ///
-    /// # Errors
-    /// Names the invalid or unsupported syntax, and its line.
+    /// The error names the invalid or unsupported syntax, and its line.
     pub(super) fn compile(source: &str) -> Result<Self, String> {
         parser::parse(source).map(Self)
     }
 
-    /// Renders it with these variables.
-    ///
-    /// # Errors
-    /// The exception that Python would raise, or the exceeded limit, with its line.
+    /// The error is the exception that Python would raise, or the exceeded limit, with its line.
     pub(super) fn render(
         &self,
         variables: &FxHashMap<String, Value>,

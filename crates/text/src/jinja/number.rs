@@ -15,7 +15,6 @@ const MAX_DIGITS: usize = 4300;
 /// Bits of an integer of that length.
 const MAX_BITS: u64 = 14_285;
 
-/// A number of any type.
 #[derive(Clone, Debug)]
 pub(super) enum Number {
     Int(i64),
@@ -23,7 +22,6 @@ pub(super) enum Number {
     Float(f64),
 }
 
-/// An operator between two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arithmetic {
     Add,
@@ -60,7 +58,6 @@ impl Number {
         }
     }
 
-    /// A whole number.
     pub(super) fn whole(value: &Value) -> Option<BigInt> {
         match Self::of(value)? {
             Self::Int(value) => Some(value.into()),
@@ -126,7 +123,6 @@ pub(super) fn arithmetic(operator: Arithmetic, a: &Value, b: &Value) -> Option<R
     })
 }
 
-/// The result where it needs no long integer.
 fn of_small(operator: Arithmetic, a: i64, b: i64) -> Option<i64> {
     match operator {
         Arithmetic::Add => a.checked_add(b),
@@ -268,7 +264,6 @@ fn floor(a: f64, b: f64) -> (f64, f64) {
     }
 }
 
-/// An integer that may be printed.
 pub(super) fn bounded(number: BigInt) -> Result<Value> {
     if number.bits() <= MAX_BITS {
         Ok(Value::big(number))

@@ -1,4 +1,4 @@
-//! Values as Python prints them.
+//! Prints values as Python does.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,5 @@
 //! The tokens of a template.
 
-/// A token and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {
     pub(super) kind: Kind,

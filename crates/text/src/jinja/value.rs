@@ -12,7 +12,6 @@ use rustc_hash::FxHashMap;
 /// Levels of lists, tuples and mappings inside of each other.
 pub(super) const MAX_DEPTH: u16 = 256;
 
-/// A value of Python.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// Jinja's undefined, with the message of an error that its use raises.
@@ -34,9 +33,7 @@ pub(crate) enum Value {
     Generator(Rc<Generator>),
     /// An object with a state, by its number in the interpreter.
     Object(usize),
-    /// A method and the value that it belongs to.
     Method(Rc<(Value, Rc<str>)>),
-    /// A function of the environment.
     Function(&'static str),
 }
 
@@ -70,7 +67,6 @@ impl Text {
     }
 }
 
-/// The items of a list or a tuple.
 #[derive(Debug)]
 pub(crate) struct Items {
     items: Vec<Value>,
@@ -88,7 +84,6 @@ impl std::ops::Deref for Items {
     }
 }
 
-/// An immutable mapping in the order of its entries.
 #[derive(Debug)]
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
@@ -164,7 +159,6 @@ impl Dict {
     }
 }
 
-/// A part of a mapping's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Keys,
@@ -172,7 +166,6 @@ pub(crate) enum View {
     Items,
 }
 
-/// `range(start, stop, step)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(super) start: i64,
@@ -208,7 +201,6 @@ impl Generator {
     }
 }
 
-/// The depth of a value with these parts.
 fn depth_of<'a>(parts: impl Iterator<Item = &'a Value>) -> Result<u16> {
     let depth = 1 + parts.map(Value::depth).max().unwrap_or(0);
     if depth <= MAX_DEPTH {
@@ -295,7 +287,6 @@ impl Value {
         matches!(self, Self::Undefined(_))
     }
 
-    /// The name of its type in Python.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Undefined(_) => "Undefined",
@@ -332,7 +323,6 @@ impl Value {
         })
     }
 
-    /// Its items, as a loop takes them.
     pub(super) fn items(&self) -> Result<Vec<Value>> {
         Ok(match self {
             Self::Undefined(_) => Vec::new(),
@@ -422,7 +412,6 @@ impl From<usize> for Value {
 }
 
 impl Value {
-    /// The entries of a mapping whose keys are texts.
     pub(crate) fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
         let entries = match self {
             Self::Dict(dict) => dict.entries(),
@@ -432,7 +421,6 @@ impl Value {
         entries.filter_map(|(key, value)| Some((key.as_str()?, value)))
     }
 
-    /// The value of a mapping's key.
     pub(crate) fn field(&self, key: &str) -> Option<&Value> {
         match self {
             Self::Dict(dict) => dict.get_text(key),

@@ -38,17 +38,13 @@ const TOOL_USE: &str = "tool_use";
 /// Variables that the engine sets: a request's `chat_template_kwargs` may not.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
-/// The chat templates of a model, compiled.
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
     templates: BTreeMap<&'static str, Template>,
     special: BTreeMap<&'static str, String>,
-    /// The form in which each compiled template expects messages.
     expected: BTreeMap<&'static str, Expected>,
     file: PathBuf,
-    /// Why a template did not compile.
     broken: Option<String>,
-    /// The templates' text.
     source: String,
 }
 
@@ -124,7 +120,6 @@ impl ChatTemplate {
         self.expected[self.name(has_tools)].late_system
     }
 
-    /// The template for chats with or without tools.
     fn name(&self, has_tools: bool) -> &'static str {
         if has_tools && self.expected.contains_key(TOOL_USE) {
             TOOL_USE
@@ -133,7 +128,6 @@ impl ChatTemplate {
         }
     }
 
-    /// Returns whether a template's text contains this.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
     }
@@ -157,7 +151,6 @@ impl ChatTemplate {
         self.expected.insert(name, expected);
     }
 
-    /// Renders messages as they are.
     fn try_to_render(&self, name: &str, messages: &Json, expected: Expected) -> Option<String> {
         let template = self.templates.get(name)?;
         let as_they_are = Expected {

@@ -1,4 +1,4 @@
-//! The variables of a template, as its values.
+//! Converts a request's data to the variables of a template.
 
 use std::collections::BTreeMap;
 

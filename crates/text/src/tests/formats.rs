@@ -1,9 +1,8 @@
-//! Detection of the formats in which models write calls and reasoning.
+//! Tests of detecting the formats in which models write calls and reasoning.
 
 use super::*;
 use souffleur_output::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
 
-/// A template, tokens of the vocabulary, and the formats that they imply.
 type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
 
 const HERMES: &str = "{{ tools }}<tool_call>{\"name\": }</tool_call>";

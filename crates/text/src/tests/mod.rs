@@ -1,4 +1,4 @@
-//! The text side of a model: tokenizer, chats and formats.
+//! Tests of the text side of a model: tokenizer, chats and formats.
 
 mod formats;
 mod turns;
@@ -12,7 +12,6 @@ use tempfile::TempDir;
 use super::*;
 use souffleur_output::detok::{TextOptions, TextStream};
 
-/// A model directory for one test.
 struct ModelDir(TempDir);
 
 impl ModelDir {

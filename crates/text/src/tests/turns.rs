@@ -1,4 +1,4 @@
-//! Tokens that begin the turns of a chat.
+//! Tests of finding the tokens that begin the turns of a chat.
 
 use super::*;
 

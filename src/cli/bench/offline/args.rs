@@ -1,4 +1,4 @@
-//! The flags of a bench without a server.
+//! The flags of `souffleur bench` without a server.
 
 use std::path::PathBuf;
 

@@ -8,19 +8,15 @@ use super::args::OfflineArgs;
 /// Tokens of context and pool that intake keeps free after a request.
 pub const KEPT_TOKENS: usize = 2;
 
-/// The requests that a measurement makes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
-    /// Streams that run at once.
     pub streams: u32,
-    /// Tokens of each prompt.
     pub prompt_tokens: u32,
     /// Tokens that each stream generates; with one, the load measures the prefill.
     pub output_tokens: u32,
 }
 
 impl Load {
-    /// The name in the table.
     pub fn name(&self) -> String {
         let Self {
             streams,
@@ -59,7 +55,6 @@ pub fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
     loads
 }
 
-/// The first value of a flag that has at least one.
 pub fn first(tokens: &[u32]) -> u32 {
     tokens.first().copied().unwrap_or(1)
 }

@@ -40,7 +40,6 @@ use subject::Subject;
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Runs the bench.
 pub fn run(
     args: &OfflineArgs,
     config: EngineConfig,

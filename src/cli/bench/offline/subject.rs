@@ -10,7 +10,6 @@ use super::machine::floors::{ModelCost, Peak};
 use super::machine::{MachineRates, Place};
 use crate::cli::failure::Failure;
 
-/// The subject of the measurements.
 pub struct Subject {
     pub description: CpuDescription,
     pub quantization: Option<Quantization>,
@@ -19,7 +18,6 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Reads the model that the configuration names.
     pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
         let (dir, dtype) = (&config.model_path, config.dtype.named());
         let described = describe(dir, dtype, config.quantization, config.load_format);
@@ -36,7 +34,6 @@ impl Subject {
         })
     }
 
-    /// The least that its steps cost.
     pub fn cost(&self) -> ModelCost {
         let CpuDescription {
             config,
@@ -55,7 +52,6 @@ impl Subject {
         }
     }
 
-    /// The peak for this model's types.
     pub fn peak(&self, rates: &MachineRates, read_bytes_per_s: f64) -> Peak {
         rates.peak(self.description.dtype, read_bytes_per_s)
     }

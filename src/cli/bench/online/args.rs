@@ -1,4 +1,4 @@
-//! The flags of a bench of a server.
+//! The flags of `souffleur bench` against a server.
 
 use std::path::PathBuf;
 

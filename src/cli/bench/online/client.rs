@@ -12,34 +12,26 @@ use super::load::Request;
 use crate::cli::failure::Failure;
 use crate::cli::remote::{DONE, Remote, shown, size};
 
-/// A reachable server.
 #[derive(Clone)]
 pub struct Server {
     remote: Remote,
-    /// The model named in requests.
     pub model: String,
     /// The size of the model's vocabulary, if the server reports it.
     pub vocab_size: Option<u32>,
-    /// The `response_format` of all requests.
     pub response_format: Option<Value>,
 }
 
-/// The observations of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Time from sending the request to each chunk with tokens; at least one.
     pub chunks: Vec<Duration>,
-    /// Prompt tokens by the server's count, if it gave one.
     pub input_tokens: Option<u32>,
-    /// Output tokens by the server's count, if it gave one.
     pub output_tokens: Option<u32>,
 }
 
 impl Server {
-    /// Asks the server for its model. All requests carry the key, if there is one.
-    ///
-    /// # Errors
-    /// An unusable URL, a server that does not answer, or one that lists no model when none is given.
+    /// Asks the server for its model. All requests carry the key, if there is one. Fails for an unusable URL, a
+    /// server that does not answer, or one that lists no model when none is given.
     pub async fn find(
         base_url: &str,
         model: Option<String>,
@@ -59,15 +51,11 @@ impl Server {
         })
     }
 
-    /// The server's address.
     pub fn url(&self) -> &str {
         &self.remote.url
     }
 
-    /// Sends one request and reads its stream to the end.
-    ///
-    /// # Errors
-    /// Why there is no complete answer, in one line.
+    /// Sends one request and reads its stream to the end. The error says in one line why there is no complete answer.
     pub async fn complete(&self, request: &Request) -> Result<Answer, String> {
         let mut body = json!({
             "model": self.model,
@@ -89,7 +77,6 @@ impl Server {
     }
 }
 
-/// Reads a stream of server-sent events.
 async fn read<B: AsRef<[u8]>>(
     body: impl Stream<Item = Result<B, String>> + Unpin,
     sent: Instant,

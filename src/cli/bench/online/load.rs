@@ -1,4 +1,4 @@
-//! Which requests are sent, and when.
+//! Plans which requests a bench sends to a server, and when.
 
 use std::time::Duration;
 
@@ -10,29 +10,22 @@ use crate::cli::bench::prompts::Prompts;
 const RANDOM_INPUT_TOKENS: u32 = 512;
 const OWN_INPUT_TOKENS: u32 = 64;
 
-/// One request for a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The text to continue.
     pub prompt: Prompt,
-    /// Most tokens of the output.
     pub output_tokens: u32,
-    /// Continues after the token that ends a text.
     pub ignore_eos: bool,
 }
 
-/// A prompt as it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Prompt {
-    /// Token ids.
     Ids(Vec<u32>),
-    /// Words.
     Text(String),
 }
 
 impl Prompt {
-    /// Tokens, or words.
+    /// Tokens, or words, which count as one token each.
     pub fn tokens(&self) -> u32 {
         let tokens = match self {
             Self::Ids(ids) => ids.len(),
@@ -42,7 +35,6 @@ impl Prompt {
     }
 }
 
-/// A request that is due.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
     /// Since the first request.
@@ -51,7 +43,6 @@ pub struct Arrival {
     pub request: Request,
 }
 
-/// All requests, in order.
 pub fn arrivals(args: &OnlineArgs, prompts: &mut Prompts) -> Vec<Arrival> {
     let prefix = match args.dataset_name {
         Dataset::Random => None,

@@ -46,7 +46,6 @@ pub fn measure(
     })
 }
 
-/// The schema in a file as OpenAI's `response_format`.
 fn format_of(file: &Path) -> Result<Value, Failure> {
     let shown = file.display();
     let text = std::fs::read(file)

@@ -1,4 +1,4 @@
-//! The results of a load: throughput, latencies, failures.
+//! The results of a bench against a server: throughput, latencies, failures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,16 +15,12 @@ use crate::cli::statistics::Summary;
 /// The most frequent reasons are shown.
 const SHOWN_REASONS: usize = 8;
 
-/// One request's end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// When it was due, since the first one.
     pub at: Duration,
-    /// The answer, or why there was none.
     pub answer: Result<Answer, String>,
 }
 
-/// Everything that was seen, request by request.
 #[derive(Serialize)]
 pub struct OnlineRecord {
     schema: &'static str,
@@ -38,7 +34,6 @@ pub struct OnlineRecord {
     shared_prefix_len: Option<u32>,
     text_prompts: bool,
     ignore_eos: bool,
-    /// Outputs followed a JSON schema.
     is_structured: bool,
     vocab_size: Option<u32>,
     num_prompts: u32,
@@ -56,25 +51,20 @@ struct Measured {
     duration_s: f64,
     completed: usize,
     failed: usize,
-    /// How often each reason was given.
     failures: BTreeMap<String, usize>,
     total_input_tokens: u64,
     total_output_tokens: u64,
     request_throughput: f64,
     input_throughput: f64,
     output_throughput: f64,
-    /// From sending a request to its first token.
     ttft_s: Option<Summary>,
-    /// Between chunks of one request.
     itl_s: Option<Summary>,
     /// For each request, its mean time per token after the first.
     tpot_s: Option<Summary>,
-    /// From sending a request to its last token.
     e2e_s: Option<Summary>,
     requests: Vec<Seen>,
 }
 
-/// One request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Seen {
     at_s: f64,
@@ -118,10 +108,7 @@ impl OnlineRecord {
         }
     }
 
-    /// Prints the tables, and writes the record.
-    ///
-    /// # Errors
-    /// A file that cannot be written; a load of which nothing was answered.
+    /// Prints the tables, and writes the record. Fails if the file cannot be written, or if no request was answered.
     pub fn publish(&self, json: Option<&Path>) -> Result<(), Failure> {
         record::publish(self, json, || self.print())?;
         let Measured {

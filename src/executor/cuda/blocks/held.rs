@@ -23,7 +23,6 @@ impl Held {
         &self.stream
     }
 
-    /// Holds one more.
     pub(super) fn hold(&mut self, buffer: Box<dyn HostBuffer>) {
         self.buffers.push(buffer);
     }

@@ -29,8 +29,8 @@ impl CudaExecutor {
         Ok(self)
     }
 
-    /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose pages it
-    /// gets.
+    /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose
+    /// pages it gets.
     pub(in crate::executor::cuda) fn save_blocks(
         &mut self,
         plan: &StepPlan,
@@ -68,8 +68,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Hands the saved blocks of a step to the store, and returns the loaded ones. All work of the step has ended, but for its
-    /// saves.
+    /// Hands a step's saved blocks to the store and returns the loaded ones. All its work but the saves has ended.
     pub(in crate::executor::cuda) fn end_blocks(
         &mut self,
         step: StepBlocks,
@@ -106,7 +105,6 @@ fn wait_for_saves(
     for saves in saves {
         let mut appended = plan.table.iter().filter_map(|delta| match delta {
             TableDelta::Append { pages, .. } => Some(pages),
-            // These pages are written already.
             _ => None,
         });
         if appended.any(|pages| pages.iter().any(|page| saves.pages.contains(page))) {

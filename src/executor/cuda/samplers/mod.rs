@@ -19,7 +19,6 @@ const COUNT_SLOTS: usize = 8;
 /// For the biases and bans of all rows.
 const LIST_BYTES: usize = 4 << 20;
 
-/// The sampling state of all rows.
 pub(super) struct RowSamplers {
     samplers: DeviceBuffer<RowSampler>,
     states: DeviceBuffer<RowState>,
@@ -29,7 +28,6 @@ pub(super) struct RowSamplers {
     free_slots: Vec<u32>,
     lists: DeviceBuffer<u32>,
     list_arena: Arena,
-    /// By row.
     held: Vec<Held>,
     vocab_size: usize,
     eos_ids: Arc<[u32]>,
@@ -45,7 +43,6 @@ struct Held {
     ends: Vec<u32>,
 }
 
-/// The lists of a step that starts rows.
 pub(super) struct StartLists {
     begins: Section<RowBegin>,
     runs: Section<CountRun>,
@@ -56,7 +53,6 @@ pub(super) struct StartLists {
 }
 
 impl RowSamplers {
-    /// Rows that have not started.
     pub(super) fn new(
         device: &Device,
         n_rows: usize,
@@ -83,7 +79,6 @@ impl RowSamplers {
         &self.held[row.index()].ends
     }
 
-    /// Last tokens and output lengths, by row.
     pub(super) fn states(&self) -> DevicePtr<RowState> {
         self.states.ptr()
     }
@@ -101,7 +96,7 @@ impl RowSamplers {
         }
     }
 
-    /// Makes room to count the tokens of rows that start. Returns whether the counts have moved.
+    /// Allocates counts for the tokens of rows that start. Returns whether the counts have moved.
     pub(super) fn reserve_counts(
         &mut self,
         starts: &[RowStart],
@@ -220,7 +215,7 @@ impl RowSamplers {
         Ok(sampler)
     }
 
-    /// Finds room for a list on the device, and its number of words; `None` for an empty one.
+    /// Finds space for a list on the device, and its number of words; `None` for an empty one.
     fn keep(
         &mut self,
         list: &[u32],

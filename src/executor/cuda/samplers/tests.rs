@@ -190,7 +190,6 @@ fn the_device_samples_what_the_host_samples() {
         let mut rows: Vec<u32> = (1..=ROWS).collect();
         random.shuffle(&mut rows);
         rows.truncate(random.usize(1..=ROWS as usize));
-        // Padding.
         rows.push(0);
         let logits = logits(random, rows.len());
         let sampled = gpu.sample(&rows, &logits);

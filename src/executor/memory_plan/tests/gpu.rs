@@ -1,4 +1,4 @@
-//! Memory plans of GPUs.
+//! Tests of memory plans for GPUs.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn a_gpu_gives_most_of_its_memory() {
             && why.contains("512.0 MiB for the page table"),
         "{why}"
     );
-    // A reserve that 0.9 would eat into, and weights that leave less than 0.9: all the room is taken.
+    // A reserve that 0.9 would eat into, and weights that leave less than 0.9: all of the memory is taken.
     for (weights, reserve) in [(4 * GIB, 3 * GIB), (15 * GIB, GIB / 2)] {
         let tight = MemoryBudget {
             weights_bytes: weights,
@@ -67,7 +67,7 @@ fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
     let plan = MemoryPlan::by_rows(wish, budget).expect("it fits");
     assert_eq!(plan.max_running_requests, 2048, "the pool runs no more");
     assert_eq!(plan.budget.page_table_bytes, TABLE_BYTES * 2049);
-    // Tables for 2,048 requests leave no room for a pool; those of fewer do.
+    // Tables for 2,048 requests leave no memory for a pool; those of fewer do.
     let small = |rows| {
         budget(rows).map(|budget| MemoryBudget {
             free_before_bytes: 6 * GIB,

@@ -1,4 +1,4 @@
-//! Memory plans, computed by hand.
+//! Tests of memory plans against values computed on paper.
 
 mod gpu;
 mod states;

@@ -1,4 +1,4 @@
-//! Pools that hold recurrent states in addition to keys and values.
+//! Tests of memory plans for pools with recurrent states.
 
 use super::*;
 

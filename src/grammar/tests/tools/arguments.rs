@@ -1,4 +1,4 @@
-//! The arguments of calls: they are valid, and written as each family writes values.
+//! Tests of tool call arguments: they are valid, and written as each model family writes values.
 
 use std::sync::Arc;
 
@@ -76,7 +76,6 @@ fn walked_parameters_in_xml_follow_their_types() {
     }
 }
 
-/// One call of a tool with these parameters.
 fn one_call(schema: Value, format: ToolFormat) -> GrammarWish {
     let tool = Tool {
         name: "f".to_owned(),

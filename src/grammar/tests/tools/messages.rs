@@ -1,4 +1,4 @@
-//! Calls of models that write messages with headers.
+//! Tests of calls of models that write messages with headers.
 
 use std::sync::Arc;
 

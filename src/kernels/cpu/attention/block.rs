@@ -1,4 +1,4 @@
-//! Folds a packed block of keys and values into the records of the queries.
+//! Attention of packed queries to one packed block of keys and values, accumulated by online softmax.
 
 use std::ops::Range;
 
@@ -15,7 +15,6 @@ use super::tile::Work;
 /// Queries in a run: whole tiles of a product, and few enough to skip keys that none of them sees.
 const RUN_ROWS: usize = 12;
 
-/// Rows of a chunk in runs.
 fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n_rows)
         .step_by(RUN_ROWS)
@@ -31,7 +30,6 @@ fn seen_end(seen: &[Seen]) -> usize {
     ends.max().unwrap_or(0) as usize
 }
 
-/// Scales scores, whole vectors of them, and soft-caps them.
 #[inline(always)]
 pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
     for scores in scores.chunks_exact_mut(LANES) {
@@ -57,7 +55,6 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Folds the packed block at a place into the records of a head.
     #[inline(always)]
     pub fn attend_block<S: Lanes>(
         &mut self,
@@ -142,7 +139,6 @@ impl<F: KvElement> Work<'_, F> {
         partly_seen.iter().fold(true, is_finite)
     }
 
-    /// Turns the scores of some rows into weights.
     #[inline(always)]
     pub fn fold<S: Lanes>(&mut self, sizes: Sizes, head: usize, rows: Range<usize>) {
         let first = (head * sizes.rows + rows.start) * sizes.record;

@@ -1,4 +1,4 @@
-//! Packed blocks, kept for the tiles of a layer that see the same slots.
+//! A thread's cache of packed K/V blocks, shared by the query tiles of a layer that see the same slots.
 
 use super::super::memory::Lines;
 use super::kv_element::KvElement;
@@ -17,7 +17,6 @@ pub struct BlockCache {
     kept: Vec<Kept>,
 }
 
-/// The block that is packed in a place.
 #[derive(Clone)]
 struct Kept {
     head: usize,
@@ -26,7 +25,6 @@ struct Kept {
 }
 
 impl BlockCache {
-    /// Grows the buffers to these sizes.
     pub fn fit<F: KvElement>(&mut self, sizes: Sizes) {
         self.keys.make_room((1 + KEPT_BLOCKS) * keys_len(sizes));
         self.values

@@ -1,4 +1,4 @@
-//! Blocks of keys for few queries: keys and values go from the pool to registers and are never stored.
+//! Attention for few queries: keys and values go from the KV pool to registers without being packed.
 //!
 //! The chains of sums are those of [`super::product`] over packed blocks, so the bits are too.
 
@@ -14,12 +14,10 @@ pub const MAX_DIRECT_ROWS: usize = 4;
 pub struct Direct<'a, F> {
     /// Starts of the slots in the first head's plane.
     pub slots: &'a [*const F; BLOCK],
-    /// Number of slots that count.
     pub n_keys: usize,
     /// Elements of a key and of a value, whole vectors of words.
     pub key_dim: usize,
     pub value_dim: usize,
-    /// Number of queries.
     pub rows: usize,
     /// Elements from the first head's plane to the one that is read.
     pub plane: usize,
@@ -38,18 +36,16 @@ pub struct Direct<'a, F> {
     pub scales: Scales,
 }
 
-/// Slots of a plane to prefetch, some at a time.
+/// Slots of a plane to prefetch in portions.
 pub struct Fetch<'a, F> {
-    /// Remaining slots.
     pub slots: &'a [*const F],
-    /// Elements from the first head's plane to theirs.
+    /// Elements from the first head's plane to the slots' plane.
     pub plane: usize,
     /// Elements of a slot in the plane that are read.
     pub dim: usize,
 }
 
 impl<F> Fetch<'_, F> {
-    /// Prefetches some of them.
     #[inline(always)]
     pub fn some<S: Lanes>(&mut self, n_slots: usize) {
         const LINE_BYTES: usize = 64;
@@ -66,8 +62,6 @@ impl<F> Fetch<'_, F> {
 }
 
 impl<F: FloatKv> Direct<'_, F> {
-    /// Scores the queries against the keys.
-    ///
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
@@ -115,8 +109,6 @@ impl<F: FloatKv> Direct<'_, F> {
         }
     }
 
-    /// Adds the weighted values to the decayed sums.
-    ///
     /// # Safety
     /// As for [`Self::score`].
     #[inline(always)]

@@ -1,27 +1,21 @@
-//! Floats of the KV pool as the words of an operand.
+//! Float keys and values (f32, f16, bf16) as the 32-bit words of an attention product.
 
 use half::{bf16, f16};
 
 use super::super::element::Element;
 use super::super::simd::{LANES, Lanes};
 
-/// A type of floats as operand of a product.
-///
 /// # Safety
 /// Every method has the requirements of [`Lanes`].
 pub trait FloatKv: Element {
-    /// Elements in a word.
     const PER_WORD: usize;
-    /// Sixteen words of an operand.
     type Operand<S: Lanes>: Copy;
 
     /// Whether a word holds neither infinity nor NaN.
     fn is_finite(word: u32) -> bool;
     /// Sixteen times the word at `p`.
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> Self::Operand<S>;
-    /// Reads sixteen words.
     unsafe fn operand<S: Lanes>(p: *const u32) -> Self::Operand<S>;
-    /// Words in registers as an operand.
     unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
     /// Adds to each lane the products of its words, in order.
     unsafe fn multiply<S: Lanes>(acc: S::V, a: Self::Operand<S>, b: Self::Operand<S>) -> S::V;

@@ -14,8 +14,6 @@ use super::product::Product;
 use super::seen::BLOCK;
 use super::state::{Fold, VECTORS};
 
-/// An element type of the KV pool as attention reads it.
-///
 /// # Safety
 /// Every method has the requirements of [`Lanes`], and needs operands of the shapes that they name.
 pub trait KvElement: Kept {
@@ -24,11 +22,10 @@ pub trait KvElement: Kept {
     /// A head is padded to a multiple of this number of elements.
     const CHUNK: usize;
 
-    /// Elements of a head in whole chunks.
     fn padded(dim: usize) -> usize {
         dim.next_multiple_of(Self::CHUNK)
     }
-    /// Words of a key that count.
+    /// Words of a key without padding.
     fn depth(key_dim: usize) -> usize;
     /// Rows of words that the values of the first `n_keys` keys of a block take.
     fn value_depth(n_keys: usize) -> usize;
@@ -36,14 +33,11 @@ pub trait KvElement: Kept {
     fn has_direct(key_dim: usize, value_dim: usize) -> bool;
     /// Whether a word of packed values holds neither infinity nor NaN.
     fn is_finite(word: u32) -> bool;
-    /// Compiles a kernel with the instructions that its products need.
     fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output;
 
     /// Writes a query as words, whole chunks of them, and returns its scale.
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32;
-    /// Writes a row's weights of a block as words.
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]);
-    /// Packs the first `n_keys` keys of a block with their values.
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize);
     /// Scores some rows of packed queries against `vectors` times sixteen packed keys.
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize);

@@ -1,4 +1,4 @@
-//! Attention over the page table, for prefill chunks and decodes alike.
+//! Attention over paged KV, for prefill and decode alike.
 //!
 //! A query's keys are visited in blocks of [`BLOCK`](seen::BLOCK) and spans of [`SPAN`](seen::SPAN) keys that begin at
 //! multiples of those in the sequence. Each span has its own running maximum and sum (online softmax); spans are
@@ -69,7 +69,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Starts without plans. With `shares_prefixes` the rows' common pages are read once for all of them.
+    /// With `shares_prefixes`, rows' common pages are read once for all of them.
     pub fn new(shares_prefixes: bool) -> Self {
         Self {
             shares_prefixes,
@@ -188,12 +188,10 @@ impl Attention {
     }
 }
 
-/// f32 of a record.
 fn record_of<F: KvElement>(_: &[F], heads: &HeadShape) -> usize {
     record_len(F::padded(heads.values.dim()))
 }
 
-/// Runs a kernel on elements of the step's type.
 fn run<F: KvElement, K: Kernel>(isa: Isa, _: Step<'_, F>, kernel: K) -> K::Output {
     F::dispatch(isa, kernel)
 }

@@ -1,11 +1,11 @@
-//! Packs keys and values from the pool into blocks.
+//! Packs keys and values from the KV pool into blocks for attention products.
 
 use super::super::simd::{LANES, Lanes};
 use super::float_kv::{FloatKv, across_part, words_part};
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
 
-/// Cache lines of keys and values to prefetch, some at a time: many at once would only delay the lines needed now.
+/// Cache lines of keys and values to prefetch in portions: all at once would delay the lines needed now.
 pub struct Ahead<'s, F> {
     pub slots: &'s [*const F],
     /// Next byte of the first slot: of its keys, then of its values.
@@ -19,7 +19,6 @@ pub struct Ahead<'s, F> {
 }
 
 impl<F> Ahead<'_, F> {
-    /// Prefetches some of them.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&mut self, max_lines: usize) {
         for _ in 0..max_lines {
@@ -41,7 +40,6 @@ impl<F> Ahead<'_, F> {
     }
 }
 
-/// Keys and values of a head in a block, and where they are packed.
 pub struct Packing<'s, F> {
     pub slots: &'s [*const F; BLOCK],
     /// Where the head's keys and values begin in a slot.

@@ -1,7 +1,7 @@
-//! The parts of a step's attention: tiles of queries, and the items that threads claim.
+//! Partition of a step's attention into query tiles, and into the work items that threads claim.
 //!
-//! A plan decides which thread computes which parts together, and never the results. It is made once for a step and
-//! each kind of layer, in memory that is kept.
+//! A plan decides only which thread computes what, never the results. It is made once per step and kind of layer, in
+//! reused memory.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -15,31 +15,26 @@ use crate::cpu::nodes::Nodes;
 use crate::cpu::threads::Taking;
 use souffleur_base::ids::RowId;
 
-/// Queries of a key head (tokens times heads of its group) that share the packing of a block, about: a half more or fewer,
-/// so that no small tile is left over, for which a block would be packed once more.
+/// Queries of a key head (tokens times heads of its group) that share a packed block: up to a half more or fewer, so
+/// that no small tile remains that would pack the block again.
 const TILE_ROWS: usize = 384;
-/// A segment with at least this many queries shares no prefix: packing once more costs less than handing on its
-/// records.
+/// A segment with at least this many queries shares no prefix: packing again costs less than passing on its records.
 const ALONE_ROWS: usize = 96;
-/// Queries of a key head below which reading K/V takes longer than computing.
+/// Queries of a key head below which attention is memory-bound.
 const FEW_ROWS: usize = 12;
-/// Items for each thread, so that other threads take over a straggler's items.
+/// Work items for each thread, for load balancing.
 const ITEMS_PER_THREAD: usize = 4;
 /// How many such shares an item of many queries may be before it is cut by spans: the records of all its
 /// spans then go through memory, which takes a fifth of the time.
 const MOST_SHARES: usize = 2;
 
-/// A query token of the step.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryToken {
-    /// Its index in the step.
     pub index: u32,
-    /// Its position in its sequence.
     pub position: u32,
 }
 
 impl QueryToken {
-    /// The positions whose keys it sees.
     #[inline(always)]
     pub fn sees(self, window: Option<usize>) -> Range<usize> {
         let end = self.position as usize + 1;
@@ -47,12 +42,10 @@ impl QueryToken {
     }
 }
 
-/// Destination of a tile's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To the output.
     Out,
-    /// To the records of the step's tokens, for the next round.
+    /// To the records of the step's tokens, which the next round continues.
     State,
     /// To one record for each span, from this one on: `[spans, tokens, n_heads]`.
     Spans(usize),
@@ -69,7 +62,7 @@ pub struct Tile {
     /// Positions of all keys that its tokens see.
     pub keys: Range<usize>,
     pub spans: Range<usize>,
-    /// Whether an earlier round has left records of the spans before.
+    /// Whether an earlier round has computed the preceding spans.
     pub resumes: bool,
     pub result: Target,
     round: usize,
@@ -93,16 +86,14 @@ pub struct Item {
     round: u32,
     /// The NUMA node that owns the heads; 0 where there are fewer heads than nodes.
     pub node: u32,
-    /// Multiply-adds.
     pub cost: usize,
 }
 
 /// Items that do not wait for each other.
 pub struct Round {
     items: Range<usize>,
-    /// Its number of items of each node, as a range of [`AttentionPlan`]'s `dealt`.
+    /// Its number of items per node, as a range of [`AttentionPlan`]'s `dealt`.
     dealt: Range<usize>,
-    /// Multiply-adds of all.
     pub cost: usize,
     /// In runs if neighbours share a head, whose keys a thread finds in its cache if it has both.
     pub taking: Taking,
@@ -115,22 +106,21 @@ pub struct AttentionPlan {
     pub tiles: Vec<Tile>,
     /// In the order of rounds; within a round by node, longest first, so that the last items are short.
     items: Vec<Item>,
-    /// Items of each node in each round; a single number where no node owns the heads.
+    /// Items of each node in each round; a single number if heads are not assigned to nodes.
     dealt: Vec<usize>,
-    /// A round begins when the one before is done.
+    /// A round begins when the previous one is done.
     rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of that.
     merges: (Vec<u32>, usize),
-    /// `None` also where every query sees all before it.
+    /// Also `None` if every query sees all earlier keys.
     pub window: Option<usize>,
-    /// Records that tiles hand on.
+    /// Records passed from round to round or merged at the end.
     pub n_records: usize,
     /// Most query tokens, and most records, of an item.
     pub largest_item: (usize, usize),
 }
 
 impl AttentionPlan {
-    /// Makes the plan of a step.
     pub fn make(
         &mut self,
         segments: &[Segment],
@@ -192,12 +182,10 @@ impl AttentionPlan {
         self.divide(heads, nodes);
     }
 
-    /// Tokens of a tile.
     pub fn tokens_of(&self, tile: &Tile) -> &[QueryToken] {
         &self.tokens[tile.first_token..tile.first_token + tile.n_tokens]
     }
 
-    /// The rounds in order, and the items of each.
     pub fn rounds(&self) -> impl Iterator<Item = (&Round, &[Item])> {
         self.rounds
             .iter()
@@ -209,7 +197,6 @@ impl AttentionPlan {
         &self.dealt[round.dealt.clone()]
     }
 
-    /// The tiles whose spans are merged at the end, and the multiply-adds of that.
     pub fn merges(&self) -> (&[u32], usize) {
         (&self.merges.0, self.merges.1)
     }
@@ -323,7 +310,6 @@ impl AttentionPlan {
         });
     }
 
-    /// Counts the items of each round and node.
     fn deal(&mut self, group: usize, n_nodes: usize) {
         let tiles = &self.tiles;
         let mut first = 0;
@@ -431,7 +417,7 @@ mod tests {
             for n_tokens in [96, 110, 127, 128, 138, 192, 4096] {
                 assert_eq!(merges_of(&heads, &[(7000, n_tokens)]), 0, "{n_tokens}");
             }
-            // One query alone has nothing else to be divided by.
+            // A single query can only be divided by spans.
             assert_eq!(merges_of(&heads, &[(7000, 1)]), 1);
         }
         // A single head would keep one thread waiting for the other.

@@ -1,7 +1,7 @@
-//! Finds the rows of a step that begin with the same pages.
+//! Detection of shared prefixes: the rows of a step that begin with the same KV pages.
 //!
-//! It compares the rows' pages themselves, so callers declare no shared prefix. Rows are sorted by one page of each
-//! span; the pages of neighbours are then compared in full, so a step costs one pass over its rows' pages at most.
+//! It compares page tables, so callers declare no prefix. Rows are sorted by one page of each span, then the pages of
+//! neighbours are compared in full: at most one pass over the rows' pages per step.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,29 +13,27 @@ use crate::cpu::kv::PageTable;
 /// Most levels of nested prefixes; rows continue alone after the last.
 const MAX_ROUNDS: usize = 3;
 
-/// Some spans that several rows share.
 #[derive(Clone, Debug)]
 pub struct Node {
     rows: Range<usize>,
     pub spans: Range<usize>,
-    /// Nodes of lower rounds hold the spans before.
+    /// Nodes of lower rounds hold the preceding spans.
     pub round: usize,
 }
 
 /// The shared prefixes of a step; reused, so that steps allocate nothing.
 #[derive(Default)]
 pub struct Prefixes {
-    /// Segments that may share something, those with the same pages side by side.
+    /// Segments that may share a prefix, sorted so that those with the same pages are adjacent.
     order: Vec<u32>,
-    /// Spans that two neighbours share.
     common: Vec<u32>,
-    /// Spans of each segment that its nodes hold.
+    /// Leading spans of each segment that its nodes hold.
     done: Vec<u32>,
     nodes: Vec<Node>,
 }
 
 impl Prefixes {
-    /// Looks at segments below `max_tokens`: longer ones gain nothing.
+    /// Ignores segments of `max_tokens` or more, which gain nothing.
     pub fn find(&mut self, segments: &[Segment], table: &PageTable, max_tokens: usize) {
         self.order.clear();
         self.common.clear();
@@ -61,24 +59,20 @@ impl Prefixes {
         self.split(0..self.order.len(), 0, 0);
     }
 
-    /// The shared prefixes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The segments of a node.
     pub fn rows(&self, node: &Node) -> impl Iterator<Item = usize> + '_ {
         self.order[node.rows.clone()]
             .iter()
             .map(|row| *row as usize)
     }
 
-    /// Spans of each segment that nodes hold.
     pub fn done(&self) -> &[u32] {
         &self.done
     }
 
-    /// Finds the spans from `from` on that neighbours share.
     fn split(&mut self, rows: Range<usize>, from: usize, mut round: usize) {
         if rows.len() < 2 || round == MAX_ROUNDS {
             return;
@@ -127,7 +121,6 @@ fn sampled(a: &Segment, b: &Segment, table: &PageTable) -> (Ordering, usize) {
     (whole_spans(a).cmp(&whole_spans(b)), n_spans)
 }
 
-/// Leading spans that two segments share: they are in the same slots.
 fn common(a: &Segment, b: &Segment, table: &PageTable) -> usize {
     let n_spans = sampled(a, b, table).1;
     let n_pages = (n_spans * SPAN).div_ceil(table.page_size());

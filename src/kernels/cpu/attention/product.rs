@@ -1,4 +1,4 @@
-//! Small products of packed operands: scores from queries and keys, sums from weights and values.
+//! Small matrix products of packed operands, for attention scores (`QK^T`) and weighted sums of values.
 
 use super::super::simd::{LANES, Lanes};
 use super::float_kv::FloatKv;
@@ -17,13 +17,12 @@ pub struct Product {
     pub c: *mut f32,
     pub ldc: usize,
     pub depth: usize,
-    /// Factors of the values in `c`; null if `c` is to be replaced.
+    /// Factors of the values in `c`; null if `c` is replaced.
     pub decay: *const f32,
     pub scales: Scales,
 }
 
 impl Product {
-    /// The operands from `row` on.
     #[inline(always)]
     pub fn starting_at(self, row: usize) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The beginning and end of an item: loads its queries and earlier records, and stores its records.
+//! Start and end of an attention work item: loads its queries and earlier softmax records, stores its results.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
@@ -8,7 +8,6 @@ use super::state::{finish, merge};
 use super::tile::{Step, Work};
 
 impl<F: KvElement> Work<'_, F> {
-    /// Number of records of the item.
     pub fn n_records(&self, sizes: Sizes) -> usize {
         self.item.heads.len() * sizes.rows
     }
@@ -22,7 +21,6 @@ impl<F: KvElement> Work<'_, F> {
         })
     }
 
-    /// Reads the queries as words.
     #[inline(always)]
     pub fn load_queries<S: Lanes>(&mut self, sizes: Sizes) {
         const TOKENS_AHEAD: usize = 6;
@@ -53,12 +51,10 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Whether an earlier round has left records of the spans before those of the item.
     fn resumes(&self) -> bool {
         self.tile().resumes && self.item.spans.start == self.tile().spans.start
     }
 
-    /// Loads the records of an earlier round.
     pub fn open_totals(&mut self, sizes: Sizes) {
         if !self.resumes() {
             return;
@@ -80,7 +76,6 @@ impl<F: KvElement> Work<'_, F> {
         let len = self.n_records(sizes) * sizes.record;
         let Target::Spans(first) = self.tile().result else {
             if span == self.item.spans.start && !self.resumes() {
-                // Nothing to merge them with.
                 std::mem::swap(&mut self.space.span, &mut self.space.total);
                 return;
             }
@@ -104,7 +99,6 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Writes the totals to the destination of the tile's result.
     #[inline(always)]
     pub fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
         const RESULTS_AHEAD: usize = 12;

@@ -1,4 +1,4 @@
-//! Loads the scales of a block from the pool into the buffers of a thread.
+//! Loads the quantisation scales of a K/V block into a thread's buffers.
 
 use half::bf16;
 
@@ -11,7 +11,7 @@ use super::tile::Work;
 use crate::cpu::simd::Lanes;
 
 impl Workspace {
-    /// The scales of the block that was loaded last, and of the queries from record `first` on.
+    /// The scales of the last loaded block, and of the queries from record `first` on.
     #[inline(always)]
     pub fn scales(&mut self, sizes: Sizes, first: usize) -> Scales {
         let keys = self.kv_scales.as_ptr();
@@ -47,7 +47,6 @@ impl<F: KvElement> Work<'_, F> {
         self.space.are_scales_finite = most < bf16::INFINITY.to_bits();
     }
 
-    /// Prefetches the scales of slots.
     #[inline(always)]
     pub fn fetch_scales<S: Lanes>(&self, slots: &[u32; BLOCK], head: usize) {
         if !F::SCALED {
@@ -90,7 +89,7 @@ fn spread_any(n: usize, from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> 
     most
 }
 
-/// Without the library's branch for NaN.
+/// `bf16::to_f32` without its branch for NaN.
 #[inline(always)]
 fn widen(scale: bf16) -> f32 {
     f32::from_bits(u32::from(scale.to_bits()) << 16)

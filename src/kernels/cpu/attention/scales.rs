@@ -1,24 +1,22 @@
-//! The scales of quantised keys and values, and of queries and weights. Floats have none.
+//! Scales of int8 keys and values, and of the quantised queries and softmax weights.
 
-/// The scales of a block; not read for floats.
+/// Not read for floats.
 #[derive(Clone, Copy)]
 pub struct Scales {
-    /// Scales of the keys, `[groups of a key, BLOCK]`.
+    /// `[groups of a key, BLOCK]`.
     pub keys: *const f32,
-    /// Scales of the values, `[value_groups, BLOCK]`.
+    /// `[value_groups, BLOCK]`.
     pub values: *const f32,
-    /// Whether all of these are finite.
+    /// Whether the scales of keys and values are finite.
     pub are_finite: bool,
-    /// Scales of the queries, `[rows]`.
+    /// `[rows]`.
     pub queries: *const f32,
-    /// Scales of the weights, `[rows, value_groups]`.
+    /// `[rows, value_groups]`.
     pub weights: *mut f32,
-    /// Groups of a value.
     pub value_groups: usize,
 }
 
 impl Scales {
-    /// The scales of floats: none.
     pub const NONE: Self = Self {
         keys: std::ptr::null(),
         values: std::ptr::null(),
@@ -28,7 +26,6 @@ impl Scales {
         value_groups: 0,
     };
 
-    /// The scales from `row` on.
     #[inline(always)]
     pub fn starting_at(self, row: usize) -> Self {
         Self {

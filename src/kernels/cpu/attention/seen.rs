@@ -1,13 +1,10 @@
-//! Causal and window masks: blocks and spans of keys, and which keys of a block a query sees.
+//! Causal and sliding-window masks: the keys of a block that a query sees.
 
 use std::ops::Range;
 
-/// Keys in a block.
 pub(super) const BLOCK: usize = 128;
-/// Keys in a span.
 pub(super) const SPAN: usize = 256;
 
-/// The keys of a block that a query sees.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) start: u32,

@@ -1,4 +1,4 @@
-//! The sizes of the operands of an item of work.
+//! Operand sizes of an attention work item.
 
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
@@ -6,16 +6,14 @@ use super::state::record_len;
 use crate::HeadShape;
 use souffleur_base::kv_layout::{SCALE_GROUP, Values};
 
-/// Sizes of an item.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     /// Queries of a key head: tokens times heads of a group.
     pub rows: usize,
-    /// Query heads of a key head.
     pub group: usize,
     /// Words of a query, padded to whole chunks.
     pub query_words: usize,
-    /// Words of a query and of a key that count.
+    /// Words of a query or key without padding.
     pub depth: usize,
     /// Elements of a value, padded to whole chunks.
     pub width: usize,
@@ -30,7 +28,6 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes of an item of `n_tokens` query tokens.
     pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
         let group = heads.group();
         let width = F::padded(heads.values.dim());

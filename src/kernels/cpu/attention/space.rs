@@ -1,4 +1,4 @@
-//! The scratch buffers of a thread.
+//! A thread's scratch buffers for attention.
 
 use super::super::memory::Lines;
 use super::block_cache::BlockCache;
@@ -7,26 +7,24 @@ use super::seen::{BLOCK, Seen};
 use super::sizes::Sizes;
 use crate::HeadShape;
 
-/// Queries that fold a block together: their scores stay in the nearest cache.
+/// Queries whose scores of a block are computed together, so that they stay in L1.
 pub const CHUNK_ROWS: usize = 96;
 
-/// Buffers of one item at a time; they only grow.
+/// Buffers of one work item; they only grow.
 #[derive(Default)]
 pub struct Workspace {
     /// Queries as words, `[heads, rows, query_words]`, and the scale of each.
     pub queries: Lines<u32>,
     pub query_scales: Lines<f32>,
-    /// Scales of a block of a head: `[n_scales, BLOCK]`.
+    /// `[n_scales, BLOCK]`.
     pub kv_scales: Lines<f32>,
-    /// Whether all of them are finite.
     pub are_scales_finite: bool,
-    /// Keys and values of blocks.
     pub blocks: BlockCache,
-    /// Values of a block, of which those that one query does not see are masked.
+    /// Values of a block with those masked that a query does not see.
     pub masked: Lines<u32>,
     /// The part of the block that each query sees, `[rows]`.
     pub seen: Vec<Seen>,
-    /// Scores of a chunk of rows: `[CHUNK_ROWS, BLOCK]`.
+    /// `[CHUNK_ROWS, BLOCK]`.
     pub scores: Lines<f32>,
     /// `[CHUNK_ROWS, weight_words]`.
     pub weights: Lines<u32>,
@@ -34,13 +32,12 @@ pub struct Workspace {
     pub weight_scales: Lines<f32>,
     /// `[CHUNK_ROWS]`.
     pub decay: Lines<f32>,
-    /// Records of the current span and of the spans before it, `[heads, rows]`.
+    /// Records of the current span and of the preceding spans, `[heads, rows]`.
     pub span: Lines<f32>,
     pub total: Lines<f32>,
 }
 
 impl Workspace {
-    /// Makes room for items with up to `n_tokens` query tokens and `n_records` records.
     pub fn fit<F: KvElement>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
         self.queries.make_room(n_records * sizes.query_words);

@@ -1,7 +1,7 @@
-//! The running softmax of a query: weighted values, sum and maximum.
+//! Running state of an online softmax: weighted sum of values, sum of weights, maximum score.
 //!
-//! A record is `[values: width, in the order of their operands][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
-//! decays like one more vector of values. Scores and maxima are logarithms to base 2.
+//! A record is `[values: width, in the order of their operands][sum: 16 lanes][maximum: 16, the first counts]`; the sum
+//! of weights stays in lanes and decays like another vector of values. Scores and maxima are base-2 logarithms.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
@@ -13,7 +13,6 @@ pub const fn record_len(width: usize) -> usize {
     width + 2 * LANES
 }
 
-/// Resets a record to the state before the first key.
 pub fn clear(record: &mut [f32]) {
     let max = record.len() - LANES;
     record.fill(0.0);
@@ -34,7 +33,6 @@ const fn bounds(no: f32, yes: f32) -> [f32; 3 * BLOCK] {
     bounds
 }
 
-/// Vectors of a row of a block.
 pub const VECTORS: usize = BLOCK / LANES;
 /// Fewest rows whose maxima are found together.
 const MANY_ROWS: usize = 8;
@@ -47,18 +45,15 @@ const MANY_ROWS: usize = 8;
 pub struct Fold {
     pub scores: *const f32,
     pub weights: *mut u32,
-    /// Receives the decay of the earlier values.
     pub decay: *mut f32,
     pub records: *mut f32,
     pub record: usize,
-    /// Above zero.
+    /// Positive.
     pub scale: f32,
     pub scales: Scales,
 }
 
 impl Fold {
-    /// Folds as many rows as there are in `seen`.
-    ///
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
@@ -69,7 +64,7 @@ impl Fold {
         }
     }
 
-    /// Folds up to sixteen rows together, which hides the latency of a row's maximum and decay.
+    /// Processes up to sixteen rows together, which hides the latency of a row's maximum and decay.
     #[inline(always)]
     unsafe fn sixteen<F: KvElement, S: Lanes>(&self, first: usize, seen: &[Seen]) {
         let max_at = self.record - LANES;
@@ -118,7 +113,6 @@ impl Fold {
         }
     }
 
-    /// The largest score of each row, unscaled.
     #[inline(always)]
     unsafe fn maxima<S: Lanes>(&self, first: usize, seen: &[Seen]) -> S::V {
         // SAFETY: whole vectors of the caller's operands and of sixteen values.
@@ -149,7 +143,7 @@ impl Fold {
         }
     }
 
-    /// A row's scores; scores of unseen keys, which may be anything, become lower than all others.
+    /// A row's scores; those of unseen keys, which are arbitrary, become lower than all others.
     #[inline(always)]
     unsafe fn load<S: Lanes>(&self, row: usize, seen: Seen) -> [S::V; VECTORS] {
         let scores = self.scores.wrapping_add(row * BLOCK);

@@ -1,4 +1,4 @@
-//! One item of work: the queries of a tile against some key heads and spans.
+//! Execution of one attention work item: the queries of a tile against some key heads and spans.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -19,11 +19,10 @@ use super::space::Workspace;
 use super::state::clear;
 use crate::HeadShape;
 
-/// The input that all items of a step and layer share.
 #[derive(Clone, Copy)]
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
-    /// Scores of each query head that have no value.
+    /// Scores without a value (attention sinks), one for each query head.
     pub sinks: Option<&'a [f32]>,
     pub planes: Planes,
     pub q: &'a Tensor,
@@ -44,7 +43,6 @@ impl<F> Step<'_, F> {
     }
 }
 
-/// The work on an item.
 pub struct Work<'a, F> {
     pub step: Step<'a, F>,
     pub item: &'a Item,
@@ -57,9 +55,9 @@ const MIN_KEEPING_ROWS: usize = 96;
 /// The slots of a block; the dummy slot replaces those that the tile does not see.
 #[derive(Clone, Copy)]
 struct Slots<F> {
-    /// Their offsets in the keys of the first head.
+    /// Offsets in the keys of the first head.
     starts: [*const F; BLOCK],
-    /// Their numbers, for where their scales are.
+    /// Slot numbers, by which scales are found.
     numbers: [u32; BLOCK],
 }
 
@@ -68,7 +66,6 @@ fn is_stream<F>(slots: &Slots<F>, planes: Planes) -> bool {
 }
 
 impl<F: KvElement> Kernel for Work<'_, F> {
-    /// Bytes of K/V that were read.
     type Output = usize;
 
     #[inline(always)]
@@ -130,17 +127,14 @@ impl<F: KvElement> Kernel for Work<'_, F> {
 }
 
 impl<F: KvElement> Work<'_, F> {
-    /// The tile that the item is a part of.
     pub fn tile(&self) -> &Tile {
         &self.step.plan.tiles[self.item.tile as usize]
     }
 
-    /// The query tokens.
     pub fn tokens(&self) -> &[QueryToken] {
         self.step.plan.tokens_of(self.tile())
     }
 
-    /// Positions of the keys that some query of the item may see.
     fn keys(&self) -> Range<usize> {
         let (tile, spans) = (self.tile(), &self.item.spans);
         tile.keys.start.max(spans.start * SPAN)..tile.keys.end.min(spans.end * SPAN)
@@ -167,7 +161,6 @@ impl<F: KvElement> Work<'_, F> {
         slots
     }
 
-    /// The memory of slots to prefetch.
     fn ahead<'s>(&self, slots: &'s [*const F], head: usize) -> Ahead<'s, F> {
         let (key, value) = self.planes(head);
         let heads = self.step.heads;
@@ -223,7 +216,7 @@ impl<F: KvElement> Work<'_, F> {
         place
     }
 
-    /// A decode of few heads a key head: packing a block would cost more than using it.
+    /// A decode of few heads per key head: packing a block would cost more than using it.
     fn is_direct(&self, sizes: Sizes) -> bool {
         let heads = self.step.heads;
         self.tokens().len() == 1

@@ -1,8 +1,8 @@
-//! Mixture of experts: each token passes through a few of many feed-forward blocks.
+//! Mixture of experts on the CPU.
 //!
-//! Tokens are sorted by expert once, in blocks if they are many. Then one kernel computes all experts' gate and up
-//! projections, and another all down projections, whose items each own some outputs of every token of a block and go
-//! through the experts by ascending id.
+//! Tokens are sorted by expert once, in blocks if they are many. One kernel then computes all experts' gate and up
+//! projections, another all down projections; an item of the latter owns some outputs of every token of a block and
+//! sums over the experts in ascending id.
 
 pub(super) mod routes;
 pub(super) mod rows;
@@ -27,18 +27,14 @@ use crate::{Expert, Gate, Linear, Router};
 
 type Packed<'a> = SmallVec<[ExpertRows<'a>; 2]>;
 
-/// The experts of a layer.
 pub struct Experts {
     gate_up: Vec<Linear<CpuBackend>>,
     down: Vec<Linear<CpuBackend>>,
-    /// The encodings that any of their products read.
     gate_up_encodings: Encodings,
     down_encodings: Encodings,
-    /// Gate and up panels alternate in all experts.
+    /// Whether gate and up panels alternate in all experts.
     alternates: bool,
-    /// Width of an expert.
     width: usize,
-    /// The activation function of their gates.
     gate: Gate,
 }
 
@@ -90,7 +86,6 @@ fn encodings(all: &[Linear<CpuBackend>]) -> Encodings {
     found
 }
 
-/// Chooses the experts of each row of `x`.
 pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) -> Routes {
     let weight = &router.logits.weight;
     let packed = backend.pack(Activations::plain(x.values(), x.width()), weight);
@@ -121,22 +116,16 @@ pub fn add(
     mixing.add(experts, x, residual);
 }
 
-/// A step's pass through the experts of a layer.
 struct Mixing<'a> {
-    /// The threads.
     pool: &'a mut ThreadPool,
-    /// Their instruction set.
     isa: Isa,
-    /// Where activations come from.
     scratch: &'a Scratch,
-    /// Which rows each expert has.
     routes: &'a Routes,
     /// Reused, so that steps allocate nothing.
     runs: &'a mut Vec<ItemRun>,
 }
 
 impl<'a> Mixing<'a> {
-    /// Adds to each row of `residual` the output of its experts for the same row of `x`.
     fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
@@ -158,7 +147,6 @@ impl<'a> Mixing<'a> {
         add_experts(self.pool, self.isa, product, weighted);
     }
 
-    /// Encodes the rows of `x` for the experts that they go to.
     fn pick(&mut self, experts: &Experts, x: &Tensor) -> Packed<'a> {
         let picked = &self.routes.tokens;
         if experts.gate_up_encodings.as_slice() == [PICKED] {
@@ -173,7 +161,6 @@ impl<'a> Mixing<'a> {
         self.pack(source, &experts.gate_up_encodings)
     }
 
-    /// Computes the gated activations of all rows, the input of the down projections.
     fn gate(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
         let (rows, width) = (self.routes.rows(), experts.width);
         if !experts.alternates || experts.gate != Gate::Silu {

@@ -1,4 +1,4 @@
-//! The experts of a step's tokens, and the tokens of each expert.
+//! Routing of a step's tokens to experts, sorted by expert.
 
 use std::ops::Range;
 
@@ -9,59 +9,47 @@ use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
 use crate::routing::Routing;
 
-/// Approximate cost of choosing, for each logit, in multiply-adds.
+/// Approximate cost of choosing, per logit, in multiply-adds.
 const LOGIT_COST: usize = 32;
-/// Tokens whose experts are chosen together.
 const ITEM_TOKENS: usize = 16;
-/// Least rows of an expert in a block of tokens, on average, for each thread: groups of few rows are often not full, and each
-/// thread reads all weights then, so that more threads need more rows to have as much to do for each byte.
+/// Minimum average rows of an expert in a block of tokens, per thread: smaller groups of rows are often not full, and
+/// each thread reads all weights.
 const LEAST_BLOCK_ROWS: usize = 16;
 
-/// Numbers of the experts that are added to scores for the choice only, and factors on the weights of the chosen.
+/// Per-expert biases, added to scores for the choice only, and factors on the weights of the chosen experts.
 pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 
-/// The experts of each token of a step.
-///
 /// A *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by expert, and within
 /// an expert by token.
 #[derive(Default)]
 pub struct Routes {
-    /// The experts of each token in turn, `n_used` of them.
+    /// `[tokens, n_used]`.
     experts: Vec<u32>,
-    /// The weight of each of them.
     scores: Vec<f32>,
-    /// The token of each row.
     pub tokens: Vec<u32>,
-    /// The weight of each row.
     pub weights: Vec<f32>,
     /// Experts with rows, ascending in each block.
     pub active: Vec<ActiveExpert>,
-    /// The active experts of each block of tokens. Tokens of a block follow each other.
+    /// The active experts of each block of consecutive tokens.
     pub blocks: Vec<Range<usize>>,
-    /// The first row and the end of each group of rows that are multiplied together.
+    /// Start and end of each group of rows that are multiplied together.
     pub groups: Vec<(u32, u32)>,
-    /// For each expert of each block the row that comes next.
+    /// The next row of each expert in each block.
     next: Vec<u32>,
 }
 
-/// An expert and its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveExpert {
-    /// Its id.
     pub expert: usize,
-    /// Its first row.
     pub first: usize,
-    /// Their number.
     pub rows: usize,
 }
 
 impl Routes {
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Chooses experts by the logits of each token, and sorts the tokens by them.
     pub fn choose(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
@@ -77,11 +65,10 @@ impl Routes {
         self.group(routing, n_blocks, most_group_rows(isa));
     }
 
-    /// Sorts by counting.
     fn group(&mut self, routing: &Routing, n_blocks: usize, most_group_rows: usize) {
         let (n_rows, n_experts) = (self.experts.len(), routing.n_experts);
         self.count(routing, n_blocks);
-        // Reserves for the worst case, so that no later step of the same size allocates.
+        // Reserves for the worst case, so that later steps of the same size don't allocate.
         let most_active = n_rows.min(n_blocks * n_experts);
         self.active.clear();
         self.active.reserve(most_active);
@@ -120,7 +107,6 @@ impl Routes {
         }
     }
 
-    /// Counts the rows of each expert in each block.
     fn count(&mut self, routing: &Routing, n_blocks: usize) {
         resize(&mut self.next, n_blocks * routing.n_experts);
         self.next.fill(0);
@@ -132,7 +118,6 @@ impl Routes {
     }
 }
 
-/// The block of each token and its experts.
 fn chosen<'a>(
     experts: &'a [u32],
     routing: &Routing,
@@ -143,9 +128,9 @@ fn chosen<'a>(
     of_token.map(move |(token, chosen)| (token * n_blocks / n_tokens, chosen))
 }
 
-/// Blocks of tokens, one for each thread if experts keep enough rows: data that a thread wrote is far from others,
-/// which may not even share a cache with it. Measured with bf16 and two threads; instruction sets that widen bf16 or
-/// multiply tiles of sixteen rows are faster with the rows of all tokens.
+/// Blocks of tokens, one per thread if experts keep enough rows: a thread then reads data that it wrote itself.
+/// Measured with bf16 and two threads; instruction sets that widen bf16 or multiply tiles of sixteen rows are faster
+/// with the rows of all tokens.
 fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
     let n_threads = pool.n_threads();
     let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads * n_threads;

@@ -1,4 +1,4 @@
-//! Activations of experts' rows, packed: the rows of an expert in a block of tokens are contiguous, in their own groups.
+//! Packed activations of experts' rows: those of an expert in a block of tokens are contiguous, in their own groups.
 
 use super::super::activations::{RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
@@ -9,18 +9,15 @@ use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;
 use super::routes::ActiveExpert;
 
-/// The encoding of rows that are not copied for each expert: products in bf16 pairs read each row where it is, as fast
-/// as contiguous rows.
+/// The encoding of rows that are not copied for each expert: bf16-pair products read scattered rows as fast as
+/// contiguous ones.
 pub const PICKED: Encoding = Encoding::Bf16;
 
-/// Approximate cost of encoding a value, in multiply-adds.
 const VALUE_COST: usize = 64;
 
-/// Rows as products with experts read them.
 pub struct ExpertRows<'a> {
-    /// The words, as bits.
     words: Tensor,
-    /// Which of the words' rows each row is; without it, rows are in the order of the experts.
+    /// Index of each row in `words`; if `None`, rows are in the order of the experts.
     picked: Option<&'a [u32]>,
     inputs: usize,
     encoding: Encoding,
@@ -28,7 +25,6 @@ pub struct ExpertRows<'a> {
 }
 
 impl<'a> ExpertRows<'a> {
-    /// Takes memory for rows; their content is arbitrary.
     pub fn uninit(
         scratch: &Scratch,
         isa: Isa,
@@ -45,7 +41,6 @@ impl<'a> ExpertRows<'a> {
         }
     }
 
-    /// Encodes the rows of `source` in the groups of the experts.
     pub fn pack(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,
@@ -93,17 +88,14 @@ impl<'a> ExpertRows<'a> {
         packed
     }
 
-    /// Values of a row.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// How they are encoded.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// The rows of an expert.
     pub fn of(&self, active: &ActiveExpert) -> RowGroups<'_> {
         let ActiveExpert { first, rows, .. } = *active;
         let row_words = self.words.width();
@@ -123,7 +115,6 @@ impl<'a> ExpertRows<'a> {
         }
     }
 
-    /// The words of all rows, as bits, to write.
     pub fn words_mut(&mut self) -> &mut Tensor {
         &mut self.words
     }

@@ -1,4 +1,4 @@
-//! Experts against the products of dense layers, bit by bit, and against sums in f64, in every format.
+//! Tests of MoE experts in every format: bit by bit against dense layers, and against sums in f64.
 
 use super::super::format::Format;
 use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack_on};
@@ -12,16 +12,13 @@ use crate::routing::Routing;
 
 const EXPERTS: usize = 6;
 const USED: usize = 3;
-/// Number of tokens that are compared with sums in f64.
 const CHECKED: usize = 5;
-/// Whole superblocks.
 const HIDDEN: usize = 256;
 const WIDTH: usize = 256;
 
 /// Weights of one expert in some format: gate and up, then down.
 struct Weights {
     stacks: [Stack; 2],
-    /// Their values.
     values: [Vec<f32>; 2],
 }
 
@@ -29,7 +26,6 @@ struct Weights {
 enum Kind {
     Plain(Format),
     Blocks(BlockType),
-    /// Gate in another block type than up.
     Mixed(BlockType, BlockType),
 }
 
@@ -54,7 +50,6 @@ fn weights(isa: Isa, kind: Kind, expert: usize) -> Weights {
     weights_on((&mut pool, isa), kind, expert)
 }
 
-/// The same, packed on the threads of a pool.
 fn weights_on((pool, isa): (&mut ThreadPool, Isa), kind: Kind, expert: usize) -> Weights {
     let seed = 100 * expert as u32;
     match kind {
@@ -91,7 +86,6 @@ fn linear(weight: Stack) -> Linear<CpuBackend> {
     Linear { weight, bias: None }
 }
 
-/// The routes of tokens with random logits.
 fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes {
     let routing = Routing::softmax(EXPERTS, USED, true);
     let mut logits = Scratch::default().tensor(n_tokens, EXPERTS);
@@ -107,7 +101,6 @@ fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], first: u32) -> 
     mixed_on((&mut pool, isa), experts, x, first)
 }
 
-/// The same on the threads of a pool.
 fn mixed_on(
     (pool, isa): (&mut ThreadPool, Isa),
     experts: &Experts,
@@ -149,7 +142,6 @@ fn rows_of(routes: &Routes, token: usize) -> Vec<(usize, f32)> {
         .collect()
 }
 
-/// The output of dense layers for a row.
 fn dense(isa: Isa, weights: &Weights, x: &[f32]) -> Vec<f32> {
     let [gate_up, down] = &weights.stacks;
     let scratch = Scratch::default();
@@ -181,7 +173,6 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The root of the mean squares of the errors, relative to that of the values.
 fn relative_error(got: &[f32], before: &[f32], expected: &[f64]) -> f64 {
     let (mut off, mut size) = (0.0, 0.0);
     for ((got, before), expected) in got.iter().zip(before).zip(expected) {

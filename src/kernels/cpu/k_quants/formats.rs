@@ -1,13 +1,11 @@
-//! The codes of each K-quant in registers.
+//! Unpacks the codes of each K-quant format into registers.
 
 use super::super::panel::PANEL;
 use super::super::simd::Lanes;
 use super::headers::{HalvesHeader, MinHeader, SignedHeader};
 use super::{KQuant, SUB_STEPS};
 
-/// Low halves of bytes.
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
-/// A bit of each byte, and two.
 const ONE: u32 = 0x0101_0101;
 const TWO: u32 = 0x0303_0303;
 

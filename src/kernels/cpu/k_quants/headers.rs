@@ -1,4 +1,4 @@
-//! The scales of a superblock in registers.
+//! Unpacks the scales and minima of K-quant superblocks into registers.
 
 use half::f16;
 
@@ -6,15 +6,10 @@ use super::super::panel::PANEL;
 use super::super::simd::Lanes;
 use super::Header;
 
-/// Bytes without their two highest bits.
 const SIX_BITS: u32 = 0x3f3f_3f3f;
-/// Low halves of bytes.
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
-/// The fifth and sixth bits of bytes.
 const UPPER_TWO: u32 = 0x3030_3030;
-/// The bytes 0 and 2 of words.
 const EVEN_BYTES: u32 = 0x00ff_00ff;
-/// Their low halves.
 const EVEN_LOW_HALVES: u32 = 0x000f_000f;
 
 /// Lines of scales of sixteen inputs, four a word: the bytes 0 and 2 are the pair of an even sub-block, 1 and 3 that of an odd one.
@@ -52,8 +47,6 @@ unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
     }
 }
 
-/// Reads the lines of [`PAIR_LINES`].
-///
 /// # Safety
 /// `lines` is valid for [`PAIR_LINES`] lines; the instruction set of `S` was detected.
 #[inline(always)]

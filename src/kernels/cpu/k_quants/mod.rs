@@ -36,17 +36,12 @@ pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub use pack::pack;
 pub use unpack::unpack;
 
-/// Inputs of a superblock.
 pub const SUPER_BLOCK: usize = 256;
-/// Sub-blocks of 32 inputs in a superblock.
 pub const SUB_BLOCKS: usize = 8;
-/// Steps of four inputs in a sub-block.
 pub const SUB_STEPS: usize = 8;
 /// Words of a row of activations for a superblock: the scale, sums in pairs, bytes.
 pub const ROW_WORDS: usize = 1 + SUB_BLOCKS + SUPER_BLOCK / 4;
 
-/// Lines of a superblock of a type.
-///
 /// # Panics
 /// If it is no K-quant.
 pub fn lines(block: BlockType) -> usize {
@@ -60,15 +55,12 @@ pub fn lines(block: BlockType) -> usize {
     }
 }
 
-/// A format of superblocks.
 pub trait KQuant: 'static {
-    /// Lines of a superblock.
     const LINES: usize;
     /// Steps that share a scale: eight for 32 inputs, four for sixteen.
     const SCALED_STEPS: usize;
     /// Steps whose products stay within i16 when they are summed by twos.
     const NARROW_STEPS: usize;
-    /// The header of a superblock in registers.
     type Header<S: Lanes>: Header<S>;
 
     /// The codes of a sub-block, step by step.
@@ -78,10 +70,7 @@ pub trait KQuant: 'static {
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS];
 }
 
-/// The scales of a superblock.
 pub trait Header<S: Lanes>: Copy {
-    /// Reads them.
-    ///
     /// # Safety
     /// `block` is valid for a superblock; the instruction set of `S` was detected.
     unsafe fn load(block: *const u32) -> Self;

@@ -1,7 +1,7 @@
-//! Packs superblocks of files into the lines of a panel.
+//! Packs K-quant superblocks from GGUF into the lines of a panel.
 //!
-//! A line of sixteen words holds the same of sixteen outputs, a lane an output. Words of four codes stay together, so packing
-//! moves and re-pairs halves of bytes and never looks at a single code.
+//! A line of sixteen words holds a word of each of sixteen outputs. Packing moves and re-pairs nibbles of words of four
+//! codes and never unpacks a single code.
 
 use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -14,17 +14,16 @@ const LOW_ONE: u32 = 0x0101_0101;
 /// Header lines of Q4_K and Q5_K, and of the types with a scale for each sixteen inputs.
 pub(super) const MIN_HEADER: usize = 4;
 pub(super) const PAIR_HEADER: usize = 5;
-/// Where a line of four scales has each of them: the pairs of two sub-blocks by turns.
+/// The order of scales within a line of four: the pairs of two sub-blocks alternate.
 pub(super) const PAIR_ORDER: [usize; 4] = [0, 2, 1, 3];
 
-/// A line: a word of each output.
 type Line = [u32; PANEL];
 
 /// A superblock of each output of a panel.
 type Superblocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; PANEL];
 
-/// Writes the superblocks of rows, at most sixteen, into the lines of a panel. Lanes without a row become
-/// those of a row of zeros.
+/// Writes the superblocks of at most sixteen rows into the lines of a panel. Lanes without a row are those of a row of
+/// zeros.
 #[inline(always)]
 pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
     match block_type {
@@ -122,7 +121,7 @@ fn pack_q6k(blocks: &Superblocks<'_, 210>, lines: &mut [Line]) {
 #[inline(always)]
 fn put_pairs<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, lines: &mut [Line]) {
     for i in 0..4 {
-        // The bytes 1 and 2 change places.
+        // Bytes 1 and 2 are swapped.
         lines[1 + i] = words(blocks, at + 4 * i)
             .map(|w| w & 0xff00_00ff | w >> 8 & 0xff00 | (w & 0xff00) << 8);
     }
@@ -157,7 +156,6 @@ fn pack_min_header<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, lines: &
     }
 }
 
-/// The word at a byte of each superblock.
 #[inline(always)]
 fn words<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize) -> Line {
     std::array::from_fn(|lane| {

@@ -1,4 +1,4 @@
-//! Unpacks the lines of a panel to values.
+//! Unpacks the K-quant lines of a panel to values.
 
 use half::f16;
 
@@ -71,17 +71,14 @@ fn pair_scale(line: impl Fn(usize) -> u32, input: usize) -> u8 {
     line(1 + s / 4).to_le_bytes()[PAIR_ORDER[s % 4]]
 }
 
-/// The two bits of input `i` of a sub-block.
 fn two_bits(line: impl Fn(usize) -> u32, i: usize) -> u8 {
     line(i / 16).to_le_bytes()[i % 4] >> (2 * (i / 4 % 4)) & 3
 }
 
-/// The bit of input `i` of a sub-block in its line.
 fn bit(line: u32, i: usize) -> u8 {
     line.to_le_bytes()[i % 4] >> (i / 4) & 1
 }
 
-/// The low four bits of input `i` of a sub-block.
 fn low_code(line: impl Fn(usize) -> u32, i: usize) -> u8 {
     let (step, byte) = (i / 4, i % 4);
     line(step % 4).to_le_bytes()[byte] >> (4 * (step / 4)) & 15

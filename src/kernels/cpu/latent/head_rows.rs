@@ -1,4 +1,4 @@
-//! The per-head parts of rows, operands of the per-head matrices.
+//! Packed per-head parts of rows, operands of the per-head matrices in latent attention (MLA).
 
 use super::super::activations::{RowGroups, most_group_rows};
 use super::super::format::{Encoding, group_rows, n_groups};
@@ -8,23 +8,18 @@ use super::super::simd::Isa;
 use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;
 
-/// Approximate cost of encoding a value, in multiply-adds.
 const VALUE_COST: usize = 64;
 
-/// Where each head's part of a row begins, and how far the parts are from each other.
+/// Columns of `x` that hold each head's part.
 #[derive(Clone, Copy)]
 pub struct HeadColumns<'a> {
-    /// The rows.
     pub x: &'a Tensor,
-    /// The column where the first head's part begins.
     pub first: usize,
-    /// Columns from one head to the next.
     pub step: usize,
 }
 
-/// Parts of rows as products with heads' matrices read them: those of a head are contiguous.
+/// Packed parts of rows, contiguous for each head.
 pub struct HeadRows {
-    /// The words, as bits.
     words: Tensor,
     rows: usize,
     inputs: usize,
@@ -33,7 +28,6 @@ pub struct HeadRows {
 }
 
 impl HeadRows {
-    /// Encodes the parts of all heads.
     pub(super) fn pack(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,
@@ -67,17 +61,14 @@ impl HeadRows {
         }
     }
 
-    /// Values of a part.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// How they are encoded.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// The parts of a head.
     pub fn of(&self, head: usize) -> RowGroups<'_> {
         let row_words = self.words.width();
         let words: &[u32] = bytemuck::cast_slice(self.words.values());

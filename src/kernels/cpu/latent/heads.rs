@@ -1,4 +1,4 @@
-//! The per-head matrices of latent attention.
+//! The per-head matrices of latent attention (MLA).
 
 use smallvec::SmallVec;
 
@@ -9,16 +9,12 @@ use super::super::tensor::{Scratch, Tensor};
 use super::super::threads::ThreadPool;
 use super::head_rows::{HeadColumns, HeadRows};
 
-/// A matrix for each head of a layer.
 pub struct HeadMatrices {
     heads: Vec<Stack>,
-    /// The encodings that any of their products read.
     encodings: Encodings,
 }
 
 impl HeadMatrices {
-    /// Takes matrices of equal shapes.
-    ///
     /// # Panics
     /// If there is none, or their shapes differ.
     pub fn new(heads: Vec<Stack>) -> Self {

@@ -1,4 +1,4 @@
-//! Projections of latent attention: queries, latents into the pages, values from means of latents.
+//! Latent attention (MLA): query projections, latents into the KV pages, values from means of latents.
 
 pub(super) mod head_rows;
 mod heads;
@@ -21,7 +21,6 @@ use super::threads::ThreadPool;
 use super::{CpuBackend, Operand};
 use crate::latent::{LatentShape, LatentWeights};
 
-/// Approximate cost of an element, in multiply-adds.
 const ELEMENT_COST: usize = 64;
 
 /// Stores the latents of a layer and returns the queries as attention over latents reads them.
@@ -57,8 +56,6 @@ pub fn project(
     )
 }
 
-/// Computes each head's value from a mean of latents.
-///
 /// # Shapes
 /// `latents: [n_tokens, n_heads * rank]`; result `[n_tokens, n_heads * value_dim]`.
 pub fn values(
@@ -129,7 +126,8 @@ impl Kernel for Turn<'_> {
     }
 }
 
-/// Norms the latents and rotates the shared part of the keys, in place, and narrows both into the slots of their tokens.
+/// Normalises the latents and rotates the shared part of the keys, in place, and stores both in the slots of their
+/// tokens.
 ///
 /// # Shapes
 /// `down`: rows that end with a latent and a rotated part; no two tokens have the same slot.
@@ -168,7 +166,6 @@ struct StoreRow<'a, E> {
     key: &'a mut [f32],
     rank: usize,
     norm: (&'a [f32], f32),
-    /// Cos and sin of the token's position.
     turn: &'a [f32],
     out: &'a mut [E],
     scales: &'a mut [bf16],

@@ -1,4 +1,4 @@
-//! Products from tiles of AMX: up to 32 rows with two panels at once, in bf16 and int8.
+//! Matrix products with AMX tiles: up to 32 rows with two panels at once, in bf16 and int8.
 //!
 //! A panel's steps are tiles as they are in memory, and so are the words of contiguous rows
 //! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). The sums of an output depend on neither the rows
@@ -13,42 +13,33 @@ use super::super::simd::{Kernel, Lanes, read};
 use super::super::x86::amx::{Bf16Pairs, ByteQuads, Dot, Step, TILE_ROWS, Tiles};
 use super::item::Item;
 
-/// Most rows that are multiplied at once.
 const BLOCK_ROWS: usize = 2 * TILE_ROWS;
-/// Most panels that are multiplied at once.
 const BLOCK_PANELS: usize = 2;
-/// Groups of [`MAX_ROWS`] rows in a block.
 const BLOCK_GROUPS: usize = BLOCK_ROWS / MAX_ROWS;
-/// Words of a tile.
 const TILE_WORDS: usize = TILE_ROWS * LINE_WORDS;
-/// Words of a row's group in int8, with its header.
+/// With the group's header.
 const INT8_ROW: usize = INT8_STEPS + 2;
-/// Words of a panel's group in int8, with its header.
+/// With the group's header.
 const INT8_PANEL: usize = (INT8_STEPS + 1) * PANEL;
-/// Prefetch distance of a single stream of weights, in words: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
+/// Prefetch distance of a single stream of weights: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
 const STREAM_WORDS: usize = 512;
 
-/// An item that is multiplied from tiles.
 pub(super) struct FromTiles<'a>(pub Item<'a>);
 
-/// The sums of a block: of adjacent panels in the first; gated, of gate and of up in one each.
+/// The sums of a block: adjacent panels in the first; if gated, gate in the first and up in the second.
 type BlockSums = [[Sums; BLOCK_GROUPS]; 2];
 
-/// Some rows and some panels to multiply.
 struct Block<'a> {
-    /// The words of the first row.
     rows: *const u32,
-    /// Number of first and of second rows, each at most [`TILE_ROWS`].
     counts: [usize; 2],
     row_words: usize,
-    /// The first panel; the others follow it.
     panels: *const u32,
     n_panels: usize,
     panel_words: usize,
     inputs: usize,
-    /// Words to prefetch meanwhile, and their number.
+    /// Pointer and number of words to prefetch meanwhile.
     ahead: (*const u32, usize),
-    /// Where the sums of each panel go, [`SUMS`] values from row to row.
+    /// Destination of each panel's sums, with a row stride of [`SUMS`] values.
     sums: [*mut f32; BLOCK_PANELS],
     tiles: &'a Tiles,
 }
@@ -94,15 +85,14 @@ impl Kernel for FromTiles<'_> {
 }
 
 impl Item<'_> {
-    /// The rows, by their place among the packed ones.
     fn rows(&self) -> Range<usize> {
         let first = self.packed.group(self.groups.start).0.start;
         let end = self.packed.group(self.groups.end - 1).0.end;
         first - self.packed.first..end - self.packed.first
     }
 
-    /// Multiplies a block of rows with `n` panels from one on, and writes the sums to the output. `share` says which
-    /// part of the item's rows that is: first, how many, of how many.
+    /// Multiplies a block of rows with `n` panels, and writes the sums to the output. `share` is the block's part of
+    /// the item's rows: first, count, total.
     #[inline(always)]
     fn multiply_block<S: Lanes>(
         &self,
@@ -154,7 +144,7 @@ impl Item<'_> {
         }
     }
 
-    /// The weights that this thread probably multiplies next, to prefetch: the share of these rows, and its number of words.
+    /// The weights that this thread probably multiplies next: this share of them, to prefetch, and its number of words.
     #[inline(always)]
     fn words_ahead(
         &self,
@@ -173,7 +163,6 @@ impl Item<'_> {
     }
 }
 
-/// How a format's blocks are multiplied.
 trait BlockProduct {
     /// # Safety
     /// The block's pointers are valid, it has as many tiles of rows and panels as said; the instruction set of `S` was detected.
@@ -196,7 +185,6 @@ impl Block<'_> {
         }
     }
 
-    /// The operands from a word of each row and a word of each panel on.
     #[inline(always)]
     fn step<const ROWS: usize, const PANELS: usize>(
         &self,
@@ -236,7 +224,7 @@ impl Block<'_> {
         }
     }
 
-    /// Writes the sums of tiles, as many as there are; `to` has a place for each panel, and `stride` words from row to row.
+    /// Writes the sums of all tiles; `to` has a destination per panel, `stride` is the words from row to row.
     ///
     /// # Safety
     /// The places are valid for the rows.
@@ -276,7 +264,7 @@ impl BlockProduct for Bf16Product {
             }
             if rest > 0 {
                 let operands = block.step::<ROWS, PANELS>(whole * TILE_PAIRS, whole * TILE_WORDS);
-                // After a panel comes another one, or nothing: zeros stand in for it.
+                // No panel may follow: zeros replace it.
                 let mut padded = [[0u32; TILE_WORDS]; PANELS];
                 for (padded, panel) in padded.iter_mut().zip(operands.panels) {
                     for line in 0..rest {

@@ -1,4 +1,4 @@
-//! Products of experts' rows: each expert multiplies its own with its own weights.
+//! MoE matrix products: each expert's rows times its own weights.
 
 use std::ops::Range;
 
@@ -20,12 +20,12 @@ use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
 use crate::Linear;
 
-/// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
+/// Panels of an item with several groups of rows, which stay in cache while weights stream past.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
-/// Spans of a matrix for each thread, each of which is multiplied with the rows of a block's experts one after the other.
+/// Spans of a matrix per thread; each is multiplied with the rows of a block's experts in turn.
 const SPANS: usize = 5;
-/// Spans for each thread where weights are multiplied from strips: others take over a preempted thread's work in small steps.
+/// Spans per thread if weights are multiplied from strips: smaller steps to rebalance a preempted thread's work.
 const STRIP_SPANS: usize = 8;
 
 /// A product of each expert's rows with its weights.
@@ -33,21 +33,16 @@ const STRIP_SPANS: usize = 8;
 /// # Shapes
 /// `x: [rows, inputs]`, `out: [rows, outputs]`; gated half as many outputs.
 pub struct ExpertProduct<'a> {
-    /// The rows of all experts, in each encoding that the weights need.
     pub x: &'a [ExpertRows<'a>],
-    /// The weights of all experts, by id.
     pub experts: &'a [Linear<CpuBackend>],
-    /// The experts that have rows.
     pub active: &'a [ActiveExpert],
-    /// The active experts of each block of tokens, whose rows are separate.
+    /// The active experts of each block of tokens.
     pub blocks: &'a [Range<usize>],
-    /// Receives the result.
     pub out: &'a mut [f32],
-    /// How the sums are written there.
     pub write: Write,
 }
 
-/// Multiplies in one kernel. `runs` is scratch memory.
+/// `runs` is scratch memory.
 ///
 /// # Panics
 /// If the shapes or encodings do not fit each other.
@@ -89,7 +84,7 @@ pub fn multiply_experts(
     });
 }
 
-/// Adds each row, times its weight, to a row of the output, by ascending expert: an item owns some outputs of a block's.
+/// Adds each weighted row to its row of the output, by ascending expert: an item owns some outputs of a block's rows.
 ///
 /// # Panics
 /// As [`multiply_experts`].
@@ -126,21 +121,19 @@ pub fn add_experts(
     });
 }
 
-/// The weights of an expert's product.
 fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
     (&linear.weight, linear.bias.as_deref())
 }
 
-/// A node's panels of each expert, divided evenly among threads, those of each in as many spans of whole tiles, except
-/// its last tile; some may be empty. Without strips a thread's spans get shorter if it has more tiles than spans: one
-/// that is done early takes over others' last spans, and the others wait for it.
+/// Divides a node's panels of each expert evenly among threads, and each thread's into spans of whole tiles except the
+/// last; some may be empty. Without strips a thread's spans shrink if it has more tiles than spans, so that stealing
+/// the last ones balances finely.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
     threads: usize,
     thread_spans: usize,
     n_spans: usize,
-    /// A thread's spans get shorter.
     falls: bool,
 }
 
@@ -168,7 +161,7 @@ impl NodePanels {
         let thread = group_rows(span / self.thread_spans, self.threads, self.n_panels);
         let n_tiles = thread.len().div_ceil(self.tile);
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
-        // Of spans that get shorter, the last has one part, the one before it two.
+        // Shrinking spans: the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
         let tiles = if self.falls && n_tiles > spans {
             let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
@@ -181,7 +174,6 @@ impl NodePanels {
     }
 }
 
-/// The matrices of the active experts, each with its rows.
 struct ExpertSections<'a> {
     x: &'a [ExpertRows<'a>],
     experts: &'a [Linear<CpuBackend>],
@@ -190,7 +182,6 @@ struct ExpertSections<'a> {
     out: Shared<'a, f32>,
     write: Write,
     weighted: Option<Weighted<'a>>,
-    /// Values of a row of the output.
     columns: usize,
     isa: Isa,
 }
@@ -227,7 +218,6 @@ impl<'a> ExpertSections<'a> {
         }
     }
 
-    /// NUMA nodes among which each expert's weights are divided.
     fn n_nodes(&self) -> usize {
         self.experts[0].weight.n_nodes()
     }
@@ -236,7 +226,6 @@ impl<'a> ExpertSections<'a> {
         weight_of(&self.experts[active.expert]).0
     }
 
-    /// Most sections of a step with these rows, for any choice of experts.
     fn most_sections(&self) -> usize {
         let rows = self.active.last().map_or(0, |last| last.first + last.rows);
         let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();
@@ -250,7 +239,6 @@ impl<'a> ExpertSections<'a> {
         rows * weight.inputs * weight.outputs
     }
 
-    /// A node's section of the expert with the most rows.
     fn longest(&self, node: usize) -> Section<'a> {
         let active = self.active.iter().enumerate();
         let longest = active.max_by_key(|(_, active)| active.rows);
@@ -270,7 +258,7 @@ impl<'a> ExpertSections<'a> {
             weighted: self.weighted,
         };
         let rows = self.rows_for(weight, active);
-        // Experts are many, so their items need not be small to be balanced.
+        // With many experts, items need not be small to be balanced.
         let stride = match rows.n_groups {
             1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
@@ -278,7 +266,6 @@ impl<'a> ExpertSections<'a> {
         Section::with_stride(rows, weight, output, stride)
     }
 
-    /// The rows of an expert in the encoding that its weights read.
     fn rows_for(&self, weight: &Matrix, active: &ActiveExpert) -> RowGroups<'a> {
         let wanted = (weight.inputs, weight.format.encoding(self.isa));
         let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);

@@ -1,4 +1,4 @@
-//! Work items that multiply many rows with weights that are widened once (`strips`).
+//! Work items that multiply many rows with weights widened once into strips.
 
 use std::array;
 use std::ops::Range;
@@ -36,7 +36,7 @@ impl Item<'_> {
         }
     }
 
-    /// Multiplies groups with all inputs of some panels, after which come the panels `then`.
+    /// Multiplies groups with all inputs of some panels; `then` are the panels to prefetch.
     #[inline(always)]
     fn all_inputs<S: Lanes, T: Tile>(
         &self,
@@ -77,8 +77,8 @@ impl Item<'_> {
         }
     }
 
-    /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them. The
-    /// last one comes first: it nearly always has as many rows as any, and a whole group hides the filling of strips best.
+    /// The row numbers and words of `n` groups; each part of the inputs goes through all of them. The last comes first:
+    /// it nearly always has as many rows as any, and a whole group hides the filling of strips best.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| {
@@ -114,7 +114,6 @@ impl Item<'_> {
         }
     }
 
-    /// The panels, first of them if gated, that this thread multiplies after those before `panel`.
     #[inline(always)]
     fn panels_after(&self, panel: usize) -> (&Matrix, Panels) {
         let Start {
@@ -129,7 +128,6 @@ impl Item<'_> {
     }
 }
 
-/// The rows of a group by their numbers, and their words.
 type Group<'a> = (Range<usize>, &'a [u32]);
 
 /// A part of the inputs of a group's rows, before that of the next group, or the next part of the first.
@@ -163,12 +161,10 @@ struct NextPart<'a> {
     words: &'a [u32],
     panels: Panels,
     panel_words: usize,
-    /// Where the part begins in each panel.
     first_word: usize,
 }
 
 impl NextPart<'_> {
-    /// Prefetches some lines of each panel.
     #[inline(always)]
     fn fetch<S: Lanes>(&self, lines: Range<usize>) {
         for n in 0..self.panels.n {

@@ -1,4 +1,4 @@
-//! Products of heads: each head multiplies its own part of every row with its own weights.
+//! Per-head matrix products: each head's part of every row times the head's weights.
 
 use super::super::activations::RowGroups;
 use super::super::latent::head_rows::HeadRows;
@@ -11,7 +11,6 @@ use super::super::threads::ThreadPool;
 use super::output::{Output, Write};
 use super::section::{STREAM_BYTES, Section};
 
-/// Panels of an item with several groups of rows.
 const ITEM_PANELS: usize = 4 * MAX_PANELS;
 
 /// A product of each head's part of each row with the head's weights.
@@ -19,16 +18,12 @@ const ITEM_PANELS: usize = 4 * MAX_PANELS;
 /// # Shapes
 /// `out: [rows, heads * width]`, of which a head writes the first `outputs` of its `width` values.
 pub struct HeadsProduct<'a> {
-    /// The parts of all heads, in each encoding that the weights need.
     pub x: &'a [HeadRows],
-    /// The weights of each head, `[outputs, inputs]`, each one matrix.
+    /// `[outputs, inputs]`, each one matrix.
     pub heads: &'a [Stack],
-    /// Receives the result.
     pub out: &'a mut Tensor,
 }
 
-/// Multiplies in one kernel.
-///
 /// # Panics
 /// If the shapes or encodings do not fit each other.
 pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>) {
@@ -55,14 +50,14 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
             write: Write::Store,
             weighted: None,
         };
-        // Heads are many, so their items need not be small to be balanced.
+        // With many heads, items need not be small to be balanced.
         let stride = match rows.n_groups {
             1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
         };
         Section::with_stride(rows, weight, output, stride)
     };
-    // As many items of a node as the head with the most has: formats may differ, and with them the size of a panel.
+    // Per node as many items as its largest head has: formats, and with them panel sizes, may differ.
     let most = (0..heads[0].n_nodes()).map(|node| {
         let items = (0..heads.len()).map(|head| section(head, node).n_items());
         items.max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Some rows of some panels of a product, multiplied by one thread.
+//! A work item of a matrix product: some rows of some panels, multiplied by one thread.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -22,35 +22,28 @@ use super::tiles::{
 };
 use crate::blocks::BlockType;
 
-/// Some rows of some panels of a product.
 pub struct Item<'a> {
     pub packed: RowGroups<'a>,
     pub weight: &'a Matrix,
     pub output: Output<'a>,
     pub panels: Range<usize>,
-    /// Groups of rows.
     pub groups: Range<usize>,
-    /// The start of this thread's next item, if it is known and not at the panels after these.
+    /// The start of this thread's next item, if known and not at the following panels.
     pub then: Option<Start<'a>>,
 }
 
-/// Where an item begins.
 #[derive(Clone, Copy)]
 pub struct Start<'a> {
     pub weight: &'a Matrix,
-    /// Its first panel; gated, the first pair.
     pub panel: usize,
-    /// Number of successive panels from there on.
     pub n_panels: usize,
 }
 
 impl<'a> Item<'a> {
-    /// The same item, before one that begins elsewhere.
     pub fn before(self, then: Option<Start<'a>>) -> Self {
         Self { then, ..self }
     }
 
-    /// Where it begins.
     pub fn start(&self) -> Start<'a> {
         Start {
             weight: self.weight,
@@ -59,7 +52,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Runs it, compiled for each format by itself: all in one function takes a compiler many minutes.
+    /// Compiled separately for each format: a single function takes the compiler many minutes.
     pub fn run(self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
         if self.packed.stands_by_rows() {
@@ -90,7 +83,6 @@ impl<'a> Item<'a> {
     }
 }
 
-/// An item and its inner loop.
 pub struct TileItem<'a, T> {
     item: Item<'a>,
     tile: PhantomData<T>,
@@ -122,11 +114,11 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
     }
 }
 
-/// The weights of the tile that a thread multiplies next, which the tiles before it prefetch in equal shares.
+/// The weights of the thread's next tile, which the preceding tiles prefetch in equal shares.
 enum NextTile<'a> {
     /// The weights after a single panel, of any length.
     Stream,
-    /// All of them.
+    /// All words of a tile of several panels.
     Words { words: &'a [u32], share: usize },
 }
 
@@ -144,7 +136,7 @@ impl NextTile<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// The `n` panels from one on; gated, those of gate and of up. And the number of these sets.
+    /// The `n` panels from one on, if gated those of gate and of up; and the number of these sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         if self.output.write.is_gated() {
             (Panels::alternating(panel, n).into(), 2)
@@ -153,7 +145,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Panels of the next tile, of `left`: no tile has a single one, which is slow, unless that is all.
+    /// Panels of the next tile, of `left`: single-panel tiles are slow, so none unless only one panel is left.
     #[inline(always)]
     fn tile_panels<S: Lanes, T: Tile>(&self, left: usize) -> usize {
         // One group is memory-bound, and one stream is faster than three.
@@ -165,7 +157,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Writes the sums of a group's rows to the output.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: [Panels; 2], sums: [&Sums; 2]) {
         if self.output.write.is_gated() {
@@ -188,7 +179,7 @@ impl<'a> Item<'a> {
         let (panels, n_panels) = self.panels_from(panel, n);
         self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];
-        // A loop, so that the tiles are in the program once.
+        // A loop, so that the tiles are inlined only once.
         for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
             let ahead = next.share(i * self.groups.len() + group - self.groups.start);
             self.tile::<S, T>(rows.len(), read, ahead, panels[i], sums);
@@ -196,7 +187,6 @@ impl<'a> Item<'a> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// Where this thread continues after the panels before `panel`, if that is known.
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
         let end = match self.then {
@@ -211,7 +201,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// The weights of the tile that this thread multiplies after the panels before `panel`.
     #[inline(always)]
     fn next_tile<S: Lanes, T: Tile>(&self, panel: usize) -> NextTile<'a> {
         if self.packed.n_groups == 1 {
@@ -233,7 +222,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Some of the rows.
     #[inline(always)]
     fn rows_to_read(&self, rows: Range<usize>) -> Rows {
         let RowGroups {
@@ -251,7 +239,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Multiplies `m` rows, of a group, with a tile's panels.
     #[inline(always)]
     fn tile<S: Lanes, T: Tile>(
         &self,
@@ -265,7 +252,6 @@ impl<'a> Item<'a> {
         operands.by_rows::<S, T>(m, panels.n, sums);
     }
 
-    /// Asserts that rows and panels fit each other.
     #[inline(always)]
     fn check<S: Lanes>(&self) {
         let encoding = self.weight.format.encoding_with::<S>();
@@ -277,7 +263,7 @@ impl<'a> Item<'a> {
         assert!(self.packed.picked.is_none() || encoding == PICKED);
     }
 
-    /// Some rows and panels of an item that was checked.
+    /// Unchecked: `check` has validated the item.
     #[inline(always)]
     pub fn operands(&self, rows: Rows, panels: Panels, ahead: Ahead) -> Operands {
         let size = self.weight.panel_words;

@@ -1,12 +1,11 @@
-//! Products of activations with weight matrices.
+//! Matrix products of activations with packed weights.
 //!
-//! The weights' panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few
-//! panels with all rows before the next panels, so that weights come from memory once. [`super::tile`] holds the inner
-//! loops and the order of the sums.
+//! Weight panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few panels
+//! with all rows before the next panels, so weights are read from memory once. [`super::tile`] has the inner loops and
+//! the order of the sums.
 //!
-//! A thread keeps its share. With few rows this is an equal, contiguous part of the outputs, whose weights are one
-//! stream. With many rows it is the same rows in every kernel, since reading from another core's cache is slow. A
-//! thread that has finished its share helps the others.
+//! A thread keeps its share in every kernel: with few rows a contiguous part of the outputs, whose weights are one
+//! stream, with many the same rows, as reading from another core's cache is slow. Idle threads take over others' work.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -39,20 +38,14 @@ use super::threads::ThreadPool;
 /// # Shapes
 /// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; gated half as many outputs.
 pub struct Product<'a> {
-    /// Activations, in each encoding that the weights need.
+    /// In each encoding that the weights need.
     pub x: &'a [PackedRows],
-    /// Weights.
     pub weight: &'a Stack,
-    /// Added to each row.
     pub bias: Option<&'a [f32]>,
-    /// Receives the result.
     pub out: &'a mut [f32],
-    /// How the sums are written there.
     pub write: Write,
 }
 
-/// Computes a product on all threads.
-///
 /// # Panics
 /// If the shapes or encodings do not fit each other.
 pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
@@ -115,7 +108,6 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     });
 }
 
-/// The threads that a node's part of a weight is divided among.
 fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
     if weight.n_nodes() == pool.nodes().count() {
         pool.nodes().threads(node).len()
@@ -124,7 +116,6 @@ fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
     }
 }
 
-/// The rows in the encoding that a matrix reads.
 fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRows {
     let wanted = (weight.inputs, weight.format.encoding(isa));
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);

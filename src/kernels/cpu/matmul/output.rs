@@ -1,4 +1,4 @@
-//! Writes the sums of a tile to the output.
+//! Epilogue of matrix products: adds bias, applies gates and writes a tile's sums to the output.
 
 use std::ops::Range;
 
@@ -11,18 +11,15 @@ use super::super::panel::{MAX_ROWS, PANEL, SUMS, Sums};
 use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
 
-/// The use of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// It replaces the output.
     Store,
-    /// It is added to the output.
     Add,
-    /// Each row, times its weight, is added to the row of the output that [`Output::weighted`] names.
+    /// Adds each row, times its weight, to the row of the output that [`Output::weighted`] names.
     AddWeighted,
     /// The first half of the outputs is gate, the second half up: `silu(gate) * up`.
     GatedSilu,
-    /// The same, and the output is the words of `PackedRows` as [`Encoding::Bf16`].
+    /// The same, and the output is `PackedRows` words as [`Encoding::Bf16`].
     GatedPairs,
     /// The same as [`Encoding::WideBf16`].
     GatedRounded,
@@ -31,12 +28,11 @@ pub enum Write {
 }
 
 impl Write {
-    /// Whether the first half of the outputs is gate.
     pub fn is_gated(self) -> bool {
         !matches!(self, Self::Store | Self::Add | Self::AddWeighted)
     }
 
-    /// The encoding that the output has, if it is the words of `PackedRows`: rows of all encodings are in groups of the same size.
+    /// The encoding of the output if it is `PackedRows` words: rows of all encodings are in groups of the same size.
     fn encoding(self) -> Option<Encoding> {
         match self {
             Self::GatedPairs => Some(Encoding::Bf16),
@@ -46,7 +42,7 @@ impl Write {
         }
     }
 
-    /// Words of a row that outputs take, if they are those of `PackedRows`; a padded row has more.
+    /// Words of a row for that number of outputs, if they are `PackedRows` words; a padded row has more.
     fn packed_words(self, outputs: usize) -> Option<usize> {
         Some(match self.encoding()? {
             Encoding::Bf16Rows => Encoding::Bf16.row_words(outputs),
@@ -54,7 +50,6 @@ impl Write {
         })
     }
 
-    /// Values of a row of the output of a product with this number of outputs.
     pub fn columns(self, outputs: usize) -> usize {
         match self {
             Self::Store | Self::Add | Self::AddWeighted => outputs,
@@ -66,7 +61,7 @@ impl Write {
     }
 }
 
-/// Panels of a matrix; gated, pairs of them.
+/// Number of panels of a matrix; if gated, of pairs.
 pub fn panels_of(weight: &Matrix, write: Write) -> usize {
     if write.is_gated() {
         weight.panels().len() / 2
@@ -75,19 +70,14 @@ pub fn panels_of(weight: &Matrix, write: Write) -> usize {
     }
 }
 
-/// The panels of a tile.
 #[derive(Clone, Copy)]
 pub struct Panels {
-    /// The first one.
     pub first: usize,
-    /// How many.
     pub n: usize,
-    /// From one to the next.
     pub step: usize,
 }
 
 impl Panels {
-    /// `n` panels from `first` on.
     pub fn side_by_side(first: usize, n: usize) -> Self {
         Self { first, n, step: 1 }
     }
@@ -98,40 +88,30 @@ impl Panels {
         (every_other(2 * first), every_other(2 * first + 1))
     }
 
-    /// Panel `n` of the tile.
     pub fn index(self, n: usize) -> usize {
         self.first + n * self.step
     }
 }
 
-/// Destination of a product, and how it is written.
 #[derive(Clone, Copy)]
 pub struct Output<'a> {
     /// Which outputs each panel of the weight holds.
     pub panels: &'a [Panel],
-    /// Added to each row.
     pub bias: Option<&'a [f32]>,
     /// `[rows, columns]`.
     pub out: Shared<'a, f32>,
-    /// Values in a row of `out`.
     pub columns: usize,
-    /// The use of the sums.
     pub write: Write,
-    /// Destination of rows that are added with weights.
     pub weighted: Option<Weighted<'a>>,
 }
 
-/// Rows of an output that the rows of a product are added to.
 #[derive(Clone, Copy)]
 pub struct Weighted<'a> {
-    /// The output's row for each row of the product.
     pub rows: &'a [u32],
-    /// The factor of each row on the way.
     pub weights: &'a [f32],
 }
 
 impl Output<'_> {
-    /// The row of the output that a row of the product goes to.
     #[inline(always)]
     fn target(&self, row: usize) -> usize {
         match self.weighted {
@@ -140,7 +120,6 @@ impl Output<'_> {
         }
     }
 
-    /// Whether the words of a row are contiguous.
     #[inline(always)]
     fn is_by_rows(&self) -> bool {
         self.write == Write::GatedRows
@@ -177,7 +156,7 @@ impl Output<'_> {
         }
     }
 
-    /// Prefetches the output of a tile: other threads have written it, so it is far away.
+    /// Prefetches the output of a tile, which other threads have written.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
         let firsts = (0..panels.n).map(|n| self.panels[panels.index(n)].first as usize);
@@ -201,11 +180,10 @@ impl Output<'_> {
         }
     }
 
-    /// Writes the sums of adjacent panels to a group's rows.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
         let first = self.panels[panels.first].first;
-        // Parts with others between them are not adjacent, though their last one may end where these would.
+        // Panels that are not adjacent may still end where adjacent ones would.
         let is_whole = (0..panels.n).all(|n| {
             let panel = self.panels[panels.index(n)];
             panel.first == first + (n * PANEL) as u32 && panel.len == PANEL as u32
@@ -236,7 +214,6 @@ impl Output<'_> {
         }
     }
 
-    /// Writes the gated values of a tile to a group's rows.
     #[inline(always)]
     pub fn put_gated<S: Lanes>(
         &self,
@@ -258,7 +235,6 @@ impl Output<'_> {
         }
     }
 
-    /// Writes a panel's values of a group's rows, sixteen each, in the encoding of the output.
     #[inline(always)]
     fn put_values<S: Lanes>(&self, rows: Range<usize>, panel: Panel, values: &[f32]) {
         let words_of = |values: u32| self.write.packed_words(values as usize);
@@ -310,7 +286,6 @@ impl Output<'_> {
         }
     }
 
-    /// Writes the values of a panel to a row of the output.
     #[inline(always)]
     fn put_part<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
         // SAFETY: no other item writes these columns of this row.

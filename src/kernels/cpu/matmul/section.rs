@@ -1,4 +1,4 @@
-//! A product with one matrix, cut into items.
+//! A matrix product with one matrix of a stack, cut into work items.
 
 use std::ops::Range;
 
@@ -10,31 +10,29 @@ use super::super::strips;
 use super::item::Item;
 use super::output::{Output, panels_of};
 
-/// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
+/// Bytes of weights in an item when one group of rows is multiplied: long enough to stream, short enough to balance
+/// threads.
 pub const STREAM_BYTES: usize = 128 << 10;
 
-/// Least groups of rows in a block.
 const LEAST_BLOCK_GROUPS: usize = 8;
-/// Most groups of rows in a block, of which an item multiplies all. A thread continues with the same block, which it
-/// has had in the kernels before: smaller items cost nothing, and the other threads wait less for the last one.
+/// Most groups of rows in a block, of which an item multiplies all. A thread keeps its block from the previous kernels:
+/// smaller items cost nothing, and threads wait less for the last one.
 const BLOCK_GROUPS: usize = 16;
 /// Most bytes of a block, which stays in cache together with the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
 
-/// The same for tiles of AMX, which are so fast that they would otherwise wait for weights.
+/// The same for AMX tiles, which would otherwise be memory-bound.
 const TILES_BLOCK_BYTES: usize = 1 << 20;
 const TILES_BLOCK_GROUPS: usize = 64;
-/// Panels of an item with tiles of AMX, or pairs of them.
+/// Panels of an item with AMX tiles, or pairs of them.
 const TILES_PANELS: usize = 4;
 
-/// The product with one matrix of a stack, cut into items.
 pub struct Section<'a> {
     packed: RowGroups<'a>,
     pub weight: &'a Matrix,
     output: Output<'a>,
-    /// Panels; gated, pairs of them.
+    /// If gated, pairs of panels.
     pub panels: usize,
-    /// Panels of an item.
     stride: usize,
     n_spans: usize,
     n_blocks: usize,
@@ -52,7 +50,6 @@ impl<'a> Section<'a> {
         Self::with_stride(packed, weight, output, stride)
     }
 
-    /// Cut into items of `stride` panels.
     pub fn with_stride(
         packed: RowGroups<'a>,
         weight: &'a Matrix,
@@ -71,7 +68,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Whether many rows are multiplied from strips, if the instruction set and the format have any.
+    /// Whether many rows are multiplied from strips, if the instruction set and the format support it.
     pub fn meets_strips(&self) -> bool {
         self.packed.may_meet_strips() && self.packed.n_groups >= strips::LEAST_GROUPS
     }
@@ -80,7 +77,6 @@ impl<'a> Section<'a> {
         self.n_spans * self.n_blocks
     }
 
-    /// All rows of some panels.
     pub fn span(&self, panels: Range<usize>) -> Item<'a> {
         Item {
             packed: self.packed,
@@ -92,7 +88,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Start of a span. No span of tiles has a single panel, which is slow, if the one before can leave it another.
+    /// Start of a span. No span has a single panel, which is slow, if the previous one can leave it another.
     fn cut(&self, span: usize) -> usize {
         let at = span * self.stride;
         let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
@@ -122,7 +118,6 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
 fn block_groups(packed: RowGroups<'_>) -> usize {
     if packed.may_meet_strips() {
         return strips::MOST_GROUPS;
@@ -134,7 +129,6 @@ fn block_groups(packed: RowGroups<'_>) -> usize {
     (BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, BLOCK_GROUPS)
 }
 
-/// Number of panels in an item.
 fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: usize) -> usize {
     let even = panels.div_ceil(4 * threads).max(1);
     match packed.n_groups {

@@ -1,4 +1,4 @@
-//! The inner loop of each format, for any number of rows and panels of a group.
+//! Dispatch to the inner loop of each weight format, for any number of rows and panels of a group.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,17 +14,15 @@ use super::super::strips::{GroupPart, Widened};
 use super::super::tile::{self, Plain};
 use super::item::TileItem;
 
-/// The rows of a tile.
 #[derive(Clone, Copy)]
 pub(super) enum Rows {
-    /// A group's words.
+    /// Interleaved words.
     Group(*const u32),
-    /// The numbers of rows among all of them, which are contiguous.
+    /// Indices into `all`, whose rows are contiguous.
     Picked { all: *const u32, picked: *const u32 },
 }
 
 impl Rows {
-    /// The words of a group.
     #[inline(always)]
     fn group(self) -> *const u32 {
         match self {
@@ -39,7 +37,6 @@ impl Rows {
 pub(super) struct Operands {
     pub rows: Rows,
     pub panels: *const u32,
-    /// Words from a panel to the next.
     pub panel_stride: usize,
     pub format: Format,
     pub inputs: usize,
@@ -85,17 +82,15 @@ impl Operands {
     }
 }
 
-/// An inner loop, for any number of rows and panels.
 pub(super) trait Tile: Sized + 'static {
-    /// Most panels at once.
     const MAX_PANELS: usize = MAX_PANELS;
 
-    /// Runs an item, compiled for products of integers unless its time goes into others.
+    /// Compiled with integer dot products unless the format's time goes elsewhere.
     fn run_item(isa: Isa, item: TileItem<'_, Self>) {
         dispatch_integers(isa, item);
     }
 
-    /// Whether many rows are multiplied from strips instead, which [`Self::widen`] fills.
+    /// Whether many rows are multiplied from strips, filled by [`Self::widen`].
     fn has_strips<S: Lanes>() -> bool {
         false
     }

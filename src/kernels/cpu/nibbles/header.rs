@@ -1,4 +1,4 @@
-//! The scales of two blocks of sixteen outputs.
+//! Block headers (scales, minima, zero points) of the four-bit formats.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,6 @@ use super::super::panel::PANEL;
 use super::super::simd::Lanes;
 use crate::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
 
-/// Lines of codes of a block.
 pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 
 /// The lines before the codes of two blocks.
@@ -21,21 +20,15 @@ pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 /// | MXFP4 | 1 | a word an output: two bytes of exponents as f32 has them, of half the scale and 0 at least; the two bytes of the file |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The header of Q4_0.
     Around8,
-    /// The header of Q4_1.
     Minima,
-    /// The header of [`BlockType::Affine4`].
     Zeros,
-    /// The header of IQ4_NL.
     Table,
-    /// The header of IQ4_XS.
     ScaledTable,
-    /// The header of MXFP4.
     Powers,
 }
 
-/// Numbers added to values of [`IQ4_VALUES`] and [`MXFP4_VALUES`], so that they have no sign.
+/// Offsets that make the values of [`IQ4_VALUES`] and [`MXFP4_VALUES`] unsigned.
 const IQ4_OFFSET: u8 = 128;
 const MXFP4_OFFSET: u8 = 12;
 static IQ4_CODES: [u8; 16] = without_sign(IQ4_VALUES, IQ4_OFFSET);
@@ -53,7 +46,7 @@ const fn without_sign(values: [i8; 16], offset: u8) -> [u8; 16] {
 }
 
 impl Header {
-    /// The header of a type, if its codes have four bits and stand alone.
+    /// `None` unless codes have four bits and are not parts of a superblock.
     pub fn of(block: BlockType) -> Option<Self> {
         match block {
             BlockType::Q4_0 => Some(Self::Around8),
@@ -71,7 +64,6 @@ impl Header {
         matches!(self, Self::Table | Self::ScaledTable | Self::Powers)
     }
 
-    /// Lines before the codes.
     #[inline(always)]
     pub fn header_lines(self) -> usize {
         match self {
@@ -80,13 +72,12 @@ impl Header {
         }
     }
 
-    /// Lines of two blocks.
     #[inline(always)]
     pub fn lines(self) -> usize {
         self.header_lines() + 2 * CODE_LINES
     }
 
-    /// The value of each code, without a sign.
+    /// The value of each code, made unsigned.
     #[inline(always)]
     pub fn values(self) -> &'static [u8; 16] {
         match self {
@@ -96,7 +87,7 @@ impl Header {
         }
     }
 
-    /// How much larger the values are for it, or for zero points of 0.
+    /// The offset of these values, or with zero points of 0.
     #[inline(always)]
     pub fn value_offset(self) -> u8 {
         match self {
@@ -107,7 +98,7 @@ impl Header {
         }
     }
 
-    /// How much larger the values of the first block (`half` 0) or the second (1) are, in the low half of each word.
+    /// The offset of the values of the first block (`half` 0) or the second (1), in the low half of each word.
     ///
     /// # Safety
     /// `two` is valid for two blocks; the instruction set of `S` was detected.
@@ -155,8 +146,6 @@ impl Header {
         }
     }
 
-    /// The minima of a block.
-    ///
     /// # Safety
     /// `two` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]

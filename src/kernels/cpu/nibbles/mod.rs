@@ -21,12 +21,10 @@ use super::k_quants::by_lines;
 use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
 
-/// Low halves of bytes.
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
 /// The number 1 in both halves, as [`Lanes::low_scales`] takes it.
 const ONES: u32 = 0x0001_0001;
 
-/// How a panel's codes are multiplied.
 pub trait Codes: 'static {
     /// The products of a block's steps, added to the sums of the rows.
     ///
@@ -78,7 +76,6 @@ impl Codes for Plain {
     }
 }
 
-/// Codes that are looked up.
 pub struct Looked;
 
 impl Codes for Looked {
@@ -165,8 +162,6 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     }
 }
 
-/// The values of a block's codes, step by step.
-///
 /// # Safety
 /// `two` is valid for two blocks; the instruction set of `S` was detected.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Packs blocks of files into the lines of a panel, and unpacks them.
+//! Packs four-bit blocks of GGUF into the lines of a panel, and unpacks them.
 
 use half::f16;
 
@@ -10,10 +10,9 @@ use crate::blocks::{half_power, iq4_xs_scale};
 /// Bytes of a superblock of IQ4_XS before its codes, and its blocks.
 const XS_HEADER: usize = 8;
 const XS_BLOCKS: usize = 8;
-/// Bytes of a block's codes.
 const CODE_BYTES: usize = BLOCK / 2;
 
-/// Writes the blocks of a row into a lane of its panel, which is zero there.
+/// Writes the blocks of a row into its lane of a zeroed panel.
 pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
     match header {
         Header::ScaledTable => {
@@ -70,7 +69,6 @@ fn two_mut(header: Header, panel: &mut [u32], block: usize) -> &mut [u32] {
     &mut panel[block / 2 * words..][..words]
 }
 
-/// Puts a half word into its place of a line of twice sixteen.
 fn put_half(line: &mut [u32], index: usize, bits: [u8; 2]) {
     line[index / 2] |= u32::from(u16::from_le_bytes(bits)) << (16 * (index % 2));
 }

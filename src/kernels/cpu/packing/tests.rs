@@ -1,4 +1,4 @@
-//! Encodings of groups of every size, compared with a plain computation.
+//! Tests of activation encodings for groups of every size, against a plain computation.
 
 use half::bf16;
 

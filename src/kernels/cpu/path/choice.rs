@@ -1,32 +1,26 @@
-//! Chooses a machine's kernel path from the measured rates of its instructions.
+//! Chooses the kernel path of a machine from the measured rates of its instructions.
 
 use super::super::probe::Arithmetic;
 use super::super::simd::Isa;
 
-/// A simpler path wins if its instruction is this many times as fast: less is noise, or is lost where the simpler path
-/// widens its operands.
+/// A simpler path wins if its instruction is this many times as fast: a smaller gain is noise, or is lost in widening.
 const MARGIN: f64 = 1.15;
 
 /// Whether a path's own instruction is worth it.
 pub struct Question {
-    /// The path.
     path: Isa,
-    /// Its own instruction.
     pub with: Arithmetic,
-    /// The instructions that do the same work on the path that is taken instead; the best of them counts.
+    /// The instructions that do the same work on the alternative path; the fastest counts.
     pub without: &'static [Arithmetic],
-    /// The path that is taken instead.
     instead: Isa,
 }
 
-/// Operations per second of instructions, or anything in proportion to them.
+/// Operations per second, or proportional to them.
 pub trait Rates {
-    /// The rates of instructions that the machine has, measured so that they can be compared.
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)>;
 }
 
-/// The questions about a machine's paths, from its best path down. A path is no alternative if the machine lacks its
-/// other instructions.
+/// From the best path down. A path is no alternative if the machine lacks its other instructions.
 pub fn questions(available: &[Isa]) -> Vec<Question> {
     let all = [
         Question {
@@ -66,8 +60,8 @@ pub fn questions(available: &[Isa]) -> Vec<Question> {
     asked
 }
 
-/// The best path by its flags, or the one that is left when each question on the way down is answered with "without". An
-/// instruction without a rate is not better than any.
+/// The best path by CPU flags, or the one left after each question downwards is answered with "without". An instruction
+/// without a rate is not better than any.
 pub fn decide(available: &[Isa], rates: &mut dyn Rates) -> Isa {
     let mut path = available.last().copied().unwrap_or(Isa::Portable);
     for question in questions(available) {

@@ -1,17 +1,16 @@
-//! Rates of instructions on this thread, measured in turn, so that other load on the machine disturbs them alike.
+//! Measures instruction rates on this thread, interleaved so that other load disturbs them alike.
 
 use std::time::Instant;
 
 use super::super::probe::Arithmetic;
 use super::choice::Rates;
 
-/// Passes of each instruction; the best counts. One more before them is not timed: a core takes a while to run wide vectors at
-/// full speed.
+/// Passes of each instruction, of which the best counts. One earlier pass is not timed: a core needs time to run wide
+/// vectors at full speed.
 const PASSES: usize = 9;
 /// About a millisecond.
 const F32_OPS_PER_PASS: usize = 1 << 27;
 
-/// Measures on request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Interleaved;
 

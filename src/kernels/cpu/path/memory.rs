@@ -1,7 +1,7 @@
-//! The file that keeps the measured rates of a processor, so that each start decides alike.
+//! A file that keeps a processor's measured rates, so that each start chooses the same kernel path.
 //!
-//! There is one for each processor, set of paths and version of this program, below the user's cache folder. The first of
-//! several processes that measure at once writes it; the others read its file.
+//! One file per processor, set of paths and program version, in the user's cache folder. If several processes measure
+//! at once, the first writes it and the others read it.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -15,11 +15,9 @@ use super::super::simd::Isa;
 use super::choice::Rates;
 use super::processor::Processor;
 
-/// The first line of a file.
 const HEADER: &str = "souffleur kernel rates 1";
-/// Most bytes of a valid file.
 const MOST_BYTES: u64 = 4096;
-/// Kernels of builds with debug assertions are another program's: their rates say nothing about a release build.
+/// Rates of debug kernels say nothing about a release build.
 const BUILD: &str = if cfg!(debug_assertions) { "-debug" } else { "" };
 
 /// The cache folder of this program: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables count as
@@ -38,7 +36,6 @@ pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathB
     Ok(cache.join("souffleur"))
 }
 
-/// Rates that were measured earlier, or now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recalled(Vec<(Arithmetic, f64)>);
 
@@ -56,16 +53,12 @@ impl Rates for Recalled {
     }
 }
 
-/// The file for one processor.
 pub struct Memory {
     file: PathBuf,
-    /// The lines before the rates.
     head: String,
 }
 
 impl Memory {
-    /// The file for a processor with these paths, in a cache folder.
-    ///
     /// # Errors
     /// Why there is no folder.
     pub fn new(
@@ -96,7 +89,6 @@ impl Memory {
         })
     }
 
-    /// Where it is.
     pub fn into_file(self) -> PathBuf {
         self.file
     }
@@ -115,14 +107,13 @@ impl Memory {
             Some(recalled) => Ok(recalled),
             None => {
                 self.write(&self.text(&measure())).map_err(failed)?;
-                // This start decides by the file's rounded numbers, as later starts do, and not by the measured ones.
+                // Use the file's rounded numbers, as later starts do.
                 let written = self.read().map_err(failed)?;
                 written.ok_or_else(|| format!("{shown}: differs from the text that was written"))
             }
         }
     }
 
-    /// `None` if there is no file, or another kind of file.
     fn read(&self) -> io::Result<Option<Recalled>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -172,7 +163,6 @@ impl Memory {
             }
         };
         let put = put();
-        // It may have been renamed.
         let _ = fs::remove_file(&own);
         put
     }

@@ -1,4 +1,4 @@
-//! Which kernel path this process computes on, and why.
+//! Selects the kernel path (instruction set) of this process.
 //!
 //! CPUID flags name instructions, not their speed: there are processors whose `vdpbf16ps` does half the work of
 //! plain multiply-adds. So the path that the flags allow is compared with the next simpler one wherever the two differ in an
@@ -21,40 +21,32 @@ use self::processor::{Known, Processor};
 use super::probe::Arithmetic;
 use super::simd::{ISA_VARIABLE, Isa};
 
-/// The kernel path of this process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelPath {
-    /// The instruction set.
     pub isa: Isa,
-    /// The reason for the choice.
     pub reason: Reason,
 }
 
-/// The reason for a kernel path.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
-    /// The variable [`ISA_VARIABLE`] names it.
     Forced,
-    /// The machine has no instruction that another path could do better without.
+    /// The machine has no instruction without which another path could be faster.
     Only,
-    /// The published rates of the core of this name.
+    /// The published rates of the named core.
     Known(&'static str),
-    /// A measurement.
     Measured {
         /// Billions of operations per second of one thread, by instruction.
         giga_ops: Vec<(Arithmetic, f64)>,
-        /// The file that keeps it.
         file: PathBuf,
     },
-    /// No measurement could be kept: the flags decide, so that the next start decides alike.
+    /// No measurement could be kept: CPU flags decide, so that each start chooses alike.
     Flags {
-        /// Why it could not be kept.
         error: String,
     },
 }
 
 impl KernelPath {
-    /// The path that the variable [`ISA_VARIABLE`] names, else the one for this machine, which is chosen once in a process.
+    /// The path that [`ISA_VARIABLE`] names, else the one for this machine, chosen once per process.
     ///
     /// # Errors
     /// An unknown name, or instructions that the machine lacks.
@@ -72,7 +64,7 @@ impl KernelPath {
         }
     }
 
-    /// The path for a machine, whose rates are measured only where the processor is unknown and no measurement is kept.
+    /// Measures rates only if the processor is unknown and no measurement is kept.
     fn choose(machine: &Machine, rates: &mut dyn Rates) -> Self {
         let available = &machine.available;
         let by_flags = available.last().copied().unwrap_or(Isa::Portable);
@@ -109,7 +101,7 @@ impl KernelPath {
 }
 
 impl Isa {
-    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or without it the one of [`KernelPath`].
+    /// The instruction set that [`ISA_VARIABLE`] names, else that of [`KernelPath`].
     ///
     /// # Errors
     /// An unknown name, or instructions that the machine lacks.
@@ -118,7 +110,6 @@ impl Isa {
     }
 }
 
-/// The rates of all instructions that the questions about `available` are about.
 fn measured(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
     let mut asked: Vec<Arithmetic> = Vec::new();
     for Question { with, without, .. } in questions(available) {
@@ -155,12 +146,10 @@ impl fmt::Display for KernelPath {
     }
 }
 
-/// The facts that decide.
 struct Machine {
     processor: Processor,
     /// Slowest first.
     available: Vec<Isa>,
-    /// The user's cache folder; an error where there is none.
     cache: Result<PathBuf, String>,
 }
 

@@ -1,4 +1,4 @@
-//! This processor's model, and rates of some cores.
+//! Identifies the processor by CPUID, and has published instruction rates of known cores.
 //!
 //! Cycles for each instruction are as InstLatx64 publishes them: Zen 4 takes one for an FMA, a `vdpbf16ps` and a `vpdpbusd`
 //! of 512 bits, Zen 5 half of one (one in its mobile form), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove takes
@@ -9,21 +9,16 @@
 use super::super::probe::Arithmetic;
 use super::choice::Rates;
 
-/// A processor as it names itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processor {
     /// Such as `GenuineIntel`.
     pub vendor: String,
-    /// Family, with its extension.
     pub family: u32,
-    /// Model, with its extension.
     pub model: u32,
-    /// Stepping.
     pub stepping: u32,
 }
 
 impl Processor {
-    /// The one that this thread runs on.
     #[cfg(target_arch = "x86_64")]
     pub fn this() -> Self {
         use std::arch::x86_64::__cpuid;
@@ -33,7 +28,6 @@ impl Processor {
         Self::from_signature(&vendor.concat(), signature)
     }
 
-    /// The one that this thread runs on.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn this() -> Self {
         Self::from_signature(std::env::consts::ARCH.as_bytes(), 0)
@@ -44,7 +38,6 @@ impl Processor {
         let field = |from: u32, bits: u32| signature >> from & ((1 << bits) - 1);
         let (base, model) = (field(8, 4), field(4, 4));
         let has_extension = matches!(base, 6 | 15);
-        // It becomes a part of a file's name.
         let vendor = vendor.iter().filter(|byte| byte.is_ascii_alphanumeric());
         Self {
             vendor: vendor.map(|byte| char::from(*byte)).collect(),
@@ -62,7 +55,7 @@ impl Processor {
     }
 }
 
-/// The rates of a core: elements that it multiplies and adds in a cycle, by instruction.
+/// Multiply-adds per cycle, by instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     name: &'static str,
@@ -101,7 +94,6 @@ const GOLDEN_COVE: Known = Known {
 };
 
 impl Known {
-    /// The rates of a processor's core.
     pub fn of(processor: &Processor) -> Option<Self> {
         match (processor.vendor.as_str(), processor.family) {
             ("AuthenticAMD", 0x19) => match processor.model {
@@ -121,7 +113,6 @@ impl Known {
         }
     }
 
-    /// The core's name.
     pub fn name(&self) -> &'static str {
         self.name
     }

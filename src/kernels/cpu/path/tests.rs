@@ -1,4 +1,4 @@
-//! Choices of kernel paths, from given measurements, as no machine has all instruction sets.
+//! Tests of kernel path selection from given measurements.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,7 +8,6 @@ use super::memory::cache_folder;
 use super::processor::{Known, Processor};
 use super::*;
 
-/// A machine with AVX-512 BF16 and without AMX.
 const WITH_BF16: [Isa; 5] = [
     Isa::Portable,
     Isa::Avx2,
@@ -17,7 +16,6 @@ const WITH_BF16: [Isa; 5] = [
     Isa::Avx512Bf16,
 ];
 
-/// Given rates, and the number of times they were measured.
 struct Given {
     rates: Vec<(Arithmetic, f64)>,
     asked: usize,
@@ -53,7 +51,6 @@ fn given(bf16: f64, f32: f64) -> Given {
     ])
 }
 
-/// A processor that no table has.
 fn unknown() -> Processor {
     Processor::from_signature(b"GenuineIntel", 0x000f_0ff1)
 }

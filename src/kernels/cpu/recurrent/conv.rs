@@ -1,4 +1,4 @@
-//! Short convolutions: each channel of a token is mixed with the same channel of the tokens before it.
+//! Short causal convolutions over tokens, channel by channel.
 
 use super::pool::{StatePool, States};
 use crate::cpu::batch::{CpuBatch, Segment};
@@ -12,38 +12,29 @@ use crate::recurrent::MAX_TAPS;
 use souffleur_base::ids::StateSlot;
 use souffleur_base::row_state::StateSave;
 
-/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
-/// The convolution's input.
 pub struct ConvInput<'a> {
-    /// Rows of tokens, whose first elements are the channels.
+    /// Rows of tokens, which begin with the channels.
     pub x: &'a Tensor,
-    /// Number of channels.
     pub channels: usize,
     /// `[n_taps, channels]`, the oldest token's first.
     pub taps: &'a [f32],
-    /// Tokens that are mixed, at most [`MAX_TAPS`].
+    /// At most [`MAX_TAPS`].
     pub n_taps: usize,
-    /// Added to the sums.
     pub bias: Option<&'a [f32]>,
-    /// Follows the sums.
     pub after: After,
 }
 
-/// The step after the sums.
 #[derive(Clone, Copy)]
 pub enum After {
     /// `s / (1 + e^-s)`.
     Silu,
-    /// They are multiplied with elements of the token's row, from `first` on.
     Times {
-        /// Index in the row.
         first: usize,
     },
 }
 
-/// Multiplies the first third of each row with its last third, in place.
 pub fn gate_inputs(pool: &mut ThreadPool, projected: &mut Tensor, channels: usize) {
     let (rows, width) = (projected.rows(), projected.width());
     let shared = Shared::new(projected.values_mut());
@@ -58,8 +49,8 @@ pub fn gate_inputs(pool: &mut ThreadPool, projected: &mut Tensor, channels: usiz
     });
 }
 
-/// Convolves the rows of all segments, and leaves the inputs of the last `n_taps - 1` tokens in the states of `layer`, from
-/// element `first` of each state on.
+/// Convolves the rows of all segments, and stores the inputs of the last `n_taps - 1` tokens in the states of `layer`,
+/// from element `first` on.
 pub fn convolve(
     (pool, isa): (&mut ThreadPool, Isa),
     input: &ConvInput<'_>,
@@ -97,9 +88,7 @@ pub fn convolve(
 /// The inputs of the last tokens of each sequence, the oldest first.
 struct Histories<'a> {
     states: States<'a>,
-    /// Where they begin in a state.
     first: usize,
-    /// Tokens that are kept.
     n_kept: usize,
     channels: usize,
 }
@@ -124,7 +113,7 @@ impl Histories<'_> {
         inputs
     }
 
-    /// The input `back` tokens after the oldest one that is kept.
+    /// The input `after_oldest` tokens after the oldest kept one.
     ///
     /// # Safety
     /// No thread writes the history of `live`.
@@ -145,7 +134,6 @@ impl Histories<'_> {
         }
     }
 
-    /// Writes the histories that are saved, then that of the segment's end.
     fn keep(&self, input: &ConvInput<'_>, segment: &Segment, live: StateSlot, saves: &[StateSave]) {
         for save in saves {
             let seen = save.position as usize - segment.first_position;

@@ -1,4 +1,4 @@
-//! The delta rule: a head's matrix decays, and learns the value of the token's key.
+//! The gated delta rule (linear attention): a head's state matrix decays, and learns the value of the token's key.
 
 use std::ops::Range;
 
@@ -13,16 +13,16 @@ use crate::recurrent::DeltaNetShape;
 use souffleur_base::ids::StateSlot;
 use souffleur_base::row_state::StateSave;
 
-/// Blocks of columns of an item: the keys and queries are read once for all of them, and their sums are independent
-/// chains. They stay in the first cache for the whole extent.
+/// Column blocks of an item: keys and queries are read once for all of them, and their sums are independent chains.
+/// They stay in L1 for all tokens.
 const ITEM_BLOCKS: usize = 2;
-/// Approximate cost of an element of a matrix in a token, in multiply-adds.
+/// Approximate cost per matrix element and token, in multiply-adds.
 const ELEMENT_COST: usize = 5;
 
 const _: () = assert!(DeltaNetShape::COLUMNS == LANES);
 
-/// Takes the matrices of all rows through their tokens, each head's on the node that owns it. `mixed` holds queries, keys and
-/// values, `rates` decays and betas.
+/// Updates the matrices of all rows, each head's on its own NUMA node. `mixed` holds queries, keys and values, `rates`
+/// decays and betas.
 pub fn run(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,
@@ -58,7 +58,6 @@ pub fn run(
     out
 }
 
-/// Rows that share the threads.
 struct Rows<'a> {
     rows: smallvec::SmallVec<[(&'a Segment, StateSlot, &'a [StateSave]); 64]>,
     n_tokens: usize,
@@ -87,7 +86,7 @@ struct DeltaRule<'a> {
 }
 
 impl DeltaRule<'_> {
-    /// Takes some blocks of a head's matrix through the tokens of a row, and copies them where they are saved.
+    /// Runs some blocks of a head's matrix over the tokens of a row, and copies them to the saved states.
     fn item(
         &self,
         isa: Isa,
@@ -128,10 +127,9 @@ impl DeltaRule<'_> {
     }
 }
 
-/// Tokens that blocks of a head's matrix go through.
 struct Extent<'a> {
     rule: &'a DeltaRule<'a>,
-    /// The blocks, each `[key_dim, 16]`.
+    /// Each block is `[key_dim, 16]`.
     state: &'a mut [f32],
     head: usize,
     first_column: usize,
@@ -139,7 +137,6 @@ struct Extent<'a> {
     tokens: Range<usize>,
 }
 
-/// The work on `N` blocks.
 struct Blocks<'a, const N: usize>(Extent<'a>);
 
 impl<const N: usize> Kernel for Blocks<'_, N> {
@@ -208,7 +205,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
     }
 }
 
-/// Prefetches a part of the next token's row: tokens are too far apart for the hardware prefetcher.
+/// Prefetches a part of the next token's row: rows are too far apart for the hardware prefetcher.
 #[inline(always)]
 fn fetch<S: Lanes>(part: &[f32]) {
     for line in part.chunks(LANES) {
@@ -217,8 +214,8 @@ fn fetch<S: Lanes>(part: &[f32]) {
     }
 }
 
-/// A token's pending change of `N` blocks. It is made where the next token reads the blocks, so that they go through
-/// the registers once a token.
+/// A token's pending update of `N` blocks, applied when the next token reads them, so that blocks are loaded once per
+/// token.
 struct Lesson<'a, S: Lanes, const N: usize> {
     k: &'a [f32],
     decay: S::V,
@@ -237,8 +234,8 @@ impl<S: Lanes, const N: usize> Lesson<'_, S, N> {
     }
 }
 
-/// The products of the columns of a block with a key and with a query, both summed by ascending row. A token's output is
-/// made of them without its own change: `S^T q`, decayed, and the change times the product of key and query.
+/// The products of a block's columns with a key and a query, both summed by ascending row. A token's output is computed
+/// from them: `S^T q`, decayed, plus the update times the product of key and query.
 #[derive(Clone, Copy)]
 struct Products<S: Lanes> {
     known: S::V,
@@ -271,8 +268,6 @@ impl<S: Lanes> Products<S> {
     }
 }
 
-/// Reads the blocks.
-///
 /// # Safety
 /// `state` holds `N` blocks, each with as many rows as `k` and `q` have elements. The instruction set of `S` was detected.
 #[inline(always)]
@@ -295,7 +290,7 @@ unsafe fn read<S: Lanes, const N: usize>(
     }
 }
 
-/// Changes the blocks, and reads them as they are then.
+/// Updates the blocks, and reads the result.
 ///
 /// # Safety
 /// As [`read`], and `due.k` has as many elements.
@@ -323,8 +318,6 @@ unsafe fn learn_and_read<S: Lanes, const N: usize>(
     }
 }
 
-/// Changes the blocks.
-///
 /// # Safety
 /// As [`learn_and_read`].
 #[inline(always)]

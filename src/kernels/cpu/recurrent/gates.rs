@@ -1,4 +1,4 @@
-//! The steps before and after the delta rule: heads of length one, decays and rates, the gated norm.
+//! Steps around the delta rule: L2 norm of q and k, decays and rates, gated norm.
 
 use crate::cpu::CpuBackend;
 use crate::cpu::element::{load_up_to, store_up_to};
@@ -10,19 +10,17 @@ use crate::cpu::tensor::{Shared, Tensor};
 use crate::cpu::threads::ThreadPool;
 use crate::recurrent::{DeltaNetShape, DeltaNetWeights};
 
-/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
-/// Approximate cost of a decay and a rate, in multiply-adds.
 const RATES_COST: usize = 512;
-/// Added to the sum of squares of a head of q or k.
+/// Added to the sum of squares.
 const LENGTH_EPS: f32 = 1e-6;
 /// From here on softplus is the identity.
 const SOFTPLUS_LINEAR: f32 = 20.0;
-/// Decays smaller than this one's power of e are zero: their products would be subnormal.
+/// Decays below `exp` of this are zero: their products would be subnormal.
 const LEAST_LOG_DECAY: f32 = -80.0;
 
-/// Divides the heads of q and k in `mixed` by their lengths, and computes the decay of each value head, then the rate of
-/// each: `rates [n_tokens, 2 * value_heads]`.
+/// L2-normalises the heads of q and k in `mixed`, and computes the decays of the value heads, then their rates: `rates
+/// [n_tokens, 2 * value_heads]`.
 pub fn prepare(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,
@@ -97,7 +95,6 @@ impl Kernel for Shorten<'_> {
     }
 }
 
-/// Norms each head of `out` and multiplies it with its gate.
 pub fn finish(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,

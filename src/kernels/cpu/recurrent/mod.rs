@@ -1,8 +1,7 @@
-//! Layers that keep a state of fixed size: short convolutions and gated delta nets, token by token.
+//! Recurrent layers, whose state has a fixed size: short convolutions and gated delta nets, token by token.
 //!
-//! A chunked form of the delta rule would be other sums, and its bits would depend on where an extent begins. Here each
-//! column of a head's matrix is a lane; its sums are over the keys in an order that depends on nothing else, and threads
-//! share heads and columns, never sums.
+//! The chunked form of the delta rule is not used: its sums would depend on chunk boundaries. Each column of a head's
+//! matrix is a lane that sums over keys in a fixed order; threads share heads and columns, never sums.
 
 mod conv;
 mod delta;
@@ -16,7 +15,6 @@ use super::tensor::Tensor;
 use super::{CpuBackend, Operand};
 use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
 
-/// Does [`Backend::gated_conv`](crate::Backend::gated_conv).
 pub fn gated_conv(
     backend: &mut CpuBackend,
     x: &Operand,
@@ -41,7 +39,6 @@ pub fn gated_conv(
     convolve(threads, &input, (&mut backend.states, layer, 0), batch, out)
 }
 
-/// Does [`Backend::delta_net`](crate::Backend::delta_net).
 pub fn delta_net(
     backend: &mut CpuBackend,
     x: &Operand,

@@ -1,4 +1,4 @@
-//! The states of sequences, in all layers that keep one.
+//! Pool of the recurrent states of sequences, for all layers that keep one.
 //!
 //! Heads, and with them their parts of each state, are divided among NUMA nodes; the last node owns the remaining elements.
 
@@ -13,32 +13,27 @@ use souffleur_base::ids::StateSlot;
 use souffleur_base::kv_layout::{KvLayout, LayerKv, StateHeads};
 use souffleur_base::row_state::StateStart;
 
-/// Elements of a cache line, at which every state begins.
 const LINE: usize = 16;
-/// Approximate cost of copying an element, in multiply-adds.
 const ELEMENT_COST: usize = 4;
 
-/// The states of sequences: for each layer those of all slots, side by side, zero at first.
+/// For each layer the states of all slots, contiguous, initially zero.
 pub struct StatePool {
     layers: Vec<LayerStates>,
     n_slots: usize,
-    /// Reused, so that steps allocate nothing.
     starts: Vec<StateStart>,
 }
 
 struct LayerStates {
-    /// From a state to the next one, in elements; 0 in layers that keep none.
+    /// Elements from one state to the next; 0 in layers without states.
     stride: usize,
-    /// Elements of a state.
     len: usize,
-    /// Heads whose parts a state begins with, and elements of each.
+    /// Heads, whose parts begin a state, and elements of each.
     heads: usize,
     head_len: usize,
     elements: Elements<f32>,
 }
 
 impl LayerStates {
-    /// The elements of a state that each node owns; a single part where there are fewer heads than nodes.
     fn parts(&self, nodes: &Nodes) -> PerNode<Range<usize>> {
         let owned = nodes.heads(self.heads).into_iter();
         let mut parts: PerNode<_> = owned
@@ -51,7 +46,6 @@ impl LayerStates {
     }
 }
 
-/// The states of a layer, for threads that write different parts of them.
 #[derive(Clone, Copy)]
 pub struct States<'a> {
     stride: usize,
@@ -83,7 +77,7 @@ impl StatePool {
         }
     }
 
-    /// Touches all memory on the node that owns it. A no-op with one node.
+    /// First touch of all memory on its NUMA node. A no-op with one node.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -100,7 +94,6 @@ impl StatePool {
         }
     }
 
-    /// The states of a layer.
     pub fn layer(&mut self, layer: usize) -> States<'_> {
         let layer = &mut self.layers[layer];
         States {
@@ -109,8 +102,6 @@ impl StatePool {
         }
     }
 
-    /// Copies the state of a slot, layer by layer.
-    ///
     /// # Panics
     /// If there is no such slot, or `bytes` has another length.
     pub fn gather(&mut self, slot: StateSlot, bytes: &mut [u8]) {
@@ -141,8 +132,7 @@ impl StatePool {
         assert!(rest.is_empty(), "bytes of a state");
     }
 
-    /// Initialises states, each to a copy of another one or to zero. No slot is both read and written, and none is
-    /// written twice.
+    /// Initialises states as copies of others or zero. No slot is both read and written, and none is written twice.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -187,8 +177,6 @@ impl StatePool {
 }
 
 impl<'a> States<'a> {
-    /// A part of a slot's state, to write.
-    ///
     /// # Safety
     /// No other thread uses the part meanwhile.
     ///
@@ -200,8 +188,6 @@ impl<'a> States<'a> {
         unsafe { self.elements.part(slot.index() * self.stride + first, len) }
     }
 
-    /// A part of a slot's state.
-    ///
     /// # Safety
     /// No thread writes to the part meanwhile.
     ///

@@ -1,4 +1,4 @@
-//! Norms and rotates query and key heads; keys and values go to their slots at the same time.
+//! RoPE and norms of query and key heads, fused with the KV store.
 
 use half::bf16;
 
@@ -15,7 +15,7 @@ use crate::cpu::threads::ThreadPool;
 use crate::rope::Rope;
 use souffleur_base::kv_layout::Values;
 
-/// Approximate cost of the cosine or sine of an angle, in multiply-adds.
+/// Approximate cost of a sine or cosine, in multiply-adds.
 const ANGLE_COST: usize = 1024;
 
 /// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
@@ -41,13 +41,11 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
     out
 }
 
-/// The parameters of the rotation of heads.
 pub struct Rotation<'a> {
-    /// Their shape.
     pub heads: &'a HeadShape,
     /// Weights of the norms of query and key heads, each head's or that of all of them, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
-    /// Values are normed without a weight, with this added to the mean square.
+    /// Eps of the RMSNorm of values, which has no weight.
     pub value_eps: Option<f32>,
     /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
     pub rotations: &'a Tensor,
@@ -100,13 +98,10 @@ pub fn rotate_and_store(
 struct RotateRow<'a, E> {
     input: &'a mut [f32],
     q: &'a mut [f32],
-    /// Keys and values, and their scales.
     store: (Shared<'a, E>, Shared<'a, bf16>),
     planes: Planes,
-    /// The token's slot.
     slot: usize,
     rotation: &'a Rotation<'a>,
-    /// Cos and sin of the token's position.
     turn: &'a [f32],
 }
 
@@ -168,7 +163,6 @@ impl<E: Kept> Kernel for RotateRow<'_, E> {
     }
 }
 
-/// Norms and rotates queries, in place.
 pub fn rotate_queries(
     pool: &mut ThreadPool,
     isa: Isa,

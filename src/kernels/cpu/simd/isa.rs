@@ -1,11 +1,10 @@
-//! The instruction sets that kernels are compiled for, and which of them this machine has.
+//! Instruction sets that kernels are compiled for, and their detection.
 
 use std::ffi::OsStr;
 
-/// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
+/// Environment variable that forces an instruction set, for tests and comparisons.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
 
-/// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// The instructions that the compilation target guarantees.
@@ -25,7 +24,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Every instruction set that kernels are compiled for, slowest first.
+    /// Slowest first.
     pub const ALL: [Self; 7] = [
         Self::Portable,
         Self::Avx2,
@@ -36,15 +35,13 @@ impl Isa {
         Self::Amx,
     ];
 
-    /// Returns the last instruction set in [`Self::ALL`] that this machine has, by its flags.
+    /// The last instruction set in [`Self::ALL`] that this machine has, by CPU flags.
     pub fn detect() -> Self {
         *Self::available()
             .last()
             .expect("the portable path is always there")
     }
 
-    /// Returns the instruction set of a name.
-    ///
     /// # Errors
     /// An unknown name, or instructions that the machine lacks.
     pub fn named(name: &OsStr) -> Result<Self, String> {
@@ -59,7 +56,7 @@ impl Isa {
         })
     }
 
-    /// Returns the instruction sets that this machine has, slowest first.
+    /// Slowest first.
     pub fn available() -> Vec<Self> {
         Self::ALL
             .into_iter()
@@ -67,7 +64,6 @@ impl Isa {
             .collect()
     }
 
-    /// The name in logs and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",

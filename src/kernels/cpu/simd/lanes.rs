@@ -1,4 +1,4 @@
-//! The lanes that kernels are written against, and the trait of kernels.
+//! The SIMD abstraction of kernels: sixteen f32 lanes (`Lanes`) and the trait `Kernel`.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -9,13 +9,9 @@ use half::{bf16, f16};
 
 use super::super::strip_product::StripProduct;
 
-/// Number of f32 lanes of every vector.
 pub const LANES: usize = 16;
-/// Rows of half a transpose.
 pub const EIGHT: usize = LANES / 2;
-/// Rows of a quarter of a transpose.
 pub const FOUR: usize = LANES / 4;
-/// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
 /// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
@@ -23,10 +19,8 @@ pub(in crate::cpu) const MAGIC: f32 = 12_582_912.0;
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
 pub trait Kernel {
-    /// The result of the kernel.
     type Output;
 
-    /// Does the work with lanes of `S`.
     fn run<S: Lanes>(self) -> Self::Output;
 }
 
@@ -36,44 +30,33 @@ pub trait Kernel {
 /// Every method must only run where the instruction set was detected ([`dispatch`](super::dispatch) sees to it).
 /// Pointers must be valid for sixteen elements, at any alignment.
 pub trait Lanes: Copy + 'static {
-    /// Sixteen values.
     type V: Copy;
     /// Sixteen 32-bit words: pairs of bf16 (the first in the low half) or quads of bytes.
     type W: Copy;
 
-    /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
+    /// Machine registers per vector; AVX-512 has 32 of them, others 16.
     const REGISTERS: usize;
-    /// Whether [`Self::dot_pairs`] takes rows of bf16 in pairs as they are. If not, packing widens them once, which is faster.
+    /// Whether [`Self::dot_pairs`] reads bf16 pairs directly. If not, packing widens them once, which is faster.
     const BF16_PAIRS: bool;
-    /// Whether [`Self::dot_quads`] takes rows of bytes as they are. If not, packing widens them once, which is faster.
+    /// Whether [`Self::dot_quads`] reads bytes directly. If not, packing widens them once, which is faster.
     const BYTE_QUADS: bool;
 
-    /// Whether products of floats with many rows are made from strips, by [`Self::multiply_strip`] and [`Self::widen_strip`].
+    /// Whether float products with many rows use strips: [`Self::multiply_strip`] and [`Self::widen_strip`].
     const STRIPS: bool = false;
 
-    /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::V;
-    /// Reads sixteen f32.
     unsafe fn load(p: *const f32) -> Self::V;
-    /// Reads and widens sixteen bf16.
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
-    /// Reads and widens sixteen f16.
     unsafe fn load_f16(p: *const f16) -> Self::V;
-    /// Writes sixteen f32.
     unsafe fn store(p: *mut f32, v: Self::V);
-    /// `a + b`.
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`.
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`.
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`.
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
     /// `a > b ? a : b`: `b` if either is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
     /// `a < b ? a : b`: `b` if either is NaN.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`.
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Adds `bits(n) << 23` to the bits of `v`: multiplies by 2^k where the low bits of `n` hold k.
     unsafe fn scale_by_pow2(v: Self::V, n: Self::V) -> Self::V;
@@ -81,7 +64,6 @@ pub trait Lanes: Copy + 'static {
     /// Writes sixteen values rounded to the nearest bf16, ties to even.
     unsafe fn store_bf16(p: *mut bf16, v: Self::V);
 
-    /// Values rounded as [`Self::store_bf16`] does.
     #[inline(always)]
     unsafe fn round_bf16(v: Self::V) -> Self::V {
         let mut narrow = [bf16::ZERO; LANES];
@@ -120,7 +102,6 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// All words `word`.
     unsafe fn splat_word(word: u32) -> Self::W;
     /// The value at `p`, which is aligned, in all lanes.
     unsafe fn splat_at(p: *const f32) -> Self::V;
@@ -130,15 +111,12 @@ pub trait Lanes: Copy + 'static {
         // SAFETY: the caller's promise is the same.
         unsafe { Self::to_words(Self::splat_at(p.cast())) }
     }
-    /// Reads sixteen words.
     unsafe fn load_words(p: *const u32) -> Self::W;
     /// Adds to each lane the products of a pair: of the first elements and of the second ones.
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V;
     /// Adds to each word, an i32, the four products of the signed bytes of `a` with the unsigned bytes of `b`.
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
-    /// Bits in both words.
     unsafe fn and(a: Self::W, b: Self::W) -> Self::W;
-    /// Bits in either word.
     unsafe fn or(a: Self::W, b: Self::W) -> Self::W;
     /// Each word shifted to higher bits by `n`, below 32.
     unsafe fn shift_left(words: Self::W, n: u32) -> Self::W;
@@ -154,9 +132,7 @@ pub trait Lanes: Copy + 'static {
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
         unsafe { Self::extend_bytes(Self::shift_right(words, 8)) }
     }
-    /// `a - b` of i32.
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W;
-    /// `a + b` of i32.
     #[inline(always)]
     unsafe fn add_words(a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
@@ -165,7 +141,7 @@ pub trait Lanes: Copy + 'static {
     /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
 
-    /// Sums of codes are kept in 16 bits until they are scaled, which limits their number.
+    /// Sums of codes are 16-bit until scaled, which limits their number.
     const NARROW_SUMS: bool;
     /// Adds to sums of codes the four products of each word's signed bytes in `row` with the unsigned bytes in `codes`. With
     /// [`Self::NARROW_SUMS`], the halves of a word are sums of two products, which must not leave i16.
@@ -177,13 +153,9 @@ pub trait Lanes: Copy + 'static {
     /// The high i16 of each word, as [`Self::add_scaled`] takes scales.
     unsafe fn high_scales(pairs: Self::W) -> Self::W;
 
-    /// Words as i32, converted.
     unsafe fn words_to_f32(words: Self::W) -> Self::V;
-    /// The bits of the values.
     unsafe fn to_words(v: Self::V) -> Self::W;
-    /// The values of the bits.
     unsafe fn from_words(words: Self::W) -> Self::V;
-    /// Writes sixteen words.
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
@@ -248,19 +220,18 @@ pub trait Lanes: Copy + 'static {
         unsafe { Self::store_bf16(p, v) }
     }
 
-    /// Prefetches a cache line; any address will do.
+    /// Any address is valid.
     #[inline(always)]
     unsafe fn prefetch<T>(_p: *const T) {}
 
-    /// Prefetches a cache line that is used soon, into the nearest cache; any address will do.
+    /// For soon use, into L1; any address is valid.
     #[inline(always)]
     unsafe fn prefetch_near<T>(_p: *const T) {}
 
-    /// Prefetches a cache line to write; any address will do.
+    /// Any address is valid.
     #[inline(always)]
     unsafe fn prefetch_write<T>(_p: *const T) {}
 
-    /// Prefetches all lines of `len` values from `p` on, to write.
     #[inline(always)]
     unsafe fn prefetch_all_to_write<T>(p: *const T, len: usize) {
         for at in (0..len * size_of::<T>()).step_by(LINE_BYTES) {
@@ -270,7 +241,7 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// Multiplies `M` rows with a strip of weights in f32 into rows of sums, each in ascending inputs with fused multiply-adds.
+    /// Multiplies `M` rows with a strip of f32 weights into rows of sums, in ascending inputs with fused multiply-adds.
     /// See `strips`.
     ///
     /// # Safety
@@ -308,7 +279,6 @@ pub trait Lanes: Copy + 'static {
         a[0]
     }
 
-    /// Largest lane.
     #[inline(always)]
     unsafe fn max_lane(v: Self::V) -> f32 {
         let mut a = [0f32; LANES];
@@ -412,7 +382,7 @@ pub trait Lanes: Copy + 'static {
     }
 }
 
-/// Exchanges `N` rows and lanes, for a set of instructions without a shorter way: the words i of all rows are adjacent.
+/// Generic transpose of `N` rows: words i of all rows become adjacent.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes with one meaning on every instruction set.
+//! SIMD: sixteen f32 lanes with one semantics on every instruction set.
 //!
 //! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`] or
 //! [`dispatch_integers`]. The lane structure, and with it the order of every sum, is the same everywhere; instruction sets differ in whether
@@ -39,8 +39,8 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     }
 }
 
-/// Runs a kernel whose time goes into products of integers, with the lanes of `isa`. Kernels are compiled for VNNI only through
-/// this, and only through [`dispatch`] for products of bf16: both for all would make a long build longer.
+/// Runs a kernel dominated by integer products. Kernels are compiled for VNNI only through this, and for bf16 products
+/// only through [`dispatch`]: both for all would lengthen the build.
 ///
 /// # Panics
 /// If this machine lacks `isa`.

@@ -1,4 +1,4 @@
-//! The lanes of every instruction set that this machine has, against plain arithmetic.
+//! Tests of the SIMD lanes of every available instruction set, against plain arithmetic.
 
 use super::{EIGHT, FOUR, Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 

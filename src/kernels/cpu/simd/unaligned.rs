@@ -1,4 +1,4 @@
-//! Reads and writes at any alignment.
+//! Unaligned reads and writes.
 
 /// A value at any alignment. Reading one compiles to a plain unaligned load in every profile; the library's
 /// `read_unaligned`, and with it the load intrinsics, carry checks in debug builds that keep tiles out of registers.
@@ -6,8 +6,6 @@
 #[repr(C, packed)]
 struct Unaligned<T>(T);
 
-/// Reads a value at any alignment.
-///
 /// # Safety
 /// `p` is valid for reading a `T`.
 #[inline(always)]
@@ -16,8 +14,6 @@ pub unsafe fn read<T: Copy, P>(p: *const P) -> T {
     unsafe { (*p.cast::<Unaligned<T>>()).0 }
 }
 
-/// Writes a value at any alignment.
-///
 /// # Safety
 /// `p` is valid for writing a `T`.
 #[inline(always)]

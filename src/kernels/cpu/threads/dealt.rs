@@ -1,7 +1,7 @@
-//! Kernels whose items belong to NUMA nodes: a node's threads take its items first, and then help the others.
+//! Parallel loops whose items belong to NUMA nodes: a node's threads take its items first, then help the others.
 //!
-//! A list has the number of items of each node, and items are numbered node by node. With one node, or for unowned
-//! items, it has a single number, and threads take items as without nodes.
+//! `dealt` has the number of items of each node; items are numbered node by node. With one node, or for unowned items,
+//! it is a single number.
 
 use std::sync::atomic::Ordering;
 
@@ -11,14 +11,14 @@ use crate::cpu::cores::run_on;
 /// The order in which a node's items are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
-    /// Each thread goes through items that follow each other, as in [`ThreadPool::for_each_in_runs`].
+    /// Each thread takes consecutive items, as in [`ThreadPool::for_each_in_runs`].
     Runs,
-    /// Each thread takes the first item that is left, as in [`ThreadPool::for_each_with`].
+    /// Each thread takes the first remaining item, as in [`ThreadPool::for_each_with`].
     First,
 }
 
 impl Taking {
-    /// Takes an item that is another thread's.
+    /// Takes another thread's item.
     fn help(self, run: &Run) -> Option<usize> {
         match self {
             Self::Runs => run.claim_last(),
@@ -40,7 +40,7 @@ impl ThreadPool {
         }
     }
 
-    /// Like [`ThreadPool::for_each_dealt`], and lends each call one of `lanes`, which no other call holds meanwhile.
+    /// As [`ThreadPool::for_each_dealt`], with exclusive use of one of `lanes` in each call.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`], and with fewer lanes than threads.
@@ -65,8 +65,8 @@ impl ThreadPool {
         }
     }
 
-    /// Calls `item` once for each item, on a thread of the item's node and on no other: for memory, which lies where it
-    /// is first touched. For the start of an engine: threads that are done wait for the others.
+    /// Calls `item` once for each item, only on threads of the item's node: for first touch. For engine start: threads
+    /// that are done wait for the others.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
@@ -85,7 +85,8 @@ impl ThreadPool {
                     item(index);
                 }
             }
-            // There are as many claims as threads. A thread that is done keeps its claim, so one is left for every other thread.
+            // There are as many claims as threads. A finished thread keeps its claim, so one is left for every other
+            // thread.
             let is_over = || shared.panicked.load(Ordering::Relaxed);
             while runs.iter().any(Run::has_items) && !is_over() {
                 std::thread::yield_now();
@@ -97,7 +98,7 @@ impl ThreadPool {
         });
     }
 
-    /// Calls `item` once for each item, with the number of a claim, which no two threads have at once.
+    /// Calls `item` for each item, with the number of an exclusive claim.
     pub(super) fn share_out(
         &mut self,
         dealt: &[usize],
@@ -124,7 +125,7 @@ impl ThreadPool {
         });
     }
 
-    /// Gives each thread its items, or the first one of a node all of the node's.
+    /// Sets each thread's items; with `Taking::First`, the first thread of a node has all of the node's items.
     fn set_runs(&mut self, dealt: &[usize], taking: Taking) {
         assert_eq!(dealt.len(), self.nodes.count(), "items of each node");
         let mut first = 0;

@@ -1,8 +1,8 @@
-//! A pool of persistent workers with a barrier after each kernel.
+//! Thread pool of persistent workers, with a barrier after each kernel.
 //!
 //! Workers spin for the next kernel while a step is in flight, yielding their core to others, and park soon after it.
-//! The caller waits for claimed items, never for workers: a preempted worker without a claim delays nothing. The thread
-//! that computes an item never changes the item's result.
+//! The caller waits for claimed items, not for workers: a preempted worker without a claim delays nothing. Results do
+//! not depend on which thread computes an item.
 
 mod dealt;
 
@@ -18,25 +18,24 @@ use super::nodes::{Nodes, PerNode};
 use super::seats::Seats;
 use super::tensor::Shared as Parts;
 
-/// Rounds of `spin_loop` (some tens of nanoseconds each) before a worker parks.
+/// In rounds of `spin_loop`, some tens of nanoseconds each.
 const SPINS_BEFORE_PARK: usize = 4000;
-/// Rounds of `spin_loop` before the caller, waiting for the last item, yields its core.
+/// In rounds of `spin_loop`, of the caller that waits for the last item.
 const SPINS_BEFORE_YIELD: usize = 1000;
 
 /// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about the cost of sharing it, and
-/// far less than the delay when the system has preempted the other thread.
+/// far less than the delay of a preempted thread.
 const MIN_SHARED_COST: usize = 256 << 10;
 
-/// Rounds of `spin_loop` between two yields of a worker while a step is in flight.
 const SPINS_BETWEEN_YIELDS: usize = 64;
 
-/// Stack of a worker: masks of grammars are computed here too, by recursion as deep as the grammar.
+/// Stack of a worker: grammar masks are computed here too, by recursion as deep as the grammar.
 const STACK_BYTES: usize = 64 << 20;
 
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
 
 thread_local! {
-    /// Which thread of its pool this is; workers have numbers from 1 on.
+    /// This thread's number in its pool; workers have numbers from 1 on.
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -69,10 +68,9 @@ struct Shared {
     /// Written by the caller while every item is done; read by the holder of a claimed item.
     job: UnsafeCell<Option<Job>>,
     ticket: AtomicU64,
-    /// Items of the current kernel that are not done.
     pending: AtomicUsize,
     parked: Vec<AtomicBool>,
-    /// A step is in flight: more kernels come soon.
+    /// Whether a step is in flight, so that more kernels come soon.
     awake: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -82,7 +80,6 @@ struct Shared {
 // `pending` is 0; the claim acquires the release of the ticket's store.
 unsafe impl Sync for Shared {}
 
-/// Runs kernels over items on the calling thread and `n_threads - 1` workers.
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -90,14 +87,13 @@ pub struct ThreadPool {
     epoch: u32,
     /// A kernel was shared since the last step began: the next one is worth a wake-up.
     has_shared: bool,
-    /// For each thread, the items of [`ThreadPool::for_each_in_runs`] that it has before it.
+    /// Each thread's remaining items in [`ThreadPool::for_each_in_runs`].
     runs: Arc<[Run]>,
     nodes: Nodes,
-    /// The CPUs that the caller is bound to, if any.
     own_cpus: Vec<usize>,
 }
 
-/// Items that follow each other: the first in the high half, the end in the low half.
+/// Consecutive items: the first in the high half, the end in the low half.
 #[derive(Default)]
 struct Run(AtomicU64);
 
@@ -107,7 +103,7 @@ impl Run {
         self.0.store(items, Ordering::Relaxed);
     }
 
-    /// Takes the first item; for its own thread.
+    /// Only for the run's own thread.
     fn claim_first(&self) -> Option<usize> {
         let before = self.claim(|first, end| (first + 1, end))?;
         Some((before >> 32) as usize)
@@ -140,8 +136,8 @@ impl Run {
 }
 
 impl ThreadPool {
-    /// Starts the workers and waits until they run, each bound to the CPUs of its seat; the caller has the first seat, and
-    /// is not bound yet. One thread means that everything runs on the caller.
+    /// Starts the workers, each bound to the CPUs of its seat, and waits until they run; the caller has the first seat,
+    /// and is not bound yet. With one thread everything runs on the caller.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -187,29 +183,25 @@ impl ThreadPool {
             pool.workers.push(handle);
         }
         drop(started);
-        // A thread takes memory as it starts, which is no part of the first steps.
+        // Thread creation allocates memory, which should not happen in the first steps.
         starts.iter().take(n_workers).for_each(drop);
         Ok(pool)
     }
 
-    /// Number of threads that share the work, the caller's among them.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// The nodes that the threads are grouped by.
     pub fn nodes(&self) -> &Nodes {
         &self.nodes
     }
 
-    /// Binds the calling thread to the first seat's CPUs, if it has any.
     pub fn bind_caller(&self) {
         bind_this_thread(&self.own_cpus);
     }
 
-    /// Begins a step: workers wake up now rather than at its first kernel, and none parks before [`ThreadPool::rest`].
-    ///
-    /// Nothing happens if the last step shared no kernel: then none of this one is likely to be worth a wake-up.
+    /// Begins a step: wakes the workers before its first kernel, and none parks before [`ThreadPool::rest`]. A no-op if
+    /// the last step shared no kernel: then a wake-up is unlikely to pay off.
     pub fn wake(&mut self) {
         if std::mem::take(&mut self.has_shared) {
             self.shared.awake.store(true, Ordering::SeqCst);
@@ -217,13 +209,13 @@ impl ThreadPool {
         }
     }
 
-    /// Ends a step: workers park soon, unless the next one begins.
+    /// Ends a step: workers park soon unless another begins.
     pub fn rest(&mut self) {
         self.shared.awake.store(false, Ordering::SeqCst);
     }
 
-    /// Like [`ThreadPool::for_each`], and lends each call one of `lanes`, which no other call holds meanwhile. The lane
-    /// of an item is unspecified. At most as many threads as lanes share the work.
+    /// As [`ThreadPool::for_each`], with exclusive use of one of `lanes` in each call, unspecified which. At most as
+    /// many threads as lanes share the work.
     ///
     /// # Panics
     /// If an item panicked, and with items but no lane.
@@ -250,8 +242,8 @@ impl ThreadPool {
         });
     }
 
-    /// Like [`ThreadPool::for_each`], but each thread goes through successive items for as long as it has its own: it
-    /// reads memory as one stream, and its next item is known.
+    /// As [`ThreadPool::for_each`], but each thread takes consecutive items while its own last: it reads memory as one
+    /// stream, and its next item is known.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
@@ -259,7 +251,7 @@ impl ThreadPool {
         self.for_each_run(n_items, cost, &|_, index| item(index));
     }
 
-    /// Like [`ThreadPool::for_each_in_runs`], and lends each call one of `lanes`, the same to those of a run.
+    /// As [`ThreadPool::for_each_in_runs`], with exclusive use of one of `lanes` in each call, the same within a run.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`], and with fewer lanes than threads.
@@ -306,8 +298,8 @@ impl ThreadPool {
         });
     }
 
-    /// Calls `item` once for each index below `n_items`, on any thread, lowest first, and returns when all calls have.
-    /// `cost` is about how many multiply-adds they take together.
+    /// Calls `item` for each index below `n_items`, on any thread, lowest first, and returns after all calls. `cost` is
+    /// the total in multiply-adds.
     ///
     /// # Panics
     /// If an item panicked, and with 2^32 items or more.
@@ -341,7 +333,6 @@ impl ThreadPool {
         );
     }
 
-    /// Opens the next kernel's items to claims and wakes parked workers.
     fn publish(&mut self, claims: u32) {
         self.epoch = self.epoch.wrapping_add(1);
         let ticket = Ticket::new(self.epoch, claims);
@@ -363,7 +354,6 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.publish(0);
         for worker in self.workers.drain(..) {
-            // Workers catch panics, so there is nothing to learn from the result.
             let _ = worker.join();
         }
     }
@@ -405,7 +395,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
     }
 }
 
-/// Claims and runs items until none is left; returns the number of the last kernel that it saw.
+/// Returns the number of the last kernel that it saw.
 fn run_items(shared: &Shared) -> u32 {
     let mut ticket = Ticket(shared.ticket.load(Ordering::Acquire));
     while ticket.unclaimed() > 0 {
@@ -427,7 +417,7 @@ fn run_items(shared: &Shared) -> u32 {
     ticket.epoch()
 }
 
-/// Runs the item that this thread has claimed; `rest` are left after it.
+/// `rest` items are left after it.
 fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
     let job = unsafe { *shared.job.get() }.expect("the job is published before its claims");
@@ -442,12 +432,11 @@ fn run_claimed(shared: &Shared, rest: usize) {
 
 #[cfg(test)]
 impl ThreadPool {
-    /// Starts threads that the system places.
     pub fn new(n_threads: usize) -> std::io::Result<Self> {
         Self::on_nodes(&[n_threads])
     }
 
-    /// Starts threads for each of some nodes, as many as `threads` says; the machine need not have the nodes.
+    /// `threads` is the number of threads of each node; the machine need not have the nodes.
     pub fn on_nodes(threads: &[usize]) -> std::io::Result<Self> {
         Self::seated(Seats::anywhere(threads))
     }

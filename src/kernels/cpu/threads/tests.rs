@@ -1,4 +1,4 @@
-//! The thread pool.
+//! Tests of the thread pool.
 
 use super::*;
 
@@ -120,7 +120,6 @@ fn panic_in_an_item_reaches_the_caller() {
     assert!(result.is_err());
 }
 
-/// Pools whose threads are on several nodes, and how many items each node has.
 const DEALS: [(&[usize], &[usize]); 5] = [
     (&[1, 1], &[3, 4]),
     (&[2, 1], &[0, 9]),

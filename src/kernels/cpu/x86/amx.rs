@@ -1,7 +1,7 @@
-//! Tiles of AMX: registers of up to sixteen rows of 64 bytes, and their products.
+//! AMX tiles: registers of up to sixteen rows of 64 bytes, and their products.
 //!
-//! The compiler neither uses tiles nor knows of them, so their content stays from one function here to the next. All
-//! are written as assembly: the intrinsics are not stable.
+//! The compiler does not use tiles, so their content persists between the functions here. All are assembly: the
+//! intrinsics are not stable.
 //!
 //! Tiles 0 to 3 hold sums: those of the first rows with both panels, then those of the second rows. Tiles 4 and 5 hold rows, 6
 //! and 7 panels.
@@ -10,24 +10,20 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
-/// Rows of a tile.
 pub const TILE_ROWS: usize = 16;
-/// Bytes of a row of a tile.
 pub const TILE_BYTES: usize = 64;
 
-/// Whether this machine has tiles of bf16 and of bytes, and the system lets this process use them.
 pub fn has_amx() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| has_instructions() && is_permitted())
 }
 
-/// Whether the processor has the instructions and the system's kernel saves tiles.
 fn has_instructions() -> bool {
     const BF16: u32 = 1 << 22;
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     const ALL: u32 = BF16 | TILE | INT8;
-    /// The configuration and the data of tiles, in the register of enabled states.
+    /// The bits of tile configuration and tile data in XCR0.
     const STATES: u64 = 1 << 17 | 1 << 18;
     if !is_x86_feature_detected!("xsave") {
         return false;
@@ -44,7 +40,7 @@ unsafe fn enabled_states() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Requests permission for the memory of a thread's tiles, which Linux gives only on request.
+/// Requests permission to use tile state from Linux (`arch_prctl`).
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_PRCTL: i64 = 158;
@@ -72,10 +68,10 @@ fn is_permitted() -> bool {
     false
 }
 
-/// Tiles that are configured, until this is dropped.
+/// Configured tiles, released on drop.
 pub struct Tiles(());
 
-/// The block that the processor reads to configure tiles.
+/// The memory operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -113,7 +109,6 @@ impl Tiles {
         Self(())
     }
 
-    /// Sets all sums to zero.
     #[inline(always)]
     pub fn clear(&self) {
         // SAFETY: tiles are configured.
@@ -128,7 +123,6 @@ impl Tiles {
         }
     }
 
-    /// Multiplies the content of tiles, pairs of bf16: all rows with both panels.
     #[inline(always)]
     pub fn multiply_pairs(&self) {
         // SAFETY: tiles are configured.
@@ -143,7 +137,6 @@ impl Tiles {
         }
     }
 
-    /// The same for bytes.
     #[inline(always)]
     pub fn multiply_quads(&self) {
         // SAFETY: tiles are configured.
@@ -158,7 +151,7 @@ impl Tiles {
         }
     }
 
-    /// Writes the sums of the first or the second rows with a panel, `stride` bytes from row to row.
+    /// `stride` is in bytes.
     ///
     /// # Safety
     /// `to` is valid for the rows, of [`TILE_BYTES`] each.
@@ -192,35 +185,27 @@ impl Drop for Tiles {
     }
 }
 
-/// The tiles of a step: 64 bytes of each row, and as many inputs of each panel.
 #[derive(Clone, Copy)]
 pub struct Step<const ROWS: usize, const PANELS: usize> {
     /// The first rows, then the second ones.
     pub rows: [*const u32; ROWS],
-    /// Bytes from a row to the next.
     pub row_bytes: usize,
-    /// Sixteen lines of each panel.
     pub panels: [*const u32; PANELS],
 }
 
-/// An instruction that multiplies tiles.
 pub trait Dot: 'static {
-    /// Adds the products of a step to the sums.
-    ///
     /// # Safety
     /// The step's pointers are valid for whole tiles, with rows as `tiles` is configured.
     unsafe fn add<const ROWS: usize, const PANELS: usize>(tiles: &Tiles, step: Step<ROWS, PANELS>);
 }
 
-/// Products of pairs of bf16. A step's products of the first elements and those of the second ones are each one chain
-/// of fused multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count
-/// as zero.
+/// `tdpbf16ps`. A step's products of the first elements and of the second ones are each one chain of fused
+/// multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count as zero.
 pub struct Bf16Pairs;
 
 /// Products of signed bytes of rows with unsigned ones of panels.
 pub struct ByteQuads;
 
-/// Loads and multiplies the tiles of a step with an instruction.
 macro_rules! add_step {
     ($dot:literal, $step:ident) => {{
         let Step {

@@ -1,4 +1,4 @@
-//! The lanes of AVX2.
+//! The SIMD lanes on AVX2: two registers of eight.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -12,14 +12,13 @@ use super::dots::Dots;
 use super::moves::{max8, sum8, transpose4, transpose8, zip_bytes8};
 use super::strip;
 
-/// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
-/// Two registers of eight lanes, with the dot products of `D`.
+/// `D` provides the integer dot products.
 #[derive(Clone, Copy)]
 pub struct Avx2<D>(PhantomData<D>);
 
-// Loads and stores take any alignment, as the trait says.
+// Loads and stores take any alignment, as the trait requires.
 impl<D: Dots> Lanes for Avx2<D> {
     type V = (__m256, __m256);
     type W = (__m256i, __m256i);

@@ -1,4 +1,4 @@
-//! The lanes of AVX-512.
+//! The SIMD lanes on AVX-512: one register of sixteen.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -10,15 +10,13 @@ use super::super::simd::unaligned::read;
 use super::dots::Extensions;
 use super::moves::{exchange_quarters, max8, sum8, transpose_quarters};
 
-/// All sixteen lanes. Masked loads and stores of all lanes compile to plain unaligned ones, in debug builds too, where
-/// others carry a check of the pointer that keeps tiles out of registers.
+/// Masked loads and stores of all lanes compile to plain unaligned ones; others carry a pointer check in debug builds
+/// that keeps tiles out of registers.
 const ALL: u16 = !0;
 
-/// One register of sixteen lanes, with the dot products that `E` names.
 #[derive(Clone, Copy)]
 pub struct Avx512<E>(PhantomData<E>);
 
-/// The high halves of words.
 const HIGH: i32 = 0xffff_0000u32 as i32;
 
 impl<E: Extensions> Lanes for Avx512<E> {
@@ -351,7 +349,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
         unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
     }
 
-    // No loops over registers: a compiler keeps those in memory.
+    // No loops over registers: compilers keep those in memory.
     #[inline(always)]
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
         // SAFETY: only registers; the caller detected the instruction set.
@@ -495,21 +493,18 @@ unsafe fn rounded_bf16(v: __m512) -> __m512i {
     }
 }
 
-/// Sixteen bf16 as plain bits.
 #[inline(always)]
 unsafe fn bf16_bits(narrow: __m256bh) -> __m256i {
     // SAFETY: both are 256 plain bits.
     unsafe { std::mem::transmute(narrow) }
 }
 
-/// Two words of sixteen bf16 pairs as the dot product takes them.
 #[inline(always)]
 unsafe fn bf16_lanes(words: __m512i) -> __m512bh {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(words) }
 }
 
-/// Thirty-two bf16 as sixteen words.
 #[inline(always)]
 unsafe fn word_bits(pairs: __m512bh) -> __m512i {
     // SAFETY: both are 512 plain bits.

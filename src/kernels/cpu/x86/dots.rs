@@ -1,22 +1,16 @@
-//! Dot products that only some processors have.
+//! Dot product instructions that only some processors have (VNNI, AVX-512 BF16).
 
 use std::arch::x86_64::*;
 
-/// Dot products of a processor in addition to AVX-512 F, BW, DQ and VL.
 pub trait Extensions: Copy + 'static {
-    /// Those of integers.
     const VNNI: bool;
-    /// Those of bf16.
     const BF16: bool;
 }
 
-/// Neither.
 #[derive(Clone, Copy)]
 pub struct Plain;
-/// Those of integers.
 #[derive(Clone, Copy)]
 pub struct Vnni;
-/// Those of integers and of bf16.
 #[derive(Clone, Copy)]
 pub struct VnniAndBf16;
 
@@ -50,7 +44,7 @@ pub trait Dots: Copy + 'static {
     unsafe fn shorts(acc: __m256i, a: __m256i, b: __m256i) -> __m256i;
 }
 
-/// By the multiplications of AVX2.
+/// With AVX2 multiplications.
 #[derive(Clone, Copy)]
 pub struct Multiplied;
 
@@ -81,7 +75,6 @@ impl Dots for Multiplied {
     }
 }
 
-/// By AVX-VNNI.
 #[derive(Clone, Copy)]
 pub struct AvxVnni;
 
@@ -101,7 +94,7 @@ impl Dots for AvxVnni {
     }
 }
 
-/// By the same instructions as AVX-512 VL and VNNI encode them: tests run the path of AVX-VNNI with them on machines without it.
+/// The EVEX encoding (AVX-512 VL and VNNI), with which tests run the AVX-VNNI path on machines without it.
 #[cfg(test)]
 #[derive(Clone, Copy)]
 pub struct EvexVnni;

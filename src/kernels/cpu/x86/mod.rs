@@ -14,8 +14,6 @@ use self::dots::EvexVnni;
 use self::dots::{AvxVnni, Multiplied, Plain, Vnni, VnniAndBf16};
 use super::simd::lanes::Kernel;
 
-/// Runs a kernel compiled for AVX2, FMA and F16C.
-///
 /// # Safety
 /// The machine must have them.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -23,8 +21,6 @@ pub unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<Multiplied>>()
 }
 
-/// Runs a kernel compiled for AVX2, FMA, F16C and AVX-VNNI.
-///
 /// # Safety
 /// The machine must have them.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
@@ -42,8 +38,6 @@ pub unsafe fn run_avx2_evex_vnni<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<EvexVnni>>()
 }
 
-/// Runs a kernel compiled for AVX-512 F, BW, DQ and VL.
-///
 /// # Safety
 /// The machine must have them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -51,8 +45,6 @@ pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<Plain>>()
 }
 
-/// Runs a kernel compiled for AVX-512 F, BW, DQ, VL and VNNI.
-///
 /// # Safety
 /// The machine must have them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -60,8 +52,6 @@ pub unsafe fn run_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<Vnni>>()
 }
 
-/// Runs a kernel compiled for AVX-512 F, BW, DQ, VL, VNNI and BF16.
-///
 /// # Safety
 /// The machine must have them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]

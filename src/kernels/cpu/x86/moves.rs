@@ -1,4 +1,4 @@
-//! Movements of lanes: transpositions, and sums over a register.
+//! Lane transpositions and horizontal reductions.
 
 use std::arch::x86_64::*;
 
@@ -14,7 +14,6 @@ pub unsafe fn sum8(v: __m256) -> f32 {
     }
 }
 
-/// Largest lane.
 #[inline(always)]
 pub unsafe fn max8(v: __m256) -> f32 {
     // SAFETY: only registers; the caller detected the instruction set.
@@ -43,7 +42,6 @@ pub unsafe fn zip_bytes8(rows: [__m256i; 4]) -> [__m256i; 4] {
     }
 }
 
-/// Exchanges rows and lanes of eight by eight words.
 #[inline(always)]
 pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
     // SAFETY: only registers; the caller detected the instruction set.
@@ -63,7 +61,7 @@ pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
     }
 }
 
-/// Exchanges four rows and lanes of eight words: the words i of all rows are adjacent, two such columns in a register.
+/// Transposes four rows of eight words: words i of all rows become adjacent, two such columns in a register.
 #[inline(always)]
 pub unsafe fn transpose4(rows: [__m256i; 4]) -> [__m256i; 4] {
     // SAFETY: the caller detected the instruction set.
@@ -78,7 +76,7 @@ pub unsafe fn transpose4(rows: [__m256i; 4]) -> [__m256i; 4] {
     }
 }
 
-/// Exchanges four rows and lanes inside each half of 128 bits: word i of row j becomes word j of row i.
+/// Transposes four rows inside each half of 128 bits: word i of row j becomes word j of row i.
 #[inline(always)]
 unsafe fn transpose_halves([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
     // SAFETY: the caller detected the instruction set.
@@ -94,7 +92,7 @@ unsafe fn transpose_halves([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
     }
 }
 
-/// Exchanges four rows and lanes inside each quarter of 128 bits: word i of row j becomes word j of row i.
+/// Transposes four rows inside each quarter of 128 bits: word i of row j becomes word j of row i.
 #[inline(always)]
 pub unsafe fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     // SAFETY: the caller detected the instruction set.
@@ -110,7 +108,7 @@ pub unsafe fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     }
 }
 
-/// Exchanges vectors and quarters: quarter i of vector j becomes quarter j of vector i.
+/// Quarter i of vector j becomes quarter j of vector i.
 #[inline(always)]
 pub unsafe fn exchange_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     const EVEN: i32 = 0b10_00_10_00;

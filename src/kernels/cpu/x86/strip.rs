@@ -1,4 +1,4 @@
-//! The inner loop of products from strips (`cpu/strips.rs`) in sixteen registers of 256 bits.
+//! Inner loop of strip products (`cpu/strips.rs`) in sixteen 256-bit registers.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -7,9 +7,7 @@ use super::super::panel::SUMS;
 use super::super::simd::unaligned::{read, write};
 use super::super::strip_product::{STRIP_ROWS, StripProduct};
 
-/// Registers of a row's sums in a wide strip.
 const REGISTERS: usize = 3;
-/// Lanes of a register.
 const LANES: usize = 8;
 
 /// See [`Lanes::multiply_strip`](super::super::simd::Lanes::multiply_strip).
@@ -32,7 +30,6 @@ pub unsafe fn multiply<const M: usize, const N: usize>(product: StripProduct) {
     }
 }
 
-/// `N` registers of sums for each of `M` rows.
 type Acc<const M: usize, const N: usize> = [[__m256; N]; M];
 
 /// Zeros where a product begins, else the sums in memory.
@@ -52,7 +49,6 @@ unsafe fn sums_before<const M: usize, const N: usize>(begins: bool, sums: *const
     }
 }
 
-/// Writes the sums to memory.
 #[inline(always)]
 unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f32) {
     for m in 0..M {
@@ -63,7 +59,6 @@ unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f
     }
 }
 
-/// Adds the products of rows and strips that leave registers to spare.
 #[inline(always)]
 unsafe fn some_rows<const M: usize, const N: usize>(product: StripProduct, acc: &mut Acc<M, N>) {
     let (rows, strip) = (product.rows, product.strip);
@@ -116,7 +111,6 @@ macro_rules! four_products {
     };
 }
 
-/// The instructions for one input of a strip.
 macro_rules! one_input {
     ($at:literal) => {
         concat!(
@@ -134,7 +128,7 @@ macro_rules! one_input {
     };
 }
 
-/// Eight words of a half of a panel: one bf16 of each, widened, to a register and to the strip.
+/// Widens eight words of half a panel, one bf16 of each, into a register and the strip.
 macro_rules! one_half {
     ($half:literal, $register:literal, $pair:literal, $input:literal, $to:literal, $op:literal, $with:literal) => {
         concat!(
@@ -164,7 +158,7 @@ macro_rules! one_half {
     };
 }
 
-/// One input of a strip that is filled on the way: the lower bf16 of each word shifted up, or the upper one alone.
+/// One input of a strip that is filled meanwhile: the lower bf16 of each word shifted up, or the upper one masked.
 macro_rules! one_widened {
     ($pair:literal, $input:literal, $op:literal, $with:literal) => {
         concat!(
@@ -176,7 +170,6 @@ macro_rules! one_widened {
     };
 }
 
-/// Both inputs of a word.
 macro_rules! both_widened {
     ($pair:literal, $lower:literal, $upper:literal) => {
         concat!(
@@ -186,9 +179,9 @@ macro_rules! both_widened {
     };
 }
 
-/// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers; a
-/// compiler reorders the loads, runs out of registers and puts a sum into memory and back for each input, which takes a third
-/// of the speed. Eight inputs in a round make rounds so few that a processor foresees the last one.
+/// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers;
+/// a compiler reorders the loads and spills a sum for each input, which costs a third of the speed. Eight inputs a
+/// round make few enough rounds that the processor predicts the last one.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>) {
     // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
@@ -262,7 +255,6 @@ pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
     }
 }
 
-/// The upper bf16 of each word.
 static UPPER: [u32; LANES] = [0xffff_0000; LANES];
 
 /// Fills a wide strip and adds its products with four rows: weights that [`four_rows`] reads from the strip are widened

@@ -1,4 +1,4 @@
-//! Copies blocks of tokens between the KV pool and staging memory of the device.
+//! Copies blocks of tokens between the KV pool and staging memory on the device.
 //!
 //! A block has the planes of the pool in their order, contiguous, each with the block's tokens in the pool's layout.
 //! Planes are as long as [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes) says; in
@@ -12,8 +12,6 @@ use crate::cuda::launch::{BlockCopy, KvBlockParams, MOST_BLOCK_PAGES, WORD_BYTES
 use souffleur_base::ids::{PageId, RowId};
 
 impl CudaBackend {
-    /// Bytes of a block of `block_tokens` tokens.
-    ///
     /// # Errors
     /// Blocks that are not whole pages, or of more pages than a launch names; heads that are not whole words.
     pub fn block_bytes(&self, block_tokens: usize) -> Result<usize, String> {
@@ -37,14 +35,9 @@ impl CudaBackend {
         Ok(planes.n * planes.token_bytes * block_tokens)
     }
 
-    /// Copies the tokens of `pages`, which are a block, to `to`.
-    ///
     /// # Safety
     /// As for the launches: see [`launch`](crate::cuda::launch). The pages are written by no other stream unordered,
     /// and `to` has room for a block.
-    ///
-    /// # Errors
-    /// The driver's error.
     ///
     /// # Panics
     /// If there are more pages than [`Self::block_bytes`] allows.
@@ -73,9 +66,6 @@ impl CudaBackend {
     /// # Safety
     /// As for [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the
     /// row has.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn scatter_block(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! The memory of a step, and the places of keys and values.
+//! Sizes of activation memory, and the KV pool's layout on the GPU.
 
 use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::cuda::params::Element;
@@ -6,15 +6,14 @@ use crate::cuda::sampling::SamplingShape;
 use crate::shape::DecoderShape;
 use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
-/// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
-/// Blocks of a decode for each multiprocessor: contexts are cut into more parts until there are this many.
+/// Thread blocks of a decode for each multiprocessor: contexts are split into more parts until there are this many.
 const DECODE_BLOCKS: usize = 2;
-/// A quarter more than the parts in use at once, for the gaps between them, and something for parts of a few bytes.
+/// A quarter more than the parts in use at once, for fragmentation and small parts.
 const GAPS_DIVISOR: usize = 4;
 const SMALL_PARTS_BYTES: usize = 64 << 10;
 
-/// Bytes of activations: the most that a step has in use at once.
+/// Peak bytes of activations of a step.
 pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocessors: u32) -> usize {
     let element = sizes.element.bytes();
     let matrix = |rows: usize, width: usize, bytes| Arena::rounded(rows * width * bytes);
@@ -30,7 +29,6 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
     let parts = sizes.n_rows + DECODE_BLOCKS * multiprocessors as usize;
     let partials = matrix(parts * attention.n_heads, attention.head_dim + 2, 4);
     let attending = normed + 2 * heads + partials;
-    // The tokens that are read may be nearly all.
     let picking = heads + matrix(sizes.n_rows, hidden, 4) + matrix(sizes.n_rows, q, element);
     let gating = normed + matrix(tokens, 3 * decoder.intermediate, element);
     let rows = sizes.logit_rows;
@@ -46,8 +44,7 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
     (in_use + in_use / GAPS_DIVISOR + SMALL_PARTS_BYTES).next_multiple_of(ALIGNMENT)
 }
 
-/// Refuses layers that the kernels cannot serve: they attend with one shape of heads, whose values are as wide as the
-/// keys.
+/// Rejects layers that the kernels do not support: they need one head shape, with values as wide as keys.
 ///
 /// # Errors
 /// The first unsupported layer, by its number and the KV or state that it keeps.
@@ -81,29 +78,24 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
 /// Keys and values of all layers, each buffer of a layer `[n_slots, elements]`.
 pub(super) struct KvPool {
     memory: DeviceBuffer<u8>,
-    /// Where each layer's keys and values begin, in bytes.
+    /// Byte offsets of each layer's keys and values.
     layers: Vec<[usize; 2]>,
     /// Bytes of a token's keys in a layer, and of its values.
     token_bytes: usize,
-    /// From a plane (the keys of a layer, its values, the keys of the next one) to the next, in bytes.
+    /// Bytes from a plane (keys of a layer, its values, keys of the next one) to the next.
     plane_stride: usize,
 }
 
 /// The planes of a pool, which are alike.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PoolPlanes {
-    /// Where the first one begins.
     pub(super) start: DevicePtr<u8>,
-    /// How many there are.
     pub(super) n: usize,
-    /// Bytes of a token in one.
     pub(super) token_bytes: usize,
-    /// From one to the next, in bytes.
     pub(super) stride: usize,
 }
 
 impl KvPool {
-    /// A pool for the K/V of `n_slots` tokens in all layers.
     pub(super) fn new(
         device: &Device,
         layout: &KvLayout,
@@ -132,7 +124,6 @@ impl KvPool {
         })
     }
 
-    /// All planes, for copies of the same tokens in each.
     pub(super) fn planes(&self) -> PoolPlanes {
         PoolPlanes {
             start: self.memory.ptr(),

@@ -1,8 +1,8 @@
-//! [`Backend`](crate::Backend) on a GPU: every operation is a launch on one stream.
+//! The CUDA backend ([`Backend`](crate::Backend)): every operation is a kernel launch on one stream.
 //!
-//! The residual stream, rotations and logits are f32, all other activations and KV are elements (f32 or bfloat16, as
-//! the weights). Nothing is allocated once the model is loaded: activations come from an arena. The first failure
-//! sticks; later operations launch nothing, and the executor checks for it before it uses a result.
+//! Residual stream, rotations and logits are f32; other activations and KV have the weights' type (f32 or bfloat16).
+//! Nothing is allocated after loading: activations come from an arena. The first failure is kept; later operations
+//! launch nothing, and the executor checks for it before it uses a result.
 
 use std::sync::Arc;
 
@@ -27,48 +27,34 @@ use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
 use vectors::VectorUploads;
 
-/// The reason why an operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CudaFailure {
-    /// The driver refused something.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The buffer of activations is full.
     #[error(
         "{wanted_bytes} bytes of activations do not fit next to those in use: the buffer has {arena_bytes}"
     )]
     NoRoom {
-        /// The requested bytes.
         wanted_bytes: usize,
-        /// The arena's whole size.
         arena_bytes: usize,
     },
 }
 
-/// Sizes of a [`CudaBackend`].
 #[derive(Clone, Copy, Debug)]
 pub struct CudaSizes {
-    /// Elements of matrices, activations and KV.
     pub element: ElementType,
-    /// Pages that can be granted; the pool has one more, the dummy.
+    /// Without the dummy page.
     pub n_pages: usize,
-    /// Tokens in a page.
     pub page_size: usize,
-    /// Rows of the page table, row 0 among them.
+    /// Including row 0.
     pub n_rows: usize,
-    /// Longest sequence, in tokens.
     pub context_tokens: usize,
-    /// Most query tokens of a step.
     pub step_tokens: usize,
-    /// Most rows of logits that are computed at once.
     pub logit_rows: usize,
-    /// The library or kernels that multiply.
     pub gemm: GemmWish,
-    /// Bytes of the weights, and in how many tensors.
     pub weights: (usize, usize),
 }
 
-/// The tokens of a step, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaBatch {
     /// Number of query tokens: rows that decode (with padding) first, then prefills.
@@ -79,28 +65,23 @@ pub struct CudaBatch {
     pub positions: DevicePtr<u32>,
     /// `[n_tokens]`.
     pub slots: DevicePtr<u32>,
-    /// Segments of rows that decode.
     pub decode_segments: DevicePtr<Segment>,
-    /// Number of them.
     pub n_decode: usize,
-    /// Segments of prefills.
     pub prefill_segments: DevicePtr<Segment>,
     /// Tiles of their queries, of [`CudaBackend::queries_per_tile`].
     pub tiles: DevicePtr<Tile>,
-    /// Number of them.
     pub n_tiles: usize,
 }
 
-/// Rows of the residual stream that logits are wanted of.
+/// Rows of the residual stream whose logits are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenList {
     /// Indices of tokens; null for the first ones in order.
     pub tokens: DevicePtr<u32>,
-    /// Number of them.
     pub len: usize,
 }
 
-/// A matrix of activations; dropping it gives its memory back.
+/// A matrix of activations; dropping it frees its memory.
 pub struct Tensor {
     rows: usize,
     width: usize,
@@ -110,22 +91,18 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values in a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The device address, for f32 tensors.
     pub fn f32(&self) -> DevicePtr<f32> {
         self.start.cast()
     }
 
-    /// The device address.
     pub fn bytes(&self) -> DevicePtr<u8> {
         self.start
     }
@@ -146,7 +123,6 @@ struct Launches {
     kv_blocks: KvBlocks,
 }
 
-/// Kernels, KV pool, page table and activations of one GPU.
 pub struct CudaBackend {
     device: Device,
     stream: Arc<Stream>,
@@ -159,14 +135,13 @@ pub struct CudaBackend {
     context_tokens: usize,
     arena: Arena,
     activations: DeviceBuffer<u8>,
-    /// While weights are loaded.
     loader: Option<WeightLoader>,
     vectors: VectorUploads,
     failure: Option<CudaFailure>,
 }
 
 impl CudaBackend {
-    /// A backend that can load weights, and nothing else before [`Self::take_memory`]. All work goes to `stream`.
+    /// Only loads weights before [`Self::take_memory`]. All work goes to `stream`.
     ///
     /// # Errors
     /// Out of memory, a kernel that is missing, or the driver's error.
@@ -223,15 +198,12 @@ impl CudaBackend {
         if let Some(loader) = self.loader.take() {
             loader.finish()?;
         }
-        // Weights that a kernel made: products may read weights before the launches ahead of them have ended.
+        // For weights made by kernels: products may read weights before the preceding launches have ended.
         self.stream.synchronize()?;
         Ok(self.device.memory()?.free_bytes)
     }
 
-    /// Takes the memory for KV, page table and activations: the last thing before the first step.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
+    /// Allocates KV, page table and activations; call last before the first step.
     pub fn take_memory(
         &mut self,
         shape: &DecoderShape,
@@ -242,7 +214,7 @@ impl CudaBackend {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
         self.kv = KvPool::new(device, kv, n_slots)?;
         self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
-        // The padding's row has the dummy page everywhere.
+        // The padding's row has only the dummy page.
         let whole = 0..self.page_table.len();
         self.stream.fill(&self.page_table, whole, 0)?;
         let arena_bytes = activation_bytes(shape, sizes, device.info().multiprocessors);
@@ -251,35 +223,30 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The first failure since the last call.
-    ///
     /// # Errors
     /// The first failure.
     pub fn take_failure(&mut self) -> Result<(), CudaFailure> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// The stream of all work.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// The page table, `[n_rows, table_stride]`.
+    /// `[n_rows, table_stride]`.
     pub fn page_table(&self) -> DevicePtr<u32> {
         self.page_table.ptr()
     }
 
-    /// Pages of a row of the page table.
     pub fn table_stride(&self) -> usize {
         self.table_stride
     }
 
-    /// Queries of a tile of [`CudaBatch::tiles`].
     pub fn queries_per_tile(&self) -> usize {
         self.launches.attention.queries_per_tile() as usize
     }
 
-    /// Reads a row of f32 after all work so far, and waits for it.
+    /// Reads a row of f32, after synchronizing.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -294,7 +261,7 @@ impl CudaBackend {
         Ok(words.map(bytemuck::pod_read_unaligned).collect())
     }
 
-    /// Reads a tensor as f32 after all work so far, and waits for it.
+    /// Reads a tensor as f32, after synchronizing.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -349,7 +316,6 @@ impl CudaBackend {
         }
     }
 
-    /// Launches, unless something has failed before.
     fn launch(&mut self, launch: impl FnOnce(&mut Launches, &Stream) -> Result<(), DriverError>) {
         if self.failure.is_none()
             && let Err(error) = launch(&mut self.launches, &self.stream)
@@ -358,7 +324,6 @@ impl CudaBackend {
         }
     }
 
-    /// Uploads, unless something has failed before.
     fn upload<T>(
         &mut self,
         upload: impl FnOnce(&mut WeightLoader) -> Result<T, DriverError>,

@@ -1,4 +1,4 @@
-//! The operations of a decoder as launches.
+//! The decoder's operations as CUDA kernel launches.
 
 use std::f32::consts::LOG2_E;
 
@@ -14,7 +14,6 @@ use crate::rope::{PositionScale, Rope};
 use crate::tensor_view::TensorView;
 use crate::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
-/// A weight matrix.
 pub struct Matrix {
     /// `None` after a failure.
     elements: Option<Weights<Element>>,
@@ -37,13 +36,12 @@ impl Vector {
     }
 }
 
-/// Experts have no kernels here: models that have some are refused before they are loaded.
+/// MoE models are refused before loading: there are no kernels.
 pub enum NoExperts {}
 
-/// Latent attention has none either.
+/// Latent attention has no kernels either.
 pub enum NoHeadMatrices {}
 
-/// Frequencies of a rotary embedding.
 pub struct DeviceRope {
     inv_freq: Vector,
     half: usize,
@@ -441,7 +439,7 @@ impl Backend for CudaBackend {
 
     fn pick(&mut self, x: &Tensor, tokens: &TokenList) -> Tensor {
         let out = self.tensor(tokens.len, x.width, x.value_bytes);
-        // A rotation pairs the elements of a head, so that rows of either kind are whole words.
+        // A rotation pairs the elements of a head, so rows of both kinds are whole words.
         let words = x.width * x.value_bytes / size_of::<f32>();
         let shape = [tokens.len as u32, words as u32];
         if tokens.len > 0 {

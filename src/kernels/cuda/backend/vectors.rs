@@ -1,13 +1,12 @@
-//! Prompts of vectors: they overwrite the residual stream's embeddings of their placeholder tokens.
+//! Prompt vectors: they overwrite the embeddings of their placeholder tokens.
 //!
-//! A step may bring as many bytes of them as its residual stream has, so they pass through pinned memory of a fixed
-//! size, which is allocated on first use.
+//! A step may have as many bytes of them as its residual stream, so they pass through pinned memory of a fixed size,
+//! allocated on first use.
 
 use super::{CudaBackend, Tensor};
 use crate::cuda::driver::{DriverError, Uploader};
 use souffleur_base::prompt_vectors::VectorRun;
 
-/// The vectors of the step that is launched next.
 #[derive(Default)]
 pub(super) struct VectorUploads {
     runs: Vec<VectorRun>,
@@ -15,13 +14,12 @@ pub(super) struct VectorUploads {
 }
 
 impl CudaBackend {
-    /// Takes the vectors of the step that is launched next.
     pub fn place_vectors(&mut self, runs: &mut Vec<VectorRun>) {
         self.vectors.runs.clear();
         self.vectors.runs.append(runs);
     }
 
-    /// Copies the step's vectors to the rows of their tokens, after the work that the stream has so far.
+    /// Enqueues the copy of the step's vectors to the rows of their tokens.
     pub(super) fn upload_vectors(&mut self, residual: &Tensor) {
         for run in std::mem::take(&mut self.vectors.runs) {
             if self.failure.is_none()

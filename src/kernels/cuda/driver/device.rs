@@ -1,4 +1,4 @@
-//! GPUs: whether there are any, and the context of one.
+//! GPUs: detection, and the context of one device.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};
@@ -12,23 +12,21 @@ use super::error::{CudaUnavailable, DriverError};
 use super::graph::{ContextLock, beside_no_recording, context_lock};
 use super::table::{Functions, check};
 
-/// mma.sync on bf16 and cp.async, which the kernels use, came with 8.0.
+/// For mma.sync on bf16 and cp.async.
 const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
-/// A GPU whose memory is gone shows it when it is opened, not in the middle of loading.
+/// So that a GPU without free memory is detected on opening, not while loading.
 const FIRST_ALLOCATION_BYTES: usize = 1 << 20;
 const NAME_BYTES: usize = 128;
 
-/// A version of CUDA in the driver's notation: 1000 times the major number, and 10 times the minor one.
+/// In the driver's notation: 1000 * major + 10 * minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion(c_int);
 
 impl CudaVersion {
-    /// The least version that a driver must support.
     pub const NEEDED: Self = Self(12_000);
-    /// The first version whose graphs keep early launches: those that begin before the one before them has ended.
+    /// The first version whose graphs keep programmatic dependent launches.
     pub const RECORDS_EARLY_LAUNCHES: Self = Self(12_030);
 
-    /// The number as the driver gives it.
     pub fn number(self) -> i32 {
         self.0
     }
@@ -40,22 +38,17 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number among the GPUs visible to this process.
+    /// Among the GPUs visible to this process.
     pub ordinal: usize,
-    /// Its name, such as `NVIDIA H100 80GB HBM3`.
+    /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Compute capability, major and minor.
+    /// Major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Most shared memory of a block, in bytes.
     pub shared_bytes_per_block: u32,
-    /// Its memory, in bytes.
     pub total_bytes: u64,
-    /// The version that the driver supports.
     pub driver: CudaVersion,
 }
 
@@ -75,25 +68,23 @@ impl fmt::Display for DeviceInfo {
     }
 }
 
-/// Memory of a GPU, all processes counted.
+/// Of all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Free, in bytes.
     pub free_bytes: u64,
-    /// In all, in bytes.
     pub total_bytes: u64,
 }
 
-/// The version that the driver supports, if there is a driver. It does not query GPUs, which takes a while.
+/// `None` without a driver. Does not query GPUs, which is slow.
 pub fn installed() -> Option<CudaVersion> {
     let functions = Functions::open().ok()?;
     version(functions).ok()
 }
 
-/// Describes GPU `ordinal` without making a context: this allocates none of its memory.
+/// Describes a GPU without creating a context, which would allocate memory.
 ///
 /// # Errors
-/// The reason why GPU `ordinal` cannot be used.
+/// The reason why the GPU cannot be used.
 pub fn probe(ordinal: usize) -> Result<DeviceInfo, CudaUnavailable> {
     let functions = Functions::open()?;
     found(functions, ordinal).map(|(info, _)| info)
@@ -189,14 +180,14 @@ fn describe(
 pub struct Device(Arc<Shared>);
 
 struct Shared {
-    /// Unlike the handle of the context, never used twice.
+    /// Never reused, unlike the handle of the context.
     id: u64,
     functions: &'static Functions,
     info: DeviceInfo,
     device: CUdevice,
     context: CUcontext,
     context_lock: Arc<ContextLock>,
-    /// From which priority of streams to which, the most urgent second; lower numbers are more urgent.
+    /// Range of stream priorities, the most urgent second; lower numbers are more urgent.
     priorities: (c_int, c_int),
     allocated_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
@@ -215,7 +206,7 @@ thread_local! {
 static N_OPENED: AtomicU64 = AtomicU64::new(0);
 
 impl Device {
-    /// Opens GPU `ordinal`, and takes a little memory from it to see that it gives any.
+    /// Opens a GPU and makes a small test allocation.
     ///
     /// # Errors
     /// Why it cannot be used.
@@ -255,15 +246,10 @@ impl Device {
         }
     }
 
-    /// The facts of the GPU.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
 
-    /// How much of its memory is free, and how much it has.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn memory(&self) -> Result<DeviceMemory, DriverError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -284,8 +270,8 @@ impl Device {
         self.when_idle(|| ())
     }
 
-    /// Waits likewise, and calls `then` before any thread begins to record a graph: freeing memory, code or a library's
-    /// handle may wait for the whole context once more.
+    /// Synchronizes, and calls `then` before any thread can begin to capture a graph: freeing memory, code or a
+    /// library's handle may synchronize the context again.
     ///
     /// # Errors
     /// As [`Self::synchronize`]; `then` was not called.
@@ -301,12 +287,10 @@ impl Device {
         Ok(then())
     }
 
-    /// Bytes of device memory in buffers.
     pub fn allocated_bytes(&self) -> u64 {
         self.0.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of host memory in pinned buffers.
     pub fn pinned_bytes(&self) -> u64 {
         self.0.pinned_bytes.load(Ordering::Relaxed)
     }
@@ -331,7 +315,6 @@ impl Device {
         &self.0.pinned_bytes
     }
 
-    /// Makes the context current on this thread.
     pub(super) fn bind(&self) -> Result<(), DriverError> {
         self.0.bind()
     }

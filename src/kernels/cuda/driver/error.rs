@@ -1,4 +1,4 @@
-//! Refusals of the driver, and the reasons why there may be no GPU at all.
+//! Errors of the CUDA driver, and the reasons why no GPU is available.
 
 use std::ffi::c_int;
 
@@ -18,7 +18,7 @@ const LAUNCH_OUT_OF_RESOURCES: c_int = 701;
 const NOT_SUPPORTED: [c_int; 2] = [800, 801];
 const SYSTEM_NOT_READY: c_int = 802;
 const DRIVER_MISMATCH: c_int = 803;
-/// Larger than every code of the driver.
+/// Greater than every code of the driver.
 const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 
@@ -26,13 +26,9 @@ const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name} ({code}): {text}")]
 pub struct DriverError {
-    /// The function of the driver.
     pub call: &'static str,
-    /// Its result.
     pub code: i32,
-    /// The driver's name of the result.
     pub name: &'static str,
-    /// The driver's description of it.
     pub text: String,
 }
 
@@ -47,7 +43,7 @@ impl DriverError {
         }
     }
 
-    /// A call refused on our side, with the code that the driver would have given.
+    /// A call rejected on our side, with the driver's code for it.
     pub(super) fn invalid(call: &'static str, text: String) -> Self {
         Self {
             call,
@@ -57,7 +53,6 @@ impl DriverError {
         }
     }
 
-    /// A limit of our kernels.
     pub(in super::super) fn unsupported(text: String) -> Self {
         Self {
             call: "kernels",
@@ -88,8 +83,8 @@ impl DriverError {
         self
     }
 
-    /// Whether the call itself was refused and the context is sound. Everything else, unknown codes among them, may
-    /// report a kernel that failed earlier: then no result of the context can be trusted any more.
+    /// Whether only the call was rejected and the context is sound. All other codes, including unknown ones, may report
+    /// an earlier kernel failure: then no result of the context can be trusted.
     pub fn is_refusal(&self) -> bool {
         match self.code {
             INVALID_VALUE | OUT_OF_MEMORY | NOT_READY | LAUNCH_OUT_OF_RESOURCES => true,
@@ -102,7 +97,7 @@ impl DriverError {
         }
     }
 
-    /// Whether memory was short, on the device or pinned.
+    /// On the device or pinned.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == OUT_OF_MEMORY
     }
@@ -118,7 +113,6 @@ impl DriverError {
     }
 }
 
-/// How much of a step was given to the device before a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launched {
     /// Nothing: the step can be refused.
@@ -131,12 +125,10 @@ pub enum Launched {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaUnavailable {
-    /// There is no library of the driver's.
     #[error(
         "no CUDA driver: libcuda.so.1 was not found; install NVIDIA's driver, 525 or newer, or use --device cpu"
     )]
     NoDriver,
-    /// The driver is older than we need.
     #[error(
         "the CUDA driver is too old: it supports CUDA {found}, {} is needed; install driver 525 or newer",
         CudaVersion::NEEDED
@@ -150,73 +142,55 @@ pub enum CudaUnavailable {
         "the CUDA driver has no {0}: libcuda.so.1 is damaged or not NVIDIA's driver; reinstall the driver"
     )]
     MissingFunction(&'static str),
-    /// The driver did not start.
     #[error("failed to initialise the CUDA driver: {error}; {advice}")]
     Init {
-        /// Its words.
         error: DriverError,
-        /// Advice.
         advice: &'static str,
     },
-    /// The driver works but sees no GPU.
     #[error(
         "the CUDA driver found no GPU; check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, that it was \
          started with GPUs, or use --device cpu"
     )]
     NoDevice,
-    /// There is no GPU of this number.
     #[error(
         "there is no GPU {ordinal}: the CUDA driver found {n_devices}, numbered from 0; choose another --device cuda:N"
     )]
     NoSuchDevice {
-        /// The requested number.
         ordinal: usize,
-        /// How many there are.
+        /// GPUs visible to this process.
         n_devices: usize,
     },
-    /// The GPU cannot run our kernels.
     #[error(
         "GPU {ordinal} ({name}) has compute capability {}.{}, the kernels need 8.0 (Ampere); choose another \
          --device cuda:N, or use --device cpu",
         capability.0, capability.1
     )]
     TooOldDevice {
-        /// The GPU.
         ordinal: usize,
-        /// Its name.
         name: String,
-        /// Its compute capability.
         capability: (u32, u32),
     },
-    /// The context could not be made.
     #[error(
         "failed to create a context on GPU {ordinal}: {error}; check in nvidia-smi whether other processes hold its \
          memory or it is in exclusive mode"
     )]
     Context {
-        /// The GPU.
+        /// Among the visible GPUs.
         ordinal: usize,
-        /// The driver's words.
         error: DriverError,
     },
-    /// Not even a small allocation succeeded.
     #[error(
         "failed to allocate {bytes} bytes on GPU {ordinal}: {error}; see in nvidia-smi which processes hold its memory"
     )]
     FirstAllocation {
-        /// The GPU.
         ordinal: usize,
-        /// The requested size.
         bytes: usize,
-        /// The driver's words.
         error: DriverError,
     },
-    /// A question about the device was refused.
     #[error("failed to query GPU {ordinal}: {error}")]
     Query {
-        /// The GPU.
+        /// Among the visible GPUs.
         ordinal: usize,
-        /// The driver's words.
         error: DriverError,
     },
 }

@@ -1,4 +1,4 @@
-//! Launches recorded once and replayed with one call.
+//! CUDA graphs: launches captured once and replayed with one call.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::error::DriverError;
 use super::stream::Stream;
 use super::table::check;
 
-/// Work of a stream, recorded. It names buffers by their addresses and does not keep them: they must outlive it.
+/// Refers to buffers by address and does not keep them alive: they must outlive it.
 pub struct Graph {
     device: Device,
     exec: CUgraphExec,
@@ -22,12 +22,12 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
-/// Recordings in a context share it, and a wait for the whole context takes it exclusively: the driver ends every recording
-/// in a context that another thread waits for.
+/// Captures in a context take it shared, synchronization of the context exclusively: the driver ends all captures in a
+/// context that another thread synchronizes.
 pub(super) type ContextLock = RwLock<()>;
 
-/// The lock of a GPU's primary context. The [`Device`]s of two engines on one GPU share it; engines on different GPUs share
-/// none, so a rank that records never delays another rank's wait.
+/// The lock of a GPU's primary context, shared by the [`Device`]s of engines on the same GPU: a rank that captures
+/// never delays another rank's synchronization.
 pub(super) fn context_lock(ordinal: usize) -> Arc<ContextLock> {
     static LOCKS: Mutex<BTreeMap<usize, Arc<ContextLock>>> = Mutex::new(BTreeMap::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +40,6 @@ thread_local! {
 
 const CAPTURE_UNSUPPORTED: c_int = 900;
 
-/// A recording of this thread.
 struct Recording<'a>(
     #[expect(dead_code, reason = "released with the recording")] RwLockReadGuard<'a, ()>,
 );
@@ -60,10 +59,10 @@ impl Drop for Recording<'_> {
     }
 }
 
-/// Waits until no thread records in the context, and lets none begin while the guard lives.
+/// Waits until no thread captures in the context, and lets none begin while the guard lives.
 ///
 /// # Errors
-/// This thread records: with this call the driver would end its recording, and those of others.
+/// If this thread captures: the driver would end its capture, and those of others.
 pub(super) fn beside_no_recording<'a>(
     lock: &'a ContextLock,
     call: &'static str,
@@ -81,11 +80,11 @@ fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
 }
 
 impl Stream {
-    /// Records the work that `work` gives to this stream (and to others that wait for it and that it waits for) instead
-    /// of running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
+    /// Captures the work that `work` enqueues on this stream (and on streams that fork from it and join it) instead of
+    /// running it. Allocation, copies of unpinned memory and synchronization are errors meanwhile.
     ///
     /// # Errors
-    /// The error of `work`, else the driver's about the recording; nothing was run.
+    /// The error of `work`, else the driver's about the capture; nothing was run.
     pub fn capture<E: From<DriverError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
@@ -125,9 +124,6 @@ impl Stream {
 
 impl Graph {
     /// Uploads the graph to the device, so that the first launch costs as much as later ones.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn upload(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop.
@@ -136,14 +132,9 @@ impl Graph {
         })
     }
 
-    /// Runs the recorded work, after all that was given to `stream`.
-    ///
     /// # Safety
     /// The promises of each launch and copy in it: every buffer that was named lives, and pinned memory is not touched
     /// until `stream` has passed this point.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop, the rest by the caller.

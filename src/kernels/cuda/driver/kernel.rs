@@ -1,4 +1,4 @@
-//! Kernels: loaded by module, found by name, launched with their arguments.
+//! CUDA modules and kernels: loading, lookup by name, launch with arguments.
 
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -33,13 +33,12 @@ unsafe impl Send for Loaded {}
 // SAFETY: looking up functions and attributes is locked by the driver.
 unsafe impl Sync for Loaded {}
 
-/// A kernel of a module.
 #[derive(Clone)]
 pub struct Kernel {
     module: Arc<Loaded>,
     raw: CUfunction,
     name: Arc<str>,
-    /// The kernel waits for earlier launches itself, so that it may begin before they have ended.
+    /// Whether the kernel waits for earlier launches itself, so that it may start early.
     waits: bool,
 }
 
@@ -48,19 +47,17 @@ unsafe impl Send for Kernel {}
 // SAFETY: the driver locks it in every call.
 unsafe impl Sync for Kernel {}
 
-/// How many threads run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks, in x, y and z.
+    /// In x, y and z.
     pub blocks: [u32; 3],
-    /// Threads of a block, in x, y and z.
+    /// In x, y and z.
     pub threads: [u32; 3],
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Grid {
-    /// `blocks` blocks of `threads` threads.
     pub fn new(blocks: [u32; 3], threads: u32) -> Self {
         Self {
             blocks,
@@ -69,7 +66,6 @@ impl Grid {
         }
     }
 
-    /// The same with dynamic shared memory.
     #[must_use]
     pub fn shared(self, shared_bytes: u32) -> Self {
         Self {
@@ -87,8 +83,6 @@ impl Grid {
     }
 }
 
-/// A value that a kernel takes.
-///
 /// # Safety
 /// Size and layout are those of the kernel's parameter: a number, a [`DevicePtr`] or a `repr(C)` struct of such.
 pub unsafe trait KernelArg: Copy {}
@@ -106,7 +100,6 @@ unsafe impl<T> KernelArg for DevicePtr<T> {}
 
 /// The arguments of a launch: a tuple of [`KernelArg`]s, in order.
 pub trait KernelArgs {
-    /// Calls `launch` with a pointer to each argument.
     fn with_pointers<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
 }
 
@@ -207,13 +200,12 @@ impl Module {
 }
 
 impl Kernel {
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Lets blocks have up to `bytes` of dynamic shared memory. Once, before any launch, for every kernel that takes
-    /// some: without it static and dynamic bytes together may be 48 KiB, and the compiler says how many are static.
+    /// Raises the limit of dynamic shared memory. Must be called before any launch of a kernel that uses some:
+    /// otherwise static and dynamic bytes are limited to 48 KiB together.
     ///
     /// # Errors
     /// The GPU has less.
@@ -237,18 +229,10 @@ impl Kernel {
         })
     }
 
-    /// Bytes of static shared memory of a block, in addition to its launch's dynamic memory.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn static_shared_bytes(&self) -> Result<u32, DriverError> {
         self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Registers that a thread of it uses.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn registers(&self) -> Result<u32, DriverError> {
         self.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
@@ -263,7 +247,7 @@ impl Kernel {
         check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
     }
 
-    /// Runs it after all work given to `stream`. Allocates nothing; the arguments are copied by the driver.
+    /// Enqueues the kernel. Allocates nothing; the driver copies the arguments.
     ///
     /// # Safety
     /// The arguments are those that the kernel takes, in type, number and order; the memory it accesses through them is
@@ -312,7 +296,7 @@ impl Kernel {
     }
 }
 
-/// Lets a launch begin once all blocks of the previous launch have waited for their predecessors, before they end.
+/// Programmatic dependent launch: may begin once all blocks of the previous launch have waited for their predecessors.
 fn begins_early() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

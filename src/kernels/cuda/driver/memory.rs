@@ -1,4 +1,4 @@
-//! Buffers: on the device, and pinned on the host.
+//! Memory buffers: on the device, and pinned on the host.
 
 use std::ffi::{c_uint, c_void};
 use std::fmt;
@@ -17,7 +17,7 @@ use super::table::check;
 
 const WRITE_COMBINED: c_uint = 4;
 
-/// An address on the device, of something of type `T`. As a kernel's argument it is a pointer.
+/// A device address of a `T`, passed to kernels as a pointer.
 #[repr(transparent)]
 pub struct DevicePtr<T> {
     address: CUdeviceptr,
@@ -30,10 +30,8 @@ unsafe impl<T> Send for DevicePtr<T> {}
 unsafe impl<T> Sync for DevicePtr<T> {}
 
 impl<T> DevicePtr<T> {
-    /// The null pointer, for an absent array.
     pub const NULL: Self = Self::from_address(0);
 
-    /// The pointer with this address.
     pub const fn from_address(address: u64) -> Self {
         Self {
             address,
@@ -41,23 +39,19 @@ impl<T> DevicePtr<T> {
         }
     }
 
-    /// The address.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// Whether it is the null pointer.
     pub const fn is_null(self) -> bool {
         self.address == 0
     }
 
-    /// The pointer `n` elements on.
     #[must_use]
     pub const fn add(self, n: usize) -> Self {
         Self::from_address(self.address + (n * size_of::<T>()) as u64)
     }
 
-    /// The same address, cast to another type.
     pub const fn cast<U>(self) -> DevicePtr<U> {
         DevicePtr::from_address(self.address)
     }
@@ -91,7 +85,7 @@ impl<T> fmt::Debug for DevicePtr<T> {
     }
 }
 
-/// Memory of the device, freed when dropped. Its initial content is undefined.
+/// Device memory, freed on drop. Its initial content is undefined.
 pub struct DeviceBuffer<T> {
     device: Device,
     start: DevicePtr<T>,
@@ -99,10 +93,7 @@ pub struct DeviceBuffer<T> {
 }
 
 impl Device {
-    /// Takes memory for `len` elements. Not for hot paths: it may wait for the device.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
+    /// Not for hot paths: it may wait for the device.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, DriverError> {
         let bytes = bytes_of::<T>("cuMemAlloc", len)?;
         self.bind()?;
@@ -119,10 +110,7 @@ impl Device {
         })
     }
 
-    /// Takes pinned memory of the host for `len` elements, all zero.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
+    /// Allocates zeroed pinned host memory.
     pub fn pinned<T: Pod>(
         &self,
         len: usize,
@@ -166,7 +154,6 @@ fn bytes_of<T>(call: &'static str, len: usize) -> Result<usize, DriverError> {
 }
 
 impl<T> DeviceBuffer<T> {
-    /// Address of the first element.
     pub fn ptr(&self) -> DevicePtr<T> {
         self.start
     }
@@ -184,22 +171,18 @@ impl<T> DeviceBuffer<T> {
         self.start.add(index)
     }
 
-    /// Elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// The GPU that it is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -219,7 +202,6 @@ impl<T> Drop for DeviceBuffer<T> {
     }
 }
 
-/// The use of pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
     /// Written by the host, front to back, and copied to the device. Reading it is very slow.
@@ -228,10 +210,8 @@ pub enum HostUse {
     Readback,
 }
 
-/// Host memory that the device can copy from and to on its own, freed when dropped.
-///
-/// It does not track copies in flight: the caller must not access the elements until its copy is done, see
-/// [`Stream::upload`].
+/// Pinned host memory, freed on drop. It does not track copies in flight: the caller must not access the elements until
+/// its copy is done, see [`Stream::upload`].
 pub struct PinnedBuffer<T> {
     device: Device,
     start: NonNull<T>,
@@ -274,14 +254,11 @@ impl<T> Drop for PinnedBuffer<T> {
 }
 
 impl Stream {
-    /// Copies elements `range` of pinned memory to the device, from element `at` of `to` on.
+    /// Enqueues a copy of elements `range` of pinned memory to the device, from element `at` of `to` on.
     ///
     /// # Safety
-    /// Until this stream has passed this point (a [`Stream::synchronize`], or an event recorded later that was
-    /// reached) the elements of `from` are not written, and `from` lives.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Until this stream has passed this point (a [`Stream::synchronize`], or a later event that was reached) the
+    /// elements of `from` are not written, and `from` lives.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -298,14 +275,11 @@ impl Stream {
         unsafe { self.copy_to_device(to.at(at), from) }
     }
 
-    /// Copies elements `range` of the device's `from` to pinned memory, from element `at` of `to` on.
+    /// Enqueues a copy of elements `range` of the device's `from` to pinned memory, from element `at` of `to` on.
     ///
     /// # Safety
     /// Until this stream has passed this point (see [`Stream::upload`]) the elements of `to` are neither read nor
     /// written, and `to` lives.
-    ///
-    /// # Errors
-    /// The driver's error.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -324,10 +298,7 @@ impl Stream {
         unsafe { self.copy_to_host(to.as_ptr().cast(), from.at(range.start), range.len()) }
     }
 
-    /// Copies elements `range` of `from` within the device, from element `at` of `to` on.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Enqueues a copy of elements `range` of `from` within the device, from element `at` of `to` on.
     ///
     /// # Panics
     /// If either range is out of bounds.
@@ -356,9 +327,6 @@ impl Stream {
 
     /// Sets every byte of elements `range` to `byte`.
     ///
-    /// # Errors
-    /// The driver's error.
-    ///
     /// # Panics
     /// If the range is out of bounds.
     pub fn fill<T: Pod>(
@@ -380,10 +348,7 @@ impl Stream {
         })
     }
 
-    /// Copies a slice to the device, from element `at` of `to` on, and waits for it.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Copies a slice to the device, from element `at` of `to` on, and waits.
     ///
     /// # Panics
     /// If it is out of bounds.
@@ -399,7 +364,7 @@ impl Stream {
         begun.and(self.synchronize())
     }
 
-    /// Copies elements `range` from the device, after all work of the stream, and waits for it.
+    /// Copies elements `range` from the device, after all work of the stream, and waits.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.

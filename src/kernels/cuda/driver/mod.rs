@@ -1,16 +1,16 @@
-//! The part of the CUDA driver API that the engine uses.
+//! Safe wrapper of the part of the CUDA driver API that the engine uses.
 //!
-//! A [`Device`] is a GPU with its context; streams, events, buffers, modules and graphs come from it and keep it alive.
-//! Every failure is a [`DriverError`]; nothing here panics for a failure of the driver or the GPU.
+//! A [`Device`] is a GPU with its context, kept alive by the streams, events, buffers, modules and graphs made from it.
+//! Failures of the driver or the GPU are [`DriverError`]s, never panics.
 //!
-//! Calls go through our own function table, filled once when the driver is opened, and not through cudarc's wrappers:
-//! those panic when the driver lacks a function, hold results in an enum that only knows the codes of one version,
-//! order every use of a buffer by events that break graph capture, and keep errors of drops for a later call. cudarc
-//! finds the library and declares the types.
+//! Calls go through our own function table, filled when the driver is opened, and not through cudarc's wrappers: those
+//! panic if the driver lacks a function, hold results in an enum with the codes of one version, order every use of a
+//! buffer by events that break graph capture, and keep errors of drops for a later call. cudarc finds the library and
+//! declares the types.
 //!
-//! **`Send` and `Sync`.** The driver may be called from any thread, if the context is current there: each operation makes
-//! it so first (a comparison when it is already). Handles are therefore `Send`. Streams and events are `Sync` too, as
-//! the driver locks them itself; graphs are not, as it does not.
+//! **`Send` and `Sync`.** The driver may be called from any thread to which the context is current: each operation
+//! makes it current first (only a comparison if it already is). Handles are therefore `Send`. Streams and events are
+//! also `Sync`, as the driver locks them itself; it does not lock graphs.
 
 mod device;
 mod error;

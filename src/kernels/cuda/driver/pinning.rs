@@ -1,4 +1,4 @@
-//! Pinning memory that the driver did not allocate, and copies to and from it.
+//! Pins host memory that the driver did not allocate, and copies to and from it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -10,8 +10,7 @@ use super::memory::{DeviceBuffer, check_range};
 use super::stream::Stream;
 use super::table::check;
 
-/// Foreign memory that is pinned until this is dropped; in a lost context, until the context ends. The memory must live
-/// at least as long.
+/// Pinned foreign memory, unpinned on drop or, in a lost context, when the context ends. The memory must live as long.
 #[derive(Debug)]
 pub struct Pinning {
     device: Device,
@@ -23,7 +22,7 @@ pub struct Pinning {
 unsafe impl Send for Pinning {}
 
 impl Device {
-    /// Pins memory that exists already, so that copies to and from it are asynchronous.
+    /// Pins existing memory, so that copies to and from it are asynchronous.
     ///
     /// # Safety
     /// Until the result is dropped the memory lives where it is; if the context is lost by then, until that ends.
@@ -52,7 +51,7 @@ impl Drop for Pinning {
         self.device
             .pinned_counter()
             .fetch_sub(self.len as u64, Ordering::Relaxed);
-        // A copy may be in flight. A context that is lost gives the memory back when it ends.
+        // A copy may be in flight. A lost context unpins the memory when it ends.
         let unregister = self.device.functions().host_unregister;
         // SAFETY: pinned in `pin`, once given back.
         let _ = self
@@ -62,14 +61,11 @@ impl Drop for Pinning {
 }
 
 impl Stream {
-    /// Copies bytes of the host to the device, from byte `at` of `to` on. If they are not pinned the driver copies them
-    /// before this returns.
+    /// Enqueues a copy of host bytes to the device, from byte `at` of `to` on. If they are not pinned, the driver
+    /// copies them before this returns.
     ///
     /// # Safety
     /// Until this stream has passed this point (see [`Stream::upload`]) `len` bytes from `from` on live and are not written.
-    ///
-    /// # Errors
-    /// The driver's error.
     ///
     /// # Panics
     /// If they are more than `to` has.
@@ -86,14 +82,11 @@ impl Stream {
         unsafe { self.copy_to_device(to.at(at), from) }
     }
 
-    /// Copies bytes `range` of the device's `from` to the host. If that memory is not pinned, the copy is waited for.
+    /// Enqueues a copy of bytes `range` of the device's `from` to the host; waits if that memory is not pinned.
     ///
     /// # Safety
     /// Until this stream has passed this point (see [`Stream::upload`]) as many bytes from `to` on live and are neither read
     /// nor written.
-    ///
-    /// # Errors
-    /// The driver's error.
     ///
     /// # Panics
     /// If the range is out of bounds.

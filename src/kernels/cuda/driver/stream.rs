@@ -1,4 +1,4 @@
-//! Streams, and the events that order them.
+//! CUDA streams, and the events that order them.
 
 use std::ffi::c_uint;
 use std::fmt;
@@ -13,12 +13,10 @@ use super::table::check;
 const NON_BLOCKING: c_uint = 1;
 const UNTIMED: c_uint = 2;
 
-/// Which stream's blocks go first where both have some ready.
+/// Of blocks that are ready, those of the stream with the higher priority run first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The least urgent.
     Low,
-    /// The most urgent.
     High,
 }
 
@@ -33,7 +31,6 @@ unsafe impl Send for Stream {}
 // SAFETY: the driver locks a stream in every call.
 unsafe impl Sync for Stream {}
 
-/// A point in the work of a stream.
 pub struct Event {
     device: Device,
     raw: CUevent,
@@ -45,10 +42,6 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Device {
-    /// Makes a stream.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub fn stream(&self, priority: Priority) -> Result<Stream, DriverError> {
         self.bind()?;
         let (least, most) = self.priorities();
@@ -66,18 +59,12 @@ impl Device {
         })
     }
 
-    /// Makes an event that orders streams; until it is recorded it counts as reached.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Without timing. Counts as reached until it is recorded.
     pub fn event(&self) -> Result<Event, DriverError> {
         self.make_event(UNTIMED)
     }
 
-    /// Makes an event that also records a timestamp. It costs more.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Has a timestamp, which makes it slower.
     pub fn timed_event(&self) -> Result<Event, DriverError> {
         self.make_event(0)
     }
@@ -96,17 +83,15 @@ impl Device {
 }
 
 impl Stream {
-    /// The GPU that it belongs to.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The driver's handle, for libraries that take one.
     pub fn raw(&self) -> CUstream {
         self.raw
     }
 
-    /// Waits until all work given so far is done.
+    /// Waits for all work enqueued so far.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -118,10 +103,7 @@ impl Stream {
         })
     }
 
-    /// Marks the point after all work given so far.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Marks the point after all work enqueued so far.
     pub fn record(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop.
@@ -130,10 +112,7 @@ impl Stream {
         })
     }
 
-    /// Lets work given from now on begin only when the point that `event` marks now is reached.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Work enqueued from now on begins only after the point that `event` marks now.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop; the driver keeps the event's state while it needs it.
@@ -144,8 +123,6 @@ impl Stream {
 }
 
 impl Event {
-    /// Whether the point was reached.
-    ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
     pub fn is_reached(&self) -> Result<bool, DriverError> {
@@ -157,8 +134,6 @@ impl Event {
         }
     }
 
-    /// Waits until the point is reached.
-    ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
@@ -169,10 +144,7 @@ impl Event {
         })
     }
 
-    /// Milliseconds on the device from `start` to here. Both are timed events that were reached.
-    ///
-    /// # Errors
-    /// The driver's error.
+    /// Both must be timed events that were reached.
     pub fn ms_since(&self, start: &Event) -> Result<f32, DriverError> {
         self.device.bind()?;
         let mut ms = 0.0;

@@ -1,4 +1,4 @@
-//! The driver's functions, looked up by name.
+//! Function table of the CUDA driver, looked up by name.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -15,7 +15,6 @@ use super::error::{CudaUnavailable, DriverError};
 type DescribeCode = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 library_functions! {
-    /// The functions of the driver that are called.
     Functions, sys -> CUresult;
     init: cuInit(c_uint);
     driver_version: cuDriverGetVersion(*mut c_int);
@@ -70,7 +69,7 @@ library_functions! {
     graph_exec_destroy: cuGraphExecDestroy(CUgraphExec);
 }
 
-/// The functions, and those whose arguments the bindings cannot hold: codes that we do not know.
+/// The function table, and functions whose argument types in the bindings lack unknown codes.
 struct Driver {
     functions: Functions,
     error_name: DescribeCode,
@@ -80,13 +79,12 @@ struct Driver {
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 impl Functions {
-    /// Opens the driver's library and looks up everything that is called.
     pub(super) fn open() -> Result<&'static Self, CudaUnavailable> {
         if let Some(driver) = DRIVER.get() {
             return Ok(&driver.functions);
         }
-        // First of all: without a library the bindings panic. SAFETY: loading the driver's library runs its
-        // initialisers, as any CUDA program does.
+        // First, as the bindings panic without a library. SAFETY: loading the driver's library runs its initialisers,
+        // as in any CUDA program.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaUnavailable::NoDriver);
         }
@@ -106,7 +104,6 @@ impl Functions {
         Ok(&DRIVER.get_or_init(|| driver).functions)
     }
 
-    /// The driver's name and description of a code.
     pub(super) fn describe(code: c_int) -> (&'static str, &'static str) {
         let Some(driver) = DRIVER.get() else {
             return ("CUDA error", "");
@@ -126,7 +123,6 @@ impl Functions {
     }
 }
 
-/// An error for any result but 0.
 pub(super) fn check(call: &'static str, code: c_int) -> Result<(), DriverError> {
     match code {
         0 => Ok(()),

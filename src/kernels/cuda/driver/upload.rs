@@ -1,4 +1,4 @@
-//! Large copies to the device through a small ring of pinned memory.
+//! Uploads large data to the device through a small ring of pinned buffers.
 
 use std::sync::Arc;
 
@@ -11,10 +11,9 @@ use super::stream::{Event, Stream};
 
 /// One is filled while the other is copied.
 const N_CHUNKS: usize = 2;
-/// Enough for the bus to be busy, little enough to fill while a core is warm.
+/// Enough to saturate the bus, little enough to fill quickly.
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// Fills pinned memory and copies it to the device, in turns.
 #[derive(Debug)]
 pub struct Uploader {
     stream: Arc<Stream>,
@@ -30,10 +29,6 @@ struct Chunk {
 }
 
 impl Uploader {
-    /// An uploader whose copies go to `stream`.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's error.
     pub fn new(device: &Device, stream: impl Into<Arc<Stream>>) -> Result<Self, DriverError> {
         let chunk = || {
             Ok::<_, DriverError>(Chunk {
@@ -48,8 +43,8 @@ impl Uploader {
         })
     }
 
-    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of them: its elements, and the index
-    /// of the first one among the `len`. Their memory is slow to read.
+    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of them into memory that is slow to
+    /// read: its arguments are the elements, and the index of the first one.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -83,13 +78,10 @@ impl Uploader {
         Ok(())
     }
 
-    /// The stream of the copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Waits until all copies are done.
-    ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
     pub fn finish(&self) -> Result<(), DriverError> {

@@ -1,4 +1,4 @@
-//! Matrix products: by cuBLASLt where it can be loaded and is faster, else by our own kernels.
+//! Matrix products on the GPU: by cuBLASLt where available and faster, else by our own kernels.
 
 mod cublaslt;
 
@@ -12,22 +12,20 @@ pub use crate::gemm::GemmWish;
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
-/// The least compute capability on which our own kernels multiply few rows even with cuBLASLt.
+/// The lowest compute capability on which our own kernels multiply few rows even with cuBLASLt.
 const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 
-/// Matrix products on one stream at a time: they share a workspace.
+/// For one stream at a time: all products share a workspace.
 #[derive(Debug)]
 pub struct Products {
     own: OwnGemm,
     cublaslt: Option<CublasLt>,
-    /// Few rows are multiplied by our own kernels, which are faster there.
+    /// Whether our own kernels multiply few rows, as they are faster there.
     is_own_for_few_rows: bool,
     workspace: DeviceBuffer<u8>,
 }
 
 impl Products {
-    /// Finds our kernels, opens cuBLASLt if `wish` allows it, and allocates a workspace.
-    ///
     /// # Errors
     /// A kernel is missing, memory is short, or `wish` requires cuBLASLt and it cannot be loaded.
     pub fn new(
@@ -67,18 +65,18 @@ impl Products {
         })
     }
 
-    /// Most bytes of device memory that products take in addition to their arguments.
+    /// Upper bound of the products' device memory, without their arguments.
     pub fn workspace_bytes(multiprocessors: u32) -> u64 {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
 
-    /// Whether `auto` leaves few rows to our own kernels: in bf16, and where they are faster, as measured on Hopper
-    /// (`docs/gpu.md`) and assumed for later GPUs.
+    /// Whether `auto` uses our own kernels for few rows: in bf16, on GPUs where they are faster, as measured on Hopper
+    /// (`docs/gpu.md`) and assumed for later ones.
     fn leaves_few_rows(device: &Device, element: ElementType) -> bool {
         element == ElementType::Bf16 && device.info().capability >= OWN_FOR_FEW_ROWS_FROM
     }
 
-    /// The kernels that `wish` selects: `own`, `cublaslt`, or `both` where few rows are left to our own.
+    /// `own`, `cublaslt`, or `both` if few rows use our own kernels.
     pub fn multipliers(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
         match wish {
             GemmWish::Own => "own",
@@ -97,19 +95,16 @@ impl Products {
         }
     }
 
-    /// Products that cuBLASLt left to our own kernels; those of a graph count once, when it is recorded.
+    /// Products that fell back from cuBLASLt to our own kernels; those of a graph count once, on capture.
     pub fn n_left_by_cublaslt(&self) -> u64 {
         self.cublaslt.as_ref().map_or(0, CublasLt::n_left)
     }
 
-    /// Multiplies; `partials` and `n_splits` are filled in. A shape that cuBLASLt has no algorithm for, or fails at, is
-    /// multiplied by our own kernels. The first call of a shape asks cuBLASLt for an algorithm, later ones allocate nothing.
+    /// Fills in `partials` and `n_splits`. A shape for which cuBLASLt has no algorithm, or fails, falls back to our own
+    /// kernels. The first call of a shape runs cuBLASLt's heuristic, later ones allocate nothing.
     ///
     /// # Safety
     /// As for the launches: see [`super::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn multiply(
         &mut self,
         stream: &Stream,

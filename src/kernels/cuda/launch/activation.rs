@@ -1,4 +1,4 @@
-//! activation.cu: the gate of an MLP.
+//! Launch of activation.cu: the gated activation of an MLP.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -7,15 +7,10 @@ use super::super::params::{Element, ElementType};
 const THREADS: u32 = 256;
 const ELEMENTS_PER_BLOCK: u32 = 2048;
 
-/// `silu(gate) * up`.
 #[derive(Clone, Debug)]
 pub struct SiluMul(Kernel);
 
 impl SiluMul {
-    /// Finds the kernel.
-    ///
-    /// # Errors
-    /// It is missing.
     pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
         let name = format!("silu_mul_{}", element.suffix());
         modules.kernel("activation.cu", &name).map(Self)
@@ -25,9 +20,6 @@ impl SiluMul {
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! attention_decode.cu and attention_prefill.cu: attention over pages.
+//! Launches of attention_decode.cu and attention_prefill.cu: paged attention.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -8,26 +8,21 @@ const DECODE: &str = "attention_decode.cu";
 const PREFILL: &str = "attention_prefill.cu";
 const THREADS: u32 = 128;
 const COMBINE_THREADS: u32 = 128;
-/// Heads of a group that one block of the tensor-core decode takes.
+/// Heads of a group per thread block of the tensor-core decode.
 const DECODE_HEADS: u32 = 16;
 const PLAIN_TILE_QUERIES: u32 = 16;
 const MAX_SPLITS: u32 = 64;
-/// Fewest keys of a split of a context: fewer are not worth a block.
+/// Minimum keys of a split: fewer are not worth a thread block.
 const KEYS_PER_SPLIT: u32 = 128;
 const MAX_HEAD_DIM: u32 = 256;
-/// Rows of heads are copied in pieces of this many elements, 16 bytes, on tensor cores.
+/// Tensor-core kernels copy rows of heads in pieces of this many elements, 16 bytes.
 const DIM_STEP: u32 = 8;
 
-/// The heads that a model attends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttendShape {
-    /// Element type of queries, keys and values.
     pub element: ElementType,
-    /// Query heads.
     pub n_heads: u32,
-    /// Key and value heads.
     pub n_kv_heads: u32,
-    /// Elements in a head.
     pub head_dim: u32,
 }
 
@@ -36,8 +31,8 @@ impl AttendShape {
         self.n_heads / self.n_kv_heads
     }
 
-    /// The limits of the kernels on tensor cores, if there are some for these heads: heads are filled up with zeros to the
-    /// size that a kernel is made for, and below half of the smallest that is not worth it.
+    /// Limits of the tensor-core kernels, if there are some for these heads: heads are zero-padded to a kernel's size;
+    /// for heads below half of the smallest size that is not worth it.
     fn tensor(&self) -> Option<TensorLaunch> {
         let launch = |padded_dim, threads, decode_bytes, prefill_bytes, prefill_rows| {
             Some(TensorLaunch {
@@ -61,22 +56,21 @@ impl AttendShape {
 
 #[derive(Clone, Copy, Debug)]
 struct TensorLaunch {
-    /// The size of heads that the kernels are made for, part of their names.
+    /// Head size that the kernels are compiled for, part of their names.
     padded_dim: u32,
     decode_threads: u32,
     decode_shared_bytes: u32,
     prefill_shared_bytes: u32,
-    /// Pairs of a query and a head of its group in a tile.
+    /// (Query, head of its group) pairs in a tile.
     prefill_rows: u32,
 }
 
-/// Paged attention of one model.
 #[derive(Clone, Debug)]
 pub struct Attention {
     shape: AttendShape,
     multiprocessors: u32,
     decode: Kernel,
-    /// With one block for this many query heads.
+    /// Minimum thread blocks for this many query heads.
     decode_blocks: u32,
     decode_threads: u32,
     decode_shared_bytes: u32,
@@ -88,8 +82,6 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Finds the kernels for these heads.
-    ///
     /// # Errors
     /// One is missing, or the GPU has too little shared memory; heads that do not divide or are too large.
     pub fn load(
@@ -139,8 +131,8 @@ impl Attention {
         self.queries_per_tile
     }
 
-    /// Parts to cut contexts into in a decode of `n_segments` rows: enough blocks to fill the GPU twice, and no part
-    /// smaller than is worth one.
+    /// Splits of each context in a decode of `n_segments` rows: enough thread blocks to fill the GPU twice, without
+    /// splits that are too small.
     pub fn n_splits(&self, n_segments: u32, longest_context: u32) -> u32 {
         let blocks = (self.decode_blocks * n_segments).max(1);
         let wanted = (2 * self.multiprocessors).div_ceil(blocks);
@@ -149,7 +141,6 @@ impl Attention {
             .min(longest_context.div_ceil(KEYS_PER_SPLIT).max(1))
     }
 
-    /// Elements of `partials` in a decode.
     pub fn partials_len(&self, n_segments: u32, n_splits: u32) -> usize {
         match n_splits {
             0 | 1 => 0,
@@ -160,13 +151,10 @@ impl Attention {
         }
     }
 
-    /// Attends the one query of each of the first `n_segments` segments.
+    /// The first `n_segments` segments have one query each.
     ///
     /// # Safety
     /// See the module; q, out and pools are aligned to 16 bytes.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn decode(
         &self,
         stream: &Stream,
@@ -188,13 +176,8 @@ impl Attention {
         unsafe { self.combine.launch(stream, grid, &(*params,)) }
     }
 
-    /// Attends the queries of `n_tiles` tiles.
-    ///
     /// # Safety
     /// See the module; q, out and pools are aligned to 16 bytes.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn prefill(
         &self,
         stream: &Stream,

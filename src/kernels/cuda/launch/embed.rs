@@ -1,4 +1,4 @@
-//! embed.cu: rows of the embedding table or of activations, and the rotations of positions.
+//! Launches of embed.cu: embedding lookup, row gather, and RoPE rotations of positions.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -7,20 +7,15 @@ use super::super::params::{Element, ElementType};
 const EMBED_THREADS: u32 = 256;
 const ROTATION_THREADS: u32 = 64;
 
-/// Embedding gather and rotations.
 #[derive(Clone, Debug)]
 pub struct Embed {
     embed: Kernel,
-    /// Moves words of any type.
+    /// Copies words of any type.
     pick: Kernel,
     rotations: Kernel,
 }
 
 impl Embed {
-    /// Finds the kernels.
-    ///
-    /// # Errors
-    /// One is missing.
     pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
         let name = format!("embed_{}", element.suffix());
         Ok(Self {
@@ -34,9 +29,6 @@ impl Embed {
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn embed(
         &self,
         stream: &Stream,
@@ -57,9 +49,6 @@ impl Embed {
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn pick(
         &self,
         stream: &Stream,
@@ -77,9 +66,6 @@ impl Embed {
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn rotations(
         &self,
         stream: &Stream,

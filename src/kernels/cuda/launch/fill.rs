@@ -1,4 +1,4 @@
-//! fill.cu: random weights.
+//! Launch of fill.cu: random weights.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -6,7 +6,7 @@ use super::super::params::{Element, ElementType};
 
 const THREADS: u32 = 256;
 const ELEMENTS_PER_THREAD: u64 = 8;
-/// Blocks of a multiprocessor; each takes several turns at a large tensor.
+/// Thread blocks per multiprocessor; each takes several turns at a large tensor.
 const BLOCKS: u32 = 8;
 
 /// Random elements: those of [`RandomTensor`](crate::random::RandomTensor).
@@ -17,10 +17,6 @@ pub struct FillRandom {
 }
 
 impl FillRandom {
-    /// Finds the kernel.
-    ///
-    /// # Errors
-    /// It is missing.
     pub fn load(
         modules: &Modules,
         element: ElementType,
@@ -33,13 +29,10 @@ impl FillRandom {
         })
     }
 
-    /// Makes the first `len` elements of a seed, integers of 24 bits times `unit`.
+    /// Fills `out` with the first `len` elements of a seed, integers of 24 bits times `unit`.
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

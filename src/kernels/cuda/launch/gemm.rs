@@ -1,4 +1,4 @@
-//! gemm.cu: selects the built-in kernel for a product's shape and launches it.
+//! Launch of gemm.cu: selects our own kernel for a product's shape.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -8,23 +8,21 @@ const UNIT: &str = "gemm.cu";
 const THREADS: u32 = 256;
 const SIMT_TILE: u32 = 64;
 const SKINNY_MAX_ROWS: u32 = 16;
-/// Rows up to which our kernels are faster than cuBLASLt's.
 const FEW_ROWS: u32 = 8;
-/// Outputs below which a block of a skinny product takes 16 of them, so that there are enough blocks.
+/// Outputs below which a thread block of a skinny product takes 16 of them, so that there are enough blocks.
 const FEW_OUTPUTS: u32 = 4096;
-/// Inputs below which a part of a split product is not worth a block.
+/// Inputs below which a split of `k` is not worth a thread block.
 const INPUTS_PER_SPLIT: u32 = 512;
 const REDUCE_COLUMNS: u32 = 1024;
-/// Bytes of `partials` for each multiprocessor.
+/// Per multiprocessor, of `partials`.
 const PARTIAL_BYTES: usize = 131_072;
-/// Vector loads need this alignment, and rows of a multiple of it.
+/// Of vector loads, in bytes.
 const ALIGNMENT: u64 = 16;
 const ROW_ELEMENTS: u32 = 8;
 
-/// The facts that decide which kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmShape {
-    /// Rows of the activations.
+    /// Rows of activations.
     pub m: u32,
     /// Outputs.
     pub n: u32,
@@ -35,7 +33,6 @@ pub struct GemmShape {
 }
 
 impl GemmShape {
-    /// The shape of a call.
     pub fn of(params: &GemmParams) -> Self {
         let addresses = params.x.address() | params.w.address();
         Self {
@@ -47,28 +44,24 @@ impl GemmShape {
     }
 }
 
-/// A kernel and its launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmChoice {
     variant: Variant,
-    /// How it is launched.
     pub grid: Grid,
-    /// Parts of `k`, each with separate partial sums.
+    /// Splits of `k`, each with separate partial sums.
     pub n_splits: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Simt,
-    /// Index into [`SKINNY`].
     Skinny(usize),
-    /// Index into [`TILES`].
     Tile(usize),
 }
 
-/// Rows and columns of a block.
+/// Rows and columns of a thread block.
 const SKINNY: [(u32, u32); 3] = [(8, 16), (8, 32), (16, 32)];
-/// Rows, columns, threads and shared bytes of a block.
+/// Rows, columns, threads and shared bytes of a thread block.
 const TILES: [(u32, u32, u32, u32); 3] = [
     (64, 128, 128, 98_304),
     (128, 128, 128, 65_536),
@@ -76,13 +69,12 @@ const TILES: [(u32, u32, u32, u32); 3] = [
 ];
 const LARGE_TILE: usize = 2;
 
-/// Our own matrix products.
 #[derive(Clone, Debug)]
 pub struct OwnGemm {
     element: ElementType,
     multiprocessors: u32,
     simt: Kernel,
-    /// With bf16 only, as the rest.
+    /// Only for bf16, as the following fields.
     tensor: Option<TensorKernels>,
 }
 
@@ -94,8 +86,6 @@ struct TensorKernels {
 }
 
 impl OwnGemm {
-    /// Finds the kernels.
-    ///
     /// # Errors
     /// One is missing, or the GPU has too little shared memory.
     pub fn load(
@@ -117,7 +107,7 @@ impl OwnGemm {
         })
     }
 
-    /// Bytes of `partials` that any product may need.
+    /// The maximum of any product.
     pub fn workspace_bytes(&self) -> usize {
         match self.element {
             ElementType::F32 => 0,
@@ -125,31 +115,27 @@ impl OwnGemm {
         }
     }
 
-    /// The same, before kernels are loaded.
+    /// As `workspace_bytes`, before kernels are loaded.
     pub fn max_workspace_bytes(multiprocessors: u32) -> usize {
         PARTIAL_BYTES * multiprocessors as usize
     }
 
-    /// The kernel for a shape: a function of it, the element type and the GPU alone.
+    /// Depends only on the shape, the element type and the GPU.
     pub fn choose(&self, shape: GemmShape) -> GemmChoice {
         choose(self.element, self.multiprocessors, shape)
     }
 
-    /// Whether a product is one of those at which our kernels were ahead of cuBLASLt's on an H100: of at most 8 rows, in
-    /// shapes of which each weight is read once (`docs/gpu.md`).
+    /// Whether our kernels beat cuBLASLt's on an H100: at most 8 rows, in shapes where each weight is read once
+    /// (`docs/gpu.md`).
     pub fn is_for_few_rows(&self, params: &GemmParams) -> bool {
         let choice = self.choose(GemmShape::of(params));
         matches!(choice.variant, Variant::Skinny(i) if SKINNY[i].0 <= FEW_ROWS)
     }
 
-    /// Multiplies; `n_splits` is filled in. `partials` has [`Self::workspace_bytes`], aligned to 16, and no other
-    /// product uses it meanwhile.
+    /// Fills in `n_splits`. `partials` has [`Self::workspace_bytes`], aligned to 16, for exclusive use.
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn launch(&self, stream: &Stream, params: &GemmParams) -> Result<(), DriverError> {
         let choice = self.choose(GemmShape::of(params));
         let params = GemmParams {

@@ -1,7 +1,8 @@
-//! How each kernel is launched: its name, blocks, threads, shared memory and arguments, one file for each family.
+//! Launches of the CUDA kernels: name, grid, shared memory and arguments, one file per family.
 //!
-//! Every launch is `unsafe` for the same reason: it takes addresses. They must point to memory of the device, of the
-//! shape that the launch names, alive until the stream has passed it, and used by no other stream unordered.
+//! # Safety
+//! Every launch takes addresses, which must point to device memory of the given shape, alive until the stream has
+//! passed the launch, and used by no other stream unordered.
 
 mod activation;
 mod attention;

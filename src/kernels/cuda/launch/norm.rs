@@ -1,34 +1,26 @@
-//! norm.cu: RMSNorm.
+//! Launch of norm.cu: RMSNorm.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
 use super::super::params::{Element, ElementType};
 
-/// Elements of a row that a warp norms.
+/// Elements of a row per warp.
 const WARP_WIDTH: u32 = 256;
 const MAX_WARPS: u32 = 32;
 
-/// RMSNorm of rows of the residual stream.
 #[derive(Clone, Debug)]
 pub struct RmsNorm(Kernel);
 
 impl RmsNorm {
-    /// Finds the kernel.
-    ///
-    /// # Errors
-    /// It is missing.
     pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
         let name = format!("rms_norm_{}", element.suffix());
         modules.kernel("norm.cu", &name).map(Self)
     }
 
-    /// Norms row `rows[i]` of `x[*, width]` (row `i` where `rows` is null) into row `i` of `out[n_rows, width]`.
+    /// Normalises row `rows[i]` of `x[*, width]` (row `i` if `rows` is null) into row `i` of `out[n_rows, width]`.
     ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     #[allow(clippy::too_many_arguments)] // those of the kernel
     pub unsafe fn launch(
         &self,

@@ -1,4 +1,4 @@
-//! rope.cu: head norms, rotation, and keys and values into the pool.
+//! Launch of rope.cu: head norms, RoPE, and the KV store.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -12,22 +12,13 @@ const HEADS_PER_BLOCK: u32 = 4;
 pub struct RopeStore(Kernel);
 
 impl RopeStore {
-    /// Finds the kernel.
-    ///
-    /// # Errors
-    /// It is missing.
     pub fn load(modules: &Modules, element: ElementType) -> Result<Self, DriverError> {
         let name = format!("rope_store_{}", element.suffix());
         modules.kernel("rope.cu", &name).map(Self)
     }
 
-    /// Norms, rotates and stores the heads of `n_tokens` tokens.
-    ///
     /// # Safety
     /// See the module.
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

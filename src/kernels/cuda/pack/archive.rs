@@ -1,4 +1,4 @@
-//! The pack: machine code of all kernels for the usual GPUs, as `kernels/pack.py` writes it.
+//! The kernel pack: machine code of all kernels for the usual GPUs, written by `kernels/pack.py`.
 //!
 //! One zstd frame. In it, numbers little-endian: 8 bytes of magic, `u32` entries, then for each entry 16 bytes of target
 //! and 32 of unit (both padded with NUL), 32 of the sources' hash, `u64` offset and `u64` length; then the images.
@@ -12,29 +12,24 @@ const MAGIC: &[u8] = b"SFLPACK1";
 const TARGET_BYTES: usize = 16;
 const UNIT_BYTES: usize = 32;
 const ENTRY_BYTES: usize = TARGET_BYTES + UNIT_BYTES + 32 + 8 + 8;
-/// Limit on a pack's size, many times the usual one: a damaged pack must not take all memory.
+/// Many times the usual size: bounds the memory that a damaged pack can take.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// A pack, decoded.
 pub struct Archive {
     bytes: Vec<u8>,
     entries: Vec<Entry>,
 }
 
-/// An image of the pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The GPU that it was compiled for.
     pub target: String,
-    /// The file of kernels.
     pub unit: String,
-    /// Hash of its sources.
     pub sources: SourceHash,
     place: Range<usize>,
 }
 
 impl Archive {
-    /// The pack in this binary.
+    /// The pack embedded in this binary.
     ///
     /// # Errors
     /// There is none, or it is damaged.
@@ -45,8 +40,6 @@ impl Archive {
         }
     }
 
-    /// Decodes a pack.
-    ///
     /// # Errors
     /// The fault in it.
     pub fn decode(packed: &[u8]) -> Result<Self, String> {
@@ -60,7 +53,7 @@ impl Archive {
         Ok(Self { bytes, entries })
     }
 
-    /// The machine code of a unit that suits a GPU best.
+    /// The best match for a GPU.
     pub fn machine_code(&self, unit: &str, capability: (u32, u32)) -> Option<&Entry> {
         let of_unit = self.entries.iter().filter(|entry| entry.unit == unit);
         let suiting = of_unit.filter_map(|entry| Some((suits(&entry.target, capability)?, entry)));
@@ -69,19 +62,17 @@ impl Archive {
             .map(|(_, entry)| entry)
     }
 
-    /// The PTX of a unit.
     pub fn ptx(&self, unit: &str) -> Option<&Entry> {
         let mut entries = self.entries.iter();
         entries.find(|entry| entry.unit == unit && entry.target == PTX_TARGET)
     }
 
-    /// The content of an entry.
     pub fn image(&self, entry: &Entry) -> &[u8] {
         &self.bytes[entry.place.clone()]
     }
 }
 
-/// `None` if any offset is outside of the pack.
+/// `None` if an offset is outside of the pack.
 fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     let rest = bytes.strip_prefix(MAGIC)?;
     let (n_entries, rest) = rest.split_first_chunk::<4>()?;
@@ -118,7 +109,7 @@ fn text(padded: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// One zstd frame of raw blocks, as an encoder without a model writes it.
+    /// A zstd frame of raw blocks.
     fn packed(bytes: &[u8]) -> Vec<u8> {
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0b1010_0000];
         frame.extend((bytes.len() as u32).to_le_bytes());

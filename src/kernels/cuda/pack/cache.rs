@@ -1,7 +1,7 @@
-//! The on-disk cache of kernels that were compiled on this machine.
+//! On-disk cache of kernels compiled on this machine.
 //!
-//! A file's name is the hash of its sources and the version of the compiler; any version will do, so that NVRTC need
-//! not be opened, or there, to find it. A file begins with a hash of the rest: truncated files are not used.
+//! A file name is the hash of the sources and the compiler's version; any version is accepted, so that lookups don't
+//! need NVRTC. A file begins with a hash of the rest, which detects truncation.
 
 use std::fs;
 use std::io;
@@ -13,11 +13,11 @@ use sha2::{Digest, Sha256};
 use super::super::search;
 use super::sources::SourceHash;
 
-/// Most files: a dozen units for a few GPUs and versions. The oldest are deleted first.
+/// A dozen units for a few GPUs and versions. The oldest files are deleted first.
 const MAX_FILES: usize = 96;
 const EXTENSION: &str = "cubin";
 
-/// The folder; none where the user has none.
+/// The folder, if the user has one.
 pub struct Cache(pub Option<PathBuf>);
 
 /// `kernels` in `SOUFFLEUR_CACHE_DIR`, else in `souffleur` in the user's cache.
@@ -32,8 +32,6 @@ pub fn folder_of_user() -> Option<PathBuf> {
 }
 
 impl Cache {
-    /// Reads the machine code made from these sources.
-    ///
     /// # Errors
     /// There is none.
     pub fn read(&self, sources: &SourceHash) -> Result<Vec<u8>, String> {
@@ -52,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// Keeps machine code made from these sources by this version of NVRTC, and drops the oldest beyond the bound.
+    /// Stores machine code compiled by this version of NVRTC, and deletes the oldest files beyond the limit.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -119,7 +117,7 @@ fn prune(dir: &Path) -> io::Result<()> {
     files.sort();
     let n_surplus = files.len().saturating_sub(MAX_FILES);
     files.into_iter().take(n_surplus).try_for_each(|(_, path)| {
-        // Another process may have been faster.
+        // Another process may have removed it.
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

@@ -1,8 +1,8 @@
-//! Machine code of the kernels for the device: from the pack, the cache, or NVRTC.
+//! Loads the kernels' machine code: from the pack, the cache, or NVRTC.
 //!
 //! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of
-//! images compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last
-//! two make new architectures work. An image that was not compiled from the sources in this binary is ignored.
+//! images compiled earlier; **NVRTC**, if installed; the pack's **PTX**, compiled by the driver. The last two support
+//! new architectures. Images not compiled from the sources in this binary are ignored.
 
 mod archive;
 mod cache;
@@ -22,12 +22,11 @@ use self::nvrtc::Nvrtc;
 use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
 use super::driver::{Device, DriverError, Kernel, Module};
 
-/// The first bytes of machine code.
 const ELF: &[u8] = b"\x7fELF";
-/// In the hashes that name files of the cache.
+/// As the compiler version in the hashes that name cache files.
 const ANY_COMPILER: &str = "";
 
-/// A name for the kernels of a GPU of this compute capability: the same as long as nothing that they are made from changes.
+/// A name for the kernels of a GPU that changes if any of their inputs does.
 pub fn kernels_name(capability: (u32, u32)) -> String {
     let target = sources::target(capability);
     let hash = sources::sources_hash(&target);
@@ -35,19 +34,18 @@ pub fn kernels_name(capability: (u32, u32)) -> String {
     format!("{target} {hash}")
 }
 
-/// Origins of kernels in addition to the pack.
+/// Sources of kernels in addition to the pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Ignores the machine code and PTX in this binary.
     pub skips_pack: bool,
     /// Folder for images compiled here.
     pub cache: Option<PathBuf>,
-    /// Folders that may hold NVRTC, in order of preference.
+    /// In order of preference.
     pub nvrtc: Vec<PathBuf>,
 }
 
 impl Places {
-    /// The locations that this user's environment variables, toolkits and Python packages give.
+    /// From this user's environment variables, toolkits and Python packages.
     pub fn of_user() -> Self {
         Self {
             skips_pack: false,
@@ -57,30 +55,21 @@ impl Places {
     }
 }
 
-/// Why there are no kernels for a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no CUDA kernels of {unit} for {target}: {}; set SOUFFLEUR_NVRTC_DIR to the folder of libnvrtc.so in a CUDA toolkit 12 or newer", tried.join("; "))]
 pub struct KernelsUnavailable {
-    /// The file of kernels.
     pub unit: &'static str,
-    /// The GPU that it was to be compiled for.
     pub target: String,
-    /// The attempts, and the reasons why they failed.
     pub tried: Vec<String>,
 }
 
-/// Where the kernels of a unit came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// Machine code in this binary.
     Pack,
-    /// Compiled by an earlier process.
     Cache,
-    /// Compiled now.
     Nvrtc,
-    /// PTX in this binary, translated by the driver.
+    /// PTX in this binary, compiled by the driver.
     Ptx,
-    /// Given by the caller.
     Given,
 }
 
@@ -96,12 +85,11 @@ impl fmt::Display for Origin {
     }
 }
 
-/// All kernels, loaded.
 #[derive(Clone, Debug)]
 pub struct Modules(BTreeMap<&'static str, (Module, Origin)>);
 
 impl Modules {
-    /// Loads the kernels for a device, from the places of this user.
+    /// Loads the kernels from `Places::of_user`.
     ///
     /// # Errors
     /// No place has them; the error lists the attempts.
@@ -109,8 +97,6 @@ impl Modules {
         Self::load_from(device, Places::of_user())
     }
 
-    /// Loads the kernels for a device.
-    ///
     /// # Errors
     /// No place has them; the error lists the attempts.
     pub fn load_from(device: &Device, places: Places) -> Result<Self, KernelsUnavailable> {
@@ -131,13 +117,10 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Loads images that the caller has: for tests.
+    /// Loads given images, for tests.
     ///
     /// # Safety
     /// As for [`Device::load_module`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn from_images(
         device: &Device,
         mut image: impl FnMut(&'static str) -> Vec<u8>,
@@ -167,7 +150,7 @@ impl Modules {
         }
     }
 
-    /// Where they came from, such as `pack` or `cache, nvrtc`.
+    /// Such as `pack` or `cache, nvrtc`.
     pub fn origins(&self) -> String {
         let mut origins: Vec<_> = self.0.values().map(|(_, origin)| *origin).collect();
         origins.sort_unstable();
@@ -177,7 +160,7 @@ impl Modules {
     }
 }
 
-/// Looks for kernels in one place after the other; each is opened when it is first needed.
+/// Tries one place after the other; each is opened on first use.
 struct Finder<'a> {
     device: &'a Device,
     target: String,
@@ -229,7 +212,6 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// Machine code (or PTX) of a unit from one place.
     fn image(&mut self, unit: &str, origin: Origin) -> Result<Cow<'_, [u8]>, String> {
         let capability = self.device.info().capability;
         match origin {
@@ -270,7 +252,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// The image of an entry, if it was made from the sources in this binary.
+/// The image of an entry, if compiled from the sources in this binary.
 fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, String> {
     let sources: SourceHash = source_hash(&entry.unit, &entry.target, pack_compiler());
     if sources == entry.sources {

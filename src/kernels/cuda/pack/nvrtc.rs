@@ -1,4 +1,4 @@
-//! NVIDIA's compiler for kernels, where it is installed: in a CUDA toolkit, or as a Python package.
+//! Compiles kernels with NVRTC, from a CUDA toolkit or a Python package.
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,10 @@ use super::sources::{ALL_HEADERS, ALL_UNITS, options};
 
 const LIBRARY: &str = "libnvrtc.so";
 const BUILTINS: &str = "libnvrtc-builtins.so";
-/// Older ones do not know sm_89 or sm_90.
+/// Older versions don't support sm_89 or sm_90.
 const OLDEST_MAJOR: c_int = 12;
 
 library_functions! {
-    /// The functions of NVRTC that are called.
     Functions, sys -> nvrtcResult;
     version: nvrtcVersion(*mut c_int, *mut c_int);
     create: nvrtcCreateProgram(
@@ -31,7 +30,6 @@ library_functions! {
     destroy: nvrtcDestroyProgram(*mut nvrtcProgram);
 }
 
-/// The compiler.
 pub struct Nvrtc {
     functions: Functions,
     version: String,
@@ -62,14 +60,14 @@ impl Nvrtc {
         Err(tried.join(", "))
     }
 
-    /// Its version, such as `12.9`.
+    /// Such as `12.9`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
     fn open(library: &Path) -> Result<Self, String> {
-        // NVRTC opens its builtins by name, and no loader searches the folders of Python's packages: an open library is
-        // found.
+        // NVRTC opens its builtins by name, and the loader does not search the folders of Python packages, but finds
+        // open libraries.
         for builtins in library
             .parent()
             .into_iter()
@@ -101,7 +99,7 @@ impl Nvrtc {
         })
     }
 
-    /// Compiles a unit to machine code.
+    /// Returns machine code.
     ///
     /// # Errors
     /// The compiler's log.
@@ -139,7 +137,6 @@ impl Nvrtc {
     }
 }
 
-/// A unit under compilation, destroyed when dropped.
 struct Program<'a> {
     functions: &'a Functions,
     raw: nvrtcProgram,
@@ -212,7 +209,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
 }
 
-/// Folders that may hold NVRTC: `SOUFFLEUR_NVRTC_DIR`, else toolkits and the Python environment that is active.
+/// `SOUFFLEUR_NVRTC_DIR`, else toolkits and the active Python environment.
 pub fn folders_of_user() -> Vec<PathBuf> {
     match search::variable("SOUFFLEUR_NVRTC_DIR") {
         Some(chosen) => vec![chosen],

@@ -1,28 +1,25 @@
-//! The kernels' sources, their compiler options, and hashes of both.
+//! The kernels' embedded sources, compiler options, and hashes of both.
 
 use sha2::{Digest, Sha256};
 
 use souffleur_cuda_sources::{COMPILER, HEADERS, PACK, UNITS};
 
-/// The files of kernels, with their text, by name.
+/// The `.cu` files: name and text.
 pub const ALL_UNITS: &[(&str, &str)] = UNITS;
-/// The files that they include, likewise.
+/// The headers: name and text.
 pub const ALL_HEADERS: &[(&str, &str)] = HEADERS;
-/// The pack; empty in a binary that was built without one.
+/// Empty in a binary built without a pack.
 pub const EMBEDDED_PACK: &[u8] = PACK;
 
-/// The target that PTX is compiled for: every GPU from Ampere on can run it.
+/// The target of PTX, which every GPU since Ampere can run.
 pub const PTX_TARGET: &str = "compute_80";
 
-/// A hash of everything that machine code is made from.
 pub type SourceHash = [u8; 32];
 
-/// The version of NVRTC that the pack is made with.
 pub fn pack_compiler() -> &'static str {
     COMPILER.lines().next().unwrap_or_default()
 }
 
-/// The options that a unit is compiled with for a target.
 pub fn options(target: &str) -> Vec<String> {
     let architecture = format!("--gpu-architecture={target}");
     let others = COMPILER.lines().skip(1).filter(|line| !line.is_empty());
@@ -50,7 +47,7 @@ pub fn source_hash(unit: &str, target: &str, compiler: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// Hashes all inputs of a target's kernels: a name for anything that depends on their bits.
+/// Hashes all inputs of a target's kernels: identifies anything that depends on their bits.
 pub fn sources_hash(target: &str) -> SourceHash {
     let mut hash = Sha256::new();
     for (unit, _) in ALL_UNITS {
@@ -59,7 +56,7 @@ pub fn sources_hash(target: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// The name of a GPU's machine code, by compute capability. 9.0 has its `a` target, which may use features of 9.0 only.
+/// The architecture of a GPU. 9.0 has its `a` target, for features of 9.0 only.
 pub fn target((major, minor): (u32, u32)) -> String {
     match (major, minor) {
         (9, 0) => "sm_90a".to_owned(),
@@ -67,8 +64,8 @@ pub fn target((major, minor): (u32, u32)) -> String {
     }
 }
 
-/// Whether machine code for `target` runs on a GPU of this compute capability, and how close it is: the same major
-/// number and no larger a minor one. A target that ends in a letter runs on its own capability only.
+/// Whether machine code for `target` runs on a GPU, and how close it is: the same major version, and no higher minor
+/// one. A target that ends in a letter runs on its own capability only.
 pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
     if target == self::target((major, minor)) {
         return Some(0);

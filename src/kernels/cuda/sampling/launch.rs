@@ -7,21 +7,19 @@ use super::{
 use crate::cuda::driver::{DriverError, Grid, Kernel, KernelArg, Stream};
 use crate::cuda::pack::Modules;
 
-/// Weights of one partial sum.
+/// Weights per partial sum.
 const SUM_BLOCK: usize = 64;
-/// Classes of weights, and the bytes of each.
+/// Number of weight classes times the bytes of each.
 const CLASS_BYTES: usize = 512 * 24;
 const PEAK_BYTES: usize = 16;
 const LOGPROB_CHUNK: usize = 4096;
 const MASS_BYTES: usize = 16;
-/// Chunks into which a vocabulary may be cut.
 const CHUNKS: [usize; 5] = [1024, 2048, 4096, 8192, 16384];
-/// Blocks of a multiprocessor: more of them, with smaller chunks, are no faster.
+/// More thread blocks, with smaller chunks, are no faster.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 const LIST_THREADS: u32 = 128;
 const COUNTED_TOKENS: usize = 4096;
 
-/// The kernels.
 pub struct SamplingKernels {
     begin_rows: Kernel,
     clear_counts: Kernel,
@@ -37,12 +35,12 @@ pub struct SamplingKernels {
     logprob_finish: Kernel,
 }
 
-/// How a number of rows of logits is cut, and the workspace that takes, in bytes. Results do not depend on it.
+/// Partition of rows of logits, and the workspace in bytes. Results do not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplingShape {
-    /// Tokens of a block.
+    /// Tokens per thread block.
     pub chunk: u32,
-    /// Blocks of a row.
+    /// Thread blocks per row.
     pub n_chunks: u32,
     /// For [`SampleParams::peaks`].
     pub peaks_bytes: usize,
@@ -54,12 +52,11 @@ pub struct SamplingShape {
     pub n_logprob_chunks: u32,
     /// For [`LogprobParams::masses`].
     pub masses_bytes: usize,
-    /// For [`LogprobParams::highest`], for each token that is ranked.
+    /// For [`LogprobParams::highest`], per ranked token.
     pub highest_bytes_per_top: usize,
 }
 
 impl SamplingShape {
-    /// For `n_works` rows of `vocab` logits.
     pub fn new(n_works: usize, vocab: usize, multiprocessors: u32) -> Self {
         let most_blocks = BLOCKS_PER_MULTIPROCESSOR * multiprocessors as usize;
         let fits = |chunk: &usize| n_works * vocab.div_ceil(*chunk) <= most_blocks;
@@ -79,7 +76,7 @@ impl SamplingShape {
         }
     }
 
-    /// Most that sampling and log probabilities take for these rows.
+    /// Maximum of sampling and log probabilities.
     pub fn workspace_bytes(&self) -> usize {
         let sampling = self.peaks_bytes + self.block_sums_bytes + self.classes_bytes;
         let ranking = self.masses_bytes + self.highest_bytes_per_top * MAX_TOP as usize;
@@ -88,10 +85,6 @@ impl SamplingShape {
 }
 
 impl SamplingKernels {
-    /// Finds the kernels.
-    ///
-    /// # Errors
-    /// One is missing.
     pub fn load(modules: &Modules) -> Result<Self, DriverError> {
         let find = |unit, name| modules.kernel(unit, name);
         let batch = |name| find("batch.cu", name);
@@ -115,13 +108,8 @@ impl SamplingKernels {
         })
     }
 
-    /// Starts rows.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn begin_rows(
         &self,
         stream: &Stream,
@@ -131,13 +119,10 @@ impl SamplingKernels {
         unsafe { for_each(&self.begin_rows, stream, params.n_begins, *params) }
     }
 
-    /// Clears slots of counts and counts the tokens of rows that start; the longest has `most_tokens`.
+    /// Clears the counts of starting rows, and counts their tokens; the longest has `most_tokens`.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn count_tokens(
         &self,
         stream: &Stream,
@@ -155,13 +140,8 @@ impl SamplingKernels {
         }
     }
 
-    /// Takes tokens that the host chose.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn record_tokens(
         &self,
         stream: &Stream,
@@ -171,13 +151,8 @@ impl SamplingKernels {
         unsafe { for_each(&self.record_tokens, stream, params.n_tokens, *params) }
     }
 
-    /// Edits the page table.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn edit_table(
         &self,
         stream: &Stream,
@@ -188,13 +163,8 @@ impl SamplingKernels {
         unsafe { self.edit_table.launch(stream, grid, &(*params,)) }
     }
 
-    /// Finds tokens, positions and slots of rows that decode.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn begin_decode(
         &self,
         stream: &Stream,
@@ -204,13 +174,8 @@ impl SamplingKernels {
         unsafe { for_each(&self.begin_decode, stream, params.n_rows, *params) }
     }
 
-    /// Finds tokens, positions and slots of prefills.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn begin_prefill(
         &self,
         stream: &Stream,
@@ -220,13 +185,8 @@ impl SamplingKernels {
         unsafe { for_each(&self.begin_prefill, stream, params.n_tokens, *params) }
     }
 
-    /// Samples.
-    ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn sample(&self, stream: &Stream, params: &SampleParams) -> Result<(), DriverError> {
         let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
         let rows = Grid::new([params.n_works, 1, 1], 512);
@@ -238,13 +198,10 @@ impl SamplingKernels {
         }
     }
 
-    /// Computes log probabilities, after [`Self::sample`] where they are of sampled tokens.
+    /// After [`Self::sample`] if the tokens were sampled.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
-    ///
-    /// # Errors
-    /// The driver's error.
     pub unsafe fn logprobs(
         &self,
         stream: &Stream,
@@ -260,7 +217,7 @@ impl SamplingKernels {
     }
 }
 
-/// One thread for each item of a list; none is launched for an empty one.
+/// One thread per item; no launch if there are none.
 ///
 /// # Safety
 /// As [`Kernel::launch`].

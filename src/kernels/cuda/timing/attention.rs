@@ -1,4 +1,4 @@
-//! Times attention over pages.
+//! Benchmark of paged attention on the GPU.
 
 use std::f32::consts::LOG2_E;
 
@@ -9,7 +9,7 @@ use crate::cuda::launch::{AttendShape, Attention};
 use crate::cuda::params::{AttendParams, Element, ElementType, Segment, Tile};
 
 const ELEMENT: ElementType = ElementType::Bf16;
-/// As Llama-3.1-8B has them; Qwen3-8B's are the same.
+/// Query heads, KV heads and head size of Llama-3.1-8B and Qwen3-8B.
 const LLAMA: (u32, u32, u32) = (32, 8, 128);
 const TINY: (u32, u32, u32) = (4, 2, 64);
 const BATCHES: [u32; 5] = [1, 8, 32, 64, 128];
@@ -49,7 +49,6 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
     Ok(())
 }
 
-/// Rows of as many tokens each.
 #[derive(Clone, Copy)]
 struct Contexts {
     rows: u32,
@@ -57,7 +56,6 @@ struct Contexts {
     page_size: u32,
 }
 
-/// One layer's KV, and the page table of its rows.
 struct Pool {
     keys: Copies,
     values: Copies,
@@ -180,7 +178,7 @@ fn prefill(
         segment: 0,
         first_query: tile * per_tile,
     };
-    // The longest first, as the executor gives them.
+    // Longest first, as the executor orders them.
     let tiles: Vec<Tile> = (0..contexts.tokens.div_ceil(per_tile))
         .rev()
         .map(tile)

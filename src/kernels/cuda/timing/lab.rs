@@ -1,4 +1,4 @@
-//! The operands of timed kernels, and the GPU's clock.
+//! Benchmark fixture: operands of timed kernels, timing on the device, and the GPU's peak rates.
 
 use serde::Serialize;
 
@@ -12,7 +12,6 @@ use crate::cuda::params::{Element, ElementType, GemmParams, GemmWrite};
 /// Larger than the cache of any GPU.
 const ROTATED_BYTES: usize = 512 << 20;
 const MAX_COPIES: usize = 64;
-/// The work that is timed at once.
 const GRAPH_SECONDS: f64 = 4e-3;
 const MAX_LAUNCHES: usize = 256;
 const ROUNDS: usize = 5;
@@ -20,35 +19,34 @@ const LEAST_COPY_BYTES: usize = 1 << 20;
 const MOST_COPY_BYTES: usize = 2 << 30;
 const LEAST_SIDE: u32 = 128;
 const MOST_SIDE: u32 = 8192;
-/// Inputs of the product that measures the read bandwidth.
+/// Inputs of the product that measures read bandwidth.
 const READ_INPUTS: u32 = 4096;
-/// The time that is measured then is that of work, and not of its beginning and end.
+/// Long enough that startup and tail don't matter.
 const LONG_ENOUGH_S: f64 = 5e-4;
-/// Operands are uniform up to this from 0.
+/// Operands are uniform in [-1, 1].
 const WIDTH: f32 = 1.0;
 const STEPS: f32 = 8_388_608.0;
 
-/// The highest rates of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
-    /// Bytes that a copy within its memory reads and writes, in a second.
+    /// Bytes read and written by a device-to-device copy.
     pub copy_bytes_per_s: f64,
-    /// Bytes that a product of one row reads, in a second: its weights.
+    /// Bytes of weights read by a product of one row.
     pub read_bytes_per_s: f64,
-    /// Operations of a large product, in a second.
+    /// Of a large product.
     pub flop_per_s: f64,
-    /// The multiplier: `cublaslt` or `own`.
+    /// `cublaslt` or `own`.
     pub product: &'static str,
 }
 
 impl Rates {
-    /// The most bytes that are moved in a second: by copying, or by reading alone, which is often faster.
+    /// The maximum of copying and reading alone, which is often faster.
     pub fn bytes_per_s(&self) -> f64 {
         self.copy_bytes_per_s.max(self.read_bytes_per_s)
     }
 }
 
-/// Copies of an operand, contiguous.
+/// Contiguous copies of an operand, used in turn.
 pub(super) struct Copies {
     buffer: DeviceBuffer<u8>,
     bytes: usize,
@@ -56,13 +54,11 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// The copy for a turn.
     pub(super) fn at<T>(&self, turn: usize) -> DevicePtr<T> {
         self.buffer.at(turn % self.n * self.bytes).cast()
     }
 }
 
-/// Where kernels are timed.
 pub(super) struct Lab {
     pub(super) device: Device,
     pub(super) modules: Modules,
@@ -96,7 +92,7 @@ impl Lab {
         self.device.info().multiprocessors
     }
 
-    /// `full` where a GPU is measured, `tiny` in a smoke test.
+    /// `full` on a GPU, `tiny` in a smoke test.
     pub(super) fn sized<T>(&self, full: T, tiny: T) -> T {
         match self.extent {
             Extent::Full => full,
@@ -104,7 +100,6 @@ impl Lab {
         }
     }
 
-    /// The highest rates of the GPU.
     pub(super) fn rates(&self, element: ElementType) -> Result<Rates, DriverError> {
         let wish = GemmWish::Auto;
         let mut products = Products::new(&self.device, &self.modules, element, wish)?;
@@ -116,7 +111,7 @@ impl Lab {
         })
     }
 
-    /// Copies more and more, until it takes long enough to be about copying alone.
+    /// Doubles the copy until it takes long enough to be dominated by bandwidth.
     fn copy_rate(&self) -> Result<f64, DriverError> {
         let mut bytes = LEAST_COPY_BYTES;
         loop {
@@ -130,7 +125,7 @@ impl Lab {
         }
     }
 
-    /// Reads more and more weights in our own product of one row, until it takes long enough to be about reading alone.
+    /// Enlarges the weights of our own product of one row until reading dominates.
     fn read_rate(&self, element: ElementType) -> Result<f64, DriverError> {
         let wish = GemmWish::Own;
         let mut products = Products::new(&self.device, &self.modules, element, wish)?;
@@ -146,7 +141,7 @@ impl Lab {
         }
     }
 
-    /// The rate of large products of square matrices, which is found likewise.
+    /// The rate of square matrix products, found likewise.
     fn product_rate(
         &self,
         products: &mut Products,
@@ -163,7 +158,6 @@ impl Lab {
         }
     }
 
-    /// Seconds of a product of `[m, n, k]`.
     pub(super) fn time_product(
         &self,
         products: &mut Products,
@@ -194,12 +188,10 @@ impl Lab {
         })
     }
 
-    /// Random elements.
     pub(super) fn elements(&self, element: ElementType, len: usize) -> Result<Copies, DriverError> {
         self.copies(element, len, WIDTH)
     }
 
-    /// Random elements up to `width` from 0.
     pub(super) fn copies(
         &self,
         element: ElementType,
@@ -221,7 +213,6 @@ impl Lab {
         Ok(Copies { buffer, bytes, n })
     }
 
-    /// A list on the device.
     pub(super) fn list<T: bytemuck::Pod>(
         &self,
         list: &[T],
@@ -231,15 +222,16 @@ impl Lab {
         Ok(buffer)
     }
 
-    /// Seconds that `launch` takes on the device, the median of some rounds; its second argument is the turn.
+    /// Device seconds of `launch`, the median of some rounds; its second argument is the turn.
     pub(super) fn time(
         &self,
         mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
     ) -> Result<f64, DriverError> {
         let stream = &self.stream;
-        // Operands that kernels filled are there: products may read weights before the launches ahead of them have ended.
+        // Operands filled by kernels must be complete: products may read weights before the preceding launches have
+        // ended.
         stream.synchronize()?;
-        // The first launch loads and chooses, the second one shows about how long it takes.
+        // The first launch loads and chooses; the second estimates the duration.
         launch(stream, 0)?;
         let once = self.between(|| launch(stream, 1))?;
         let wanted = (GRAPH_SECONDS / once.max(1e-7)).ceil() as usize;

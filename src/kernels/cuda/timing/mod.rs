@@ -1,9 +1,8 @@
-//! Times each kernel on this GPU, and computes the least time that it could take.
+//! Microbenchmarks of each GPU kernel, compared with its lower bound (roofline).
 //!
-//! First it measures the GPU's peak rates: copying within its memory, reading, and a large product. The floor of a
-//! kernel is then the bytes that it must move, or the operations that it must do, whichever takes longer at those
-//! rates. Launches are recorded in a graph, so that the host does not count, and rotate over copies of their operands
-//! that are larger together than the GPU's cache, as the layers of a model do.
+//! Peak rates are measured first: device copies, reads, and a large product. A kernel's lower bound is the time of its
+//! bytes or of its operations at these rates, whichever is longer. Launches are captured in a graph, which excludes
+//! host time, and rotate over copies of their operands that exceed the GPU's cache, as a model's layers do.
 
 mod attention;
 mod lab;
@@ -19,41 +18,34 @@ use super::driver::{Device, DriverError};
 use super::pack::{KernelsUnavailable, Modules};
 use super::params::ElementType;
 
-/// Why nothing was measured.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TimingError {
-    /// There are no kernels for this GPU.
     #[error(transparent)]
     Kernels(#[from] KernelsUnavailable),
-    /// The driver refused something.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// The amount of work that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The shapes of Llama-3.1-8B, on a GPU.
+    /// The shapes of Llama-3.1-8B.
     Full,
-    /// Tiny shapes, each once: a smoke test.
+    /// A smoke test: tiny shapes, each once.
     Tiny,
 }
 
-/// One kernel on one shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Timing {
-    /// The operation and its shape.
     pub name: String,
     /// Time of one launch, the median of the rounds.
     pub seconds: f64,
-    /// Bytes that it must read and write.
+    /// Minimum bytes read and written.
     pub bytes: u64,
-    /// Operations that it must do, multiplication and addition counted as two.
+    /// A multiply-add counts as two operations.
     pub flop: u64,
 }
 
 impl Timing {
-    /// The least seconds that it could take.
     pub fn floor_seconds(&self, rates: &Rates) -> f64 {
         let moving = self.bytes as f64 / rates.bytes_per_s();
         let computing = self.flop as f64 / rates.flop_per_s;
@@ -61,7 +53,7 @@ impl Timing {
     }
 }
 
-/// Measures the GPU's peak rates, with elements of a type.
+/// Measures the GPU's peak rates.
 ///
 /// # Errors
 /// There are no kernels, or the driver refuses something.
@@ -71,7 +63,7 @@ pub fn rates(device: &Device, element: ElementType) -> Result<Rates, TimingError
     Ok(lab.rates(element)?)
 }
 
-/// Measures the GPU, then each kernel; `report` gets each timing at once, with the GPU's rates.
+/// Measures the GPU, then each kernel; `report` receives each timing immediately.
 ///
 /// # Errors
 /// There are no kernels, or the driver refuses something.

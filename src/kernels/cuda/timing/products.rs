@@ -1,4 +1,4 @@
-//! Times matrix products, by our own kernels and by cuBLASLt.
+//! Benchmark of matrix products, by our own kernels and by cuBLASLt.
 
 use super::Timing;
 use super::lab::Lab;
@@ -6,7 +6,7 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::gemm::{GemmWish, Products};
 use crate::cuda::params::{ElementType, GemmWrite};
 
-/// The products of a layer of Llama-3.1-8B, and its output: outputs, inputs, use of the result.
+/// Layer products of Llama-3.1-8B, and its output: outputs, inputs, write mode.
 const LLAMA: [(&str, u32, u32, GemmWrite); 5] = [
     ("qkv", 6144, 4096, GemmWrite::Store),
     ("o", 4096, 4096, GemmWrite::AddF32),
@@ -19,7 +19,7 @@ const TINY: [(&str, u32, u32, GemmWrite); 2] = [
     ("o", 64, 64, GemmWrite::AddF32),
 ];
 const ROWS: [u32; 7] = [1, 8, 16, 32, 64, 128, 512];
-/// Rows of a prefill, which does not multiply with the vocabulary.
+/// Rows of a prefill, which has no product with the output matrix.
 const MANY_ROWS: u32 = 4096;
 
 pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(), DriverError> {

@@ -1,4 +1,4 @@
-//! Times row-wise kernels, all of which are memory-bound.
+//! Benchmarks of row-wise kernels, all memory-bound.
 
 use super::Timing;
 use super::lab::Lab;
@@ -10,7 +10,6 @@ const ELEMENT: ElementType = ElementType::Bf16;
 const ROWS: [u32; 4] = [1, 32, 128, 4096];
 const EPS: f32 = 1e-5;
 
-/// Sizes of a model.
 #[derive(Clone, Copy)]
 struct Sizes {
     hidden: u32,

@@ -1,4 +1,4 @@
-//! Times sampling from a large vocabulary.
+//! Benchmark of sampling from a large vocabulary.
 
 use super::Timing;
 use super::lab::Lab;
@@ -13,7 +13,7 @@ use crate::cuda::sampling::{
 const VOCAB: usize = 151_936;
 const TINY_VOCAB: usize = 2500;
 const ROWS: [usize; 4] = [1, 8, 32, 128];
-/// Logits spread so far from 0.
+/// Logits are uniform in [-12, 12].
 const WIDTH: f32 = 12.0;
 
 pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(), DriverError> {

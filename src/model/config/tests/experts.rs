@@ -1,4 +1,4 @@
-//! Experts: defaults of each family, and refused configurations.
+//! Tests of expert configuration: defaults of each family, and rejected values.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Parts that only some families have: latent attention, states, sinks, factors, special rotations.
+//! Tests of family-specific configuration: latent attention, states, sinks, factors, special RoPE.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The families of Gemma.
+//! Tests of the configuration of Gemma's families.
 
 use super::super::gemma as own;
 use super::*;
@@ -272,7 +272,7 @@ fn published_configurations_have_the_sizes_of_their_models() {
         };
         (0..layers).map(kind).collect()
     };
-    // They say little: the rest are defaults.
+    // Minimal, the rest are defaults.
     let third = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
         "text_config": {

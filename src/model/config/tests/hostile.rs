@@ -1,8 +1,8 @@
-//! Values that are refused, or stay within bounds.
+//! Tests of invalid configurations: rejected, or within bounds.
 
 use super::*;
 
-/// Edits of a configuration, and the words of the error.
+/// Edits of a configuration, and the error's words.
 type Refusal = (fn() -> Value, &'static str);
 
 const REFUSED: &[Refusal] = &[
@@ -152,7 +152,6 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
     }
 }
 
-/// Keys that only some families read.
 const KEYS_OF_FAMILIES: &[&str] = &[
     "text_config",
     "norm_eps",
@@ -229,7 +228,7 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "no_rope_layer_interval",
 ];
 
-/// So few that all tensors of a model can be listed often.
+/// Few, so that listing all tensors is fast.
 fn few_experts() -> Value {
     json!({
         "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
@@ -237,7 +236,7 @@ fn few_experts() -> Value {
     })
 }
 
-/// Configurations that are accepted can be counted, whatever they say.
+/// The tensors of accepted configurations can be counted.
 fn check_bounds(config: &Value) {
     let Ok(read) = parse(config) else { return };
     assert!(read.parameters() > 0, "{config}");
@@ -276,7 +275,7 @@ const V3: &str = "DeepseekV3ForCausalLM";
 const GLM: &str = "Glm4MoeLiteForCausalLM";
 const GPT_OSS: &str = "GptOssForCausalLM";
 
-/// A family, its edits, and the words of the error.
+/// A family, its edits, and the error's words.
 type RefusalOf = (&'static str, fn() -> Value, &'static str);
 
 const REFUSED_BY_FAMILIES: &[RefusalOf] = &[

@@ -1,4 +1,4 @@
-//! Configurations of models, read from `config.json`.
+//! Tests of reading `config.json`.
 
 mod experts;
 mod families;

@@ -1,4 +1,4 @@
-//! Files that were cut off or damaged anywhere: they are refused or used, and nothing panics.
+//! Fuzz tests of truncated and damaged GGUF files: rejected or used, without panics.
 
 use super::models::tiny_llama;
 use super::*;
@@ -6,14 +6,11 @@ use crate::kernels::blocks::BlockType;
 use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
-/// Sizes of the models in blocks: whole superblocks only in down projections.
 const HIDDEN: usize = 32;
 const INNER: usize = 256;
 const HEADS: usize = 2;
-/// Damaged copies of each file.
 const COPIES: usize = 1_000;
 
-/// Tokens with their types, and how they are merged.
 struct Words {
     model: &'static str,
     tokens: &'static [(&'static str, i32)],
@@ -49,7 +46,7 @@ const BY_SCORES: Words = Words {
     merges: &[],
 };
 
-/// Two layers whose matrices have as many types as there are, and a tokenizer.
+/// Two layers with a matrix of each type, and a tokenizer.
 fn in_blocks(words: &Words) -> File {
     let n_tokens = words.tokens.len();
     let mut random = fastrand::Rng::with_seed(5);
@@ -122,7 +119,6 @@ fn with_tokenizer(file: File, words: &Words) -> File {
         .text("tokenizer.chat_template", "{{ messages[0].content }}")
 }
 
-/// Opens the bytes as a model and uses all valid parts of it.
 fn use_all(bytes: &[u8]) -> Result<(), LoadError> {
     let dir = folder(&[(NAME, bytes)]);
     let file = dir.path().join(NAME);
@@ -151,7 +147,7 @@ fn use_all(bytes: &[u8]) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// The files, and where the data of each begins.
+/// The files, and the offset of each one's data.
 fn files() -> [(Vec<u8>, usize); 3] {
     [tiny_llama(), in_blocks(&BYTE_LEVEL), in_blocks(&BY_SCORES)].map(|file| {
         let data = file

@@ -1,4 +1,4 @@
-//! Experts in files: their layers, the places of their matrices, and refused files.
+//! Tests of MoE in GGUF: layers with experts, places of their matrices, rejected files.
 
 use super::models::{config, described};
 use super::*;
@@ -9,14 +9,13 @@ const HIDDEN: usize = 4;
 const WIDTH: usize = 3;
 const EXPERTS: usize = 2;
 
-/// A number for each element, so that rows differ.
+/// Distinct elements.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
     Tensor::f32(name, shape, &values)
 }
 
-/// A model of one layer with experts, named as `architecture`.
 fn tiny(architecture: &str) -> File {
     let key = |name: &str| format!("{architecture}.{name}");
     let file = described(architecture)

@@ -1,4 +1,4 @@
-//! Keys and tensors that only some dense families have.
+//! Tests of family-specific keys and tensors of dense models in GGUF.
 
 use super::models::{COMMON, QKV, config, described, with_tensors};
 use super::refused;

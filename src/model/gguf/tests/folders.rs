@@ -1,4 +1,4 @@
-//! Folders with models in them.
+//! Tests of folders with GGUF models.
 
 use super::*;
 use crate::model::location::ModelLocation;

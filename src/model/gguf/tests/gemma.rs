@@ -1,9 +1,8 @@
-//! The families of Gemma.
+//! Tests of Gemma's families in GGUF.
 
 use super::models::{config, described};
 use super::*;
 
-/// A file of `count` layers, and an embedding.
 fn layers(architecture: &str, count: usize) -> File {
     let mut file = described(architecture);
     let key = format!("{architecture}.block_count").into_bytes();
@@ -73,7 +72,7 @@ fn scores_of_the_largest_models_have_another_scale() {
     assert_eq!(config(&wide).expect("supported").attention_scale(), 0.25);
 }
 
-/// Gemma 4 with two layers, the second of which is full.
+/// Gemma 4 with two layers, the second with full attention.
 fn fourth() -> File {
     [
         ("attention.sliding_window", 16),

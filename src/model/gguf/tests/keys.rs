@@ -1,12 +1,12 @@
-//! Keys that refuse a file, keys that do not matter, and sampling defaults.
+//! Tests of GGUF metadata: rejected keys, ignored keys, sampling defaults.
 
 use super::models::{config, described, tiny_llama};
 use super::*;
 
-/// A key of a model named llama, its value, and the words of the error.
+/// A key of a model named llama, its value, and the error's words.
 type Refusal = (&'static str, fn() -> Value, &'static str);
 
-/// Added to a file that is read.
+/// Added to a valid file.
 const ADDED: &[Refusal] = &[
     (
         "expert_count",
@@ -80,7 +80,7 @@ const ADDED: &[Refusal] = &[
     ),
 ];
 
-/// In place of those of a file that is read.
+/// Replaced in a valid file.
 const REPLACED: &[Refusal] = &[
     (
         "attention.head_count_kv",

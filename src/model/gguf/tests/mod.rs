@@ -1,4 +1,4 @@
-//! GGUF files, read by the model loader.
+//! Tests of loading models from GGUF files.
 
 use std::fs;
 
@@ -12,14 +12,13 @@ mod folders;
 mod gemma;
 mod keys;
 mod models;
-// Some of its types are written by the tests of the crate alone.
+// Only the crate's own tests use some of its types.
 #[allow(dead_code)]
 #[path = "../../../../crates/gguf/src/tests/writer.rs"]
 mod writer;
 
 const NAME: &str = "m.gguf";
 
-/// Writes files into a new folder.
 fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
     for (name, bytes) in files {
@@ -28,13 +27,12 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     dir
 }
 
-/// Opens a model of one file.
 fn open(file: &File) -> Result<Gguf, LoadError> {
     let dir = folder(&[(NAME, &file.bytes())]);
     Gguf::open(&dir.path().join(NAME))
 }
 
-/// The sentence that refuses something, which must contain `expected`.
+/// The error message, which must contain `expected`.
 #[track_caller]
 fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();

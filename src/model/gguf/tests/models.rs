@@ -1,4 +1,4 @@
-//! From metadata and tensors to configurations and weights.
+//! Tests of configurations and weights from GGUF.
 
 use super::*;
 use crate::kernels::dtype::Dtype;
@@ -10,14 +10,14 @@ const VOCAB: usize = 5;
 const HIDDEN: usize = 4;
 const MLP: usize = 6;
 
-/// A number for each element of a tensor, so that rows differ.
+/// Distinct elements.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
     Tensor::f32(name, shape, &values)
 }
 
-/// Metadata of a model of one layer with one key head and two query heads of two elements.
+/// Metadata of a model with one layer, one key head and two query heads of two elements.
 pub fn described(architecture: &str) -> File {
     let key = |name: &str| format!("{architecture}.{name}");
     File::default()

@@ -1,4 +1,4 @@
-//! Codes of four bits with a scale and a zero point for groups of inputs, converted to rows of Affine4 or of f32.
+//! 4-bit groups with scale and zero point (GPTQ, AWQ, compressed-tensors), converted to Affine4 blocks or f32.
 
 use half::f16;
 
@@ -9,16 +9,13 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::tensor_view::RowOrder;
 
-/// Outputs that are converted together: those of a word.
+/// Outputs converted together: those of a word.
 pub const TILE: usize = 8;
-/// Inputs of a block.
 const BLOCK: usize = 32;
-/// Codes of a word.
 const CODES: usize = 8;
-/// The nibble of each output in a word of AWQ.
+/// The nibble of each output in an AWQ word.
 const AWQ_NIBBLES: [usize; TILE] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// A matrix of 4-bit codes.
 pub struct Affine<'a> {
     packing: Packing,
     codes: Words<'a>,
@@ -29,14 +26,13 @@ pub struct Affine<'a> {
     group: usize,
 }
 
-/// The numbers that make values of the codes of a group of an output.
 #[derive(Clone, Copy, Default)]
 struct Head {
     scale: f32,
     zero: u8,
 }
 
-/// Little-endian words, at any alignment.
+/// Little endian, unaligned.
 #[derive(Clone, Copy)]
 struct Words<'a>(&'a [[u8; 4]]);
 
@@ -54,11 +50,10 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Takes a block: its row, its place there, its head and its codes.
+/// Receives a block: row, block in the row, head and codes.
 type TakeBlock<'t> = dyn FnMut(usize, usize, Head, &[u8; BLOCK / 2]) + 't;
 
 impl<'a> Affine<'a> {
-    /// Finds the tensors of a module.
     pub fn find(
         module: &Module<'a>,
         packing: Packing,
@@ -118,12 +113,12 @@ impl<'a> Affine<'a> {
         })
     }
 
-    /// Whether blocks have its scales as they are.
+    /// Whether its scales are exact in Affine4 blocks.
     pub fn fits_blocks(&self) -> bool {
         self.scales.are_half()
     }
 
-    /// Writes rows of blocks from `first` on, as many as `out` takes; `order` says where they are.
+    /// Writes rows of blocks from `first` on, as many as `out` takes, in `order`.
     pub fn convert(&self, rows: (usize, RowOrder), out: &mut [u8]) {
         let block_bytes = BlockType::Affine4.bytes();
         let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
@@ -139,7 +134,7 @@ impl<'a> Affine<'a> {
         );
     }
 
-    /// Writes rows of f32 instead, with the scales as they are.
+    /// Writes rows of f32, with exact scales.
     pub fn widen(&self, rows: (usize, RowOrder), out: &mut [u8]) {
         let words = out.as_chunks_mut::<4>().0;
         let n_rows = words.len() / self.inputs;
@@ -155,7 +150,7 @@ impl<'a> Affine<'a> {
         });
     }
 
-    /// Hands out the blocks of `rows` rows from `first` on, which `order` finds: row, block in the row, head and codes.
+    /// Visits the blocks of `rows` rows from `first` on, in `order`.
     fn walk(&self, (first, order): (usize, RowOrder), rows: usize, take: &mut TakeBlock<'_>) {
         let mut row = 0;
         while row < rows {
@@ -170,7 +165,7 @@ impl<'a> Affine<'a> {
         }
     }
 
-    /// The same for neighbouring rows of one tile, from the stored row `first` on.
+    /// As `walk`, for consecutive stored rows of one tile.
     fn walk_within_tile(&self, first: usize, rows: usize, take: &mut TakeBlock<'_>) {
         let before = first % TILE;
         let mut heads = [Head::default(); TILE];
@@ -188,7 +183,6 @@ impl<'a> Affine<'a> {
         }
     }
 
-    /// Scale and zero point of a group of an output.
     fn head(&self, output: usize, group: usize) -> Head {
         let groups = self.inputs / self.group;
         let by_group = group * self.outputs + output;
@@ -213,7 +207,7 @@ impl<'a> Affine<'a> {
         Head { scale, zero }
     }
 
-    /// The codes of a block of each row of a tile: low halves are the first sixteen inputs.
+    /// The codes of a block of each row of a tile: low nibbles are the first sixteen inputs.
     fn codes(&self, first: usize, rows: usize, block: usize) -> [[u8; BLOCK / 2]; TILE] {
         const WORDS: usize = BLOCK / CODES;
         let mut out = [[0; BLOCK / 2]; TILE];
@@ -255,7 +249,7 @@ impl<'a> Affine<'a> {
     }
 }
 
-/// Spreads eight nibbles to one byte each.
+/// Spreads eight nibbles to bytes.
 fn spread(nibbles: u32) -> u64 {
     let x = u64::from(nibbles);
     let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
@@ -263,7 +257,7 @@ fn spread(nibbles: u32) -> u64 {
     (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
 }
 
-/// Groups must divide the inputs, and words the outputs where they hold those.
+/// Groups must divide the inputs, and words of outputs the outputs.
 fn check_width(
     codes: Part<'_>,
     group: usize,
@@ -287,7 +281,7 @@ fn check_width(
     Ok(())
 }
 
-/// Inputs must be in the order of their groups.
+/// Inputs must be in the order of their groups (no act-order).
 fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), LoadError> {
     for name in ["g_idx", "weight_g_idx"] {
         let Some(order) = module.part(name) else {
@@ -313,7 +307,7 @@ fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), L
     Ok(())
 }
 
-/// compressed-tensors states the shape again.
+/// compressed-tensors has the shape as a tensor.
 fn check_stated_shape(module: &Module<'_>, shape: [usize; 2]) -> Result<(), LoadError> {
     let Some(stated) = module.part("weight_shape") else {
         return Ok(());

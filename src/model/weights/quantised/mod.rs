@@ -1,4 +1,4 @@
-//! Quantised matrices of safetensors: found and checked under a module's name, converted when they are loaded.
+//! Quantised safetensors matrices (FP8, INT8, GPTQ, AWQ, compressed-tensors): lookup, checks, and conversion at load.
 //!
 //! | scheme | tensors of a module | value |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | awq | `qweight` I32 \[in, out/8\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\] | s (q - z) |
 //! | pack-quantized | `weight_packed` I32 \[out, in/8\], `weight_scale` \[out, groups\], `weight_zero_point` I32 \[out/8, groups\] | s (q - z), without zero points s (q - 8) |
 //!
-//! The first two become floats, the others blocks of [`BlockType::Affine4`], whose scales are f16; or f32 where a backend
-//! does not keep those blocks and the scales are no f16. A module whose `weight` is plain stays plain,
-//! whatever the configuration says.
+//! The first two become floats, the others blocks of [`BlockType::Affine4`], whose scales are f16; or f32 if a backend
+//! does not support those blocks and the scales exceed f16. A module with a plain `weight` stays plain, whatever the
+//! configuration says.
 
 mod affine;
 pub(super) mod part_names;
@@ -38,27 +38,20 @@ use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::model::json_file::format_error;
 
-/// Rows that a thread converts at least.
 const LEAST_ROWS: usize = 64;
 
-/// The last parts of the names of codes of 4 bits.
 pub(super) const CODES: [&str; 2] = ["qweight", "weight_packed"];
 
-/// A matrix as a checkpoint has it.
 pub enum MatrixSource<'a> {
-    /// As a backend takes it.
     Plain(TensorView<'a>),
-    /// To be converted first.
     Quantised(QuantisedMatrix<'a>),
 }
 
-/// A matrix in codes that no backend knows.
+/// A matrix in codes without native kernels.
 pub struct QuantisedMatrix<'a> {
     codes: Codes<'a>,
-    /// Where its rows are among those of the codes.
     order: RowOrder,
     shape: &'a [usize; 2],
-    /// Bytes of all its tensors.
     file_bytes: usize,
 }
 
@@ -68,16 +61,13 @@ enum Codes<'a> {
     Turned(TurnedBytes<'a>),
 }
 
-/// The type that matrices are converted to.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The type of floats.
     pub dtype: Dtype,
-    /// Blocks of [`BlockType::Affine4`] are multiplied as they are.
+    /// Whether products read [`BlockType::Affine4`] natively.
     pub keeps_blocks: bool,
 }
 
-/// Rows that a backend takes.
 pub struct Converted<'a> {
     stored: Stored,
     shape: &'a [usize; 2],
@@ -85,7 +75,7 @@ pub struct Converted<'a> {
 }
 
 impl Weights {
-    /// The blocks that a quantised matrix becomes, if it is there and becomes some.
+    /// The blocks of the converted matrix; `None` if missing or converted to floats.
     pub(super) fn quantised_blocks(&self, name: &str) -> Option<BlockType> {
         match Module::find(self, self.whole(name))? {
             (_, Scheme::Int4(..)) => Some(BlockType::Affine4),
@@ -93,7 +83,6 @@ impl Weights {
         }
     }
 
-    /// Whether a matrix is in codes of 4 bits.
     pub fn has_codes(&self) -> bool {
         let is_coded = |name: &String| {
             let part = name.rsplit_once('.').map(|(_, part)| part);
@@ -102,7 +91,7 @@ impl Weights {
         self.entries.keys().any(is_coded)
     }
 
-    /// An error about a matrix in codes that the configuration does not describe, or describes otherwise.
+    /// An error about codes that differ from the configuration's description.
     pub(super) fn unexplained(&self, name: &str) -> Option<LoadError> {
         if self.entries.contains_key(name) {
             return None;
@@ -122,20 +111,19 @@ impl Weights {
         Some(format_error(file.path(), reason))
     }
 
-    /// Whether a matrix is there in codes.
     pub(super) fn is_quantised(&self, name: &str) -> bool {
         Module::find(self, name).is_some()
     }
 
-    /// The name of the quantised matrix whose codes a matrix has: its own, or that of one that holds several.
+    /// The name of the quantised matrix with a matrix's codes: itself, or one that contains it.
     pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
         self.parts.get(name).map_or(name, |part| &part.whole)
     }
 
-    /// Finds a matrix, quantised or not, and checks all that belongs to it.
+    /// Finds a matrix, quantised or not, and checks all its tensors.
     ///
     /// # Errors
-    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`] or [`LoadError::Format`] that names the tensor.
+    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`] or [`LoadError::Format`], with the tensor's name.
     pub fn matrix<'a>(
         &'a self,
         name: &str,
@@ -179,7 +167,6 @@ impl Weights {
 }
 
 impl<'a> MatrixSource<'a> {
-    /// Bytes of the files.
     pub fn file_bytes(&self) -> usize {
         match self {
             Self::Plain(view) => view.bytes.len(),
@@ -187,7 +174,7 @@ impl<'a> MatrixSource<'a> {
         }
     }
 
-    /// Converts a matrix in codes that no backend knows, on all cores.
+    /// Converts a quantised matrix, on all cores; `None` for a plain one.
     pub fn converted(&self, target: Target) -> Option<Converted<'a>> {
         match self {
             Self::Plain(_) => None,
@@ -211,7 +198,7 @@ impl<'a> QuantisedMatrix<'a> {
         let row_bytes = stored.row_bytes(inputs);
         let mut rows = vec![0; outputs * row_bytes];
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        // Whole tiles of rows, for each core the same number.
+        // Whole tiles of rows, equally many per core.
         let per_core = outputs.div_ceil(cores).max(LEAST_ROWS);
         let per_core = per_core.next_multiple_of(affine::TILE);
         thread::scope(|scope| {
@@ -243,7 +230,6 @@ impl<'a> QuantisedMatrix<'a> {
 }
 
 impl Converted<'_> {
-    /// The rows.
     pub fn view(&self) -> TensorView<'_> {
         TensorView {
             stored: self.stored,

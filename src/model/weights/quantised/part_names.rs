@@ -1,6 +1,6 @@
-//! The names of the tensors that make up a quantised matrix.
+//! Names of the tensors that make up a quantised matrix.
 
-/// The last parts of the names of a quantised module's tensors, without `weight`.
+/// Suffixes of a quantised module's tensors, without `weight`.
 const PARTS: [&str; 9] = [
     "qweight",
     "qzeros",
@@ -13,7 +13,6 @@ const PARTS: [&str; 9] = [
     "weight_shape",
 ];
 
-/// Names that the tensors of a quantised matrix may have.
 pub fn part_names(name: &str) -> impl Iterator<Item = String> {
     PARTS
         .into_iter()

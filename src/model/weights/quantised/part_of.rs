@@ -1,14 +1,11 @@
-//! Matrices whose rows are some of those of a quantised one.
+//! A matrix that consists of some rows of a quantised one.
 
 use crate::kernels::tensor_view::RowOrder;
 
-/// A matrix whose rows are some of those of a quantised one.
 pub struct PartOf {
-    /// The name of that one.
     pub whole: String,
-    /// The outputs and inputs of that one.
+    /// `[outputs, inputs]` of that matrix.
     pub shape: [usize; 2],
-    /// Which rows these are, and how many.
     pub order: RowOrder,
     pub rows: usize,
 }

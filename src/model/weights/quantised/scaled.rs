@@ -1,4 +1,4 @@
-//! Codes of eight bits that are values once they are multiplied by a scale.
+//! 8-bit codes (FP8, INT8) with scales for blocks, rows, groups or the matrix.
 
 use half::{bf16, f16};
 
@@ -8,25 +8,21 @@ use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::RowOrder;
 
-/// A matrix of codes, with scales for rectangles of them.
 pub struct Scaled<'a> {
     codes: &'a [u8],
     inputs: usize,
-    /// The value of each code.
     values: Box<[f32; 256]>,
     scales: Scales,
 }
 
 struct Scales {
     values: Vec<f32>,
-    /// Outputs and inputs that share one.
+    /// Outputs and inputs that share a scale.
     block: [usize; 2],
-    /// Scales of a row.
     columns: usize,
 }
 
 impl<'a> Scaled<'a> {
-    /// Finds the tensors of a module.
     pub fn find(module: &Module<'a>, scheme: Scheme, shape: [usize; 2]) -> Result<Self, LoadError> {
         let (dtype, value, block): (_, fn(u8) -> f32, _) = match scheme {
             Scheme::Fp8 { block } => ("F8_E4M3", e4m3, block),
@@ -46,7 +42,7 @@ impl<'a> Scaled<'a> {
         })
     }
 
-    /// Writes rows from `first` on, as many as `out` takes; `order` says where they are.
+    /// Writes rows from `first` on, as many as `out` takes, in `order`.
     pub fn convert(&self, (first, order): (usize, RowOrder), dtype: Dtype, out: &mut [u8]) {
         let mut row_values = vec![0f32; self.inputs];
         let rows = out.chunks_exact_mut(self.inputs * dtype.bytes());
@@ -99,7 +95,6 @@ impl Scales {
     }
 }
 
-/// The shape that scales should have.
 fn expected([outputs, inputs]: [usize; 2], block: Option<[usize; 2]>) -> [usize; 2] {
     match block {
         Some([high, wide]) => [outputs.div_ceil(high), inputs.div_ceil(wide)],
@@ -119,7 +114,7 @@ fn narrow(values: &[f32], dtype: Dtype, out: &mut [u8]) {
     }
 }
 
-/// A float of a sign, four bits of exponent and three of mantissa, without infinities.
+/// OCP E4M3: a sign, four exponent and three mantissa bits, without infinities.
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match (exponent, code & 127) {

@@ -1,4 +1,4 @@
-//! The scales of 4-bit codes. Blocks hold them in f16, which has all values of f16 and most of bf16, but not of f32.
+//! Scales of 4-bit groups, rounded to f16 for blocks, which may lose precision of bf16 or f32 scales.
 
 use half::f16;
 
@@ -7,24 +7,21 @@ use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::widen;
 
-/// The largest number of f16.
 const LARGEST: f32 = 65504.0;
-/// The smallest number of f16 that has all bits of its precision.
+/// The smallest normal f16.
 const SMALLEST: f32 = 1.0 / 16384.0;
-/// Scales that are looked at together.
 const CHUNK: usize = 512;
 
 /// The scales of a matrix, checked.
 ///
-/// The change by rounding them to f16 is at most 1/2048 of the scale, or for scales below [`SMALLEST`] of the largest scale
-/// of the matrix: a model is refused where that is not so.
+/// Rounding to f16 changes a scale by at most 1/2048 of itself, or below [`SMALLEST`] of the matrix's largest scale:
+/// other models are rejected.
 pub struct GroupScales<'a> {
     dtype: Dtype,
     bytes: &'a [u8],
 }
 
 impl<'a> GroupScales<'a> {
-    /// The scales in a tensor.
     pub fn of(part: Part<'a>) -> Result<Self, LoadError> {
         let scales = Self {
             dtype: part.float()?,
@@ -36,7 +33,6 @@ impl<'a> GroupScales<'a> {
         }
     }
 
-    /// One of them.
     pub fn get(&self, index: usize) -> f32 {
         let size = self.dtype.bytes();
         let mut value = [0.0];
@@ -44,12 +40,12 @@ impl<'a> GroupScales<'a> {
         value[0]
     }
 
-    /// Whether all of them are the same in f16, whatever they are.
+    /// Whether all are exact in f16.
     pub fn are_half(&self) -> bool {
         self.dtype == Dtype::F16
     }
 
-    /// The reason against rounding them to f16. Scales that are infinite or no numbers stay so.
+    /// Why they cannot be rounded to f16. Infinite and NaN scales are kept.
     fn complaint(&self) -> Option<String> {
         const REMEDY: &str = "use the float16 or bfloat16 model";
         if self.are_half() {
@@ -111,7 +107,7 @@ mod tests {
             assert!(error.contains("the scale 131072"), "{error}");
             let error = of(&[3e-6, -1e-5, 0.0]).expect("below f16");
             assert!(error.contains("no scale above"), "{error}");
-            // One that is large enough makes those errors small ones; powers of two have none.
+            // Next to a large scale these errors are small; powers of two have none.
             assert_eq!(of(&[3e-6, 0.001, 1e-9]), None);
             assert_eq!(of(&[f32::powi(2.0, -23), f32::powi(2.0, -20), 0.0]), None);
             assert_eq!(of(&[f32::NAN, f32::NEG_INFINITY, 1.0]), None);

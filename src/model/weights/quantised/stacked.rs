@@ -1,4 +1,4 @@
-//! Stacks of experts in codes of eight bits: their scales are split as the codes are.
+//! Expert stacks in 8-bit codes: their scales are split like the codes.
 //!
 //! | scales | a scale for |
 //! |---|---|
@@ -13,21 +13,18 @@ use crate::model::json_file::format_error;
 use crate::model::weights::checkpoint::Weights;
 use crate::model::weights::entry::Entry;
 
-/// The suffixes of the name of a stack's scales.
 const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
 
-/// The scales of a stack.
 pub(in super::super) struct StackScales {
     whole: Entry,
     experts: usize,
-    /// Matrices of an expert, and the scales of each; one where they share it.
+    /// Matrices per expert with separate scales; one if they share a scale.
     parts: usize,
     shape: Vec<usize>,
     is_shared: bool,
 }
 
 impl StackScales {
-    /// The scales of each matrix of an expert.
     pub(in super::super) fn of(&self, expert: usize) -> impl Iterator<Item = Entry> {
         let of_expert = self.whole.range.len() / self.experts;
         let bytes = if self.is_shared {
@@ -54,10 +51,10 @@ impl StackScales {
 }
 
 impl Weights {
-    /// Finds the scales of a stack `[experts, parts * outputs, inputs]` in codes; `None` for one that is plain.
+    /// Finds the scales of a stack `[experts, parts * outputs, inputs]`; `None` for a plain stack.
     ///
     /// # Errors
-    /// [`LoadError::Format`] for codes that the configuration does not name, [`LoadError::MissingTensor`],
+    /// [`LoadError::Format`] for codes that the configuration does not describe, [`LoadError::MissingTensor`],
     /// [`LoadError::WrongShape`].
     pub(in super::super) fn scales_of_stack(
         &mut self,
@@ -122,7 +119,7 @@ impl Weights {
         }))
     }
 
-    /// Refuses a stack in codes of four bits, which cannot be split.
+    /// Rejects 4-bit stacks, which cannot be split.
     pub(in super::super) fn refuse_packed(&self, name: &str) -> Result<(), LoadError> {
         let codes = ["qweight", "packed", "blocks"];
         let names = codes.iter().flat_map(|codes| {

@@ -1,4 +1,4 @@
-//! The tensors of a quantised module.
+//! Typed access to the tensors of a quantised module.
 
 use super::scheme::{Packing, Scheme};
 use crate::error::LoadError;
@@ -8,13 +8,11 @@ use crate::model::json_file::format_error;
 use crate::model::weights::checkpoint::Weights;
 use crate::model::weights::entry::Entry;
 
-/// A module with quantised weights.
 pub struct Module<'a> {
     weights: &'a Weights,
     name: String,
 }
 
-/// A tensor of a module.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
     weights: &'a Weights,
@@ -23,7 +21,7 @@ pub struct Part<'a> {
 }
 
 impl<'a> Module<'a> {
-    /// The module whose matrix has this name, if its codes are there.
+    /// `None` unless the module has quantised codes.
     pub fn find(weights: &'a Weights, name: &str) -> Option<(Self, Scheme)> {
         let scheme = weights.scheme()?;
         let module = name.strip_suffix(".weight")?;
@@ -45,7 +43,6 @@ impl<'a> Module<'a> {
         Some((module, scheme))
     }
 
-    /// A tensor, if it is there.
     pub fn part(&self, part: &str) -> Option<Part<'a>> {
         let name = format!("{}.{part}", self.name);
         let (name, entry) = self.weights.entries.get_key_value(&name)?;
@@ -56,7 +53,6 @@ impl<'a> Module<'a> {
         })
     }
 
-    /// A tensor that must be there.
     pub fn required(&self, part: &str, expected: &[usize]) -> Result<Part<'a>, LoadError> {
         self.part(part).ok_or_else(|| LoadError::MissingTensor {
             file: self.weights.searched().to_owned(),
@@ -65,7 +61,6 @@ impl<'a> Module<'a> {
         })
     }
 
-    /// A tensor that must be there in this shape and element type.
     pub fn exact(&self, part: &str, shape: &[usize], dtype: &str) -> Result<Part<'a>, LoadError> {
         let part = self.required(part, shape)?;
         if part.entry.shape != shape {
@@ -76,18 +71,15 @@ impl<'a> Module<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Its elements.
     pub fn bytes(&self) -> &'a [u8] {
         let file = &self.weights.files[self.entry.file];
         &file.bytes()[self.entry.range.clone()]
     }
 
-    /// Its shape.
     pub fn shape(&self) -> &'a [usize] {
         &self.entry.shape
     }
 
-    /// Refuses another element type.
     pub fn of_dtype(self, dtype: &str) -> Result<Self, LoadError> {
         match &self.entry.stored {
             Err(found) if found == dtype => Ok(self),
@@ -102,7 +94,6 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Its element type, one of floats.
     pub fn float(&self) -> Result<Dtype, LoadError> {
         match &self.entry.stored {
             Ok(Stored::Plain(dtype)) => Ok(*dtype),
@@ -117,7 +108,7 @@ impl<'a> Part<'a> {
         ))
     }
 
-    /// Its elements, of a type of floats.
+    /// Fails unless the type is a float.
     pub fn floats(&self) -> Result<Vec<f32>, LoadError> {
         let dtype = self.float()?;
         let bytes = self.bytes();
@@ -126,7 +117,7 @@ impl<'a> Part<'a> {
         Ok(values)
     }
 
-    /// Its elements, of a type of integers.
+    /// Fails unless the type is an integer.
     pub fn integers(&self) -> Result<Vec<i64>, LoadError> {
         let bytes = self.bytes();
         match &self.entry.stored {
@@ -144,7 +135,6 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// An error about its shape.
     pub fn wrong_shape(&self, expected: &[usize]) -> LoadError {
         LoadError::WrongShape {
             file: self.weights.files[self.entry.file].path().to_owned(),
@@ -154,7 +144,6 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// An error about it.
     pub fn error(&self, reason: impl std::fmt::Display) -> LoadError {
         let file = self.weights.files[self.entry.file].path();
         let name = self.weights.file_name(self.name);

@@ -1,4 +1,4 @@
-//! The matrices of gpt-oss's experts, transposed or interleaved in stacks, and their conversion to rows.
+//! Expert matrices of gpt-oss: transposed or interleaved in stacks, and converted to rows at load.
 
 use std::ops::Range;
 
@@ -6,26 +6,23 @@ use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::Stored;
 
-/// Inputs of a block of MXFP4.
 pub(super) const BLOCK: usize = 32;
 
-/// A matrix of an expert as a stack holds it.
 #[derive(Clone)]
 pub struct Turned {
-    /// Which of the files holds which bytes: those of all outputs of the expert, and their scales where they are blocks.
+    /// (File, bytes) of the expert's outputs, and of their scales for blocks.
     pub(super) codes: (usize, Range<usize>),
     pub(super) scales: Option<(usize, Range<usize>)>,
-    /// The type of the elements; `None` for blocks.
+    /// `None` for blocks.
     pub(super) dtype: Option<Dtype>,
-    /// Outputs of the matrix and inputs.
+    /// `[outputs, inputs]`.
     pub shape: [usize; 2],
-    /// The first of its outputs among those of the stack, and the distance to the next.
+    /// Index of its first output in the stack, and the distance to the next.
     pub(super) first: usize,
     pub(super) step: usize,
 }
 
 impl Turned {
-    /// How the matrix is stored once it is converted.
     pub fn stored(&self) -> Stored {
         match self.dtype {
             Some(dtype) => Stored::Plain(dtype),
@@ -33,19 +30,16 @@ impl Turned {
         }
     }
 
-    /// Bytes of its part of the file.
     pub fn file_bytes(&self) -> usize {
         let scales = self.scales.as_ref().map_or(0, |(_, range)| range.len());
         (self.codes.1.len() + scales) / self.step
     }
 
-    /// The bytes in the files, by file.
     pub fn ranges(&self) -> impl Iterator<Item = &(usize, Range<usize>)> {
         std::iter::once(&self.codes).chain(&self.scales)
     }
 }
 
-/// A matrix of a stack with its bytes.
 pub struct TurnedBytes<'a> {
     pub(super) matrix: &'a Turned,
     pub(super) codes: &'a [u8],
@@ -57,7 +51,6 @@ impl<'a> TurnedBytes<'a> {
         self.matrix.stored()
     }
 
-    /// Converts whole rows from `first` on.
     pub fn convert(&self, first: usize, out: &mut [u8]) {
         let inputs = self.matrix.shape[1];
         let rows = out.chunks_exact_mut(self.stored().row_bytes(inputs));
@@ -70,7 +63,7 @@ impl<'a> TurnedBytes<'a> {
         }
     }
 
-    /// The elements of an output, one in each row of inputs.
+    /// Gathers an output's elements, one from each row of inputs.
     fn column(&self, output: usize, size: usize, out: &mut [u8]) {
         let [outputs, _] = self.matrix.shape;
         let row = outputs * self.matrix.step * size;
@@ -80,7 +73,7 @@ impl<'a> TurnedBytes<'a> {
         }
     }
 
-    /// The blocks of an output, whose bytes hold elements that are half a block apart.
+    /// An output's blocks; a byte's nibbles are half a block apart.
     fn blocks(&self, output: usize, out: &mut [u8]) {
         let n = self.matrix.shape[1] / BLOCK;
         let codes = self.codes[output * n * BLOCK / 2..].chunks_exact(BLOCK / 2);

@@ -20,7 +20,6 @@ use crate::model::weights::checkpoint::Weights;
 use crate::model::weights::entry::Entry;
 
 impl Weights {
-    /// The bytes of such a matrix, if there is one of this name.
     pub(in super::super) fn turned<'a>(&'a self, name: &str) -> Option<TurnedBytes<'a>> {
         let matrix = self.turned.get(name)?;
         let bytes =
@@ -32,10 +31,10 @@ impl Weights {
         })
     }
 
-    /// Takes matrices and biases of experts out of transposed or interleaved stacks.
+    /// Extracts matrices and biases of experts from transposed or interleaved stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says.
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration.
     pub fn turn_experts(
         &mut self,
         experts: &ExpertsConfig,

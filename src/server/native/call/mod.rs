@@ -31,7 +31,6 @@ pub(in crate::server) struct NativeCall {
     /// The answer is a list.
     pub(in crate::server) is_batch: bool,
     pub(in crate::server) stream: bool,
-    /// The charges for its body.
     pub(in crate::server) charges: Charges,
     wants_token_texts: bool,
 }
@@ -100,7 +99,6 @@ impl NativeCall {
         (requests.collect(), self.charges)
     }
 
-    /// How each request's answer looks.
     pub(in crate::server) fn shapes(&self, spelling: &Spelling) -> Vec<Shape> {
         let spelling = self.wants_token_texts.then_some(spelling);
         let shape = |request: &GenerateRequest| Shape::new(request.logprobs.as_ref(), spelling);
@@ -222,10 +220,8 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     }
 }
 
-/// Sampling parameters and the constraint among them.
 type Sampling = (SamplingParams, Option<Arc<Constraint>>);
 
-/// Reads SGLang's sampling parameters of each prompt.
 fn sampling_params(
     fields: &mut Fields,
     shape: PromptCount,
@@ -256,7 +252,6 @@ fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<Samplin
     Ok(sampling)
 }
 
-/// Refuses constraints outside of the sampling parameters.
 fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
     for name in sampling::CONSTRAINTS {
         let raw = fields.take_raw(name);

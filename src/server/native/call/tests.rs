@@ -1,4 +1,4 @@
-//! Parsing of `/generate` calls.
+//! Tests of parsing `/generate` calls.
 
 use serde_json::{Value, json};
 

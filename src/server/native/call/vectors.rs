@@ -18,7 +18,6 @@ use crate::server::raw::Raw;
 pub(super) const NAME: &str = "input_embeds";
 const VECTORS: &str = "a list of vectors, each a list of numbers";
 
-/// Reads the prompts of `raw`.
 pub(super) fn vectors(
     fields: &mut Fields,
     raw: &Raw,
@@ -131,7 +130,6 @@ impl<'de> Visitor<'de> for ReadVectors<'_> {
     }
 }
 
-/// Reads the numbers of a vector.
 struct ReadVector<'a> {
     name: &'a str,
     index: usize,

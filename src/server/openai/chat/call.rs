@@ -68,7 +68,6 @@ impl Call {
         Ok((call, fields.into_charges()))
     }
 
-    /// The requests of its samples.
     pub(in crate::server) fn into_requests(self) -> Vec<GenerateRequest> {
         let parsing = self.parsing();
         let request = self
@@ -106,7 +105,6 @@ pub(in crate::server) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, 
     })
 }
 
-/// Where the prompt ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// An answer of the assistant begins.
@@ -146,7 +144,6 @@ impl Ending {
     }
 }
 
-/// The variables that a call sets for the template.
 pub(in crate::server) fn template_kwargs(
     fields: &mut Fields,
 ) -> Result<Map<String, Value>, ApiError> {

@@ -1,11 +1,10 @@
-//! The choices of responses and chunks.
+//! The choices of a chat completion's responses and chunks.
 
 use serde::Serialize;
 
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::wire::Matched;
 
-/// A choice of a whole response.
 #[derive(Serialize)]
 pub(super) struct Choice {
     pub(super) index: usize,
@@ -14,7 +13,6 @@ pub(super) struct Choice {
     pub(super) details: ChoiceDetails,
 }
 
-/// The message of a whole response.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Message {
     pub(super) role: &'static str,
@@ -26,7 +24,6 @@ pub(super) struct Message {
     pub(super) tool_calls: Vec<ToolCall>,
 }
 
-/// A choice of a chunk.
 #[derive(Serialize)]
 pub(super) struct ChunkChoice {
     pub(super) index: usize,
@@ -35,7 +32,6 @@ pub(super) struct ChunkChoice {
     pub(super) details: ChoiceDetails,
 }
 
-/// The addition of a chunk to a message.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct MessageDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +53,6 @@ pub(super) struct ReasoningText {
     pub(super) reasoning: Option<String>,
 }
 
-/// A call of a whole response.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct ToolCall {
     pub(super) id: String,
@@ -66,7 +61,6 @@ pub(super) struct ToolCall {
     pub(super) function: Function,
 }
 
-/// The function of a call.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Function {
     pub(super) name: String,
@@ -84,7 +78,6 @@ pub(super) struct ToolCallDelta {
     pub(super) function: FunctionDelta,
 }
 
-/// The addition of a chunk to the function of a call.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +85,6 @@ pub(super) struct FunctionDelta {
     pub(super) arguments: String,
 }
 
-/// The fields that whole choices and chunks share.
 #[derive(Default, Serialize)]
 pub(super) struct ChoiceDetails {
     pub(super) logprobs: Option<ChatLogprobs>,

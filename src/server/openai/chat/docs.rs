@@ -1,4 +1,4 @@
-//! The document's description of chat completions.
+//! The OpenAPI description of chat completions.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -29,7 +29,6 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-/// The fields that the prompt of a chat is made of.
 pub(in crate::server) fn prompt() -> ObjectShape {
     object()
         .has("messages", list(named("ChatMessage")).longer_than(0))
@@ -72,14 +71,13 @@ pub(in crate::server) fn prompt() -> ObjectShape {
         .and(reasoning())
 }
 
-/// The same, where a call may do without.
+/// The fields of `prompt`, all optional.
 pub(in crate::server) fn optional_prompt() -> ObjectShape {
     let messages = list(named("ChatMessage")).longer_than(0);
     let without = prompt().without(&["messages"]);
     object().takes("messages", messages).and(without)
 }
 
-/// Variables of the chat template.
 pub(in crate::server) fn template_kwargs() -> Shape {
     free_object().about("variables of the chat template")
 }
@@ -144,7 +142,6 @@ fn tool_choice() -> Shape {
     .about("which tools may or must be called")
 }
 
-/// A function that the model may call.
 pub(in crate::server) fn function() -> Shape {
     object()
         .has(
@@ -195,7 +192,6 @@ fn message() -> Shape {
         .shape()
 }
 
-/// The schemas of chats.
 pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
     let tool = object()
         .has("type", name_of(["function"]))

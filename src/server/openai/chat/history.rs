@@ -36,7 +36,6 @@ pub(super) fn read_calls(
     }
 }
 
-/// The JSON of the functions that a message calls.
 fn functions(sent: &Raw, count: usize) -> Vec<Raw> {
     let calls = sent.field("tool_calls");
     let Some(calls) = calls.filter(|calls| !calls.asks_for_nothing()) else {
@@ -113,7 +112,6 @@ pub(super) struct FunctionCalls {
 }
 
 impl FunctionCalls {
-    /// Renames the fields of them that a message has.
     pub(super) fn rename(
         &mut self,
         name: &str,

@@ -10,7 +10,6 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::places::{missing, must_be, object, optional_text};
 
-/// The roles of OpenAI's messages.
 pub(super) const ROLES: [&str; 6] = [
     "system",
     "user",
@@ -20,7 +19,6 @@ pub(super) const ROLES: [&str; 6] = [
     "function",
 ];
 
-/// Reads `messages`: an array of objects that the chat template can render.
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     const NAME: &str = "messages";
     let sent = fields.peek(NAME).cloned();

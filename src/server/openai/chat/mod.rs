@@ -24,7 +24,6 @@ use call::Call;
 pub(in crate::server) use docs::{components, operation};
 use writer::Writer;
 
-/// Answers `POST /v1/chat/completions`.
 pub(in crate::server) async fn create(
     state: Data<AppState>,
     body: JsonBody,

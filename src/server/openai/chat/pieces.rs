@@ -1,4 +1,4 @@
-//! The pieces of an answer as OpenAI's messages and deltas.
+//! Converts the pieces of an answer to OpenAI's messages and deltas.
 
 use sha2::{Digest, Sha256};
 
@@ -13,7 +13,6 @@ use crate::server::config::ReasoningField;
 /// Half of the digits of a call's id.
 const ID_BYTES: usize = 12;
 
-/// How reasoning is written.
 #[derive(Clone, Copy)]
 pub(super) struct ReasoningStyle {
     pub(super) reasoning: Reasoning,
@@ -36,13 +35,11 @@ impl ReasoningStyle {
     }
 }
 
-/// One choice's pieces so far.
 pub(super) struct Pieces {
     rid: RequestId,
     style: ReasoningStyle,
     calls: usize,
     complete_calls: usize,
-    /// Calls that were sent to the client.
     told_calls: usize,
     /// Reasoning that is written when it has ended.
     held: String,
@@ -212,7 +209,6 @@ fn call_delta(call: ToolCallDelta) -> MessageDelta {
     }
 }
 
-/// The id of a request's call in OpenAI's form.
 pub(in crate::server) fn call_id(rid: &RequestId, index: usize) -> String {
     call_id_with("call_", rid, index)
 }

@@ -61,7 +61,6 @@ impl Reasoning {
     }
 }
 
-/// OpenRouter's `reasoning`.
 #[derive(Default)]
 struct Wish {
     effort: Option<String>,
@@ -97,7 +96,6 @@ fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     effort.map(|effort| known_effort(name, &effort)).transpose()
 }
 
-/// An effort by its name.
 pub(in crate::server) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
     if EFFORTS.contains(&effort) {
         Ok(effort.to_owned())

@@ -1,4 +1,4 @@
-//! Parses `tool_choice`.
+//! Parses `tool_choice` of a chat completion.
 
 use serde_json::{Map, Value};
 
@@ -9,28 +9,21 @@ use crate::server::openai::places::{missing, must_be, object, text};
 
 const WANTED: &str = "none, auto, required, or an object that names a function";
 
-/// The choice of the tools that may or must be called.
 #[derive(Debug, PartialEq)]
 pub(in crate::server) enum Choice {
     /// The model does not see them.
     None,
-    /// Any of them.
     Mode(Mode),
-    /// One of them.
     Named {
         name: String,
-        /// The path of the name.
         path: String,
     },
-    /// Some of them.
     Allowed {
         mode: Mode,
-        /// Each with its path.
         names: Vec<(String, String)>,
     },
 }
 
-/// Whether a tool must be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::server) enum Mode {
     Auto,

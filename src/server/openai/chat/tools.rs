@@ -1,4 +1,4 @@
-//! Parses `tools`.
+//! Parses `tools` of a chat completion.
 
 use std::sync::Arc;
 
@@ -14,14 +14,10 @@ use crate::server::fields::Fields;
 use crate::server::openai::places::{missing, must_be, object, optional_flag, optional_text, text};
 use crate::server::raw::Raw;
 
-/// Most tools of a call.
 pub(in crate::server) const MAX_TOOLS: usize = 1024;
-/// Longest list of tools, in bytes of JSON.
 const MAX_TOOLS_BYTES: usize = 4 << 20;
-/// Longest name of a tool.
 pub(in crate::server) const MAX_NAME_BYTES: usize = 64;
 
-/// The tools of a call.
 #[derive(Debug, Default)]
 pub(in crate::server) struct CallTools {
     /// JSON for the chat template; `None` if it gets none.
@@ -113,7 +109,6 @@ impl Form {
         }
     }
 
-    /// Reads the list.
     fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<ToolList, ApiError> {
         let mut list = ToolList::default();
         for (index, (item, sent)) in read_list(fields, self.list, raw)?.into_iter().enumerate() {
@@ -164,7 +159,6 @@ impl Form {
 #[derive(Default)]
 pub(in crate::server) struct ToolList {
     names: FxHashSet<String>,
-    /// JSON of each.
     shown: Vec<String>,
     tools: Vec<Tool>,
 }
@@ -190,7 +184,6 @@ impl ToolList {
     }
 }
 
-/// The list of tools for the template.
 fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
     RawValue::from_string(format!("[{}]", shown.join(", ")))
         .map_err(|error| ApiError::invalid(format!("the tools are not valid JSON: {error}")))
@@ -250,7 +243,6 @@ pub(in crate::server) fn read_list(
     }
 }
 
-/// A function in the engine's form.
 fn read_function(path: &str, function: &Map<String, Value>) -> Result<Tool, ApiError> {
     let name = text(function, path, "name")?.to_owned();
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
@@ -276,7 +268,6 @@ fn read_function(path: &str, function: &Map<String, Value>) -> Result<Tool, ApiE
     })
 }
 
-/// The tools that may be called, and whether one must be.
 fn choose(
     tools: Vec<Tool>,
     choice: Choice,

@@ -15,7 +15,6 @@ use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript};
 use crate::state::sampling::TokenLogprobs;
 
-/// Writes choices, whole or chunk by chunk.
 pub(super) struct Writer {
     pub(super) head: Head,
     spelling: Spelling,
@@ -29,7 +28,6 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// A writer for the answer to `call`.
     pub(super) fn new(
         call: &Call,
         head: Head,
@@ -85,13 +83,11 @@ impl Writer {
             .then(|| Extension::of_cached_tokens(&self.usages))
     }
 
-    /// The counts of one choice so far, for its chunk.
     fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
         self.continuous_usage
             .then(|| UsageReport::of([self.usages[index]], 1))
     }
 
-    /// The counts of all choices.
     pub(super) fn usage(&self) -> UsageReport {
         UsageReport::of(self.usages.iter().copied(), self.usages.len())
     }

@@ -1,4 +1,4 @@
-//! Parses a request for a response.
+//! Parses a call of OpenAI's responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +31,8 @@ use crate::server::spelling::Spelling;
 /// Fields that other endpoints read in place of those here.
 const OF_OTHERS: [&str; 4] = ["prompt", "messages", "max_tokens", "max_completion_tokens"];
 
-/// Most entries of `include`.
 pub(super) const MAX_INCLUDES: usize = 64;
 
-/// One call: a conversation to go on with.
 pub(super) struct Call {
     id: ResponseId,
     pub(super) common: Common,
@@ -49,7 +47,6 @@ pub(super) struct Call {
     keeping: Option<Keeping>,
 }
 
-/// Where a call comes from.
 pub(super) struct Asking<'a> {
     pub(super) shelf: Shelf<'a>,
     pub(super) limits: CallLimits<'a>,
@@ -131,7 +128,6 @@ impl Call {
         Ok((call, sent.into_charges()))
     }
 
-    /// The request, and the writer of its answer.
     pub(super) fn into_parts(
         self,
         spelling: Spelling,
@@ -174,7 +170,6 @@ fn is_warm_up(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(!generates || prewarms)
 }
 
-/// The response that the call continues.
 fn earlier(
     settings: &Settings,
     shelf: &Shelf<'_>,
@@ -199,7 +194,6 @@ fn owner(settings: &Settings, shelf: &Shelf<'_>) -> Option<Owner> {
     owner.filter(|_| shelf.store.is_open())
 }
 
-/// How the conversation's K/V is pinned, if it is.
 fn pinning(
     asking: &Asking<'_>,
     common: &Common,
@@ -268,7 +262,6 @@ fn frame(
     Sha256::digest(frame.expect("templates have string keys only")).into()
 }
 
-/// The further parts that an answer is to have.
 #[derive(Default)]
 struct Includes {
     encrypted: bool,

@@ -16,7 +16,6 @@ use crate::server::error::ApiError;
 use crate::server::openai::answer::Received;
 use crate::server::state::AppState;
 
-/// Answers with the number of tokens that the same body would have as a request for a response.
 pub(in crate::server) async fn input_tokens(
     state: Data<AppState>,
     body: JsonBody,

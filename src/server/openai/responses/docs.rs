@@ -1,4 +1,4 @@
-//! The document's description of responses.
+//! The OpenAPI description of OpenAI's responses.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -139,7 +139,6 @@ fn example() -> serde_json::Value {
     json!({"input": "Which seat is free?", "max_output_tokens": 16})
 }
 
-/// The fields of a request.
 fn call(facts: &Facts) -> ObjectShape {
     prompt().and(shared::common(facts).without(&["n"]))
 }
@@ -337,7 +336,6 @@ fn text_format() -> Shape {
     ])
 }
 
-/// The schemas of responses.
 pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
     let event = object()
         .has(

@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// An event on its way to a client.
 pub(in crate::server) struct WrittenEvent {
     pub(in crate::server) name: &'static str,
     pub(in crate::server) json: Vec<u8>,
 }
 
-/// Events that have been written and not sent.
 pub(super) struct Events {
-    /// They have no reader: the answer is sent whole.
+    /// The events have no reader: the answer is sent whole.
     is_silent: bool,
     next_number: u64,
     lane: Option<Arc<str>>,
@@ -41,12 +39,10 @@ impl Events {
         }
     }
 
-    /// Returns whether the answer is sent whole, without events.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent
     }
 
-    /// Writes the next event.
     pub(super) fn push(&mut self, name: &'static str, event: &impl Serialize) {
         if self.is_silent {
             return;
@@ -62,7 +58,6 @@ impl Events {
         self.written.push(WrittenEvent { name, json });
     }
 
-    /// Takes the written events.
     pub(super) fn take(&mut self) -> Vec<WrittenEvent> {
         std::mem::take(&mut self.written)
     }

@@ -1,4 +1,4 @@
-//! The names of responses and of their items.
+//! The ids of responses and of their items.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -15,7 +15,6 @@ const ITEM_BYTES: usize = 16;
 pub(in crate::server) struct ResponseId(String);
 
 impl ResponseId {
-    /// A new name.
     pub(super) fn random() -> Self {
         let mut bits = [0; RANDOM_BYTES];
         getrandom::fill(&mut bits).expect("the system has random numbers");
@@ -37,7 +36,6 @@ impl ResponseId {
     }
 }
 
-/// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemKind {
     Input,

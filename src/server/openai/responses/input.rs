@@ -21,7 +21,6 @@ pub(super) struct Shelf<'a> {
     pub(super) owner: Owner,
 }
 
-/// The parts that a request brings.
 pub(super) struct Input {
     /// As the chat template takes them.
     pub(super) messages: Vec<Value>,
@@ -241,7 +240,6 @@ fn listed(response: &ResponseId, index: usize, mut item: Map<String, Value>) -> 
     }
 }
 
-/// The messages of an earlier part of the conversation.
 pub(super) fn earlier(
     fields: &mut Fields,
     messages: &[u8],

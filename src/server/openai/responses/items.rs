@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use crate::server::openai::logprobs::ChatToken;
 
-/// How far an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ItemStatus {
@@ -14,7 +13,6 @@ pub(super) enum ItemStatus {
     Incomplete,
 }
 
-/// An item.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum OutputItem {

@@ -7,7 +7,6 @@ use super::tools::name_in;
 use crate::server::digits;
 use crate::server::raw::Raw;
 
-/// Messages that are being put together.
 #[derive(Default)]
 pub(super) struct Messages {
     done: Vec<Value>,
@@ -28,7 +27,6 @@ impl Messages {
         self.done.push(json!({"role": role, "content": text}));
     }
 
-    /// Adds text of the assistant.
     pub(super) fn answer(&mut self, text: &str) {
         let is_over = |answer: &Answer| !answer.content.is_empty() && answer.calls.is_empty();
         if self.answer.as_ref().is_some_and(is_over) {
@@ -50,14 +48,12 @@ impl Messages {
         reasoning.push_str(text);
     }
 
-    /// Adds a call of the assistant.
     pub(super) fn call(&mut self, call_id: &str, name: &str, arguments: Value) {
         let function = json!({"name": name, "arguments": arguments});
         let call = json!({"id": call_id, "type": "function", "function": function});
         self.open_answer().calls.push(call);
     }
 
-    /// Adds the result of a call.
     pub(super) fn result(&mut self, call_id: &str, text: &str) {
         self.end_answer();
         let result = json!({"role": "tool", "tool_call_id": call_id, "content": text});
@@ -94,7 +90,6 @@ impl Messages {
         }
     }
 
-    /// All of them.
     pub(super) fn finish(mut self) -> Vec<Value> {
         self.end_answer();
         self.done

@@ -46,7 +46,6 @@ pub(in crate::server) use store::{ConnectionId, Owner};
 pub(in crate::server) use stored::{cancel, delete, input_items, retrieve};
 pub(in crate::server) use writer::Writer;
 
-/// Answers `POST /v1/responses`.
 pub(in crate::server) async fn create(
     state: Data<AppState>,
     body: JsonBody,
@@ -56,14 +55,12 @@ pub(in crate::server) async fn create(
     answer.await.map_err(in_our_words)
 }
 
-/// A response that has begun.
 pub(in crate::server) struct Begun {
     pub(in crate::server) lane: Lane,
     pub(in crate::server) writer: Writer,
     stream: bool,
 }
 
-/// Reads a request and sends it to the engine.
 pub(in crate::server) fn begin(
     state: &Arc<AppState>,
     fields: Fields,

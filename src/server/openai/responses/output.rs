@@ -17,30 +17,25 @@ use crate::request::OutputPiece;
 use crate::server::openai::chat::pieces::call_id;
 use crate::server::openai::logprobs::ChatToken;
 
-/// Settings of an output's items and events.
 pub(super) struct Telling {
     pub(super) id: ResponseId,
     pub(super) rid: RequestId,
     pub(super) names: Arc<ToolNames>,
-    /// Reasoning is not shown.
     pub(super) hides_reasoning: bool,
     /// Reasoning also comes as a blob.
     pub(super) wants_encrypted: bool,
 }
 
-/// The items so far.
 pub(super) struct Output {
     telling: Telling,
     closed: Vec<OutputItem>,
     open: Option<Open>,
     n_calls: usize,
-    /// Lengths of the deltas, in bytes.
     cuts: Vec<u32>,
     /// Log probabilities of text that has not come yet.
     held_logprobs: Vec<ChatToken>,
 }
 
-/// The item that is being written.
 enum Open {
     Reasoning {
         id: String,
@@ -145,8 +140,7 @@ impl Output {
         std::mem::take(&mut self.cuts)
     }
 
-    /// Takes in a part of the answer: `text` of one that is not parsed, or else pieces; and the log probabilities of
-    /// its tokens.
+    /// Takes in `text` of an answer that is not parsed, or else pieces; and the log probabilities of its tokens.
     pub(super) fn push(
         &mut self,
         text: String,
@@ -342,7 +336,6 @@ impl Output {
         }
     }
 
-    /// Writes the events that complete a content, and makes its item.
     fn closed_item(&self, open: Open, status: ItemStatus, events: &mut Events) -> OutputItem {
         let index = self.closed.len();
         match open {

@@ -7,12 +7,10 @@ use super::store::StoredResponse;
 use crate::engine::{EngineHandle, SoftPin};
 use crate::state::cache::namespace::Namespace;
 
-/// Where a conversation is kept, and for how long.
 pub(super) struct Pinning {
     pub(super) engine: EngineHandle,
     pub(super) namespace: Namespace,
     pub(super) ttl: Duration,
-    /// The response that it continues.
     pub(super) earlier: Option<Arc<StoredResponse>>,
 }
 

@@ -8,7 +8,6 @@ use base64::engine::general_purpose::STANDARD;
 
 const VERSION: &str = "souffleur1.";
 
-/// The blob of a text.
 pub(super) fn encode(text: &str) -> String {
     format!("{VERSION}{}", STANDARD.encode(text))
 }

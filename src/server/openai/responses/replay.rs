@@ -24,7 +24,6 @@ struct Told<'a> {
     content: Option<[&'a RawValue; 1]>,
 }
 
-/// A part of its content.
 #[derive(Deserialize)]
 struct Part<'a> {
     #[serde(rename = "type")]
@@ -34,7 +33,6 @@ struct Part<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-/// Replays the items of one output.
 struct Teller<'a> {
     events: Events,
     cuts: std::slice::Iter<'a, u32>,
@@ -141,7 +139,6 @@ impl Teller<'_> {
         self.events.push("response.content_part.done", &part);
     }
 
-    /// Replays a text in its original deltas.
     fn deltas(&mut self, name: &'static str, of: &Value, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {

@@ -15,7 +15,6 @@ const MAX_NOTE_BYTES: usize = 16 << 10;
 /// Most tools that are repeated: with more of them a request is refused.
 const MAX_TOOLS: usize = 1024;
 
-/// The settings of a response, in OpenAI's words.
 #[derive(Serialize)]
 pub(super) struct Settings {
     pub(super) model: String,
@@ -102,7 +101,6 @@ impl Settings {
         })
     }
 
-    /// Notes values that were read with the sampling parameters.
     pub(super) fn note_sampling(&mut self, common: &Common) {
         self.temperature = common.sampling.temperature;
         self.top_p = common.sampling.top_p;
@@ -130,7 +128,6 @@ fn sent(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiErr
     raw.map(|raw| repeated(fields, &raw)).transpose()
 }
 
-/// A field that is repeated and not read.
 fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     let Some(raw) = fields.take_raw(name) else {
         return Ok(None);

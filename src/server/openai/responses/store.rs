@@ -21,7 +21,6 @@ const ITEM_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) struct ConnectionId(u64);
 
-/// The owner of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Owner {
     /// Any client with its id.
@@ -43,7 +42,6 @@ impl Owner {
     }
 }
 
-/// The responses of a server. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::server) struct ResponseStore(Arc<Shelf>);
 
@@ -70,7 +68,6 @@ struct Entries {
     of_item: FxHashMap<String, ResponseId>,
 }
 
-/// The memory of something that is kept; given back on drop.
 struct Charge {
     memory: Memory,
     bytes: usize,
@@ -97,17 +94,14 @@ impl Drop for Charge {
     }
 }
 
-/// The messages that one response added to its conversation: its input, and its answer. Responses that go on from there
-/// share them.
+/// The input and the answer that one response added to its conversation. Later responses share them.
 pub(super) struct Turn {
     /// A list of messages as the chat template takes them, as JSON.
     pub(super) messages: Box<[u8]>,
-    /// How many they are.
     pub(super) n_messages: usize,
     _charge: Charge,
 }
 
-/// An item by its id.
 pub(super) struct StoredItem {
     pub(super) id: String,
     pub(super) json: Box<str>,
@@ -117,11 +111,9 @@ pub(super) struct StoredItem {
 pub(super) struct Keep {
     pub(super) id: ResponseId,
     pub(super) owner: Owner,
-    /// The response, as JSON.
     pub(super) json: Vec<u8>,
     pub(super) input: Vec<StoredItem>,
     pub(super) output: Vec<StoredItem>,
-    /// The conversation before it.
     pub(super) earlier: Vec<Arc<Turn>>,
     /// The messages that it added, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
@@ -141,7 +133,6 @@ pub(super) struct KeptTokens {
     pub(super) frame: [u8; 32],
 }
 
-/// A response that is kept.
 pub(super) struct StoredResponse {
     pub(super) json: Bytes,
     pub(super) input: Vec<StoredItem>,
@@ -172,7 +163,6 @@ impl ResponseStore {
         }))
     }
 
-    /// A name for a connection.
     pub(in crate::server) fn connection(&self) -> ConnectionId {
         let next = self.0.next_connection.fetch_add(1, Ordering::Relaxed);
         ConnectionId(next as u64)
@@ -183,7 +173,7 @@ impl ResponseStore {
         self.0.max_count > 0
     }
 
-    /// Keeps a response. The oldest make room for it; one that is larger than all room is not kept.
+    /// The oldest are evicted for it; a response above the byte limit is not kept.
     pub(super) fn keep(&self, keep: Keep) {
         let bytes = keep.bytes();
         if !self.is_open() || bytes > self.0.memory.limit_bytes {
@@ -205,7 +195,6 @@ impl ResponseStore {
         }
     }
 
-    /// A response that `owner` may see.
     pub(super) fn find(&self, id: &ResponseId, owner: &Owner) -> Option<Arc<StoredResponse>> {
         let mut dropped = Vec::new();
         let entries = self.lock(&mut dropped);
@@ -213,7 +202,6 @@ impl ResponseStore {
         found.is_for(owner).then(|| found.clone())
     }
 
-    /// The JSON of an item of a response that `owner` may see.
     pub(super) fn find_item(&self, id: &str, owner: &Owner) -> Option<Box<str>> {
         let mut dropped = Vec::new();
         let entries = self.lock(&mut dropped);
@@ -254,7 +242,6 @@ impl ResponseStore {
         }
     }
 
-    /// Deletes the responses of a connection that has ended.
     pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
@@ -310,7 +297,6 @@ impl Keep {
         self.own_bytes() + self.messages.0.len() + earlier.sum::<usize>()
     }
 
-    /// Bytes without its messages.
     fn own_bytes(&self) -> usize {
         let items = self.input.iter().chain(&self.output);
         let items = items.map(|item| item.json.len() + ITEM_BYTES);

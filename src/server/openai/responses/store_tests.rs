@@ -1,4 +1,4 @@
-//! The store of responses, and its bounds.
+//! Tests of the response store and its bounds.
 
 use super::*;
 

@@ -19,10 +19,8 @@ use crate::server::whole;
 
 /// Items of a page if a client sends no number.
 pub(super) const PAGE_ITEMS: usize = 20;
-/// Most items of a page.
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
-/// The query parameters of a request for a response.
 #[derive(Deserialize)]
 pub(in crate::server) struct Wish {
     stream: Option<String>,
@@ -57,7 +55,6 @@ impl Wish {
     }
 }
 
-/// Answers `GET /v1/responses/{id}`.
 pub(in crate::server) async fn retrieve(
     state: Data<AppState>,
     id: Path<String>,
@@ -73,7 +70,6 @@ pub(in crate::server) async fn retrieve(
         .body(whole::in_pieces(json)))
 }
 
-/// Replays the events of a response, from one on.
 async fn replay(
     state: &AppState,
     stored: Arc<StoredResponse>,
@@ -91,7 +87,6 @@ async fn replay(
     Ok(sse::whole(events, charge))
 }
 
-/// Answers `DELETE /v1/responses/{id}`.
 pub(in crate::server) async fn delete(
     state: Data<AppState>,
     id: Path<String>,
@@ -118,7 +113,6 @@ pub(in crate::server) async fn cancel(
     ))
 }
 
-/// The items that a client requests.
 #[derive(Deserialize)]
 pub(in crate::server) struct Page {
     limit: Option<String>,

@@ -30,7 +30,6 @@ pub(super) struct Spoken {
 pub(super) struct ToolNames(FxHashMap<String, Spoken>);
 
 impl ToolNames {
-    /// The client's names for the function that the model calls.
     pub(super) fn spoken(&self, name: &str) -> Spoken {
         let plain = || Spoken {
             name: name.to_owned(),
@@ -48,7 +47,6 @@ pub(super) fn name_in(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// Reads `tools` and `tool_choice`.
 pub(super) fn read(fields: &mut Fields) -> Result<(CallTools, ToolNames), ApiError> {
     let raw = fields.take_raw(TOOLS);
     let raw = raw.filter(|raw| !raw.asks_for_nothing());
@@ -191,7 +189,6 @@ fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, A
 mod tests {
     use super::*;
 
-    /// The template's view of these tools.
     fn shown(tools: &str) -> String {
         let mut fields = Fields::of(&json!({}));
         fields.put_raw(TOOLS, Raw::in_text(tools));

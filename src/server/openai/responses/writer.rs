@@ -24,7 +24,7 @@ use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript, TranscriptEnd};
 
-/// The remains of a response.
+/// The data for storing a response at its end.
 pub(super) struct Keeping {
     pub(super) store: ResponseStore,
     pub(super) owner: Owner,
@@ -36,7 +36,6 @@ pub(super) struct Keeping {
     pub(super) pinning: Option<Pinning>,
 }
 
-/// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) id: ResponseId,
     pub(super) settings: Settings,
@@ -44,13 +43,11 @@ pub(super) struct WriterParts {
     /// How tokens are spelled, if log probabilities are to be written.
     pub(super) spelling: Option<Spelling>,
     pub(super) is_silent: bool,
-    /// The lane of the WebSocket that sent the request.
     pub(super) lane: Option<Arc<str>>,
     pub(super) is_warm_up: bool,
     pub(super) keeping: Option<Keeping>,
 }
 
-/// See the module.
 pub(in crate::server) struct Writer {
     head: Head,
     output: Output,
@@ -164,7 +161,6 @@ impl UsageReport {
     }
 }
 
-/// The state of a response.
 struct Standing<'a> {
     status: &'static str,
     error: Option<Failure<'a>>,
@@ -210,7 +206,6 @@ impl Writer {
         }
     }
 
-    /// Begins the events.
     pub(in crate::server) fn open(&mut self) {
         for name in ["response.created", "response.in_progress"] {
             let response = response(&self.head, &self.output, None, Standing::IN_PROGRESS);
@@ -218,7 +213,6 @@ impl Writer {
         }
     }
 
-    /// Adds the next delta or end.
     pub(in crate::server) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.usage = Some(delta.usage);
@@ -236,7 +230,6 @@ impl Writer {
         }
     }
 
-    /// Ends the events of a response that has failed.
     pub(in crate::server) fn fail(&mut self, error: &ApiError) {
         self.output.close(ItemStatus::Incomplete, &mut self.events);
         let standing = Standing {
@@ -251,7 +244,6 @@ impl Writer {
         self.keeping = None;
     }
 
-    /// Takes the events that are ready.
     pub(in crate::server) fn take(&mut self) -> Vec<WrittenEvent> {
         self.events.take()
     }
@@ -335,7 +327,6 @@ fn known_tokens(
     })
 }
 
-/// The output of a response so far.
 struct Said<'a> {
     items: &'a [OutputItem],
     cuts: Vec<u32>,
@@ -344,7 +335,6 @@ struct Said<'a> {
 }
 
 impl Keeping {
-    /// Keeps the tokens of the conversation in the prefix cache.
     fn pin(&self, end: &TranscriptEnd, output: &[u32]) -> Option<SoftPin> {
         let pinning = self.pinning.as_ref().filter(|_| !end.prompt.is_empty())?;
         pinning.pin([&end.prompt[..], output].concat().into())
@@ -429,6 +419,5 @@ impl Render for Writer {
         matches!(failure, RequestError::PromptTooLong { .. })
     }
 
-    /// The last event ends the stream.
     fn close(&mut self, _: &mut Chunks) {}
 }

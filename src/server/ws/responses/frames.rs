@@ -13,7 +13,6 @@ use crate::server::error::{ApiError, ErrorBody};
 use crate::server::fields::Fields;
 use crate::server::openai::responses::WrittenEvent;
 
-/// The message of a client.
 pub(super) enum ClientFrame {
     /// A response, by the fields of a body.
     Create(Fields),
@@ -21,7 +20,6 @@ pub(super) enum ClientFrame {
     Steer(Steer),
 }
 
-/// See [`ClientFrame`].
 pub(super) struct Steer {
     input: Option<Box<RawValue>>,
     previous_response_id: Option<String>,
@@ -118,7 +116,6 @@ struct Headers {
     retry_after: String,
 }
 
-/// Answers a request that never began, or a frame that could not be read.
 pub(super) async fn refuse(
     connection: &mut Connection<LaneName>,
     lane: Option<&str>,
@@ -137,7 +134,6 @@ pub(super) async fn refuse(
     connection.send(frame).await
 }
 
-/// Sends the events of a response.
 pub(super) async fn send_all(
     connection: &mut Connection<LaneName>,
     events: Vec<WrittenEvent>,

@@ -10,7 +10,6 @@ use crate::server::config::ServerConfig;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 
-/// Longest name of a lane.
 const MAX_NAME_BYTES: usize = 256;
 
 /// A lane's name; the default lane has none.
@@ -35,7 +34,6 @@ struct Lane<W, R> {
     is_next: bool,
 }
 
-/// Reads the name of a request's lane.
 pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
     const NAME: &str = "stream_id";
     let Some(name) = fields.text(NAME) else {
@@ -74,7 +72,7 @@ impl<W, R> Lanes<W, R> {
         self.n_requests
     }
 
-    /// Refuses a request for which there is no room. A lane's name is known as long as the connection lasts.
+    /// Refuses a request beyond the limits. A lane's name is known as long as the connection lasts.
     pub(super) fn check(&self, name: &LaneName) -> Result<(), ApiError> {
         if self.n_requests >= self.max_requests {
             return Err(ApiError::too_many_on_websocket(self.max_requests));
@@ -88,7 +86,6 @@ impl<W, R> Lanes<W, R> {
         }
     }
 
-    /// Appends a request to its lane.
     pub(super) fn add(&mut self, name: LaneName, request: W) {
         self.n_requests += 1;
         let lane = self.lanes.entry(name.clone());
@@ -120,7 +117,6 @@ impl<W, R> Lanes<W, R> {
         Some((name, request))
     }
 
-    /// The request that was taken from a lane runs.
     pub(super) fn started(&mut self, name: &LaneName, running: R) {
         let Some(lane) = self.lanes.get_mut(name) else {
             return;
@@ -132,12 +128,10 @@ impl<W, R> Lanes<W, R> {
         self.n_requests += 1;
     }
 
-    /// The work of a lane.
     pub(super) fn running(&mut self, name: &LaneName) -> Option<&mut R> {
         self.lanes.get_mut(name)?.running.as_mut()
     }
 
-    /// The work of a lane has ended.
     pub(super) fn ended(&mut self, name: &LaneName) {
         let Some(lane) = self.lanes.get_mut(name) else {
             return;

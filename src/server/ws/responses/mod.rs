@@ -23,17 +23,14 @@ use crate::server::transcript::News;
 use frames::ClientFrame;
 use lanes::{LaneName, Lanes};
 
-/// The requests of a connection.
 pub(super) struct Responses {
     id: ConnectionId,
     store: ResponseStore,
     lanes: Lanes<Fields, Running>,
 }
 
-/// A response that is being written.
 struct Running {
     writer: Writer,
-    /// The response that it continues.
     previous: Option<ResponseId>,
 }
 
@@ -83,19 +80,17 @@ impl Responses {
         Ok(begun.writer)
     }
 
-    /// Deletes the response that a failed request continued, as OpenAI's service does: but not if it is stored, or
-    /// another lane's.
+    /// Deletes the response that a failed request continued, as OpenAI does, unless it is stored or another lane's.
     fn forget(&self, previous: Option<&ResponseId>, lane: &LaneName) {
         if let Some(previous) = previous {
             self.store.forget_own(previous, self.id, lane.as_ref());
         }
     }
 
-    /// The lane and the fields of a request that is to be answered.
     fn read(&self, fields: &mut Fields) -> Result<LaneName, ApiError> {
         let name = lanes::name(fields)?;
         self.lanes.check(&name)?;
-        // It is one anyhow.
+        // A WebSocket always streams.
         fields.take_raw("stream");
         fields.default_to("stream", Some(true.into()));
         Ok(name)

@@ -1,4 +1,4 @@
-//! The admission of a plan: candidates in order, each matched, locked and judged against live counters.
+//! The tree's admission of candidates: in order, each is matched, locked and judged against live counters.
 
 use smallvec::SmallVec;
 
@@ -405,7 +405,6 @@ impl Planning<'_> {
         (without, None)
     }
 
-    /// Rows that start with this plan, so far.
     fn n_starting(&self) -> usize {
         let admitted = self.verdict.admitted.iter();
         admitted.filter(|admitted| admitted.lock.is_some()).count()
@@ -426,7 +425,6 @@ impl Planning<'_> {
     }
 }
 
-/// Why a candidate is not in this plan.
 enum NotNow {
     /// It waits for a prefix that the admitted candidate `by` computes, up to position `at`.
     Held {
@@ -438,7 +436,6 @@ enum NotNow {
     Refused(Refusal),
 }
 
-/// The resource that a candidate lacks.
 #[derive(Clone, Copy, PartialEq)]
 enum Refusal {
     Budget(Budget),

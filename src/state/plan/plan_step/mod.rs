@@ -115,11 +115,8 @@ struct Planning<'a> {
     free_pages: usize,
     free_states: usize,
     free_windows: usize,
-    /// Every page comes with a window page.
     has_windows: bool,
-    /// The decode may run in the step of the admitted prefills.
     mixes: bool,
-    /// The window pages that are left for candidates.
     windows: Option<WindowBudget>,
     /// Tokens of a block; 0 without a store.
     block_tokens: usize,
@@ -253,12 +250,10 @@ impl Planning<'_> {
         Vec::new()
     }
 
-    /// Takes the states that have left the cache.
     fn take_freed_states(&mut self) {
         self.returned_states.extend(self.cache.take_freed_states());
     }
 
-    /// Takes blocks to save within the budget.
     fn save(&mut self, budget: &mut SaveBudget, blocks: usize) {
         let demand = SaveDemand {
             blocks: blocks.min(budget.most),
@@ -322,7 +317,6 @@ impl Planning<'_> {
         (free + self.cache.evictable_windows()) * self.page_size
     }
 
-    /// Takes the window pages that have left the cache.
     fn take_freed_windows(&mut self) {
         if self.has_windows {
             self.returned_windows
@@ -330,12 +324,11 @@ impl Planning<'_> {
         }
     }
 
-    /// Makes room for one window page for each demanded page.
+    /// Evicts until there is a window page for each demanded page.
     fn evict_windows(&mut self) {
         if !self.has_windows {
             return;
         }
-        // Window pages of evicted nodes.
         self.take_freed_windows();
         let demanded = self.demands.iter().map(|demand| demand.pages as usize);
         let wanted = demanded.sum::<usize>() + self.growing.len();

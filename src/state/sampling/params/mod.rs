@@ -10,13 +10,12 @@ use crate::field::{check_bytes, check_count};
 use crate::state::detok::TextOptions;
 use crate::state::request_limits::RequestLimits;
 
-/// Sampling and stopping parameters. Names and defaults are SGLang's.
+/// Sampling and stopping parameters, with SGLang's names and defaults.
 ///
 /// The JSON form accepts SGLang's `sampling_params`: every field may be missing or null (the default), `stop` may be
 /// one string, `logit_bias` is a map from token id to bias. Clones share the lists.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingParams {
-    /// Upper bound of generated tokens.
     pub max_new_tokens: u32,
     /// Number of tokens before which neither EOS nor a stop token can be sampled.
     pub min_new_tokens: u32,
@@ -41,17 +40,14 @@ pub struct SamplingParams {
     /// Added to the logits of single tokens: (token id, bias).
     #[serde(serialize_with = "super::wire::serialize_logit_bias")]
     pub logit_bias: Arc<[(u32, f32)]>,
-    /// Continues after EOS.
     pub ignore_eos: bool,
     /// Seed of the draws; intake chooses a random one if absent.
     pub sampling_seed: Option<u64>,
     /// Number of samples of one prompt.
     pub n: u32,
-    /// Omits special tokens from the text.
     pub skip_special_tokens: bool,
     /// Puts spaces between special tokens in the text.
     pub spaces_between_special_tokens: bool,
-    /// Keeps the stop string or stop token in the output.
     pub no_stop_trim: bool,
 }
 
@@ -90,7 +86,6 @@ impl Default for SamplingParams {
     }
 }
 
-/// Upper bound of samples per prompt.
 pub(crate) const MAX_SAMPLES: u32 = 128;
 /// The units in length errors of `stop`, `stop_token_ids` and `logit_bias`.
 pub(super) const STOP_UNIT: &str = "strings";

@@ -1,4 +1,4 @@
-//! Sampling parameters: defaults, limits and errors.
+//! Tests of sampling parameters: defaults, limits and errors.
 
 use serde::de::DeserializeSeed;
 use serde_json::{Value, json};

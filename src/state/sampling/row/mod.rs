@@ -34,10 +34,8 @@ pub struct RowSampler {
     vocab_size: usize,
 }
 
-/// A sampled token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
-    /// The token.
     pub token: u32,
     /// The logits contained NaN, or every token was excluded: the token is undefined.
     pub nan: bool,
@@ -141,7 +139,6 @@ impl RowSampler {
         self.output_tokens += 1;
     }
 
-    /// Returns whether penalties, masks or biases change the logits.
     fn edits(&self, mask: Option<&TokenMask>) -> bool {
         mask.is_some()
             || !self.output_counts.is_empty()

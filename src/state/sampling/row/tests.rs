@@ -1,4 +1,4 @@
-//! The sampler of one row, against a naive one.
+//! Tests of the row sampler against a naive one.
 
 use proptest::prelude::*;
 
@@ -321,7 +321,6 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-/// The reference: filters by sorting the whole vocabulary.
 fn naive_choice(logits: &[f32], params: &SamplingParams, draw: f64) -> u32 {
     let max = f64::from(Peak::of(logits, 0).logit);
     let mut ranked: Vec<(u32, f64)> = logits

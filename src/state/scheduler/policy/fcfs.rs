@@ -1,4 +1,4 @@
-//! First come, first served.
+//! Scheduling policy: first come, first served.
 
 use super::{SchedulePolicy, Waiting};
 

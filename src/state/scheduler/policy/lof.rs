@@ -1,4 +1,4 @@
-//! Longest output first: avoids a tail of long outputs that run alone.
+//! Scheduling policy: longest output first, which avoids a tail of long outputs that run alone.
 
 use std::cmp::Reverse;
 

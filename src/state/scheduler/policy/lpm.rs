@@ -1,4 +1,4 @@
-//! Longest prefix match first: uses cached prefixes before they are evicted.
+//! Scheduling policy: longest prefix match first, which uses cached prefixes before they are evicted.
 
 use std::cmp::Reverse;
 

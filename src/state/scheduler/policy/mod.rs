@@ -17,16 +17,13 @@ use crate::state::plan::probe::{Matched, ProbeKind};
 /// With more waiting requests, policies that [fall back](Crowd::FallsBack) probe nothing.
 pub const MAX_PROBED: usize = 128;
 
-/// A policy's view of a waiting request.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// The request; a smaller one arrived earlier.
     pub seq: SeqId,
-    /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens that need K/V before it can decode: prompt, and output so far.
     pub fill_tokens: usize,
-    /// Tokens it may generate.
     pub max_new_tokens: usize,
     /// Prompt tokens of other requests that the engine has prefilled since the request arrived.
     pub waited_tokens: u64,
@@ -34,16 +31,12 @@ pub struct Waiting {
     pub matched: Matched,
 }
 
-/// A policy's probe of the cache before it orders the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeNeed {
-    /// The facts to find, in addition to match lengths.
     pub kind: ProbeKind,
-    /// The order with more than [`MAX_PROBED`] waiting requests.
     pub crowd: Crowd,
 }
 
-/// A policy's order of more than [`MAX_PROBED`] waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
     /// Keeps the order of arrival without probing.
@@ -52,9 +45,7 @@ pub enum Crowd {
     OrdersAll,
 }
 
-/// Orders the waiting queue before an admission.
 pub trait SchedulePolicy: Send {
-    /// Name in the configuration.
     fn name(&self) -> &'static str;
 
     /// The required probe; `None` for policies that ignore the cache.
@@ -62,7 +53,6 @@ pub trait SchedulePolicy: Send {
         None
     }
 
-    /// True for the policy that keeps the order of arrival.
     fn keeps_arrival(&self) -> bool {
         false
     }
@@ -85,7 +75,6 @@ const POLICIES: &[(&str, Constructor)] = &[
     }),
 ];
 
-/// The names of all policies.
 pub fn schedule_policy_names() -> impl Iterator<Item = &'static str> {
     POLICIES.iter().map(|(name, _)| *name)
 }
@@ -113,15 +102,11 @@ pub fn effective_policy(
     }
 }
 
-/// Whether and how priorities count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum PriorityOrder {
-    /// The policy alone decides.
     #[default]
     Ignored,
-    /// Larger values first.
     LargerFirst,
-    /// Smaller values first.
     SmallerFirst,
 }
 

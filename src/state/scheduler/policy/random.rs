@@ -1,4 +1,4 @@
-//! A random order, redrawn for each plan from a fixed seed, so that a replay repeats it.
+//! Scheduling policy: a random order, redrawn for each plan from a fixed seed, so that a replay repeats it.
 
 use super::{SchedulePolicy, Waiting};
 

@@ -40,7 +40,6 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// Takes the store's answer to a lookup.
     pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
         let Some(tier) = &self.tier else {
             return;
@@ -79,8 +78,7 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// Takes the end of a fetch with `n_blocks` of its blocks: none if it was too late. `miss` is the reason for
-    /// missing blocks.
+    /// Takes the end of a fetch with `n_blocks` blocks, 0 if too late. `miss`: why blocks are missing.
     pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -127,7 +125,7 @@ impl Scheduler {
         };
     }
 
-    /// A fetch failed entirely, and the blocks found earlier may be gone.
+    /// A fetch failed entirely, and the blocks found earlier may be evicted.
     fn go_without(&mut self, seq: SeqId) {
         let sequence = self.requests.get_mut(seq);
         if let Some(of_sequence) = sequence.and_then(|sequence| sequence.tier.as_deref_mut()) {
@@ -136,7 +134,6 @@ impl Scheduler {
         }
     }
 
-    /// Requests a lookup of a new request's prefix.
     pub(in crate::state::scheduler) fn find_stored(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -186,8 +183,7 @@ impl Scheduler {
         }
     }
 
-    /// Fetches the blocks that a plan's candidates miss in the tree, while buffers are free. A candidate without a
-    /// buffer proceeds without the store.
+    /// Fetches the blocks that candidates miss in the tree. A candidate without a free buffer skips the store.
     pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
         for FetchWish { seq, cached_tokens } in wishes {
             let kept = self.kept_for_round(seq);

@@ -6,8 +6,7 @@ use crate::state::cache::prefix_history::{StoredMiss, StoredPart};
 use crate::state::scheduler::Scheduler;
 
 impl Scheduler {
-    /// The store's part of a row whose tree prefix is `prefix_len` tokens, and the reason for its end; `None` while
-    /// more may come.
+    /// A row's part from the store after `prefix_len` tokens from the tree, and why it ends; `None` if more may come.
     pub(in crate::state::scheduler) fn stored_part(
         &self,
         seq: SeqId,
@@ -39,7 +38,6 @@ impl SequenceTier {
         }
         let found = self.found_blocks * block_tokens;
         if reached >= found {
-            // The next block is gone.
             return self.gone.filter(|_| reached < found + block_tokens);
         }
         if let Some((block, miss)) = self.short
@@ -76,10 +74,8 @@ mod tests {
             ..SequenceTier::default()
         };
         check(&SequenceTier::default(), 0, None);
-        // Found, and neither fetched nor cached.
         check(&five, 0, Some(StoredMiss::Late));
         check(&five, 256, Some(StoredMiss::Late));
-        // No fetch starts inside a block.
         check(&five, 257, None);
         check(&five, 320, None);
         let slow = SequenceTier { worth: 0, ..five };

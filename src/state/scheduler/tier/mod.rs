@@ -28,10 +28,8 @@ use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
 use buffers::Buffers;
 
-/// Bounds on the use of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierLimits {
-    /// Which blocks are saved.
     pub saves: SaveRules,
     /// Block buffers; saves use at most half.
     pub buffers: usize,
@@ -43,56 +41,40 @@ pub struct TierLimits {
     pub steps_per_save: usize,
     /// Blocks saved per step without other work.
     pub saves_at_rest: usize,
-    /// Blocks loaded per round; longer prefixes take several rounds. A prefix with states, which exist only at its end,
-    /// is loaded at once.
+    /// Blocks loaded per round. A prefix with states, which exist only at its end, is loaded at once.
     pub blocks_per_load: usize,
 }
 
-/// An order to the store.
 #[derive(Clone, Debug)]
 pub enum StoreOrder {
     /// Looks up a prompt; [`Scheduler::prefix_found`](super::Scheduler::prefix_found) takes the answer.
     Find {
-        /// The requesting sequence.
         seq: SeqId,
-        /// The namespace of the prompt's prefix.
         namespace: Namespace,
         /// The prompt, and the output before a retraction.
         tokens: Arc<[u32]>,
     },
     /// Reads blocks into buffers; [`Scheduler::blocks_fetched`](super::Scheduler::blocks_fetched) takes the end.
     Fetch {
-        /// The requesting sequence.
         seq: SeqId,
-        /// The fetch's ticket.
         ticket: Ticket,
-        /// The blocks that the lookup found.
         path: Arc<[BlockPlace]>,
-        /// The range to fetch.
         blocks: Range<usize>,
     },
     /// Writes a saved block; [`Scheduler::blocks_written`](super::Scheduler::blocks_written) takes the end.
     Write {
-        /// The save's ticket.
         ticket: Ticket,
-        /// The path's namespace.
         namespace: Namespace,
         /// The path, at least to the end of the block.
         tokens: Arc<[u32]>,
-        /// Index of the block.
         block: u32,
     },
     /// Releases the buffers of a save or a fetch. An unfinished fetch is still answered.
-    Discard {
-        /// The save's or fetch's ticket.
-        ticket: Ticket,
-    },
+    Discard { ticket: Ticket },
 }
 
-/// The stored part of a prompt.
 #[derive(Clone, Debug)]
 pub struct PrefixFound {
-    /// The stored blocks, for a fetch.
     pub path: Arc<[BlockPlace]>,
     /// Number of leading blocks.
     pub blocks: usize,
@@ -102,14 +84,10 @@ pub struct PrefixFound {
     pub miss: Option<StoredMiss>,
 }
 
-/// Counts of the store's work and buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TierStats {
-    /// The store is available.
     pub serves: bool,
-    /// All block buffers.
     pub buffers: usize,
-    /// Free block buffers.
     pub free_buffers: usize,
     /// Buffers of blocks saved and not yet written.
     pub saving_buffers: usize,
@@ -117,19 +95,14 @@ pub struct TierStats {
     pub fetching_buffers: usize,
     /// Filled buffers waiting for their step.
     pub ready_buffers: usize,
-    /// All state buffers.
     pub state_buffers: usize,
-    /// Free state buffers.
     pub free_state_buffers: usize,
-    /// Paths of the tree waiting to be saved.
     pub queued_paths: usize,
     /// Tokens evicted from the tree before they were saved.
     pub dropped_tokens: u64,
-    /// Blocks handed to the store for writing.
     pub saved_blocks: u64,
     /// Prompt tokens whose K/V came from the store.
     pub loaded_tokens: u64,
-    /// Fetches started.
     pub fetches: u64,
     /// Fetches without a block.
     pub late_fetches: u64,
@@ -137,15 +110,12 @@ pub struct TierStats {
     pub refused_fetches: u64,
 }
 
-/// A sequence's lookup and fetches in the store.
 #[derive(Debug, Default)]
 pub struct SequenceTier {
     phase: TierPhase,
     /// See [`PrefixFound::path`].
     path: Arc<[BlockPlace]>,
-    /// Blocks of the path worth fetching.
     worth: usize,
-    /// Number of blocks found.
     found_blocks: usize,
     /// See [`PrefixFound::miss`].
     gone: Option<StoredMiss>,
@@ -161,13 +131,13 @@ pub struct SequenceTier {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum TierPhase {
-    /// The lookup is in flight.
     #[default]
     Finding,
     /// The store has answered; no fetch is in flight.
     Found,
-    /// A fetch is in flight.
-    Fetching { ticket: Ticket },
+    Fetching {
+        ticket: Ticket,
+    },
     /// Blocks of these tokens are in buffers.
     Ready {
         ticket: Ticket,
@@ -179,34 +149,28 @@ enum TierPhase {
 }
 
 impl SequenceTier {
-    /// True while the lookup is in flight.
     pub(super) fn is_finding(&self) -> bool {
         self.phase == TierPhase::Finding
     }
 
-    /// Leading tokens that the store has.
     pub(super) fn stored_tokens(&self) -> usize {
         self.stored_tokens
     }
 
-    /// Prompt tokens from the store.
     pub(super) fn loaded_tokens(&self) -> u32 {
         self.loaded_tokens
     }
 }
 
-/// See the module.
 pub(super) struct Tier {
     limits: TierLimits,
     serves: bool,
     next_ticket: u64,
     orders: Vec<StoreOrder>,
-    /// Copies for the next step.
     copies: BlockCopies,
     /// Copies of the steps in flight, oldest first.
     steps: VecDeque<StepCopies>,
     saves: FxHashMap<Ticket, Saved>,
-    /// Fetches in flight.
     fetches: FxHashMap<Ticket, Fetching>,
     /// Number of blocks of each fetch that is not loaded yet.
     ready: FxHashMap<Ticket, usize>,
@@ -214,13 +178,11 @@ pub(super) struct Tier {
     /// State buffers; a fetch uses one.
     states: Buffers,
     stats: TierStats,
-    /// Steps since the last save.
     steps_since_save: usize,
     /// The next plan's message to the tree about saved blocks.
     account: SaveAccount,
 }
 
-/// The copies of a step.
 struct StepCopies {
     step: StepId,
     saves: Vec<Ticket>,
@@ -235,7 +197,6 @@ struct Saved {
     is_state: bool,
 }
 
-/// A fetch in flight.
 struct Fetching {
     /// The waiting sequence; `None` if it has left.
     seq: Option<SeqId>,
@@ -302,7 +263,6 @@ impl Tier {
         }
     }
 
-    /// Number of blocks that can be fetched now.
     fn free_to_fetch(&self) -> usize {
         if self.states.free() >= self.states_of_run() {
             self.blocks.room_to_fetch()
@@ -316,7 +276,6 @@ impl Tier {
         Ticket::new(self.next_ticket)
     }
 
-    /// Discards a fetch's buffers.
     fn discard_ready(&mut self, ticket: Ticket) {
         if self.end_ready(ticket) {
             self.orders.push(StoreOrder::Discard { ticket });

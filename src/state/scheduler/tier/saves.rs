@@ -22,7 +22,6 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// The budget of saves for a plan.
     pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
         let most = tier.room_to_save();
@@ -46,7 +45,6 @@ impl Scheduler {
         })
     }
 
-    /// Takes the tree's counts of pending saves.
     pub(in crate::state::scheduler) fn take_save_counts(&mut self, counts: SaveCounts) {
         if let Some(tier) = &mut self.tier {
             tier.stats.queued_paths = counts.queued;
@@ -54,7 +52,6 @@ impl Scheduler {
         }
     }
 
-    /// Adds copies of blocks to the next step.
     pub(in crate::state::scheduler) fn save(&mut self, blocks: Vec<UnsavedBlock>) {
         let Some(tier) = &mut self.tier else {
             return;

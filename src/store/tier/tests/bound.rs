@@ -1,4 +1,4 @@
-//! The bound on the disk holds, and evictions are in order.
+//! Tests that the bound on disk space holds, and that evictions are in order.
 
 use super::*;
 
@@ -71,7 +71,6 @@ fn states_take_the_room_of_blocks_and_the_other_way_round() {
                 Ok(())
             );
         } else {
-            // Nothing of its kind could be evicted; one block was evicted before that was known.
             assert_eq!((saved, tier.index().prefix(&path)), (Outcome::NoSpace, 5))
         }
         assert!(tier.bytes() <= tier.limit());

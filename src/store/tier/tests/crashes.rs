@@ -1,4 +1,4 @@
-//! Crashes of the machine, and power failures.
+//! Tests of crashes and power failures.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Bytes that differ from the written ones are misses, and never anything else.
+//! Tests that damaged bytes are cache misses, and never anything else.
 
 use super::*;
 
@@ -227,7 +227,6 @@ fn whatever_happens_to_files_nothing_wrong_is_found() {
             });
         }
         check_all(&world);
-        // The store still works.
         let mut tier = world.open();
         let new = self::path(&tier, 9, 2);
         for place in &new {

@@ -1,4 +1,4 @@
-//! Records of the KV store on disk.
+//! Tests of the KV store's disk tier, and their helpers.
 
 mod bound;
 mod crashes;
@@ -137,7 +137,6 @@ impl World {
         self.load_kind(tier, place, BlockKind::Kv)
     }
 
-    /// A tier with a path of `blocks` blocks.
     fn filled(&self, blocks: usize) -> (DiskTier, Vec<BlockPlace>) {
         let mut tier = self.open();
         let path = path(&tier, 0, blocks);

@@ -1,4 +1,4 @@
-//! Records that are large: written in parts, read several at a time.
+//! Tests of large records: written in parts, several read at a time.
 
 use super::*;
 use crate::store::segments::Way;
@@ -84,7 +84,6 @@ fn a_block_is_there_once_its_last_part_is_written() {
     let first = tier.write_more(&mut writing, (&block, Way::PastCache), world.now);
     assert_eq!(first, None);
     assert_eq!(tier.index.prefix(&path), 1);
-    // Other things happen in between.
     assert_eq!(read(&world, &mut tier, &path[..1]), (1, None));
     let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Written));
@@ -107,7 +106,6 @@ fn a_block_whose_parent_goes_while_it_is_written_is_not_kept() {
     let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Orphan));
     assert_eq!((tier.index.len(), tier.index.fault()), (0, None));
-    // Both slots can be used again.
     let both = super::path(&tier, 1, 2);
     for place in &both {
         assert_eq!(world.save(&mut tier, place), Outcome::Written);

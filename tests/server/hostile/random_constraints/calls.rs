@@ -179,7 +179,6 @@ impl Maker {
         format!("{}{inner}{}", open.repeat(depth), close.repeat(depth))
     }
 
-    /// Any JSON.
     fn value(&mut self, depth: usize) -> String {
         match self.0.u8(..if depth == 0 { 5 } else { 8 }) {
             0 => "null".to_owned(),
@@ -362,18 +361,15 @@ impl Maker {
     }
 }
 
-/// A text as JSON.
 fn text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A call, to any of the endpoints.
 pub struct Call {
     pub path: &'static str,
     pub body: String,
 }
 
-/// The call with this number.
 pub fn call(number: u64) -> Call {
     let mut maker = Maker(Rng::with_seed(number));
     let kind = maker.0.u8(..10);

@@ -17,7 +17,6 @@ const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
 /// Takes about a minute alongside the other tests on two busy cores.
 const USUAL_CONSTRAINTS: usize = 20_000;
-/// Clients that send them.
 const CLIENTS: usize = 3;
 
 /// Words of messages that do not help a client.

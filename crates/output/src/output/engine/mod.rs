@@ -29,8 +29,6 @@ enum Kind {
 }
 
 impl OutputEngine {
-    /// An engine for one output.
-    ///
     /// `formats` are the request's, a subset of the formats of `markers`. Without `tools`, calls are text. `start` is
     /// the parser state after the prompt ([`OutputFormats::start_after`]).
     pub fn new(
@@ -46,7 +44,6 @@ impl OutputEngine {
         })
     }
 
-    /// Parses text.
     pub fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
             Kind::Tagged(engine) => engine.push_text(text, out),
@@ -62,7 +59,6 @@ impl OutputEngine {
         }
     }
 
-    /// Parses the marker token that ends the output without text. It may complete a call.
     pub fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         if let Kind::Channels(engine) = &mut self.0 {
             engine.push_end(token, out);
@@ -95,14 +91,12 @@ impl OutputEngine {
         }
     }
 
-    /// Emits the held whitespace.
     pub fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
         if let Kind::Tagged(engine) = &mut self.0 {
             engine.release_whitespace(out);
         }
     }
 
-    /// Returns the number of complete calls.
     pub fn complete_calls(&self) -> usize {
         match &self.0 {
             Kind::Tagged(engine) => engine.complete_calls(),

@@ -1,4 +1,4 @@
-//! Numbers and words of Python.
+//! Translates numbers and words of Python to JSON.
 
 use crate::output::escape::write_json_string;
 use crate::output::number;
@@ -8,7 +8,6 @@ pub(super) fn is_atom(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '+' | '-')
 }
 
-/// Writes a number or word as JSON. An unknown word is a string.
 pub(in crate::output) fn write(atom: &str, to: &mut String) {
     match atom {
         "True" | "true" => to.push_str("true"),
@@ -21,7 +20,6 @@ pub(in crate::output) fn write(atom: &str, to: &mut String) {
     }
 }
 
-/// Writes a number or word as a key of a JSON object.
 pub(super) fn write_key(atom: &str, to: &mut String) {
     let mut json = String::new();
     write(atom, &mut json);

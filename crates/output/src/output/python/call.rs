@@ -14,7 +14,6 @@ pub(in crate::output) struct PythonReader {
     at: At,
     function: String,
     is_started: bool,
-    /// The current argument's name.
     keyword: String,
     /// The JSON separator before the next argument.
     before_value: String,
@@ -23,18 +22,15 @@ pub(in crate::output) struct PythonReader {
 #[derive(Debug)]
 enum At {
     Function,
-    /// Expects an argument, or the end.
     Argument,
     Keyword,
     Equals,
     BeforeValue,
     Value(ValueReader),
-    /// Expects a comma, or the end.
     Comma,
 }
 
 impl PythonReader {
-    /// Starts a name, if the character can begin one.
     pub(in crate::output) fn new(first: char) -> Option<Self> {
         begins_name(first).then(|| Self {
             at: At::Function,

@@ -1,4 +1,4 @@
-//! Python's notation of calls and values, translated to JSON.
+//! Translates Python's notation of calls and values to JSON.
 
 pub(super) mod atom;
 mod call;
@@ -10,7 +10,7 @@ pub(super) use call::PythonReader;
 use super::json::Scan;
 use value::ValueReader;
 
-/// Returns a Python value as JSON, if the text is a valid one.
+/// `None` if the text is no valid Python value.
 pub(super) fn literal(text: &str) -> Option<String> {
     let mut reader = ValueReader::new();
     let mut json = String::with_capacity(text.len());

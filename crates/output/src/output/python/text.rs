@@ -1,4 +1,4 @@
-//! Python strings.
+//! Translates Python strings to JSON.
 
 use crate::output::escape::{Dialect, Read, Unescape, write_json_char};
 
@@ -26,7 +26,6 @@ enum At {
     Triple(u8),
 }
 
-/// The effect of a character on a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextStep {
     More,
@@ -37,7 +36,6 @@ pub(super) enum TextStep {
 }
 
 impl TextReader {
-    /// Starts a string with its quote and its prefix (`r`, `f` or empty).
     pub(super) fn new(quote: char, prefix: &str) -> Self {
         let is_raw = prefix.contains(['r', 'R']);
         Self {
@@ -48,7 +46,6 @@ impl TextReader {
         }
     }
 
-    /// Returns whether a word is a string prefix.
     pub(super) fn is_prefix(word: &str) -> bool {
         let letters = "rRbBuUfF";
         (1..=2).contains(&word.len()) && word.chars().all(|c| letters.contains(c))
@@ -96,7 +93,6 @@ impl TextReader {
         }
     }
 
-    /// Reads a character inside the string.
     fn take(&mut self, c: char, to: &mut String) -> Read {
         let Some(unescape) = &mut self.unescape else {
             write_json_char(c, to);

@@ -4,7 +4,6 @@ use super::atom;
 use super::text::{TextReader, TextStep};
 use crate::output::json::{MAX_DEPTH, Scan};
 
-/// A longer number or word is invalid.
 const MAX_ATOM_BYTES: usize = 4096;
 
 /// Translates one value while it streams.
@@ -34,7 +33,6 @@ enum At {
     Text(TextReader),
 }
 
-/// The role of a value in its dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Key,
@@ -51,7 +49,6 @@ impl ValueReader {
         }
     }
 
-    /// Returns whether a value can begin with this character.
     pub(super) fn begins(c: char) -> bool {
         matches!(c, '[' | '(' | '{' | '"' | '\'') || atom::is_atom(c)
     }
@@ -171,7 +168,6 @@ impl ValueReader {
         Scan::More
     }
 
-    /// Ends a value before a character, which the enclosing container reads.
     fn end_before(&mut self, c: char, to: &mut String) -> Scan {
         match self.end_value() {
             Scan::Done => Scan::DoneBefore,

@@ -1,4 +1,4 @@
-//! Invalid calls, whose arguments are not a JSON object, and lists with such a call.
+//! Tests of invalid calls, whose arguments are not a JSON object, and of lists with such a call.
 
 use super::*;
 

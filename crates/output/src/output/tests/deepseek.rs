@@ -1,4 +1,4 @@
-//! The format of DeepSeek's models.
+//! Tests of DeepSeek's formats.
 
 use super::*;
 const F: ToolFormat = ToolFormat::DeepSeekV3;

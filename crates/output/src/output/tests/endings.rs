@@ -1,4 +1,4 @@
-//! Outputs truncated inside a call.
+//! Tests of outputs truncated inside a call.
 
 use super::*;
 
@@ -75,7 +75,6 @@ fn text_of(pieces: &[OutputPiece]) -> String {
     pieces.iter().map(text).collect()
 }
 
-/// The arguments of complete calls.
 fn arguments(pieces: &[OutputPiece]) -> Vec<Value> {
     let (mut whole, mut open) = (Vec::new(), String::new());
     for piece in pieces {

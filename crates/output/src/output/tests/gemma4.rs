@@ -1,4 +1,4 @@
-//! The format of Gemma 4.
+//! Tests of the format of Gemma 4.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Gemma4;
@@ -7,7 +7,6 @@ fn call(arguments: &str) -> String {
     format!("<|tool_call>call:seat{{{arguments}}}<tool_call|>")
 }
 
-/// Quotes a string with this format's tags.
 fn quoted(text: &str) -> String {
     text.replace('\'', "<|\"|>")
 }

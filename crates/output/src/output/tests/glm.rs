@@ -1,4 +1,4 @@
-//! The format of GLM's models.
+//! Tests of the formats of GLM.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Glm45;

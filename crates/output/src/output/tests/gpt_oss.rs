@@ -1,4 +1,4 @@
-//! The format of gpt-oss (Harmony).
+//! Tests of the format of gpt-oss (Harmony).
 
 use super::*;
 
@@ -46,12 +46,10 @@ fn check(text: &str, expected: &str) {
     );
 }
 
-/// Checks an output whose tag tokens have no text.
 fn hidden(text: &str, expected: &str) {
     ended(text, None, expected);
 }
 
-/// Checks an output that ends with this token.
 fn ended(text: &str, end: Option<&str>, expected: &str) {
     let formats = formats(Some(ReasoningFormat::GptOss));
     let id = |text: &str| TAGS.iter().position(|tag| *tag == text).map(|at| at as u32);

@@ -1,4 +1,4 @@
-//! The format of Granite.
+//! Tests of the format of Granite.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The format of Hermes and Qwen.
+//! Tests of the format of Hermes and Qwen.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Hermes;

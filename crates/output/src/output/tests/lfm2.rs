@@ -1,4 +1,4 @@
-//! The format of LFM2.
+//! Tests of the format of LFM2.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Lfm2;

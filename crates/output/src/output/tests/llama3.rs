@@ -1,4 +1,4 @@
-//! The format of Llama 3.
+//! Tests of the format of Llama 3.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Llama3;

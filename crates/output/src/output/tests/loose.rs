@@ -1,4 +1,4 @@
-//! Calls without the tag of the model's format.
+//! Tests of calls without the tag of the model's format.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Hermes;

@@ -1,4 +1,4 @@
-//! The format of Mistral's models.
+//! Tests of Mistral's format.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Mistral;

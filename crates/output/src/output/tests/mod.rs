@@ -1,4 +1,4 @@
-//! Tool calls and reasoning in every format.
+//! Tests of tool calls and reasoning in every format.
 
 mod broken;
 mod deepseek;
@@ -23,7 +23,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An engine with a tool `seat`, whose markers are text.
 fn engine(tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> OutputEngine {
     let formats = OutputFormats { tool, reasoning };
     let markers = Arc::new(Markers::default());
@@ -63,7 +62,6 @@ fn run(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     pieces
 }
 
-/// Runs a truncated output.
 fn run_cut(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     let mut pieces = Vec::new();
     engine.push_text(text, &mut pieces);
@@ -105,7 +103,6 @@ fn whole(pieces: &[OutputPiece]) -> String {
     said
 }
 
-/// Checks that the text is emitted unchanged.
 fn check_text(tool: ToolFormat, text: &str) {
     check(tool, text, &format!("«{text}»"));
 }

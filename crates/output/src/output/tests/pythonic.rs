@@ -1,4 +1,4 @@
-//! Calls in Python's notation.
+//! Tests of calls in Python's notation.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Pythonic;

@@ -1,4 +1,4 @@
-//! The format of Qwen3-Coder.
+//! Tests of the format of Qwen3-Coder.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Qwen3Coder;

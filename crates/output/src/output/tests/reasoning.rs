@@ -1,4 +1,4 @@
-//! Reasoning in every format.
+//! Tests of reasoning in every format.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Outputs given as tokens, with markers that are single tokens.
+//! Tests of outputs given as tokens, with markers that are single tokens.
 
 use super::*;
 

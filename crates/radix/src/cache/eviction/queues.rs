@@ -8,10 +8,9 @@ use crate::cache::prefix_history::PrefixHash;
 /// their place until they are unlocked leaves. The halves of a split node share its place and its hits: only one of
 /// them can be a leaf. When a policy replaces another one, all nodes enter its queues in the order of their creation.
 pub trait QueuePolicy: Send {
-    /// Number of queues.
     fn n_queues(&self) -> usize;
 
-    /// Returns the queue of a node that enters the cache. `entry` is the hash of its prefix and its first page.
+    /// The queue of a node that enters the cache. `entry` is the hash of its prefix and its first page.
     fn admit(&mut self, entry: PrefixHash) -> usize;
 
     /// Returns the queue to scan next. `tokens` are those of the unlocked leaves of each queue. If it has none, the
@@ -25,29 +24,22 @@ pub trait QueuePolicy: Send {
     fn scan(&mut self, leaf: ScannedLeaf, tokens: &[usize]) -> Scan;
 }
 
-/// A leaf that eviction scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScannedLeaf {
-    /// Its queue.
     pub queue: usize,
     /// Requests that used it since the one that inserted it, or since its last move and the hits left then.
     pub hits: u32,
-    /// Its tokens.
     pub tokens: usize,
     /// The hash of its prefix and its first page: the same when the cache gets it again.
     pub entry: PrefixHash,
 }
 
-/// The decision about a scanned leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The leaf is evicted.
     Evict,
     /// The leaf moves to the tail of a queue and keeps `hits` hits.
     Move {
-        /// The queue.
         queue: usize,
-        /// The hits that it still has.
         hits: u32,
     },
 }

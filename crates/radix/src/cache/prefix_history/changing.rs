@@ -25,7 +25,6 @@ pub enum ChangingValue {
 }
 
 impl ChangingValue {
-    /// Advice for the diagnosis of a miss, as one sentence.
     pub fn hint(self) -> &'static str {
         match self {
             Self::Hash => {
@@ -104,7 +103,6 @@ fn is_date(word: &str) -> bool {
     has_mark && (2..=9).contains(&parts.len()) && parts.iter().all(is_part)
 }
 
-/// The name of a month or a day.
 fn is_name(word: &str) -> bool {
     let lower = word.to_ascii_lowercase();
     let is_whole = [

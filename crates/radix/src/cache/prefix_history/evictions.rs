@@ -1,4 +1,4 @@
-//! The last evicted pages, by the hash of the prefix that ends with them.
+//! The history of evicted pages, by the hash of the prefix that ends with them.
 
 use rustc_hash::FxHashMap;
 
@@ -12,11 +12,9 @@ use souffleur_base::ids::StepId;
 #[derive(Debug)]
 pub(super) struct Evictions {
     page_size: PageSize,
-    /// Pages a generation.
     max_pages: usize,
     young: Generation,
     old: Generation,
-    /// The pages of the last flush.
     flushed: Generation,
     forgotten_until: Option<StepId>,
 }
@@ -42,7 +40,6 @@ pub(super) struct Found {
     pub(super) at_s: f64,
     /// The prompt was cached up to this position, within the recorded history.
     pub(super) until: usize,
-    /// Why that page went.
     pub(super) cause: Cause,
 }
 

@@ -28,12 +28,10 @@ const fn powers() -> [u64; LANES + 1] {
 pub struct PrefixHash(u64);
 
 impl PrefixHash {
-    /// The hash of the empty prefix in a namespace.
     pub fn empty(namespace: &Namespace) -> Self {
         Self(BuildHasherDefault::<FxHasher>::default().hash_one(namespace))
     }
 
-    /// The hash of the tokens so far followed by `tokens`.
     pub fn then(self, tokens: &[u32]) -> Self {
         let mut hash = self.0;
         let lanes = tokens.chunks_exact(LANES);

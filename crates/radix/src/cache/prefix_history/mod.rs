@@ -54,8 +54,8 @@ pub struct Departure {
 }
 
 impl Departure {
-    /// The part that concerns the prompt. An output that a grammar opens is computed and cached with the prompt, so the tree
-    /// may have more than the prompt's tokens.
+    /// The part that concerns the prompt. An output that a grammar opens is computed and cached with the prompt, so the
+    /// tree may have more than the prompt's tokens.
     fn of_prompt(self, prompt_tokens: usize) -> Self {
         let matched_tokens = self.matched_tokens.min(prompt_tokens);
         let is_whole = matched_tokens == prompt_tokens;
@@ -86,13 +86,11 @@ pub struct Branch {
 /// A namespace that has more of a prompt than the prompt's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
-    /// The namespace.
     pub namespace: Namespace,
     /// Tokens of the prompt that are cached there.
     pub tokens: usize,
 }
 
-/// An edge that left the tree.
 #[derive(Clone, Debug)]
 pub struct EvictedEdge {
     /// Of everything above the edge.
@@ -121,7 +119,6 @@ impl EvictedEdge {
         }
     }
 
-    /// The edge's tokens: whole pages.
     pub fn tokens(&self) -> &[u32] {
         &self.buffer.tokens()[self.range.start as usize..self.range.end as usize]
     }
@@ -130,13 +127,10 @@ impl EvictedEdge {
 /// Events for the history, in the order in which they happened.
 #[derive(Debug)]
 pub enum PrefixEvent {
-    /// A request was admitted for the first time.
     Left(Box<PrefixLeft>),
-    /// A plan evicted.
     Evicted {
-        /// The step that it made room for.
+        /// The step that it freed memory for.
         step: StepId,
-        /// The edges that went.
         edges: Vec<EvictedEdge>,
     },
     /// The cache was emptied: a step was lost, or a host requested it.
@@ -148,35 +142,26 @@ pub enum PrefixEvent {
     },
 }
 
-/// A request's first admission.
 #[derive(Debug)]
 pub struct PrefixLeft {
-    /// The request.
     pub rid: RequestId,
-    /// Its namespace.
     pub namespace: Namespace,
-    /// Its prompt.
     pub prompt: Arc<[u32]>,
     /// The step that begins its prefill.
     pub step: StepId,
-    /// The tree's view.
     pub departure: Departure,
     /// The tokens from the KV store, and why there were no more.
     pub stored: StoredPart,
 }
 
-/// The bounds of the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryLimits {
-    /// Tokens a page.
     pub page_size: PageSize,
-    /// Requests remembered.
     pub max_requests: usize,
     /// Evicted pages remembered, at 24 to 50 bytes each.
     pub max_evicted_pages: usize,
 }
 
-/// The last admitted requests and the last evictions.
 #[derive(Debug)]
 pub struct PrefixHistory {
     limits: HistoryLimits,
@@ -189,7 +174,6 @@ pub struct PrefixHistory {
 }
 
 impl PrefixHistory {
-    /// A history of nothing.
     pub fn new(limits: HistoryLimits) -> Self {
         Self {
             evictions: Evictions::new(limits.page_size, limits.max_evicted_pages),
@@ -225,17 +209,14 @@ impl PrefixHistory {
         self.reports.get((number - self.first) as usize)
     }
 
-    /// Requests remembered.
     pub fn len(&self) -> usize {
         self.reports.len()
     }
 
-    /// True before the first admission.
     pub fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
 
-    /// Evicted pages remembered.
     pub fn evicted_pages(&self) -> usize {
         self.evictions.pages()
     }

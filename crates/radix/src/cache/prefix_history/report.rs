@@ -1,4 +1,4 @@
-//! The report about one request's prefix.
+//! The report on a request's prefix: where it left the cache, and why.
 
 use serde::Serialize;
 
@@ -6,7 +6,6 @@ use super::{Departure, PrefixLeft, StoredMiss, WINDOW_TOKENS};
 use crate::pool::pages::PageSize;
 use souffleur_base::ids::{RequestId, StepId};
 
-/// Why a prompt was not cached further than it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -16,7 +15,6 @@ pub enum Cause {
     PageFloor,
     /// The prompt is too short to share anything: less than a page ahead of the token that must be computed.
     TooShort,
-    /// It was cached and evicted.
     Evicted,
     /// Another namespace has it: one of another `extra_key`. Salted ones are never looked into.
     DifferentNamespace,
@@ -24,15 +22,12 @@ pub enum Cause {
     Divergence,
     /// No request in the recorded history had it before.
     NeverCached,
-    /// The cache is off.
     CacheDisabled,
     /// It was cached, and the cache was emptied: for a host, or after a lost step.
     Flushed,
-    /// Its K/V is cached further on, but no state of the layers that keep one: none was saved there, or it was dropped for
-    /// another.
+    /// Its K/V is cached further on, but no state of the layers that keep one: never saved, or dropped for another.
     NoState,
-    /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it was evicted
-    /// for other prompts.
+    /// Its K/V is cached further on, but its window K/V for the last tokens there was evicted for other prompts.
     NoWindow,
     /// The KV store has it, and computing it is faster than loading it.
     StoredTooSlow,
@@ -45,7 +40,6 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Every cause.
     pub const ALL: [Self; 15] = [
         Self::MatchLimit,
         Self::PageFloor,
@@ -101,15 +95,12 @@ pub enum MissingState {
 /// The miss point of one request's prompt, and its cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefixReport {
-    /// The request.
     pub rid: RequestId,
-    /// Why the cache helped no further.
     pub cause: Cause,
-    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of those, tokens that came from the cache: whole pages.
+    /// Prompt tokens that came from the cache: whole pages.
     pub cached_tokens: usize,
-    /// Of these, tokens that the KV store brought.
+    /// Prompt tokens that came from the KV store, included in `cached_tokens`.
     pub loaded_tokens: usize,
     /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to resume
     /// from, or where that of layers with windows was gone.
@@ -118,19 +109,13 @@ pub struct PrefixReport {
     pub missing_state: Option<MissingState>,
     /// The first token that was not cached: `cached_tokens`, or further on inside a page that differs later.
     pub position: usize,
-    /// Upper bound on tokens from the cache.
     pub match_limit: usize,
-    /// Tokens a page.
     pub page_size: usize,
-    /// The request's `extra_key`.
     pub extra_key: Option<String>,
     /// The request has a `cache_salt`. Salts are secrets: none is shown.
     pub has_cache_salt: bool,
-    /// The step that began its prefill.
     pub step: StepId,
-    /// The prompt's tokens before `position`.
     pub tokens_before: Vec<u32>,
-    /// The prompt's tokens from `position` on.
     pub tokens_after: Vec<u32>,
     /// The text of the tokens shown; `None` without a tokenizer.
     pub text: Option<PrefixTexts>,
@@ -138,9 +123,7 @@ pub struct PrefixReport {
     pub hint: Option<&'static str>,
     /// When the missing part was evicted or flushed, if it was ever cached.
     pub evicted: Option<EvictionReport>,
-    /// How the cache continued instead.
     pub branch: Option<BranchReport>,
-    /// The namespace that has it.
     pub elsewhere: Option<ElsewhereReport>,
     /// Evictions up to this step were dropped from the history, at least in part: their pages count as never cached.
     pub evictions_forgotten_until_step: Option<StepId>,
@@ -148,33 +131,26 @@ pub struct PrefixReport {
     pub flushed_at_step: Option<StepId>,
 }
 
-/// The report for clients other than the admin: no tokens of any prompt, and no more information than the count of
-/// cached tokens gives.
+/// The report for non-admin clients: no prompt tokens, and no more than the count of cached tokens reveals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrefixOutline {
-    /// The request.
     pub rid: RequestId,
-    /// Why the cache helped no further.
     pub cause: Cause,
     /// The first token that did not come from the cache: a page's first.
     pub position: usize,
 }
 
-/// The tokens of a report as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrefixTexts {
-    /// The text of `tokens_before`.
     pub before: String,
-    /// The text of `tokens_after`.
     pub after: String,
-    /// The text of the branch's tokens.
     pub branch: Option<String>,
 }
 
 /// The eviction or flush of the part that a prompt misses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvictionReport {
-    /// The step that it made room for.
+    /// The step that it freed memory for.
     pub step: StepId,
     /// Steps from then to the request's first.
     pub steps_before: u64,
@@ -196,7 +172,6 @@ pub struct BranchReport {
 /// Another namespace with more of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ElsewhereReport {
-    /// Its `extra_key`.
     pub extra_key: Option<String>,
     /// Tokens of the prompt that are cached there.
     pub cached_tokens: usize,
@@ -282,8 +257,7 @@ fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     same.take_while(|(a, b)| a == b).count()
 }
 
-/// `miss` is why the missing part did not come from the KV store, `lost` how it left the cache, if it was there and
-/// that is remembered.
+/// `miss`: why the missing part did not come from the KV store; `lost`: how it left the cache, if remembered.
 fn cause_of(
     departure: &Departure,
     page_size: PageSize,

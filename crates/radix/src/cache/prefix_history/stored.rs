@@ -12,16 +12,13 @@ use super::{Cause, Departure};
 pub enum StoredMiss {
     /// Computing them is faster than loading them.
     TooSlow,
-    /// They were not in memory in time: their deadline passed, no buffer was free for them, or the disk does not answer.
+    /// Not in memory in time: their deadline passed, no buffer was free, or the disk does not answer.
     Late,
-    /// The data read differs from the data written.
     Damaged,
-    /// They were evicted from the disk.
     Evicted,
 }
 
 impl StoredMiss {
-    /// The cause of a miss for this reason.
     pub fn cause(self) -> Cause {
         match self {
             Self::TooSlow => Cause::StoredTooSlow,
@@ -37,8 +34,7 @@ impl StoredMiss {
 pub struct StoredPart {
     /// Tokens that were loaded after those that the tree had.
     pub loaded_tokens: usize,
-    /// Why the tokens after these did not come from the store; `None` where it never had them within the recorded
-    /// history.
+    /// Why further tokens did not come from the store; `None` where its recorded history never had them.
     pub miss: Option<StoredMiss>,
 }
 

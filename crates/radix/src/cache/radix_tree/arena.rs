@@ -84,7 +84,6 @@ pub(super) struct RemovedLeaf {
     pub shares_buffer: bool,
 }
 
-/// A step down the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub child: u32,
@@ -128,7 +127,6 @@ impl Arena {
         0..self.nodes.len() as u32
     }
 
-    /// Adds a root.
     pub(super) fn add_root(&mut self) -> u32 {
         self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
     }
@@ -148,7 +146,6 @@ impl Arena {
         index
     }
 
-    /// The facts that an eviction policy may look at.
     pub(super) fn usage(&self, index: u32) -> NodeUse {
         let (node, past) = (&self[index], &self.pasts[index as usize]);
         NodeUse {
@@ -161,7 +158,6 @@ impl Arena {
         }
     }
 
-    /// A node in use.
     pub(super) fn used(&mut self, index: u32) -> (&mut Node, &mut Past) {
         let node = &mut self.nodes[index as usize];
         node.is_used_since = true;

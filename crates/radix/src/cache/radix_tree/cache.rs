@@ -1,4 +1,4 @@
-//! The tree as the cache of an engine.
+//! The radix tree as a prefix cache: its implementation of the `PrefixCache` trait.
 
 use rustc_hash::FxHashMap;
 

@@ -14,7 +14,6 @@ const TOLD_AT_ONCE: u32 = 256;
 /// Tokens after which such a part ends, with the node that reaches them: a small share of the publisher's queue.
 const TOKENS_TOLD_AT_ONCE: usize = 64 << 10;
 
-/// The changes since they were last taken.
 pub(super) struct Changes {
     noted: Vec<CacheChange>,
     /// `None` once every node is reported.

@@ -8,7 +8,6 @@
 
 use crate::prefetch::prefetch;
 
-/// Children in a bucket.
 const WIDTH: usize = 7;
 /// Buckets are added above this load factor.
 const MAX_LOAD: (usize, usize) = (3, 4);
@@ -52,7 +51,6 @@ impl Outline {
         }
     }
 
-    /// The slots with this mark.
     #[inline]
     fn places(self, mark: u8) -> Places {
         const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -101,7 +99,6 @@ impl Iterator for Places {
     }
 }
 
-/// See the module.
 pub(super) struct Children {
     buckets: Vec<Bucket>,
     outlines: Vec<Outline>,
@@ -123,7 +120,6 @@ impl Children {
         }
     }
 
-    /// Number of children.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.n_used
@@ -253,7 +249,6 @@ impl Children {
         }
     }
 
-    /// The bucket of a tag.
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
     }
@@ -305,7 +300,6 @@ fn mark_of(tag: u32) -> u8 {
     (tag as u8).max(Outline::FREE + 1)
 }
 
-/// Hashes a parent and a page.
 pub(super) fn tag_of(parent: u32, page: &[u32]) -> u32 {
     const ODD: u64 = 0xf135_7aea_2e62_a9c5;
     let start = u64::from(parent) << 32 | u64::from(page[0]);
@@ -337,7 +331,6 @@ mod tests {
         found
     }
 
-    /// The table with the spots that its nodes would keep.
     #[derive(Default)]
     struct Kept {
         children: Children,

@@ -1,11 +1,11 @@
-//! The length of the common prefix of two token runs.
+//! The length of the common prefix of two token sequences, for walks of the radix tree.
 
 /// Tokens compared at a time by the C library's comparison, which uses the widest registers there are.
 const BLOCK: usize = 256;
 /// Tokens compared at a time inside the first block that differs.
 const LANES: usize = 16;
 
-/// Returns how many tokens `a` and `b` share from the start.
+/// The number of leading tokens that `a` and `b` share.
 pub(super) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     let len = a.len().min(b.len());
     let (a, b) = (&a[..len], &b[..len]);

@@ -1,4 +1,4 @@
-//! The order of eviction and eviction itself.
+//! Eviction from the radix tree: the order of its victims, and their removal.
 //!
 //! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up and may
 //! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
@@ -62,7 +62,7 @@ impl Victims {
         self.ascending.pop_front()
     }
 
-    /// The nodes at the front of the queue, once all nodes handed out before are gone.
+    /// The nodes at the front of the queue, once all nodes handed out before are removed.
     fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.n_fetched = self.ascending.len().min(LOOKAHEAD);
         self.ascending.iter().take(self.n_fetched).copied()
@@ -181,7 +181,6 @@ impl RadixTree {
         }
     }
 
-    /// The place of a node in the order.
     #[inline(always)]
     pub(super) fn rank(&self, index: u32) -> EvictionKey {
         rank(&self.arena, self.states.as_deref(), &self.policy, index)
@@ -223,8 +222,7 @@ impl RadixTree {
         }
     }
 
-    /// Reads the memory of the next evictions. Leaves unused for long are in no CPU cache, and here the reads do not
-    /// wait for each other.
+    /// Prefetches the next evictions: leaves unused for long are in no CPU cache, and these reads run in parallel.
     #[inline(never)]
     fn fetch_ahead(&mut self) {
         let ahead = self.victims.ahead();

@@ -1,4 +1,4 @@
-//! The integrity check: recounts all nodes and compares the counts with the incremental ones.
+//! The radix tree's integrity check: recounts all nodes and compares the counts with the incremental ones.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -1,4 +1,4 @@
-//! Lock counts: a lock on a node protects its whole path.
+//! Lock counts of the radix tree: a lock on a node protects its whole path.
 
 use smallvec::SmallVec;
 
@@ -71,7 +71,6 @@ impl RadixTree {
         path
     }
 
-    /// Number of pages that `lock` protects.
     pub(super) fn path_pages(&self, lock: &NodeLock) -> usize {
         let mut at = lock.node().unwrap_or(NO_NODE);
         let mut n_pages = 0;

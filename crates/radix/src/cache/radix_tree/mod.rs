@@ -44,7 +44,6 @@ use windows::Windows;
 
 pub use saving::SaveRules;
 
-/// The radix cache of one KV pool.
 pub struct RadixTree {
     page_size: PageSize,
     policy: EvictionPolicy,
@@ -74,7 +73,6 @@ pub struct RadixTree {
     saves: Option<Box<Saves>>,
 }
 
-/// The result of [`RadixTree::match_prefix`].
 #[derive(Clone, Copy)]
 pub struct PrefixMatch<'a> {
     /// Length of the cached prefix in tokens, a multiple of the page size.
@@ -84,16 +82,13 @@ pub struct PrefixMatch<'a> {
 }
 
 impl PrefixMatch<'_> {
-    /// The pages of the prefix.
     pub fn pages(&self) -> PageRun {
         self.tree.run_behind(self.node, 0)
     }
 }
 
-/// The tokens and pages that [`RadixTree::insert`] adds.
 #[derive(Debug)]
 pub struct Insert<'a> {
-    /// The namespace that may reuse it.
     pub namespace: &'a Namespace,
     /// The key; cut to whole pages.
     pub tokens: &'a [u32],
@@ -116,7 +111,6 @@ struct Key<'a> {
     owner: Option<&'a Arc<[u32]>>,
 }
 
-/// The result of [`RadixTree::insert`].
 #[derive(Debug)]
 #[must_use]
 pub struct Inserted {
@@ -149,7 +143,6 @@ impl KeyUse {
     }
 }
 
-/// A walk down the tree.
 struct Walk {
     /// The deepest node whose whole edge matched.
     node: u32,
@@ -193,7 +186,6 @@ impl RadixTree {
         }
     }
 
-    /// The eviction policy.
     pub fn policy(&self) -> EvictionPolicy {
         self.policy
     }

@@ -45,8 +45,7 @@ impl Notes {
 }
 
 impl RadixTree {
-    /// Makes the tree note what [`departure`](crate::cache::prefix_cache::PrefixCache::departure) and the diagnosis
-    /// of evictions need.
+    /// Makes the tree record the inputs of the diagnosis of misses and evictions.
     pub fn with_diagnostics(mut self) -> Self {
         self.notes = Some(Box::default());
         self

@@ -1,4 +1,4 @@
-//! The queues of a [`QueuePolicy`].
+//! The radix tree's queues for eviction policies of the kind [`QueuePolicy`].
 //!
 //! Only unlocked leaves are in the order of a queue. A node that is locked or has children keeps its place, and gets
 //! its entry back when that ends. A match writes nothing here; an insertion hashes its tokens once.
@@ -9,7 +9,6 @@ use super::evict::Victims;
 use crate::cache::eviction::queues::{QueuePolicy, Scan, ScannedLeaf};
 use crate::cache::prefix_history::PrefixHash;
 
-/// The queues, and the place of each node.
 pub(super) struct Queues {
     policy: Box<dyn QueuePolicy>,
     /// By node. Roots and free indices have none: theirs are never read.
@@ -114,7 +113,6 @@ impl Queues {
         false
     }
 
-    /// Number of entries in the orders.
     pub(super) fn n_entries(&self) -> usize {
         let entries = self.leaves.iter();
         entries
@@ -132,7 +130,6 @@ fn counted(arena: &Arena, node: u32) -> usize {
 }
 
 impl RadixTree {
-    /// A new leaf enters a queue.
     pub(super) fn enter_queue(&mut self, leaf: u32) {
         if self.queues.is_some() {
             self.hash_path(leaf);
@@ -212,7 +209,6 @@ impl RadixTree {
         }
     }
 
-    /// The next victim of the policy's queues.
     pub(super) fn next_in_queues(&mut self) -> Option<u32> {
         loop {
             let node = self.queues.as_deref_mut()?.pop(&self.arena)?;

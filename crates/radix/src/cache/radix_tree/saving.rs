@@ -17,16 +17,13 @@ const MAX_QUEUED: usize = 4096;
 /// hold more tokens, and tokens evicted before their turn are not saved anyway.
 const MAX_QUEUED_TOKENS: usize = 8 << 20;
 
-/// When a block is worth a place in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SaveRules {
-    /// Tokens of a block: whole pages.
     pub block_tokens: usize,
     /// Prompts and outputs that went through a node before it is saved: 1 saves everything.
     pub min_hits: u32,
 }
 
-/// See the module.
 pub(super) struct Saves {
     rules: SaveRules,
     /// By node.
@@ -41,7 +38,6 @@ pub(super) struct Saves {
     dropped_tokens: u64,
 }
 
-/// The account of a node.
 #[derive(Clone, Copy, Default)]
 struct NodeSaves {
     epoch: u32,
@@ -51,7 +47,6 @@ struct NodeSaves {
     has_state: bool,
 }
 
-/// A path that was published.
 struct Entry {
     namespace: Namespace,
     tokens: Arc<[u32]>,
@@ -106,7 +101,6 @@ impl Saves {
 }
 
 impl RadixTree {
-    /// Makes the tree track the store's blocks.
     pub fn with_saves(mut self, rules: SaveRules) -> Self {
         debug_assert!(rules.block_tokens.is_multiple_of(self.page_size.get()));
         self.saves = Some(Box::new(Saves {

@@ -16,7 +16,6 @@ use crate::pool::pages::{NodeLock, Pages};
 use crate::pool::state_pool::{OwnedState, SaveReason, SavedState};
 use souffleur_base::ids::StateSlot;
 
-/// The states of a tree, by node.
 #[derive(Default)]
 pub(super) struct States {
     nodes: FxHashMap<u32, NodeState>,
@@ -54,7 +53,6 @@ impl States {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
 
-    /// Whether the node's state was dropped for another.
     pub(super) fn was_thinned(&self, node: u32) -> bool {
         self.thinned.contains(&node)
     }
@@ -67,7 +65,6 @@ impl States {
         !is_kept && thinning.takes(kept.reason, self.named.contains(node))
     }
 
-    /// The node is removed.
     pub(super) fn drop_of(&mut self, node: u32) {
         self.thinned.remove(&node);
         if let Some(kept) = self.nodes.remove(&node) {
@@ -81,7 +78,6 @@ impl States {
         self.thinned.insert(node);
     }
 
-    /// The plan is made.
     fn forget_plan(&mut self) {
         self.sources.clear();
         self.named.clear();
@@ -123,7 +119,6 @@ impl RadixTree {
         (NO_NODE, 0)
     }
 
-    /// The state that a node has.
     pub(super) fn state_of(&self, node: u32) -> Option<StateSlot> {
         let states = self.states.as_ref()?;
         states.nodes.get(&node).map(|kept| kept.state.slot())
@@ -282,7 +277,6 @@ impl RadixTree {
         }
     }
 
-    /// A pin's lock is released.
     pub(super) fn unpin_state_at(&mut self, lock: &NodeLock) {
         let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node()) else {
             return;
@@ -359,7 +353,6 @@ impl RadixTree {
         states.map_or_else(Vec::new, |states| std::mem::take(&mut states.freed))
     }
 
-    /// The slots that nodes hold.
     pub(super) fn state_slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let states = self.states.iter().flat_map(|states| states.nodes.values());
         states.map(|kept| kept.state.slot())

@@ -19,7 +19,6 @@ use crate::cache::prefix_cache::CheckpointedWindows;
 use crate::pool::pages::{PageIds, PageRun, Pages, RowWindows, Window, WindowPages, WindowRun};
 use souffleur_base::ids::PageId;
 
-/// The window pages of a tree, by node.
 pub(super) struct Windows {
     window: Window,
     nodes: FxHashMap<u32, NodeWindow>,
@@ -40,7 +39,6 @@ struct NodeWindow {
     worth: Worth,
 }
 
-/// The reason why a node's window pages are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     place: Place,
@@ -48,7 +46,6 @@ struct Worth {
     last_used: u64,
 }
 
-/// Where on a path window pages are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     /// Not before a position from which prompts are known to resume.

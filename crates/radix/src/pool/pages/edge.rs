@@ -42,7 +42,6 @@ impl LongEdge {
     }
 }
 
-/// The tokens of a new edge.
 #[derive(Clone, Copy)]
 pub(crate) struct EdgeTokens<'a> {
     pub tokens: &'a [u32],
@@ -134,7 +133,6 @@ impl EdgeBuffer {
     }
 }
 
-/// Page ids out of a buffer.
 #[derive(Clone)]
 pub(crate) enum Ids<'a> {
     Numbers(std::slice::Iter<'a, u32>),
@@ -222,7 +220,6 @@ impl Edge {
         (self.buffer.clone(), self.start..self.end)
     }
 
-    /// Number of tokens.
     pub(crate) const fn len(&self) -> usize {
         (self.end - self.start) as usize
     }

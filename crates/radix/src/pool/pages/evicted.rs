@@ -1,4 +1,4 @@
-//! Pages in transit from the tree to the pool.
+//! Evicted pages in transit from the tree to the pool.
 
 use std::fmt;
 
@@ -6,8 +6,7 @@ use super::edge::{Edge, Ids};
 use super::{PageIds, PageSize, Pages};
 use souffleur_base::ids::PageId;
 
-/// Owned pages that left the tree, in the order of eviction: still in the buffers of their edges, so that an eviction
-/// copies none of them. Move-only, as [`Pages`].
+/// Owned evicted pages, in order of eviction, still in their edges' buffers: no copy. Move-only, as [`Pages`].
 #[must_use]
 pub struct EvictedPages {
     /// Empty if nothing was evicted.
@@ -15,14 +14,12 @@ pub struct EvictedPages {
     more: Option<Box<MoreEdges>>,
 }
 
-/// The edges that were evicted after the first one.
 #[derive(Default)]
 struct MoreEdges {
     edges: Vec<Edge>,
 }
 
 impl EvictedPages {
-    /// Returns a value that owns nothing.
     pub const fn empty() -> Self {
         Self {
             first: Edge::empty(),
@@ -30,13 +27,11 @@ impl EvictedPages {
         }
     }
 
-    /// Takes ownership of an edge's pages.
     #[inline]
     pub(crate) const fn of(first: Edge) -> Self {
         Self { first, more: None }
     }
 
-    /// Takes ownership of another edge's pages, too.
     pub(crate) fn push(&mut self, edge: Edge) {
         let more = self.more.get_or_insert_default();
         more.edges.push(edge);
@@ -64,12 +59,10 @@ impl EvictedPages {
         ledger.map_or(PageSize::ONE, |ledger| ledger.page_size())
     }
 
-    /// Number of pages.
     pub fn len(&self) -> usize {
         self.page_size().full_pages(self.n_tokens())
     }
 
-    /// Number of tokens.
     pub fn n_tokens(&self) -> usize {
         self.edges().map(Edge::len).sum()
     }
@@ -79,12 +72,10 @@ impl EvictedPages {
         self.edges().count()
     }
 
-    /// True when nothing is owned.
     pub const fn is_empty(&self) -> bool {
         self.first.is_empty()
     }
 
-    /// The owned pages, in order.
     pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
         let page_size = self.page_size();
         self.edges().flat_map(move |edge| edge.pages(page_size))

@@ -17,7 +17,6 @@ pub struct PoolLedger {
 }
 
 impl PoolLedger {
-    /// Makes the ledger of a pool of pages of this size.
     pub const fn new(page_size: PageSize) -> Self {
         Self {
             page_size,
@@ -28,22 +27,18 @@ impl PoolLedger {
         }
     }
 
-    /// Tokens in a page.
     pub const fn page_size(&self) -> PageSize {
         self.page_size
     }
 
-    /// Returns how many pages were dropped while the pool lived.
     pub fn lost_pages(&self) -> u64 {
         self.lost_pages.load(Ordering::Relaxed)
     }
 
-    /// Returns how many locks were dropped while the pool lived.
     pub fn lost_locks(&self) -> u64 {
         self.lost_locks.load(Ordering::Relaxed)
     }
 
-    /// Returns how many states were dropped while the pool lived.
     pub fn lost_states(&self) -> u64 {
         self.lost_states.load(Ordering::Relaxed)
     }
@@ -53,17 +48,14 @@ impl PoolLedger {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Counts pages that were dropped.
     pub(super) fn lose_pages(&self, count: usize) {
         self.record(&self.lost_pages, count as u64, "pages");
     }
 
-    /// Counts a lock that was dropped.
     pub(super) fn lose_lock(&self) {
         self.record(&self.lost_locks, 1, "node locks");
     }
 
-    /// Counts a state that was dropped.
     pub(in crate::pool) fn lose_state(&self) {
         self.record(&self.lost_states, 1, "states");
     }

@@ -16,14 +16,11 @@ pub struct NodeLock {
     ledger: Option<Arc<PoolLedger>>,
 }
 
-/// The part of a path that a lock keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockPart {
     /// The path, and the window pages at its end.
     Whole,
-    /// The path alone.
     Path,
-    /// The window pages alone.
     Windows,
 }
 
@@ -37,7 +34,7 @@ impl NodeLock {
         }
     }
 
-    /// Records a lock taken on the node with arena index `node`.
+    /// `node` is an arena index.
     pub(crate) fn on(node: u32, ledger: &Arc<PoolLedger>) -> Self {
         Self {
             node: Some(node),
@@ -46,12 +43,11 @@ impl NodeLock {
         }
     }
 
-    /// Returns the arena index of the locked node, `None` for the root.
+    /// The arena index of the locked node, `None` for the root.
     pub(crate) fn node(&self) -> Option<u32> {
         self.node
     }
 
-    /// The part that it keeps.
     pub(crate) fn part(&self) -> LockPart {
         self.part
     }

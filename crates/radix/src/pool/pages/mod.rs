@@ -41,7 +41,6 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Returns a value that owns nothing.
     pub fn empty() -> Self {
         Self {
             ids: PageIds::new(),
@@ -79,22 +78,18 @@ impl Pages {
         }
     }
 
-    /// Number of pages.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// True when nothing is owned.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// The owned pages, in order.
     pub fn ids(&self) -> &[PageId] {
         &self.ids
     }
 
-    /// Appends all pages of `other`.
     pub fn append(&mut self, mut other: Self) {
         if self.ledger.is_none() {
             self.ledger = other.ledger.take();
@@ -136,7 +131,6 @@ impl Pages {
         Self { ids, ledger }
     }
 
-    /// Converts them, to hand them out one at a time.
     pub fn one_by_one(self) -> OneByOne {
         OneByOne::new(self)
     }

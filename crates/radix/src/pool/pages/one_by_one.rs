@@ -1,4 +1,4 @@
-//! Pages that are handed out one at a time.
+//! `OneByOne`: owned KV pages that go to other owners one at a time.
 
 use super::Pages;
 use souffleur_base::ids::PageId;

@@ -1,4 +1,4 @@
-//! The arithmetic between tokens, pages and slots.
+//! `PageSize`: the arithmetic between tokens, KV pages and slots.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -23,7 +23,6 @@ impl PageSize {
         }
     }
 
-    /// Tokens in a page.
     pub const fn get(self) -> usize {
         self.0.get() as usize
     }

@@ -1,4 +1,4 @@
-//! Views of cached pages.
+//! Views of cached pages: `PageRun`, the pages that a match returns without their ownership.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +17,6 @@ pub struct PageRun {
     n_pages: usize,
 }
 
-/// The holder of a part's ids.
 #[derive(Clone)]
 enum Part {
     Ids(Arc<[PageId]>),
@@ -25,12 +24,10 @@ enum Part {
 }
 
 impl PageRun {
-    /// Returns a view of nothing.
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// Appends `range` of `pages` to the view.
     pub fn push(&mut self, pages: &Arc<[PageId]>, range: Range<u32>) {
         if !range.is_empty() {
             self.n_pages += range.len();
@@ -38,7 +35,6 @@ impl PageRun {
         }
     }
 
-    /// Appends `range` of a tree edge's ids to the view.
     pub(crate) fn push_edge(&mut self, edge: &EdgeBuffer, range: Range<u32>) {
         if !range.is_empty() {
             self.n_pages += range.len();
@@ -46,17 +42,14 @@ impl PageRun {
         }
     }
 
-    /// Number of pages in view.
     pub fn len(&self) -> usize {
         self.n_pages
     }
 
-    /// True when nothing is in view.
     pub fn is_empty(&self) -> bool {
         self.n_pages == 0
     }
 
-    /// The pages in order.
     pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
         self.parts.iter().flat_map(|(part, range)| match part {
             Part::Ids(ids) => Ids::Ids(ids[range.start as usize..range.end as usize].iter()),

@@ -3,14 +3,12 @@
 use super::{OneByOne, PageRun, PageSize, Pages};
 use souffleur_base::ids::PageId;
 
-/// Owned window pages, in sequence order. Move-only like [`Pages`], but a separate type: the pool of each group takes
-/// back only pages of its group.
+/// Owned window pages, in sequence order. Move-only like [`Pages`]; the window pool takes back only this type.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct WindowPages(Pages);
 
 impl WindowPages {
-    /// Returns a value that owns nothing.
     pub fn empty() -> Self {
         Self::default()
     }
@@ -25,22 +23,18 @@ impl WindowPages {
         self.0
     }
 
-    /// Number of pages.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True when nothing is owned.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The owned pages, in order.
     pub fn ids(&self) -> &[PageId] {
         self.0.ids()
     }
 
-    /// Appends all pages of `other`.
     pub fn append(&mut self, other: Self) {
         self.0.append(other.0);
     }
@@ -53,7 +47,6 @@ impl WindowPages {
         Self(self.0.split_off(at))
     }
 
-    /// Converts them, to hand them out one at a time.
     pub fn one_by_one(self) -> OneByOne {
         self.0.one_by_one()
     }
@@ -64,7 +57,6 @@ impl WindowPages {
 pub struct RowWindows {
     /// Index of the first page. Earlier ones belong to the cache, or are returned.
     pub first: usize,
-    /// The pages.
     pub pages: WindowPages,
 }
 
@@ -90,7 +82,6 @@ impl RowWindows {
         self.pages.split_off(at)
     }
 
-    /// Takes a granted page.
     pub fn take_next(&mut self, pages: &mut OneByOne) -> Option<PageId> {
         pages.next_to(&mut self.pages.0)
     }
@@ -101,7 +92,6 @@ impl RowWindows {
 pub struct WindowRun {
     /// Index of the first page.
     pub from: usize,
-    /// The pages in order.
     pub pages: PageRun,
 }
 
@@ -110,7 +100,6 @@ pub struct WindowRun {
 pub struct Window {
     /// Tokens that a query sees, its own among them.
     pub tokens: usize,
-    /// Tokens a page.
     pub page_size: PageSize,
 }
 
@@ -120,21 +109,18 @@ impl Window {
         (position + 1).saturating_sub(self.tokens)
     }
 
-    /// Pages that neither the query at `position` nor any after it sees: page `j` if `(j + 1) * page_size` is at most
-    /// `position - tokens + 1`.
+    /// Pages that no query at or after `position` sees: page `j` if `(j + 1) * page_size <= position - tokens + 1`.
     pub fn passed_pages(&self, position: usize) -> usize {
         self.page_size.full_pages(self.first_seen(position))
     }
 
-    /// Pages that neither the query at `position` nor any after it sees, nor a sequence that resumes after the last
-    /// whole page before it.
+    /// Pages that no query at or after `position` sees, nor a sequence resuming after the last whole page before it.
     pub fn passed_by_end(&self, position: usize) -> usize {
         let end = self.page_size.floor(position);
         self.page_size.full_pages(self.start_of(end))
     }
 
-    /// The start of the pages that a sequence resuming after a prefix of `end` tokens sees: a multiple of the page
-    /// size, and `end` if it sees none.
+    /// Start of the pages that a sequence resuming after `end` tokens sees, page-aligned; `end` if it sees none.
     pub fn start_of(&self, end: usize) -> usize {
         self.page_size.floor(self.first_seen(end)).min(end)
     }

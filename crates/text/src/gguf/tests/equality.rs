@@ -1,4 +1,4 @@
-//! Equality with `tokenizer.json`: the same model read from its folder, and from the fields that a converter keeps.
+//! Tests of equality with `tokenizer.json`: a model read from its folder, and from the fields that a converter keeps.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The effects of a file's fields.
+//! Tests of the effects of a file's fields.
 
 use serde_json::json;
 

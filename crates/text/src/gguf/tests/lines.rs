@@ -1,10 +1,9 @@
-//! Texts of many scripts, made from a seed.
+//! Generates texts of many scripts from a seed.
 
 use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 
-/// How many lines the comparisons take.
 pub(super) const N_LINES: usize = 10_000;
 
 const SCRIPTS: [&[RangeInclusive<u32>]; 14] = [

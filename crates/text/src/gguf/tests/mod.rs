@@ -1,4 +1,4 @@
-//! Tokenizers and chat templates from GGUF metadata.
+//! Tests of tokenizers and chat templates from GGUF metadata.
 
 use std::borrow::Cow;
 
@@ -27,7 +27,6 @@ fn refused(fields: VocabularyFields<'_>) -> String {
         .to_string()
 }
 
-/// Texts of a list.
 fn owned(texts: impl IntoIterator<Item = String>) -> Vec<Cow<'static, str>> {
     texts.into_iter().map(Cow::Owned).collect()
 }

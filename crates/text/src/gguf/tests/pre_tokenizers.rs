@@ -1,4 +1,4 @@
-//! How named pre-tokenizers cut texts into words: as in the `tokenizer.json` of their models.
+//! Tests of how named pre-tokenizers cut texts into words: as in the `tokenizer.json` of their models.
 
 use std::collections::HashSet;
 
@@ -82,7 +82,6 @@ fn vocabulary() -> VocabularyFields<'static> {
     fields
 }
 
-/// Hugging Face's file for the same vocabulary.
 fn tokenizer_json(fields: &VocabularyFields<'_>, name: &str, steps: Vec<Value>) -> Value {
     let vocab: serde_json::Map<String, Value> = fields
         .tokens

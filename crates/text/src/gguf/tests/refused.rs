@@ -1,4 +1,4 @@
-//! Files that are refused, each with a sentence.
+//! Tests of files that are refused, each with a sentence.
 
 use super::*;
 

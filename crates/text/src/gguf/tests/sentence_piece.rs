@@ -1,4 +1,5 @@
-//! SentencePiece's vocabularies. No model of the repository has one, so one is made of the bundled model's words.
+//! Tests of SentencePiece vocabularies. No model of the repository has one, so one is made of the bundled model's
+//! words.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -42,7 +43,6 @@ fn vocabulary() -> VocabularyFields<'static> {
     }
 }
 
-/// Hugging Face's file for the same vocabulary.
 fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
     let in_file = |text: &str| {
         if text.trim().is_empty() {

@@ -1,4 +1,4 @@
-//! User-defined and control pieces, whose ids are those of SentencePiece, `tokenizer.json` and llama.cpp.
+//! Tests of user-defined and control pieces, whose ids are those of SentencePiece, `tokenizer.json` and llama.cpp.
 
 use super::*;
 use crate::TokenPiece;

@@ -1,4 +1,4 @@
-//! Evaluates attributes and items.
+//! Evaluates attributes and items of values in templates.
 
 use std::rc::Rc;
 
@@ -173,7 +173,6 @@ impl<'t> Interpreter<'t> {
         value.items()
     }
 
-    /// A whole number that fits.
     pub(in super::super) fn whole(&self, value: &Value) -> Result<i64> {
         match (Number::of(value), value) {
             (Some(Number::Int(number)), _) => Ok(number),
@@ -237,7 +236,6 @@ impl Interpreter<'_> {
         )
     }
 
-    /// Most bytes of output.
     pub(in super::super) fn limits_output(&self) -> usize {
         self.limits.output_bytes
     }

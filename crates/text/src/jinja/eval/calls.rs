@@ -1,4 +1,4 @@
-//! Evaluates calls of macros, methods and functions.
+//! Evaluates calls of macros, methods and functions in templates.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Evaluates expressions.
+//! Evaluates the expressions of templates.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -212,7 +212,6 @@ impl<'t> Interpreter<'t> {
     }
 }
 
-/// Compares two values.
 pub(in super::super) fn compare(operator: Comparison, a: &Value, b: &Value) -> Result<bool> {
     let ordered = |sign: &str, is: fn(Ordering) -> bool| Ok(order(a, b, sign)?.is_some_and(is));
     match operator {

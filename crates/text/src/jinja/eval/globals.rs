@@ -1,4 +1,4 @@
-//! The global functions of the environment.
+//! The global functions of a template's environment.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -16,7 +16,7 @@ pub(super) const NAMES: [&str; 7] = [
     "strftime_now",
 ];
 
-/// Longest range, as in Jinja's sandbox.
+/// As in Jinja's sandbox.
 const MAX_RANGE: u64 = 100_000;
 
 impl Interpreter<'_> {

@@ -1,4 +1,4 @@
-//! Runs a template.
+//! Interprets a parsed template.
 
 mod attributes;
 mod calls;
@@ -65,7 +65,6 @@ impl<'t> Scope<'t> {
     }
 }
 
-/// A value with a state.
 pub(super) enum Object<'t> {
     Namespace(Vec<(String, Value)>),
     /// A macro by its number, and the variables around it.
@@ -91,7 +90,6 @@ pub(super) struct LoopState<'t> {
     last: Option<Value>,
 }
 
-/// The state of one rendering.
 pub(super) struct Interpreter<'t> {
     template: &'t Parsed,
     variables: &'t FxHashMap<String, Value>,
@@ -108,7 +106,6 @@ pub(super) struct Interpreter<'t> {
     memory_start: usize,
 }
 
-/// Renders a template.
 pub(super) fn render(
     template: &Parsed,
     variables: &FxHashMap<String, Value>,
@@ -145,14 +142,13 @@ pub(super) fn render(
     }
 }
 
-/// About where the stack ends.
+/// The approximate end of the stack.
 fn stack_address() -> usize {
     let here = 0u8;
     std::ptr::from_ref(&here).addr()
 }
 
 impl<'t> Interpreter<'t> {
-    /// Takes instructions.
     pub(super) fn step(&self, count: usize) -> Result<()> {
         if meter::spend(count) {
             self.check_room(0)
@@ -166,7 +162,6 @@ impl<'t> Interpreter<'t> {
         self.step(1 + value.bytes() / BYTES_AN_INSTRUCTION)
     }
 
-    /// Checks that `bytes` more may be used.
     pub(super) fn check_room(&self, bytes: usize) -> Result<()> {
         let used = meter::live().saturating_sub(self.memory_start);
         if used.saturating_add(bytes) <= self.limits.memory_bytes {
@@ -185,7 +180,6 @@ impl<'t> Interpreter<'t> {
         self.check_room(all)
     }
 
-    /// Runs a part one level deeper.
     fn deeper<T>(&self, part: impl FnOnce() -> Result<T>) -> Result<T> {
         let levels = self.levels.get();
         let stack_bytes = self.stack_start.abs_diff(stack_address());
@@ -208,7 +202,6 @@ impl<'t> Interpreter<'t> {
         Ok(())
     }
 
-    /// The text that a part writes.
     fn captured(&self, part: impl FnOnce(&mut String) -> Result<()>) -> Result<Value> {
         let mut out = String::new();
         part(&mut out)?;

@@ -1,4 +1,4 @@
-//! Evaluates operators.
+//! Evaluates operators of templates.
 
 use num_bigint::BigInt;
 use num_traits::ToPrimitive;

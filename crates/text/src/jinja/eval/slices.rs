@@ -1,4 +1,4 @@
-//! Evaluates items and slices.
+//! Evaluates items and slices of sequences in templates.
 
 use num_traits::ToPrimitive;
 

@@ -1,4 +1,4 @@
-//! Runs statements.
+//! Runs the statements of templates.
 
 use std::rc::Rc;
 
@@ -7,7 +7,6 @@ use super::super::error::{Fault, Result};
 use super::super::value::Value;
 use super::{Interpreter, LoopState, Object, Scope};
 
-/// How a statement ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Next,
@@ -122,7 +121,6 @@ impl<'t> Interpreter<'t> {
         Ok(Flow::Next)
     }
 
-    /// Runs a body whose variables end with it.
     fn run_inside(
         &self,
         body: &'t [Statement],

@@ -1,4 +1,4 @@
-//! Filters for HTML and URLs.
+//! Jinja's filters for HTML and URLs.
 
 use super::super::args::Args;
 use super::super::characters::is_blank;
@@ -6,7 +6,6 @@ use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// Escapes HTML's special characters.
 pub(in super::super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! Filters of sequences.
+//! Jinja's filters of sequences.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

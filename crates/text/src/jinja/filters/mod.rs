@@ -1,4 +1,4 @@
-//! Jinja's filters.
+//! The dispatch of Jinja's filters by name.
 
 mod html;
 mod json;
@@ -15,7 +15,6 @@ use super::eval::Interpreter;
 use super::value::Value;
 pub(super) use html::escape;
 
-/// The filters, by name.
 pub(super) const NAMES: [&str; 52] = [
     "abs",
     "attr",

@@ -1,4 +1,4 @@
-//! Filters of numbers.
+//! Jinja's filters of numbers.
 
 use num_bigint::BigInt;
 use num_traits::{FromPrimitive, Signed};

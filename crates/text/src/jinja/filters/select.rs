@@ -1,4 +1,4 @@
-//! Filters that take other filters, tests and attributes by name.
+//! Jinja's filters that take other filters, tests and attributes by name.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

@@ -1,4 +1,4 @@
-//! Filters that order and compare items.
+//! Jinja's filters that order and compare items.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! Filters of texts.
+//! Jinja's filters of texts.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

@@ -1,4 +1,4 @@
-//! `str.format`.
+//! Python's `str.format`.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

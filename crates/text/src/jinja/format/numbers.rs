@@ -1,4 +1,4 @@
-//! Numbers in the forms of format specifications.
+//! Formats numbers as Python's format specifications have it.
 
 use num_bigint::BigInt;
 

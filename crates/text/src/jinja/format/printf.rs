@@ -1,4 +1,4 @@
-//! `text % values`.
+//! Python's `text % values`.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -147,7 +147,6 @@ impl Interpreter<'_> {
         Ok(conversion)
     }
 
-    /// A width or a precision, which may be `*`.
     fn size(
         &self,
         chars: &mut Peekable<Chars<'_>>,
@@ -170,7 +169,6 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The sign and the text of a value.
     fn converted(
         &self,
         value: &Value,

@@ -121,7 +121,6 @@ fn format_text(text: &str, spec: &Spec) -> Result<String> {
     ))
 }
 
-/// A text in a field.
 fn padded(sign: &str, text: &str, width: usize, fill: char, align: char) -> String {
     let pad = width.saturating_sub(sign.chars().count() + text.chars().count());
     let (before, between, after) = match align {

@@ -1,4 +1,4 @@
-//! The methods of lists, mappings and numbers.
+//! The methods of Python's lists, mappings and numbers.
 
 use num_bigint::BigInt;
 

@@ -1,4 +1,4 @@
-//! The methods of Python's types.
+//! The methods of Python's types in templates.
 
 mod case;
 mod collections;
@@ -13,7 +13,6 @@ use super::value::Value;
 pub(super) use case::{capitalized, centered};
 pub(super) use splitting::{lines, words};
 
-/// The methods of a value's type.
 pub(super) fn names(value: &Value) -> &'static [&'static str] {
     match value {
         Value::Text(_) => &TEXT,
@@ -104,7 +103,6 @@ impl Interpreter<'_> {
         }
     }
 
-    /// An argument that is a text.
     pub(super) fn text_of<'a>(&self, value: &'a Value) -> Result<&'a str> {
         match value {
             Value::Text(text) => {

@@ -1,4 +1,4 @@
-//! String searches: `find`, `count`, `startswith` and their relatives.
+//! Python's string searches: `find`, `count`, `startswith` and their relatives.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};

@@ -1,4 +1,4 @@
-//! String splitting.
+//! Python's string splitting.
 
 use super::super::characters::{is_alnum, is_blank};
 

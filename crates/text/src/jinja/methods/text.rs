@@ -1,4 +1,4 @@
-//! The methods of `str`.
+//! The methods of Python's `str`.
 
 use super::super::args::Args;
 use super::super::characters::is_blank;

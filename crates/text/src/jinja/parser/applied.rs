@@ -65,7 +65,6 @@ impl Parser {
         }
     }
 
-    /// A filter whose name comes next.
     pub(super) fn filter(&mut self, value: Option<Expr>) -> Result<Expr> {
         let name = self.dotted()?;
         let arguments = if self.is_sign("(") {

@@ -1,4 +1,4 @@
-//! Parses a template's tokens.
+//! Parses a template's tokens into its syntax tree.
 
 mod applied;
 mod expressions;
@@ -15,14 +15,12 @@ const MAX_BYTES: usize = 4 << 20;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// A template's statements and macros.
 #[derive(Debug)]
 pub(super) struct Parsed {
     pub(super) body: Vec<Statement>,
     pub(super) macros: Vec<MacroBody>,
 }
 
-/// Parses a template. An error names its line.
 pub(super) fn parse(source: &str) -> Result<Parsed> {
     if source.len() > MAX_BYTES {
         let bytes = source.len();
@@ -137,7 +135,6 @@ impl Parser {
         }
     }
 
-    /// The token here, in words.
     fn found(&self) -> String {
         match self.kind() {
             token::Kind::Data(_) => "text".to_owned(),
@@ -154,7 +151,6 @@ impl Parser {
         }
     }
 
-    /// Runs `parse` one level deeper.
     fn deeper<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
             return Err(format!("the template nests deeper than {MAX_DEPTH} levels"));

@@ -1,4 +1,4 @@
-//! Parses statements.
+//! Parses the statements of a template.
 
 use super::super::ast::{Action, Expr, For, Kind, MacroBody, Statement, Target};
 use super::super::token;
@@ -51,7 +51,6 @@ impl Parser {
         Ok((body, self.name()?))
     }
 
-    /// The body of a tag up to its end.
     fn body_to_end(&mut self, end: &str) -> Result<Vec<Statement>> {
         let (body, _) = self.body(&[end])?;
         self.expect(&token::Kind::BlockEnd)?;

@@ -1,4 +1,4 @@
-//! Calls of earlier answers, in the forms that templates take.
+//! Tests of calls of earlier answers, in the forms that templates take.
 
 use super::*;
 

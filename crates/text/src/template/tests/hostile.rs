@@ -1,4 +1,4 @@
-//! No template ends the process, takes memory without bound or runs on.
+//! Tests that no template ends the process, takes memory without bound or runs on.
 
 use super::*;
 

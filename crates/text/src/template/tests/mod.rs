@@ -1,4 +1,4 @@
-//! Chat templates, and the limits on rendering them.
+//! Tests of chat templates, and of the limits on rendering them.
 
 mod calls;
 mod hostile;

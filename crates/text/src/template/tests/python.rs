@@ -1,4 +1,4 @@
-//! Expressions and templates, compared with jinja2 as transformers configures it.
+//! Tests of expressions and templates against jinja2 as transformers configures it.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tools reach a template as they were sent.
+//! Tests that tools reach a template as they were sent.
 
 use super::*;
 

@@ -28,19 +28,13 @@ const PRODUCTS: [WeightProduct; 4] = [
     WeightProduct::Int8,
     WeightProduct::Blocks,
 ];
-/// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;
 
-/// A number for each kind of product with weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ByProduct<T> {
-    /// Products of 32-bit floats.
     pub f32: T,
-    /// Products of bf16.
     pub bf16: T,
-    /// Products of bytes.
     pub int8: T,
-    /// Products of bytes that were unpacked from blocks.
     pub blocks: T,
 }
 
@@ -56,7 +50,6 @@ impl<T> ByProduct<T> {
 }
 
 impl<T: Copy> ByProduct<T> {
-    /// The same for all.
     pub fn all(number: T) -> Self {
         Self {
             f32: number,
@@ -71,7 +64,6 @@ impl<T: Copy> ByProduct<T> {
     }
 }
 
-/// The facts that decide the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
     /// Elements of all layers' matrices, with only the experts of one token.
@@ -80,10 +72,9 @@ pub struct ModelCost {
     head_elements: ByProduct<u64>,
     /// All these matrices but experts, with their scales if they are quantised.
     matrix_bytes: u64,
-    /// The same for all experts.
+    /// Bytes of all experts' matrices and their scales.
     expert_bytes: u64,
     experts: Option<ExpertsConfig>,
-    /// The attention layers.
     attention: Vec<AttentionCost>,
     /// The states of one sequence in the other layers, in bytes.
     state_bytes: u64,
@@ -96,16 +87,13 @@ pub struct ModelCost {
 pub struct Extent {
     /// Tokens whose K/V is there already.
     pub cached_tokens: u64,
-    /// Tokens that go through the model.
     pub new_tokens: u64,
 }
 
 /// The machine's highest rates, in the same minute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
-    /// Bytes read per second.
     pub read_bytes_per_s: f64,
-    /// Operations per second on weights.
     pub weight_ops_per_s: ByProduct<f64>,
     /// Operations per second on the type that K/V is multiplied in.
     pub attention_ops_per_s: f64,
@@ -173,7 +161,7 @@ impl ModelCost {
         }
     }
 
-    /// The same with queries that are sparse in the layers of `layout` that have labels.
+    /// The cost with queries that are sparse in the layers of `layout` that have labels.
     pub fn sparse(mut self, layout: &KvLayout, rules: &DoubleSparsity, n_heads: usize) -> Self {
         let pages = (0..layout.layers().len()).filter_map(|layer| layout.read_by(layer));
         for (cost, pages) in self.attention.iter_mut().zip(pages) {
@@ -187,7 +175,7 @@ impl ModelCost {
         self
     }
 
-    /// Operations of the step's products with weights, by their kinds.
+    /// Counts operations by the kind of product.
     pub fn weight_ops(&self, step: &[Extent]) -> [u64; 4] {
         let tokens = new_tokens(step);
         let (layers, head) = (self.layer_elements.numbers(), self.head_elements.numbers());
@@ -196,14 +184,12 @@ impl ModelCost {
         })
     }
 
-    /// Seconds that these take at least.
     fn weight_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let ops = self.weight_ops(step).into_iter();
         let rates = peak.weight_ops_per_s.numbers();
         ops.zip(rates).map(|(ops, rate)| ops as f64 / rate).sum()
     }
 
-    /// Operations of the step's products with K and V.
     pub fn attention_ops(&self, step: &[Extent]) -> u64 {
         let ops = |extent: &Extent| -> u64 {
             let layers = self.attention.iter();
@@ -212,7 +198,6 @@ impl ModelCost {
         OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
 
-    /// Operations of the step's products with states.
     pub fn state_ops(&self, step: &[Extent]) -> u64 {
         self.state_ops * new_tokens(step)
     }
@@ -229,7 +214,6 @@ impl ModelCost {
         self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>() + states
     }
 
-    /// Expected bytes of the experts that `tokens` tokens choose.
     fn chosen_bytes(&self, tokens: u64) -> u64 {
         let share = self.experts.as_ref().map_or(0.0, |experts| {
             experts.expected(tokens as f64) / experts.count() as f64
@@ -246,8 +230,7 @@ impl ModelCost {
         reading.max(computing)
     }
 
-    /// The least seconds from the first to the last of `output_tokens` tokens of `streams` streams, after prompts of
-    /// `prompt_tokens`.
+    /// The least seconds from the first to the last output token of `streams` streams, after their prompts.
     pub fn decode_seconds(
         &self,
         streams: u64,

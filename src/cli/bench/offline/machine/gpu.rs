@@ -1,4 +1,4 @@
-//! The highest rates of a GPU, in builds that can use one.
+//! Measures the highest rates of a GPU, in builds that can use one.
 
 #[cfg(feature = "cuda")]
 pub use souffleur::kernels::cuda::timing::Rates as GpuRates;
@@ -40,7 +40,6 @@ impl GpuRates {
     }
 }
 
-/// Refuses.
 #[cfg(not(feature = "cuda"))]
 pub fn measure(ordinal: usize, _: Dtype) -> Result<(String, GpuRates), Failure> {
     Err(Failure::Usage(format!(

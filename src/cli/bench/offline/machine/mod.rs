@@ -1,4 +1,4 @@
-//! The machine's peak rates, and the least time of work at these rates.
+//! Measures the machine's peak rates, and derives the least time of work at these rates.
 //!
 //! It is measured in alternation with the engine, so that both see the same other load on the host.
 
@@ -24,12 +24,9 @@ const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
 /// The buffer takes at most this part of the available memory.
 const LARGEST_SHARE: u64 = 8;
 
-/// Rates of some threads.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
-    /// Threads that worked at once.
     pub threads: usize,
-    /// Bytes read per second.
     pub read_bytes_per_s: f64,
     /// f32 operations per second, multiplication and addition counted as two.
     pub f32_ops_per_s: f64,
@@ -41,32 +38,21 @@ pub struct Rates {
     pub block_ops_per_s: Option<f64>,
 }
 
-/// One measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub enum MachineRates {
-    /// Facts of the CPU.
-    Cpu {
-        /// One thread.
-        one: Rates,
-        /// All threads.
-        all: Rates,
-    },
-    /// The rates of a GPU.
+    Cpu { one: Rates, all: Rates },
     Gpu(GpuRates),
 }
 
 /// Where the engine computes.
 pub enum Place {
-    /// With this number of threads.
     Cpu { threads: usize },
-    /// On a GPU.
     Gpu(Gpu),
 }
 
 /// A GPU, measured once: the engine takes all of its memory afterwards.
 pub struct Gpu {
-    /// Its name.
     pub name: String,
     rates: GpuRates,
 }
@@ -86,7 +72,6 @@ impl Place {
         Ok(Self::Gpu(Gpu { name, rates }))
     }
 
-    /// The GPU, if it is one.
     pub fn gpu(&self) -> Option<&Gpu> {
         match self {
             Self::Cpu { .. } => None,
@@ -94,7 +79,6 @@ impl Place {
         }
     }
 
-    /// Compute threads of the CPU.
     pub fn threads(&self) -> usize {
         match self {
             Self::Cpu { threads } => *threads,
@@ -102,7 +86,6 @@ impl Place {
         }
     }
 
-    /// Instruction set of the kernels.
     pub fn kernel_path(&self) -> Result<&'static str, Failure> {
         match self {
             Self::Cpu { .. } => Ok(Isa::chosen().map_err(Failure::failed)?.name()),
@@ -111,16 +94,12 @@ impl Place {
     }
 }
 
-/// Measures again and again with memory that is taken once.
 pub enum Machine {
-    /// The CPU.
     Cpu { memory: ReadProbe, threads: usize },
-    /// A GPU, which was measured before.
     Gpu(GpuRates),
 }
 
 impl Machine {
-    /// Takes the memory.
     pub fn new(place: &Place) -> Result<Self, Failure> {
         let threads = match place {
             Place::Cpu { threads } => *threads,
@@ -135,7 +114,6 @@ impl Machine {
         Ok(Self::Cpu { memory, threads })
     }
 
-    /// Everything, for one thread and for all.
     pub fn measure(&self) -> MachineRates {
         match self {
             Self::Cpu { memory, threads } => MachineRates::Cpu {

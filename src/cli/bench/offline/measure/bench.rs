@@ -13,7 +13,6 @@ use crate::cli::bench::offline::subject::Subject;
 use crate::cli::bench::prompts::Prompts;
 use crate::cli::failure::Failure;
 
-/// An engine with the machine and costs that its results are compared with.
 pub struct Bench<'a> {
     pub engine: &'a EngineHandle,
     pub machine: Machine,
@@ -21,14 +20,12 @@ pub struct Bench<'a> {
     pub subject: &'a Subject,
     pub prompts: Prompts,
     pub bar: ProgressBar,
-    /// On a GPU.
+    /// `None` on a CPU.
     pub waits: Option<StepWaits>,
-    /// Loads that this engine cannot run, and why.
     pub skipped: Vec<String>,
 }
 
 impl<'a> Bench<'a> {
-    /// Takes the memory that the machine is measured with.
     pub fn new(
         engine: &'a EngineHandle,
         subject: &'a Subject,
@@ -90,7 +87,6 @@ impl<'a> Bench<'a> {
         Ok(rate(load, &streams, &self.cost, &peak))
     }
 
-    /// Runs the streams of a load.
     pub async fn streams(&mut self, load: Load) -> Result<Vec<Stream>, Failure> {
         let output = load.output_tokens;
         let limit = longest_prompt(self.engine.model(), output);
@@ -101,15 +97,13 @@ impl<'a> Bench<'a> {
         streams::run_all(self.engine, prompts, output).await
     }
 
-    /// Shows the current measurement on a terminal.
     pub fn say(&self, what: String) {
         self.bar.set_message(what);
         self.bar.tick();
     }
 }
 
-/// The rate that the streams reached, and the best that was possible; `None` when they ended before they were all
-/// decoding.
+/// The rate of the streams and the best possible one; `None` if some ended before all were decoding.
 fn rate(load: Load, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option<Sample> {
     let (value, floor) = match load.output_tokens {
         1 => {

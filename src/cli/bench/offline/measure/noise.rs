@@ -13,7 +13,6 @@ use crate::cli::output::record::date;
 use crate::cli::output::table;
 use crate::cli::statistics::Quartiles;
 
-/// Everything that was measured.
 #[derive(Serialize)]
 pub struct NoiseRecord {
     date: String,
@@ -22,12 +21,11 @@ pub struct NoiseRecord {
     threads: usize,
     context_tokens: usize,
     output_tokens: u32,
-    /// Seconds of a step, by round.
     dense_s: Vec<f64>,
     sparse_s: Vec<f64>,
 }
 
-/// Measures; the first round is not counted.
+/// The first round is not counted.
 pub fn measure(
     args: &OfflineArgs,
     config: &EngineConfig,
@@ -128,7 +126,6 @@ fn check_length(tokens: u64, limit: usize) -> Result<(), Failure> {
 }
 
 impl NoiseRecord {
-    /// Prints the table.
     pub fn print(&self) {
         let row = |name: &str, seconds: &[f64], digits: usize, scale: f64| {
             let values: Vec<f64> = seconds.iter().map(|value| value * scale).collect();

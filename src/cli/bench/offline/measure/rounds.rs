@@ -47,7 +47,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Rates and waiting of each load; a load without samples has no row.
+/// A load without samples has no row.
 fn rows(loads: &[Load], taken: &[(Vec<Sample>, Vec<Sample>)]) -> Vec<Row> {
     let rows = loads.iter().zip(taken);
     let rows = rows.flat_map(|(load, (samples, waits))| {

@@ -14,10 +14,8 @@ use crate::cli::statistics::{Line, Quartiles};
 const SHORTEST_CONTEXT_TOKENS: u32 = 1024;
 const LONG_PROMPT_TOKENS: u32 = 8192;
 const LARGEST_BATCH: u32 = 64;
-/// Tokens that are generated after each context.
 const TOKENS_PER_CONTEXT: u32 = 33;
 
-/// Measures everything.
 pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, Failure> {
     let rates = bench.machine.measure();
     let decode_by_context = by_context(bench, args, &rates).await?;
@@ -147,7 +145,6 @@ async fn by_context(
         .collect())
 }
 
-/// The samples of one context.
 #[derive(Clone, Default)]
 struct Taken {
     samples_s: Vec<f64>,

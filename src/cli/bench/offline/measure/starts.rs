@@ -24,15 +24,12 @@ use crate::cli::failure::Failure;
 use crate::cli::local;
 use crate::cli::output::say;
 
-/// Tokens of the first prompt.
 const FIRST_PROMPT_TOKENS: u32 = 16;
-/// Tokens that are generated after the second prompt.
 const OUTPUT_TOKENS: u32 = 8;
 const READY: &str = "ready";
 const FIRST_TOKEN: &str = "first token";
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The times of one start.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Start {
     /// From the process's start until the engine takes requests.
@@ -45,14 +42,12 @@ pub struct Start {
     pub computed_tokens: u64,
 }
 
-/// The child's last line.
 #[derive(Serialize, Deserialize)]
 struct Report {
     peak_resident_bytes: Option<u64>,
     computed_tokens: u64,
 }
 
-/// Starts this program again and watches it.
 pub fn measure() -> Result<Start, Failure> {
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let began = Instant::now();
@@ -102,7 +97,6 @@ fn watch(child: &mut Child, began: Instant) -> Option<Start> {
     })
 }
 
-/// The child's part.
 pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result<(), Failure> {
     let engine = local::start(config, |_| Ok(()))?;
     say(READY);

@@ -9,7 +9,6 @@ use souffleur::state::sampling::SamplingParams;
 
 use crate::cli::failure::Failure;
 
-/// Arrival times of the tokens of one stream.
 #[derive(Clone, Debug)]
 pub struct Stream {
     began: Instant,
@@ -17,7 +16,6 @@ pub struct Stream {
     seen: Vec<(Instant, u32)>,
 }
 
-/// Generates exactly `output_tokens` tokens after a prompt.
 pub async fn run(
     engine: &EngineHandle,
     prompt: Vec<u32>,
@@ -60,7 +58,6 @@ pub async fn run(
     Err(Failure::failed("the engine ended without an answer"))
 }
 
-/// Starts a stream for each prompt at once and waits for all.
 pub async fn run_all(
     engine: &EngineHandle,
     prompts: Vec<Vec<u32>>,
@@ -75,7 +72,6 @@ impl Stream {
         self.seen[0]
     }
 
-    /// From the request to its first token.
     pub fn first_token(&self) -> Duration {
         self.first().0 - self.began
     }
@@ -89,7 +85,6 @@ impl Stream {
 /// The rate at which streams generated together once each had its first token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoded {
-    /// Tokens of all streams.
     pub tokens: u32,
     /// From the last stream's first token to the last token of all.
     pub seconds: f64,

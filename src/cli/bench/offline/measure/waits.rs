@@ -4,10 +4,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 const SECONDS: &str = "souffleur_gpu_seconds_total{";
 
-/// Reads the metrics of this process.
 pub struct StepWaits(pub PrometheusHandle);
 
-/// Seconds since the engine started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuSeconds {
     decode: f64,

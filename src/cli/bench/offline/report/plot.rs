@@ -13,7 +13,6 @@ const SIZE: (u32, u32) = (760, 460);
 const MEASURED: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
 const FLOOR: RGBColor = RGBColor(0x99, 0x99, 0x99);
 
-/// Writes the plot of `scaling` to a file.
 pub fn write(file: &Path, record: &Record, scaling: &Scaling) -> Result<(), Failure> {
     let svg = curve(&record.title(), &scaling.batch_curve).map_err(Failure::failed)?;
     let written = std::fs::write(file, svg);

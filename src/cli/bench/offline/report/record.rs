@@ -14,50 +14,32 @@ use crate::cli::bench::offline::subject::Subject;
 use crate::cli::failure::Failure;
 use crate::cli::output::record::date;
 
-/// Everything that was measured, raw samples included.
 #[derive(Serialize)]
 pub struct Record {
     /// Name and version of this form.
     pub schema: &'static str,
-    /// The version of this program.
     pub version: &'static str,
-    /// When the bench ran, UTC.
     pub date: String,
-    /// The processor's name.
     pub cpu: String,
-    /// The GPU's name, where one computed.
     pub gpu: Option<String>,
-    /// The model that was run.
     pub model: ModelRecord,
-    /// Element type of weights.
     pub dtype: &'static str,
-    /// Element type of KV.
     pub kv_cache_dtype: &'static str,
-    /// The type that the weights are quantized to, or `none`.
     pub quantization: &'static str,
-    /// Compute threads.
     pub threads: usize,
-    /// Instruction set of the kernels.
     pub kernel_path: &'static str,
-    /// Tokens per KV page.
     pub page_size: usize,
-    /// Tokens of the KV pool.
     pub kv_pool_tokens: usize,
-    /// Seed of the random prompts.
     pub seed: u64,
-    /// Rounds.
     pub repeat: u32,
     /// The machine's peak rates, at the start of each round.
     pub machine: Vec<MachineRates>,
-    /// The table.
     pub rows: Vec<Row>,
-    /// With `--scaling`.
+    /// `None` without `--scaling`.
     pub scaling: Option<Scaling>,
-    /// Loads that this engine cannot run, and why.
     pub skipped: Vec<String>,
 }
 
-/// Which model was run.
 #[derive(Serialize)]
 pub struct ModelRecord {
     name: String,
@@ -82,7 +64,6 @@ impl ModelRecord {
 }
 
 impl Record {
-    /// A record in which nothing is measured yet.
     pub fn new(
         model: &ModelInfo,
         subject: &Subject,

@@ -1,20 +1,16 @@
-//! The rows of the table: a load or start, its samples, and each sample as a fraction of its floor.
+//! The rows of the bench's table: a load or start, its samples, and each sample as a fraction of its floor.
 
 use serde::Serialize;
 
 use crate::cli::bench::offline::load::Load;
 use crate::cli::statistics::Quartiles;
 
-/// The meaning of a row's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Unit {
-    /// Larger is better.
     #[serde(rename = "tokens/s")]
     TokensPerSecond,
-    /// Smaller is better.
     #[serde(rename = "s")]
     Seconds,
-    /// Smaller is better.
     #[serde(rename = "bytes")]
     Bytes,
     /// A share of the time; smaller is better.
@@ -25,7 +21,6 @@ pub enum Unit {
 /// One measurement and the best that the machine allowed then.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
-    /// In the row's unit.
     pub value: f64,
     /// In the row's unit; absent where there is no floor.
     pub floor: Option<f64>,
@@ -35,24 +30,16 @@ pub struct Sample {
     pub read_bytes_per_s: Option<f64>,
 }
 
-/// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The thing that was measured.
     pub name: String,
-    /// The meaning of the values.
     pub unit: Unit,
-    /// The load, if there was one.
     #[serde(flatten)]
     pub load: Option<Load>,
-    /// In the order in which they were taken.
     pub samples: Vec<Sample>,
-    /// The quartiles of the values.
     #[serde(flatten)]
     pub quartiles: Quartiles,
-    /// The median of the floors.
     pub floor: Option<f64>,
-    /// The quartiles of the fractions.
     pub fraction: Option<Quartiles>,
 }
 
@@ -69,7 +56,6 @@ impl Sample {
 }
 
 impl Row {
-    /// `None` without samples.
     pub fn new(name: String, unit: Unit, load: Option<Load>, samples: Vec<Sample>) -> Option<Self> {
         let all = |of: fn(&Sample) -> Option<f64>| -> Option<Quartiles> {
             Quartiles::of(&samples.iter().filter_map(of).collect::<Vec<_>>())

@@ -7,7 +7,6 @@ use crate::cli::bench::offline::machine::{MachineRates, Rates};
 use crate::cli::output::{say, table};
 use crate::cli::statistics::Quartiles;
 
-/// Prints the tables.
 pub fn print(record: &Record) {
     say(record.title() + "\n");
     print_machine(record);

@@ -1,5 +1,5 @@
-//! Saves and loads step by step: the same bytes whether copies are late or in a hurry, other bytes as soon as a wait is
-//! missing, and no wrong byte where the driver refuses a copy.
+//! Tests of block copies on the emulated GPU: the bytes do not depend on timing, a missing wait changes them, and no
+//! wrong byte is saved where the driver refuses a copy.
 
 mod pinning;
 mod world;
@@ -104,7 +104,6 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         };
         assert!(error.to_string().contains(reason), "{error}");
         assert_eq!(run.in_hands(), 0);
-        // Everything is computed again.
         run.tokens.clear();
         for step in 0..LOADS {
             run.executor.launch(&plan(step)).unwrap();

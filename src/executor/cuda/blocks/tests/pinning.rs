@@ -1,4 +1,4 @@
-//! Which buffers are pinned, for how long, and which of them are lost with a CUDA context.
+//! Tests of pinned buffers: which ones are pinned, for how long, and which are lost with a CUDA context.
 
 use std::sync::atomic::Ordering;
 
@@ -27,11 +27,9 @@ fn a_lost_context_loses_only_the_buffers_that_it_may_still_use() {
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
         assert_eq!(run.in_hands(), 0);
         assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
-        // The shelf has the buffers of earlier steps again.
         let n_free = run.shelf.free.lock().unwrap().len();
         assert_eq!(n_free, usize::from(last == LOADS));
         drop(run);
-        // The next executor can pin buffers.
         let mut next = Run::new(28);
         for step in 0..=SAVES_FRESH {
             next.executor.launch(&plan(step)).unwrap();
@@ -84,10 +82,8 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
             let n_pinned = step_alone(&mut run, &plan(step));
             assert_eq!(n_pinned, u64::from(step >= SAVES_FRESH));
         }
-        // Two blocks in buffers that were not seen before.
         run.fetch();
         assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
-        // And two more saves, into other buffers.
         let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
         assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
         assert!(run.saved() == expected, "in a hurry: {hurries_copies}");

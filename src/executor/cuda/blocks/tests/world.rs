@@ -1,4 +1,4 @@
-//! An executor on the emulated GPU, the shelf that its buffers come from, and steps that save and load.
+//! Set-up of the block copy tests: an executor on the emulated GPU, its buffers, and steps that save and load.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -30,7 +30,6 @@ pub(super) const PROMPT_TOKENS: u32 = 24;
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const PAGE_BYTES: usize = 4096;
-/// The byte that fills the memory of a free buffer.
 pub(super) const GONE: u8 = 0xee;
 pub(super) const STEPS: u64 = 9;
 /// The steps that save a block whose pages were just written, a block that no step waits for, and a block whose pages
@@ -297,7 +296,7 @@ pub(super) fn plan(step: u64) -> StepPlan {
     plan
 }
 
-/// The wait that is taken away.
+/// The wait that the test removes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Planted {
     Nothing,

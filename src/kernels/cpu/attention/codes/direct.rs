@@ -1,4 +1,4 @@
-//! Blocks of codes for few queries, from the pool into registers.
+//! Attention to int8 keys and values for few queries: from the KV pool straight into registers.
 
 use super::super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::{
@@ -9,8 +9,6 @@ use crate::cpu::simd::{LANES, Lanes};
 use souffleur_base::kv_layout::SCALE_GROUP;
 
 impl Direct<'_, i8> {
-    /// Scores the queries against the keys.
-    ///
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
@@ -77,8 +75,6 @@ impl Direct<'_, i8> {
         }
     }
 
-    /// Adds the weighted values to the decayed sums.
-    ///
     /// # Safety
     /// As for [`Self::score_codes`].
     #[inline(always)]

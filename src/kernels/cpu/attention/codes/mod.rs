@@ -1,4 +1,4 @@
-//! Keys and values of signed bytes: products of integers, which are exact, so their order decides nothing.
+//! Attention to int8 keys and values: integer products, which are exact, so the order of summation doesn't matter.
 //!
 //! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words
 //! of i16: the even bytes and the odd ones. A sum of integers is multiplied with its scale and that of its row; such
@@ -17,25 +17,20 @@ use super::state::{Fold, VECTORS};
 use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch_integers};
 use souffleur_base::kv_layout::SCALE_GROUP;
 
-/// Codes in a word.
 const QUAD: usize = 4;
-/// Elements of a vector of words of four codes.
 const CHUNK: usize = QUAD * LANES;
-/// Words of i16 that they become.
+/// Words of i16 of the codes of a chunk.
 const CHUNK_WORDS: usize = CHUNK / 2;
-/// Vectors of a chunk of values.
 const CHUNK_VECTORS: usize = CHUNK / LANES;
-/// Groups of a chunk: those elements share a scale.
+/// Groups of a chunk; the elements of a group share a scale.
 const CHUNK_GROUPS: usize = CHUNK / SCALE_GROUP;
 /// Words of four codes of a group of a key.
 const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
 /// Words of i16 that they become.
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
-/// Vectors of a group of values.
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
 /// Keys whose weights are packed together: the first to the fourth sixteen of them share words.
 const HALF: usize = 4 * LANES;
-/// Words of the weights of a half.
 const HALF_WORDS: usize = HALF / 2;
 
 // [`Lanes::zip_bytes`] keeps the halves of a chunk apart.

@@ -1,18 +1,15 @@
-//! Queries and weights as 16-bit integers.
+//! Quantisation of queries and softmax weights to 16-bit integers, for products with int8 keys and values.
 
 use super::super::seen::BLOCK;
 use super::super::state::{Fold, VECTORS};
 use super::{CHUNK, CHUNK_WORDS, HALF, HALF_WORDS, QUAD};
 use crate::cpu::simd::{LANES, Lanes, MAGIC};
 
-/// The largest integer of a row.
 const MAX: f32 = i16::MAX as f32;
-/// The greatest sum of products, of which i32 must hold all.
 const MAX_SUM: usize = i32::MAX as usize;
 const MAX_CODE: usize = i8::MAX as usize;
-/// Magnitudes below it count as zero: their inverse might be infinite.
+/// Magnitudes below this count as zero: their inverse might be infinite.
 const LEAST: f32 = 1e-30;
-/// The lower half of a word.
 const LOW: u32 = 0xffff;
 
 const _: () = assert!(BLOCK * MAX_CODE * MAX as usize <= MAX_SUM);

@@ -1,4 +1,4 @@
-//! Products of packed codes for many queries.
+//! Attention products of packed int8 keys and values with many queries.
 
 use super::super::product::Product;
 use super::{BLOCK, GROUP_VECTORS, GROUP_WORDS};

@@ -1,9 +1,9 @@
-//! Selects the keys with the highest scores, from scores in ascending position.
+//! Selects the keys with the highest scores.
 
 use super::super::super::simd::LANES;
 
-/// A score and a position in one number: the larger is the better. Of equal scores the lower position is better; NaN is
-/// as low as a score can be, and the zeros are equal.
+/// Packs a score and a position into a number whose order is the preference: ties go to the lower position, NaN counts
+/// as the lowest score, and the zeros are equal.
 fn entry(score: f32, position: u32) -> u64 {
     let score = if score.is_nan() {
         f32::NEG_INFINITY
@@ -30,20 +30,18 @@ fn position_of(entry: u64) -> u32 {
     u32::MAX - entry as u32
 }
 
-/// The best keys of a query.
 #[derive(Default)]
 pub struct Best {
     wanted: usize,
-    /// The best `wanted` entries at the last pruning, and later candidates.
+    /// The best `wanted` entries at the last pruning, then later candidates.
     entries: Vec<u64>,
-    /// A later key is one of the best only if it scores more. Invalid before the first pruning.
+    /// The score that a later key must exceed. Invalid before the first pruning.
     floor: f32,
     is_pruned: bool,
     chosen: Vec<u32>,
 }
 
 impl Best {
-    /// Begins to select the best `wanted` keys.
     pub fn begin(&mut self, wanted: usize) {
         self.wanted = wanted;
         self.entries.clear();
@@ -52,7 +50,7 @@ impl Best {
         self.is_pruned = false;
     }
 
-    /// Takes the scores of successive positions, above all earlier ones.
+    /// Takes the scores of successive positions, which follow all earlier ones.
     #[inline(always)]
     pub fn take(&mut self, scores: &[f32], first: usize) {
         for (i, scores) in scores.chunks(LANES).enumerate() {
@@ -91,7 +89,7 @@ impl Best {
         self.entries.truncate(self.wanted);
     }
 
-    /// The best entries until now, in the form that [`Self::add`] takes.
+    /// The best entries so far, in the form that [`Self::add`] takes.
     pub fn entries(&mut self) -> &[u64] {
         if self.entries.len() > self.wanted {
             self.prune();
@@ -116,7 +114,6 @@ impl Best {
         self.chosen.sort_unstable();
     }
 
-    /// The positions that were chosen.
     pub fn chosen(&self) -> &[u32] {
         &self.chosen
     }
@@ -126,7 +123,6 @@ impl Best {
 mod tests {
     use super::*;
 
-    /// The best by sorting everything.
     fn sorted(scores: &[f32], wanted: usize) -> Vec<u32> {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         let value = |i: usize| {

@@ -1,4 +1,4 @@
-//! Attention to the keys that were chosen, in the orders of [`super::super`] as if they were a whole sequence.
+//! Attention to the selected keys, computed as if they were the whole sequence.
 
 use std::f32::consts::LOG2_E;
 
@@ -19,7 +19,6 @@ use super::Work;
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: FloatKv> Work<'_, F> {
-    /// Attends each query of the tile to its keys.
     #[inline(always)]
     pub(super) fn attend_chosen<S: Lanes>(&mut self) {
         let group = self.step.heads.group();
@@ -53,7 +52,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// The slots of a block of a row's chosen keys, and their number; the dummy slot fills the rest.
+    /// The slots of a block of a row's selected keys, and their number; the dummy slot fills the rest.
     #[inline(always)]
     fn key_slots(&self, row: usize, start: usize) -> (Slots<F>, usize) {
         let chosen = &self.space.best[row].chosen()[start..];
@@ -143,7 +142,7 @@ impl<F: FloatKv> Work<'_, F> {
         unsafe { direct.weigh::<S>(&mut keys) };
     }
 
-    /// The same for widths that are no whole vectors.
+    /// As `attend_direct`, for widths that are not whole vectors.
     #[inline(always)]
     fn attend_packed<S: Lanes>(&mut self, sizes: Sizes, (slots, n_keys): (&Slots<F>, usize)) {
         let heads = self.step.heads;

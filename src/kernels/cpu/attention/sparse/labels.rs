@@ -1,4 +1,4 @@
-//! Scores of queries and labels: those of attention, over some of the channels.
+//! Scores of the queries against the labels (selected channels of the keys).
 
 use std::ops::Range;
 
@@ -12,7 +12,6 @@ use super::super::scales::Scales;
 use super::super::seen::BLOCK;
 use super::Work;
 
-/// Offsets of a block's labels.
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: FloatKv> Work<'_, F> {
@@ -24,7 +23,6 @@ impl<F: FloatKv> Work<'_, F> {
         F::padded(self.step.channels.per_head()) / F::PER_WORD
     }
 
-    /// Reads the queries' channels as words.
     #[inline(always)]
     pub(super) fn load_label_queries<S: Lanes>(&mut self) {
         let channels = self.step.channels.head(self.kv_head);
@@ -46,8 +44,8 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Scores the labels of some keys before the last query's own, from the beginning of a block on; returns the bytes of
-    /// them.
+    /// Scores the labels of some keys before the last query's own, from the start of a block on; returns the bytes
+    /// read.
     #[inline(always)]
     pub(super) fn score_labels<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
         let (n_rows, group) = (self.n_rows(), self.step.heads.group());

@@ -1,9 +1,8 @@
-//! Attention of queries with a long context to some keys only (double sparsity).
+//! Sparse attention for long contexts: each query attends to its best-scoring keys only (double sparsity).
 //!
-//! Each query head scores the labels of all keys before its own and attends to the keys with the highest scores and to
-//! its own key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those
-//! of [`super`]. The choice depends on the query, its position and the keys before it, so the result does too; a query
-//! that chooses all keys has the bits of full attention.
+//! Each query head scores the labels of all earlier keys and attends to the best of them and its own key, in ascending
+//! position, in the blocks and spans of [`super`]. The selection depends only on the query, its position and the
+//! earlier keys; a query that selects all keys gives bit for bit the result of full attention.
 
 mod best;
 mod chosen;
@@ -34,36 +33,31 @@ use crate::sparsity::LabelChannels;
 const TILE_ROWS: usize = 32;
 /// Items for each thread below which the keys of a tile are scored in parts.
 const ITEMS_PER_THREAD: usize = 2;
-/// Least keys of a part, whole blocks.
+/// Minimum keys of a part, in whole blocks.
 const PART_KEYS: usize = 2 * BLOCK;
 
-/// Neighbouring query tokens of a row.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
-    /// Index of the first in the step, and its position.
+    /// Step index of the first token, and its position.
     first_token: usize,
     first_position: usize,
     n_tokens: usize,
-    /// Where the slots of the row's tokens begin.
     slots: usize,
 }
 
-/// The sparse queries of a step, and the buffers of threads.
 #[derive(Default)]
 pub struct SparseAttention {
-    /// The step, and the query heads of a key head, that the tiles are for.
+    /// The step, and the query heads per key head, that the tiles are planned for.
     planned: Option<(u64, usize)>,
     tiles: Vec<Tile>,
-    /// Slots of all tokens of each row that has tiles: looked up once a step, not in every layer.
+    /// Slots of all tokens of each row that has tiles, looked up once a step.
     slots: Vec<u32>,
-    /// Keys that the tiles' queries see, one by one.
     pairs: usize,
-    /// The best keys of each part where there are parts, `[items, parts, rows, n_chosen - 1]`.
+    /// The best keys of each part, if any, `[items, parts, rows, n_chosen - 1]`.
     candidates: Vec<u64>,
     spaces: Vec<Space>,
 }
 
-/// The input that all items of a layer share.
 #[derive(Clone, Copy)]
 struct Step<'a, F> {
     heads: &'a HeadShape,
@@ -81,7 +75,6 @@ struct Step<'a, F> {
     out: Shared<'a, f32>,
 }
 
-/// An item: a tile and a key head, or a part of its work.
 struct Work<'a, F> {
     step: Step<'a, F>,
     tile: Tile,
@@ -90,11 +83,11 @@ struct Work<'a, F> {
     space: &'a mut Space,
 }
 
-/// The work of an item. Which keys score best does not depend on the parts in which they are scored.
+/// The scored parts don't affect which keys are selected.
 enum Stage<'a> {
-    /// Everything.
+    /// Scores all keys and attends.
     Whole,
-    /// Scores some keys and stores the best of them for each row.
+    /// Scores some keys and stores the best of each row.
     Part {
         keys: Range<usize>,
         best: &'a mut [u64],
@@ -103,12 +96,10 @@ enum Stage<'a> {
     Rest { parts: &'a [u64], part_len: usize },
 }
 
-/// Buffers of one item at a time; they only grow.
 #[derive(Default)]
 struct Space {
     /// Channels of the queries as words, `[rows, label words]`.
     label_queries: Lines<u32>,
-    /// A query as words.
     query: Lines<u32>,
     /// A block of labels or of keys, `[depth, BLOCK]` words, and one of values.
     keys: Lines<u32>,
@@ -117,7 +108,7 @@ struct Space {
     scores: Lines<f32>,
     weights: Lines<u32>,
     decay: Lines<f32>,
-    /// Records of a span and of those before it.
+    /// Records of a span and of the preceding spans.
     span: Lines<f32>,
     total: Lines<f32>,
     best: Vec<Best>,
@@ -149,7 +140,7 @@ fn tile_tokens(group: usize) -> usize {
 }
 
 impl SparseAttention {
-    /// Attends the sparse queries of the step; returns the bytes of labels, keys and values that were read.
+    /// Returns the bytes of labels, keys and values that were read.
     ///
     /// # Panics
     /// If keys and labels are of different types.
@@ -204,7 +195,7 @@ impl SparseAttention {
         let n_parts = self.n_parts(n_items, pool.n_threads());
         let cost = self.pairs * heads.n_heads * channels.per_head();
         let n_bytes = AtomicUsize::new(0);
-        // Tiles of a head follow each other: a thread finds its labels and keys in the cache.
+        // Consecutive tiles of a head find its labels and keys in the cache.
         let of_item = |item: usize| (item / tiles.len(), tiles[item % tiles.len()]);
         let work = |space: &mut Space, item: usize, stage: Stage<'_>| {
             let (kv_head, tile) = of_item(item);
@@ -254,7 +245,7 @@ impl SparseAttention {
         }
     }
 
-    /// In how many parts the keys of each item are scored: several where items are too few for the threads.
+    /// Number of parts in which the keys of each item are scored: several if items are too few for the threads.
     fn n_parts(&self, n_items: usize, n_threads: usize) -> usize {
         let longest = self.tiles.iter().map(Tile::end).max().unwrap_or(0);
         let wanted = ITEMS_PER_THREAD * n_threads;
@@ -265,7 +256,7 @@ impl SparseAttention {
         }
     }
 
-    /// The positions that each query of the last item of one thread has chosen.
+    /// For tests: the positions that each query of the last item of a thread has selected.
     #[cfg(test)]
     pub fn chosen(&self, n_rows: usize) -> Vec<Vec<u32>> {
         let best = self.spaces[0].best[..n_rows].iter();
@@ -277,7 +268,6 @@ impl SparseAttention {
         self.tiles.len()
     }
 
-    /// Finds the tiles of a step, unless they are known.
     fn plan(&mut self, batch: &CpuBatch, table: &PageTable, first_sparse: usize, group: usize) {
         let planned = Some((batch.serial(), group));
         if self.planned == planned {
@@ -309,7 +299,7 @@ impl SparseAttention {
     }
 }
 
-/// How many items each node has. They are in the order of heads, so those of a node follow each other.
+/// Number of items of each node. Items are in the order of heads, so those of a node are consecutive.
 fn dealt(pool: &ThreadPool, n_heads: usize, n_tiles: usize) -> PerNode<usize> {
     let of_nodes = pool.nodes().heads(n_heads).into_iter();
     of_nodes.map(|own| own.len() * n_tiles).collect()
@@ -322,7 +312,6 @@ fn keys_of_part((part, n_parts): (usize, usize), n_keys: usize) -> Range<usize> 
     first..n_keys.min(first + n_in_part)
 }
 
-/// The input of a layer's attention.
 type Given<'a> = (
     (&'a mut ThreadPool, Isa),
     &'a Tensor,
@@ -332,7 +321,6 @@ type Given<'a> = (
 );
 
 impl<F: FloatKv> Kernel for Work<'_, F> {
-    /// Bytes that were read.
     type Output = usize;
 
     #[inline(always)]
@@ -359,7 +347,6 @@ impl<F: FloatKv> Kernel for Work<'_, F> {
 }
 
 impl Tile {
-    /// The position after its last token.
     fn end(&self) -> usize {
         self.first_position + self.n_tokens
     }
@@ -372,7 +359,7 @@ impl<F: FloatKv> Work<'_, F> {
         self.score_labels::<S>(keys)
     }
 
-    /// Returns the bytes of the keys and values that were attended to.
+    /// Returns the bytes of keys and values read.
     #[inline(always)]
     fn choose_and_attend<S: Lanes>(&mut self) -> usize {
         let group = self.step.heads.group();
@@ -401,7 +388,6 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Loads the best keys that a part has stored.
     fn take_up(&mut self, part: &[u64]) {
         let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
         let rows = part.chunks(wanted.max(1)).take(n_rows);
@@ -410,12 +396,10 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Slots of the row's tokens, by position.
     fn slots(&self) -> &[u32] {
         &self.step.slots[self.tile.slots..][..self.tile.end()]
     }
 
-    /// The query of a row of the tile.
     fn query(&self, row: usize) -> &[f32] {
         let (group, dim) = (self.step.heads.group(), self.step.heads.key_dim);
         let head = self.kv_head * group + row % group;

@@ -1,4 +1,4 @@
-//! Keys and values of signed bytes.
+//! Tests of attention to int8 keys and values.
 
 use half::bf16;
 
@@ -18,7 +18,7 @@ fn world(isa: Isa, heads: HeadShape) -> World {
     world
 }
 
-/// Heads of more than a group, for the path of few queries and for that of many.
+/// Heads of more than one scale group, for the paths of few and of many queries.
 const SHAPES: [HeadShape; 2] = [
     HeadShape {
         n_heads: 4,
@@ -40,7 +40,6 @@ const SHAPES: [HeadShape; 2] = [
     },
 ];
 
-/// The largest error of the last position's result.
 fn error(world: &mut World) -> f64 {
     let got = world.attend(&[part(1, LEN - 1, 1)]).remove(0);
     let expected = world.naive(KvDtype::Int8, 1, LEN - 1);

@@ -1,4 +1,4 @@
-//! Attention against a plain double-precision one, and against itself with other cuts.
+//! Tests of attention against a double-precision reference, and of its bits under other partitions.
 
 mod codes;
 mod nodes;
@@ -50,7 +50,6 @@ fn attention_is_right_on_every_instruction_set() {
     }
 }
 
-/// Compares the results at some positions with the reference.
 fn check_right(heads: HeadShape, positions: &[usize]) {
     let len = positions.iter().max().map_or(0, |last| last + 1);
     for isa in Isa::available() {
@@ -126,7 +125,7 @@ fn neither_chunks_nor_pages_nor_threads_change_a_bit() {
     }
 }
 
-/// Compares the bits of a prompt that is computed at once with those of its chunks, in other pages, on more threads.
+/// Compares the bits of a prompt computed at once with those of its chunks, in other pages, on more threads.
 fn check_cuts(dtype: KvDtype, heads: HeadShape) {
     const LEN: usize = 700;
     for isa in Isa::available() {
@@ -193,7 +192,7 @@ fn shared_prefixes_do_not_change_a_bit() {
     }
 }
 
-/// Compares the bits of rows that have their prefixes computed together with those of the same rows one by one.
+/// Compares the bits of rows with shared prefixes with those of the same rows one by one.
 fn check_shared(dtype: KvDtype, heads: HeadShape, page_size: usize) {
     for isa in Isa::available() {
         let base = Setup {
@@ -269,7 +268,6 @@ fn what_a_query_does_not_see_cannot_reach_it() {
     }
 }
 
-/// Puts NaN and infinities into a slot and looks for them in the results.
 fn check_unseen(dtype: KvDtype, heads: HeadShape) {
     let mut world = World::new(Setup {
         dtype,

@@ -1,4 +1,4 @@
-//! Heads divided among NUMA nodes: the bits are those of one node, and a head's items belong to its owner.
+//! Tests of heads divided among NUMA nodes: same bits as one node, and items belong to the head's node.
 
 use super::world::Sparse;
 use super::*;

@@ -1,4 +1,4 @@
-//! Attention to some keys only: against full attention, a reference selection, and itself with other cuts.
+//! Tests of sparse attention against full attention, a reference selection, and other partitions.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! Heads whose values are of another width than the keys, or a part of them.
+//! Tests of values whose width differs from the keys', or that are a part of the keys.
 
 use super::*;
 

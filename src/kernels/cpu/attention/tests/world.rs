@@ -1,4 +1,4 @@
-//! Rows of noise in a pool of keys and values, and reference results of attention.
+//! Test fixture: rows of pseudo-random K/V in a pool, and reference attention.
 
 use std::sync::Arc;
 
@@ -31,7 +31,6 @@ pub(super) struct Part {
     pub n_tokens: usize,
 }
 
-/// Rows whose keys, values and queries are noise.
 pub(super) struct World {
     pub pool: ThreadPool,
     pub isa: Isa,
@@ -39,7 +38,6 @@ pub(super) struct World {
     pub kv: KvPool,
     pub table: PageTable,
     pub attention: Attention,
-    /// Content of each position of each row.
     pub contents: Vec<Vec<u64>>,
 }
 
@@ -50,7 +48,6 @@ pub(super) struct Setup {
     pub heads: HeadShape,
     pub page_size: usize,
     pub threads: usize,
-    /// NUMA nodes that the threads are divided among.
     pub nodes: usize,
     pub shares: bool,
     pub sparse: Option<Sparse>,
@@ -101,7 +98,6 @@ fn rules(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
     })
 }
 
-/// Slots of the pools.
 pub(super) const SLOTS: usize = 16 << 10;
 
 impl World {
@@ -162,7 +158,6 @@ impl World {
         }
     }
 
-    /// Gives a row these contents, in its own pages.
     pub(super) fn place(&mut self, row: u32, contents: Vec<u64>) {
         self.grow(row, (0, 0), contents.len());
         self.contents[row as usize] = contents;
@@ -184,7 +179,6 @@ impl World {
         self.kv.store_labels(0, &self.heads, &[slot as u32]);
     }
 
-    /// The query of a head at a position.
     pub(super) fn query(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
         let content = self.contents[row as usize][position];
         let dim = self.heads.key_dim;
@@ -200,7 +194,6 @@ impl World {
         elements.map(|i| noise(1, content, i)).collect()
     }
 
-    /// The bits of each token's result.
     pub(super) fn attend(&mut self, parts: &[Part]) -> Vec<Vec<u32>> {
         let n_tokens = parts.iter().map(|part| part.n_tokens).sum();
         let scratch = Scratch::default();
@@ -235,7 +228,6 @@ impl World {
             .collect()
     }
 
-    /// Reference results.
     pub(super) fn naive(&self, dtype: KvDtype, row: u32, position: usize) -> Vec<f64> {
         let HeadShape {
             n_heads,
@@ -292,7 +284,7 @@ impl World {
     }
 }
 
-/// The values of a head as they are once they are kept.
+/// A head's values after a round trip through storage.
 fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
     let widened = |round: fn(f32) -> f32| head.iter().map(|x| f64::from(round(*x))).collect();
     match dtype {

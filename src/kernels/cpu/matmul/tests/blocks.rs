@@ -1,4 +1,4 @@
-//! Products with weights that are stored in blocks.
+//! Tests of matrix products with block-quantised weights.
 
 use half::f16;
 
@@ -11,7 +11,6 @@ use crate::blocks::BlockType;
 use crate::dtype::{Dtype, MatrixRole};
 use crate::tensor_view::{RowOrder, Stored, TensorView};
 
-/// Types that products read natively.
 pub const TYPES: [BlockType; 13] = [
     BlockType::Affine4,
     BlockType::Q8_0,
@@ -60,7 +59,6 @@ fn stack(isa: Isa, parts: &[(BlockType, usize)], inputs: usize) -> (Stack, Vec<V
     seeded_stack((isa, 0), parts, inputs)
 }
 
-/// Blocks of a seed, and their values.
 pub fn seeded_stack(
     (isa, seed): (Isa, u32),
     parts: &[(BlockType, usize)],
@@ -69,7 +67,6 @@ pub fn seeded_stack(
     stack_for(Dtype::BF16, (isa, seed), parts, inputs)
 }
 
-/// The same, packed on the threads of a pool.
 pub fn seeded_stack_on(
     threads: (&mut ThreadPool, Isa),
     seed: u32,
@@ -122,13 +119,11 @@ fn stack_on(
     (stack, views.iter().map(TensorView::to_f32).collect())
 }
 
-/// `x weight^T`.
 pub fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack) -> Vec<f32> {
     let mut pool = ThreadPool::new(threads).expect("threads start");
     product_on((&mut pool, isa), x, weight)
 }
 
-/// The same on the threads of a pool.
 pub fn product_on((pool, isa): (&mut ThreadPool, Isa), x: &[f32], weight: &Stack) -> Vec<f32> {
     let mut out = vec![0.0; x.len() / weight.inputs * weight.outputs];
     let rows: Vec<PackedRows> = weight
@@ -150,7 +145,6 @@ pub fn product_on((pool, isa): (&mut ThreadPool, Isa), x: &[f32], weight: &Stack
     out
 }
 
-/// Activations as bytes with a scale for each group of inputs.
 fn quantised(x: &[f32], group: usize) -> Vec<f32> {
     const MAGIC: f32 = 12_582_912.0;
     x.chunks(group)
@@ -229,7 +223,6 @@ fn products_are_right_and_the_same_on_every_instruction_set_and_for_any_number_o
     }
 }
 
-/// Numbers with a normal distribution.
 fn gaussian(seed: u64, len: usize) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut one = || {
@@ -239,7 +232,6 @@ fn gaussian(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| one()).collect()
 }
 
-/// Bytes for activations are all that products round.
 #[test]
 fn products_with_gaussian_activations_are_within_bounds() {
     const INPUTS: usize = 1024;

@@ -1,4 +1,4 @@
-//! Matrix products against plain arithmetic, and against themselves in other batches.
+//! Tests of matrix products against plain arithmetic, and of equal bits in other batches.
 
 pub mod blocks;
 mod nodes;
@@ -18,7 +18,6 @@ use crate::tensor_view::TensorView;
 
 pub const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 
-/// Numbers from -1 to 1.
 pub fn values(seed: u32, len: usize) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 20;
     (0..len).map(|i| hash(i) as f32 / 2048.0 - 1.0).collect()
@@ -30,13 +29,11 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Stack {
     packed_weight((&mut pool, isa), format, all.collect(), inputs)
 }
 
-/// Weights of a seed, in parts that follow each other.
 pub fn seeded_weight(isa: Isa, format: Format, seed: u32, parts: &[usize], inputs: usize) -> Stack {
     let mut pool = ThreadPool::new(2).expect("threads start");
     seeded_weight_on((&mut pool, isa), format, seed, parts, inputs)
 }
 
-/// The same, packed on the threads of a pool.
 pub fn seeded_weight_on(
     threads: (&mut ThreadPool, Isa),
     format: Format,
@@ -77,7 +74,6 @@ fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) ->
     product_on((&mut pool, isa), x, weight, write)
 }
 
-/// The same on the threads of a pool.
 fn product_on(
     (pool, isa): (&mut ThreadPool, Isa),
     x: &[f32],
@@ -141,7 +137,6 @@ impl Kernel for Quantise<'_> {
     }
 }
 
-/// The row of activations as the kernels see it.
 fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
     match format {
         Format::F32 | Format::F16 | Format::ExactBf16 => x.to_vec(),
@@ -327,7 +322,6 @@ fn rows_are_normed_and_picked_on_the_way() {
     }
 }
 
-/// A weight that sums its inputs.
 fn ones(isa: Isa, format: Format, inputs: usize) -> Stack {
     let (ones, shape) = (vec![1.0f32; inputs], [1, inputs]);
     let view = TensorView::plain(Dtype::F32, &shape, bytemuck::cast_slice(&ones));

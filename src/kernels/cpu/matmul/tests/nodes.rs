@@ -1,4 +1,4 @@
-//! Weights divided among NUMA nodes: the bits are those of one node, and every panel is on the node that owns it.
+//! Tests of weights divided among NUMA nodes: same bits as one node, and panels on their owner's node.
 
 use super::super::super::matrix::Matrix;
 use super::super::super::nodes::Nodes;
@@ -77,7 +77,6 @@ fn weights_on_nodes_may_be_multiplied_by_threads_of_one() {
     assert_eq!(bits(&one), bits(&two));
 }
 
-/// The first outputs of a matrix's panels.
 fn firsts(matrix: &Matrix) -> Vec<usize> {
     matrix
         .panels()

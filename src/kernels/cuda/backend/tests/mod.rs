@@ -1,4 +1,5 @@
-//! Compares every operation with the CPU's, over the emulated driver: random weights, activations poisoned with NaN.
+//! Tests that compare every CUDA operation with the CPU's, on the emulated driver: random weights, activations poisoned
+//! with NaN.
 
 mod model;
 
@@ -21,7 +22,6 @@ const ROWS: usize = 6;
 const CONTEXT: usize = 160;
 const NAN_BYTE: u8 = 0xff;
 
-/// The difference between the cases.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     element: ElementType,
@@ -90,7 +90,6 @@ impl Case {
     }
 }
 
-/// The query tokens of one row.
 #[derive(Clone, Debug)]
 struct Work {
     row: u32,
@@ -107,7 +106,7 @@ fn tokens(random: &mut fastrand::Rng, n: usize) -> Vec<u32> {
     (0..n).map(|_| random.u32(0..VOCAB as u32)).collect()
 }
 
-/// Prefills, then decodes together with a chunk after a history, then decodes alone.
+/// Prefills, then decodes with a chunk after a history, then decodes alone.
 fn steps() -> Vec<Vec<Work>> {
     let random = &mut fastrand::Rng::with_seed(11);
     let mut work = |row, first_position, n| Work {
@@ -246,7 +245,6 @@ impl Gpu {
     }
 }
 
-/// The positions of a step's tokens.
 fn positions(works: &[Work]) -> Vec<u32> {
     let positions = works.iter().flat_map(|work| {
         let first = work.first_position;
@@ -255,7 +253,6 @@ fn positions(works: &[Work]) -> Vec<u32> {
     positions.collect()
 }
 
-/// The slots of a step's tokens.
 fn slots(works: &[Work], positions: &[u32], page_size: usize) -> Vec<u32> {
     let rows = works
         .iter()

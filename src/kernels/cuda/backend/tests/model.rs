@@ -1,4 +1,4 @@
-//! A layer and the ends of a model, on any backend.
+//! Test fixture: one layer, embedding and output of a model, on any backend.
 
 use half::bf16;
 
@@ -8,7 +8,6 @@ use crate::rope::Rope;
 use crate::tensor_view::TensorView;
 use crate::{Backend, Gate, Linear, QkvWeights};
 
-/// The weights of a layer and the ends of a model.
 pub(super) struct Model<B: Backend> {
     embedding: B::Matrix,
     rope: B::Rope,
@@ -19,7 +18,6 @@ pub(super) struct Model<B: Backend> {
     down: Linear<B>,
 }
 
-/// The same weights on any backend.
 pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     let mut random = fastrand::Rng::with_seed(3);
     let (n_heads, n_kv_heads, head_dim) = case.heads;
@@ -98,7 +96,6 @@ fn rope(head_dim: usize) -> Rope {
     }
 }
 
-/// The result of an operation.
 pub(super) enum Seen<'a, B: Backend> {
     Tensor(&'a B::Tensor),
     Operand(&'a B::Operand),
@@ -107,7 +104,6 @@ pub(super) enum Seen<'a, B: Backend> {
 /// Receives a result: its operation, and whether it is f32.
 pub(super) type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
 
-/// Runs every operation once.
 pub(super) fn run<B: Backend>(
     backend: &mut B,
     model: &Model<B>,

@@ -1,4 +1,4 @@
-//! cuBLASLt's descriptors of a product.
+//! cuBLASLt descriptors of a matrix product: operation, layouts, preference.
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys::{
 use super::library::{Functions, check};
 use crate::cuda::driver::DriverError;
 
-/// CUBLAS_OP_T of cublas_api.h, which the bindings leave out.
+/// CUBLAS_OP_T of cublas_api.h, missing in the bindings.
 const TRANSPOSED: i32 = 1;
 
 /// The operands of a product, and the epilogue.
@@ -39,7 +39,6 @@ impl ProductDesc {
         Ok(desc)
     }
 
-    /// Sets an attribute, whose size is that of the value.
     pub(super) fn set<T: bytemuck::Pod>(
         &self,
         attribute: cublasLtMatmulDescAttributes_t,
@@ -53,14 +52,12 @@ impl ProductDesc {
     }
 }
 
-/// The memory layout of a matrix.
 pub(super) struct MatrixLayout {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatrixLayout_t,
 }
 
 impl MatrixLayout {
-    /// `columns` columns of `rows` elements each, contiguous.
     pub(super) fn new(
         functions: &'static Functions,
         of: cudaDataType,
@@ -75,14 +72,13 @@ impl MatrixLayout {
     }
 }
 
-/// The workspace that an algorithm may need.
 pub(super) struct Preference {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatmulPreference_t,
 }
 
 impl Preference {
-    /// At most this workspace; every address is a multiple of `alignment`.
+    /// Every address is a multiple of `alignment`.
     pub(super) fn new(
         functions: &'static Functions,
         workspace_bytes: usize,
@@ -99,7 +95,8 @@ impl Preference {
             A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             &workspace_bytes,
         )?;
-        // Parts of a sum meet in f32: in bf16, which the library may choose otherwise, results are off by per cents.
+        // Partial sums are reduced in f32: in bf16, which the library may choose otherwise, results are off by per
+        // cents.
         let reductions = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
         for operand in [

@@ -1,4 +1,4 @@
-//! Loads cuBLASLt: its file, the functions that we call, and its handle.
+//! Loads cuBLASLt at run time: library file, functions, handle.
 
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -15,12 +15,11 @@ use crate::cuda::search;
 use crate::cuda::symbols::library_functions;
 
 const LIBRARY: &str = "libcublasLt.so";
-/// Versions that are looked for by name; newer ones where the driver is of one.
+/// Oldest major version whose file is searched by name.
 const OLDEST_MAJOR: u32 = 12;
 const NEWEST_MAJOR: u32 = 13;
 
 library_functions! {
-    /// The functions of cuBLASLt that are called.
     Functions, sys -> cublasStatus_t;
     create: cublasLtCreate(*mut cublasLtHandle_t);
     destroy: cublasLtDestroy(cublasLtHandle_t);
@@ -53,7 +52,6 @@ library_functions! {
     );
 }
 
-/// The library, started for a device.
 pub(super) struct Handle {
     pub(super) functions: &'static Functions,
     pub(super) raw: cublasLtHandle_t,
@@ -61,8 +59,6 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Opens and starts the library.
-    ///
     /// # Errors
     /// It is not installed, or fails to initialise.
     pub(super) fn new(device: &Device) -> Result<Self, String> {
@@ -89,7 +85,6 @@ impl Drop for Handle {
     }
 }
 
-/// Whether the library can be opened for a device.
 pub(super) fn is_there(device: &Device) -> bool {
     open(device.info().driver).is_ok()
 }
@@ -120,8 +115,8 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     functions.as_ref().map_err(String::clone)
 }
 
-/// Files that may be the library, best first: those of the loader, then folder by folder. The driver's version comes
-/// before older ones, which it runs as well, and newer ones, which it may refuse, come last.
+/// Candidate library files, best first: those of the loader, then by folder. The driver's own major version comes
+/// first, then older ones, which it also supports, then newer ones, which it may refuse.
 fn candidates(driver: CudaVersion, folders: &[PathBuf]) -> Vec<PathBuf> {
     let major = u32::try_from(driver.number() / 1000).unwrap_or(0);
     let by_loader = OLDEST_MAJOR..=major.max(NEWEST_MAJOR);
@@ -153,7 +148,6 @@ fn distance(driver_major: u32, path: &Path) -> u32 {
     }
 }
 
-/// Makes an error of a status other than success.
 pub(super) fn check(call: &'static str, status: c_int) -> Result<(), DriverError> {
     match status {
         0 => Ok(()),

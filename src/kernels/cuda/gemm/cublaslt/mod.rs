@@ -1,7 +1,8 @@
-//! cuBLASLt, which is faster than our kernels where rows are many, 400 MB large and no part of the driver.
+//! Matrix products with cuBLASLt, which beats our kernels for many rows, but takes 400 MB and is not part of the
+//! driver.
 //!
-//! Its heuristic runs once for each shape; the algorithm is kept. The library is column-major, so that our `[m, n]` is
-//! its `n` by `m`.
+//! Its heuristic runs once per shape; the algorithm is cached. The library is column-major: our `[m, n]` is its `n` by
+//! `m`.
 
 mod descriptors;
 mod library;
@@ -16,19 +17,18 @@ use self::product::{Key, Product};
 use crate::cuda::driver::{Device, DeviceBuffer, DriverError, Stream};
 use crate::cuda::params::{ElementType, GemmParams};
 
-/// Prefills come in many lengths; beyond this the cache of products is cleared.
+/// Prefill lengths vary; beyond this many shapes the cache is cleared.
 const MAX_PRODUCTS: usize = 4096;
 
-/// The library, and the algorithm of each shape seen so far.
 pub(super) struct CublasLt {
     /// `None`: it has no algorithm, or failed.
     products: FxHashMap<Key, Option<Product>>,
-    /// Products that were left to our own kernels.
+    /// Products that fell back to our own kernels.
     n_left: u64,
-    /// Each is logged once; the others are only counted.
+    /// Each kind is logged once; the others are only counted.
     has_said: Said,
     element: ElementType,
-    /// Last, as products are dropped before it.
+    /// Last, so that products are dropped before it.
     handle: Handle,
 }
 
@@ -42,8 +42,6 @@ struct Said {
 }
 
 impl CublasLt {
-    /// Opens the library for a device.
-    ///
     /// # Errors
     /// It is not installed, or fails to initialise.
     pub(super) fn load(device: &Device, element: ElementType) -> Result<Self, String> {
@@ -56,18 +54,17 @@ impl CublasLt {
         })
     }
 
-    /// Whether it can be opened for a device; it is not started.
+    /// Whether the library can be opened for a device; does not initialise it.
     pub(super) fn is_there(device: &Device) -> bool {
         library::is_there(device)
     }
 
-    /// How many products it had no algorithm for, or failed at.
     pub(super) fn n_left(&self) -> u64 {
         self.n_left
     }
 
-    /// Multiplies, or returns false where the library has no algorithm or fails: nothing was written then, and it is
-    /// skipped for this shape from now on.
+    /// Multiplies, or returns false if the library has no algorithm or fails: nothing was written then, and the shape
+    /// is skipped from now on.
     ///
     /// # Safety
     /// As for the launches; `workspace` is used by one stream at a time.

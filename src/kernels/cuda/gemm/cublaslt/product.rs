@@ -1,4 +1,4 @@
-//! Products by cuBLASLt: the algorithm that it chooses once for each shape, and the calls that use it.
+//! A cuBLASLt product of one shape: the algorithm chosen by the heuristic, and the call.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,10 +12,9 @@ use super::library::{Handle, check};
 use crate::cuda::driver::{DeviceBuffer, DriverError, Stream};
 use crate::cuda::params::{ElementType, GemmParams, GemmWrite};
 
-/// No algorithm needs more.
 const MAX_ALIGNMENT: u64 = 256;
 
-/// The properties of a product that the choice of an algorithm depends on.
+/// Cache key: the properties on which the choice of an algorithm depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     m: u32,
@@ -23,11 +22,10 @@ pub(super) struct Key {
     k: u32,
     write: GemmWrite,
     has_bias: bool,
-    /// Alignment of all addresses, in bytes.
+    /// Of all addresses, in bytes.
     alignment: u32,
 }
 
-/// A product of one shape, ready to be handed to the library.
 pub(super) struct Product {
     desc: ProductDesc,
     w: MatrixLayout,
@@ -36,7 +34,7 @@ pub(super) struct Product {
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-/// The same as the bindings', but for a status that may be one we do not know.
+/// As the bindings' type, except that the status may be an unknown code.
 #[repr(C)]
 struct Heuristic {
     algorithm: cublasLtMatmulAlgo_t,
@@ -64,7 +62,7 @@ impl Key {
 }
 
 impl Product {
-    /// Asks the library which algorithm to use.
+    /// Runs the library's heuristic.
     ///
     /// # Errors
     /// It has none, or reports another error.
@@ -124,8 +122,6 @@ impl Product {
         })
     }
 
-    /// Multiplies operands of the product's shape.
-    ///
     /// # Safety
     /// As for [`CublasLt::multiply`](super::CublasLt::multiply).
     pub(super) unsafe fn multiply(

@@ -1,4 +1,4 @@
-//! A checkpoint's description of its quantisation: `quantization_config` of `config.json`, or a separate file.
+//! Quantisation scheme of a checkpoint: `quantization_config` of `config.json`, or a separate file.
 
 use std::fmt;
 use std::path::Path;
@@ -6,47 +6,43 @@ use std::path::Path;
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
-/// Largest `config.json` read.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// Inputs of a block of Affine4, of which groups must be multiples.
+/// Inputs of an Affine4 block; groups must be multiples.
 const BLOCK: usize = 32;
-/// Most inputs or outputs that share a scale.
 const MAX_GROUP: usize = 1 << 20;
-/// The keys under which configurations have it.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
-/// Files that have it where the configuration does not: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
+/// Read if `config.json` has none: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
 pub(crate) const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 
-/// The bits of a code as AWQ's tools write them into their own file.
+/// Bits of a code in AWQ's own file.
 const AWQ_BITS: &str = "w_bit";
 
-/// How a checkpoint's matrices are quantised. Any of them may be plain all the same.
+/// Any matrix may still be plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// 8-bit floats (E4M3).
+    /// E4M3.
     Fp8 {
-        /// Outputs and inputs that share a scale; `None`: a row or the whole matrix does.
+        /// Outputs and inputs that share a scale; `None` for scales per row or matrix.
         block: Option<[usize; 2]>,
     },
-    /// Signed bytes; a row, a group of inputs or the whole matrix shares a scale.
+    /// Signed bytes; scales per row, group of inputs or matrix.
     Int8,
-    /// 4 bits.
     Int4(Packing, Group),
 }
 
-/// The packing of 4-bit codes in words.
+/// Of 4-bit codes in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// As GPTQ packs: eight inputs in a word.
+    /// Eight inputs in a word.
     Gptq {
-        /// The number that is added to a stored zero point.
+        /// Added to a stored zero point.
         zero_offset: u8,
     },
-    /// As AWQ packs: eight outputs in a word, even ones first.
+    /// Eight outputs in a word, even ones first.
     Awq,
-    /// As compressed-tensors packs: eight inputs in a word, outputs outermost.
+    /// Eight inputs in a word, outputs outermost.
     CompressedTensors {
-        /// Zero points are stored; without them they are 8.
+        /// Whether zero points are stored; otherwise they are 8.
         has_zeros: bool,
     },
 }
@@ -54,14 +50,11 @@ pub enum Packing {
 /// Inputs of an output that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
-    /// This many.
     Inputs(usize),
-    /// All of them.
     Row,
 }
 
 impl Group {
-    /// Its size in a row of `inputs`.
     pub fn size(self, inputs: usize) -> usize {
         match self {
             Self::Inputs(size) => size,
@@ -94,14 +87,14 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Reads the scheme of the model in a folder; `None` if nothing says that its weights are quantised. Files other
-    /// than `config.json` count only where there are codes for them: they may be leftovers.
+    /// `None` for plain weights. Files other than `config.json`, which may be leftovers, are read only if there are
+    /// quantised codes.
     ///
     /// # Errors
     /// [`LoadError::Format`] that names the unsupported key.
     pub fn read(dir: &Path, has_codes: bool) -> Result<Option<Self>, LoadError> {
         let config = JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?;
-        // Vision-language models may describe their decoder alone.
+        // Vision-language models may nest it in their decoder's configuration.
         let config = config.with_nested("text_config")?;
         if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
             let Some(own) = config.object(key)? else {
@@ -113,7 +106,7 @@ impl Scheme {
         match files.iter().find(|file| file.exists()) {
             Some(file) if has_codes => {
                 let json = JsonFile::read(file, MAX_CONFIG_BYTES)?;
-                // It need not name the method: AWQ's tools have other keys than GPTQ's.
+                // The method may be unnamed: AWQ's tools have other keys than GPTQ's.
                 let implied = if json.value(AWQ_BITS).is_some() {
                     "awq"
                 } else {
@@ -128,7 +121,7 @@ impl Scheme {
     fn of_method(json: &JsonFile, method: Option<&str>) -> Result<Option<Self>, LoadError> {
         let supported = "\"fp8\", \"compressed-tensors\", \"gptq\" or \"awq\"";
         let scheme = match method {
-            // Experts in stacks of blocks, which are found by their names.
+            // Stacks of experts in blocks are found by name.
             Some("mxfp4") => return Ok(None),
             Some("fp8") => fp8(json),
             Some("compressed-tensors") => compressed_tensors(json),
@@ -144,7 +137,6 @@ impl Scheme {
     }
 }
 
-/// The error of a key whose value is not supported.
 fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
     let remedy = "use the model in a supported quantisation, or the float16 or bfloat16 model";
     match json.value(key) {
@@ -153,7 +145,7 @@ fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
     }
 }
 
-/// Refuses a text other than these. A missing one is one of them.
+/// A missing text must be among `texts`.
 fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
     let matches = |text: &str| texts.iter().any(|known| text.eq_ignore_ascii_case(known));
     match json.text(key)? {
@@ -162,7 +154,7 @@ fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
     }
 }
 
-/// Refuses a flag other than this. A missing one is this.
+/// A missing flag counts as `wish`.
 fn flag_is(json: &JsonFile, key: &str, wish: bool) -> Result<(), LoadError> {
     match json.flag(key)? {
         Some(flag) if flag != wish => Err(unsupported(json, key, &wish.to_string())),
@@ -177,7 +169,7 @@ fn four_bits(json: &JsonFile, key: &str) -> Result<(), LoadError> {
     }
 }
 
-/// A group of a whole number of blocks; -1 stands for a row.
+/// A whole number of blocks; -1 means a row.
 fn group(json: &JsonFile, key: &str) -> Result<Group, LoadError> {
     let supported = format!("-1 or a multiple of {BLOCK} up to {MAX_GROUP}");
     let number = json.value(key).and_then(serde_json::Value::as_i64);
@@ -273,7 +265,6 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
         let Some(weights) = group.object("weights")? else {
             continue;
         };
-        // A group may have its own format.
         let of = if group.value("format").is_some() {
             &group
         } else {
@@ -290,7 +281,7 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
     found.ok_or_else(|| json.error("config_groups", "has no group with weights"))
 }
 
-/// The scheme of the weights of a group, whose format is in `json`.
+/// `json` has the format.
 fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadError> {
     const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
     const INTEGERS: [&str; 2] = ["int-quantized", "naive-quantized"];

@@ -1,10 +1,10 @@
-//! Descriptions of quantised checkpoints: supported ones, and errors for the others.
+//! Tests of quantisation schemes: supported and rejected ones.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// The scheme of a folder with these files, and with codes.
+/// For a folder with these files and quantised codes.
 fn read(files: &[(&str, Value)]) -> Result<Option<Scheme>, LoadError> {
     let dir = tempfile::tempdir().expect("a temporary folder");
     for (name, json) in files {

@@ -1,4 +1,4 @@
-//! Chat completions: parsing calls and writing answers.
+//! Tests of chat completions: parsing calls and writing answers.
 
 mod reasoning;
 mod tools;

@@ -1,4 +1,4 @@
-//! Reasoning in chat completions.
+//! Tests of reasoning in chat completions.
 
 use serde_json::{Map, Value, json};
 

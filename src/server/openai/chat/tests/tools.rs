@@ -1,4 +1,4 @@
-//! Tools in chat completions.
+//! Tests of tools in chat completions.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Whole and streamed chat completions.
+//! Tests of whole and streamed chat completions.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,6 @@ fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) ->
     News { delta, end }
 }
 
-/// The first choices of the events of a stream.
 fn stream(call: &Call, all: Vec<News>) -> Vec<Value> {
     let (mut writer, mut out) = (writer(call), Chunks::default());
     for news in all {

@@ -5,14 +5,12 @@ use crate::output::syntax::Tag;
 
 /// A longer header is invalid.
 const MAX_CHARS: usize = 512;
-/// The prefix of a recipient's name.
 const TO: &str = "to=";
 /// The namespace of the tools of a request.
 const FUNCTIONS: &str = "functions.";
 /// Recipients that are not tools.
 const PEOPLE: [&str; 4] = ["all", "assistant", "system", "user"];
 const REASONING: &str = "analysis";
-/// The roles of messages.
 const ROLES: [&str; 6] = [
     "assistant",
     "developer",
@@ -22,7 +20,6 @@ const ROLES: [&str; 6] = [
     "user",
 ];
 
-/// A header parsed so far. Words and tags come in any order: the recipient may precede or follow the channel.
 #[derive(Debug)]
 pub(super) struct Header {
     begun: Begun,
@@ -34,12 +31,10 @@ pub(super) struct Header {
     n_chars: usize,
 }
 
-/// How a header began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
     /// In the prompt, which contains the role.
     ByPrompt,
-    /// By a tag.
     ByTag,
 }
 
@@ -55,14 +50,11 @@ enum At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderStep {
     More,
-    /// The body begins.
     Body,
-    /// The header is invalid.
     Broken,
 }
 
 impl Header {
-    /// A header whose role is in the prompt.
     pub(super) fn after_role() -> Self {
         Self {
             begun: Begun::ByPrompt,
@@ -75,7 +67,6 @@ impl Header {
         }
     }
 
-    /// A header that begins with this tag.
     pub(super) fn after_tag(tag: Tag) -> Self {
         Self {
             begun: Begun::ByTag,
@@ -127,7 +118,6 @@ impl Header {
         HeaderStep::More
     }
 
-    /// Whether a tag was read.
     pub(super) fn has_tag(&self) -> bool {
         self.begun == Begun::ByTag
     }
@@ -136,7 +126,6 @@ impl Header {
         self.channel.as_deref() == Some(REASONING)
     }
 
-    /// The name of the called function, if any.
     pub(super) fn function(&self) -> Option<&str> {
         let recipient = self.recipient.as_deref()?;
         let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);

@@ -16,7 +16,6 @@ use crate::output::syntax::{Tag, TagSet};
 use crate::output::tools::ToolUse;
 use header::{Header, HeaderStep};
 
-/// Parses one output of messages.
 #[derive(Debug)]
 pub(super) struct ChannelEngine {
     lexer: Lexer,
@@ -34,17 +33,15 @@ pub(super) struct ChannelEngine {
     spoken: Option<Part>,
     /// No text of the message was emitted yet.
     is_new: bool,
-    /// The arguments of the current call.
     written: String,
     complete_calls: usize,
 }
 
-/// The treatment of headers without calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
-    /// They separate reasoning from content, and are dropped.
+    /// Headers separate reasoning from content, and are dropped.
     Separate,
-    /// They are text.
+    /// Headers are text.
     StayText,
 }
 
@@ -52,10 +49,8 @@ enum Headers {
 enum State {
     Header(Header),
     Body,
-    /// Before the arguments of a call; its header is held.
     BeforeArguments(Header),
     Arguments(ValueScanner),
-    /// After a message.
     Between,
     Over,
 }
@@ -66,7 +61,6 @@ enum Part {
     Reasoning,
 }
 
-/// The effect of a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Used,
@@ -124,7 +118,6 @@ impl ChannelEngine {
         self.run(Input::Open, out);
     }
 
-    /// Reads the token that ends the output without text. It completes a call without arguments.
     pub(super) fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         let ends_message = self.lexer.tag_of(token).is_some_and(|tag| ENDS.has(tag));
         let is_call = matches!(self.state, State::BeforeArguments(_)) && self.tools.is_some();
@@ -166,7 +159,6 @@ impl ChannelEngine {
         self.complete_calls > 0 && tools.is_some_and(|tools| tools.is_single())
     }
 
-    /// Whether the current header is that of a call.
     fn has_begun_call(&self) -> bool {
         let header = match &self.state {
             State::Header(header) | State::BeforeArguments(header) => header,
@@ -175,8 +167,7 @@ impl ChannelEngine {
         self.tools.is_some() && header.function().is_some()
     }
 
-    /// Whether the output ends in an incomplete header that becomes text. Truncated outputs drop headers as complete
-    /// ones do.
+    /// Whether the output ends in an incomplete header that becomes text. Truncated outputs drop headers.
     fn gives_up_at_end(&self) -> bool {
         match &self.state {
             State::Header(header) => {
@@ -210,7 +201,6 @@ impl ChannelEngine {
         }
     }
 
-    /// The tags recognised in the current state.
     fn tags(&self) -> TagSet {
         match &self.state {
             State::Header(_) => ALL,
@@ -288,7 +278,6 @@ impl ChannelEngine {
         self.is_new = self.headers == Headers::Separate;
     }
 
-    /// Continues after a part of a header.
     fn go_on(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
         match step {
             HeaderStep::More => return Fate::Held,
@@ -433,7 +422,6 @@ impl ChannelEngine {
         self.say_items(&opening, out);
     }
 
-    /// Returns all held items after the first `n_kept` to the lexer.
     fn put_back(&mut self, n_kept: usize) {
         let rest = self.held.split_off(n_kept.min(self.held.len()));
         self.lexer.put_back(&rest);

@@ -1,4 +1,4 @@
-//! Openings, calls and lists of calls.
+//! Parses openings, calls and lists of calls in outputs with tags.
 
 use super::{Around, EndTag, Fate, State, TaggedEngine, Trailer};
 use crate::output::braced::BracedReader;
@@ -20,16 +20,13 @@ use crate::output::xml::XmlReader;
 enum Opened {
     /// The character belongs to the opening of a call.
     Expecting(Expect),
-    /// The same, and the calls form a list.
+    /// The character belongs to the opening of a list of calls.
     InList(&'static CallList),
-    /// The character is a call's first.
     Call(Box<dyn CallReader>),
-    /// Not a call.
     Nothing,
 }
 
 impl Opened {
-    /// A call, if a reader could start.
     fn call(reader: Option<impl CallReader + 'static>) -> Self {
         match reader {
             Some(reader) => Self::Call(Box::new(reader)),
@@ -188,7 +185,6 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads after a call of a list. The held text is whitespace.
     pub(super) fn read_between(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
         let (Some(list), Lexeme::Char(c)) = (self.list, lexeme) else {
             self.leave_list();
@@ -214,7 +210,6 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether the calls form a list in brackets.
     fn is_in_brackets(&self) -> bool {
         self.list.is_some_and(|list| list.end.is_some())
     }
@@ -294,7 +289,6 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns to the content, where an open fence may be closed later.
     fn leave_trailer(&mut self, trailer: Trailer) {
         self.leave_list();
         if trailer.closers.fence || trailer.left.starts_with('`') {
@@ -367,7 +361,6 @@ impl TaggedEngine {
         name.is_some_and(|name| tools.is_some_and(|tools| tools.tool(name).is_some()))
     }
 
-    /// Drops the beginning of a truncated call.
     pub(super) fn drop_call(&mut self) {
         self.lexer.clear();
         self.leave_list();
@@ -408,7 +401,6 @@ impl TaggedEngine {
         self.lexer.put_back(&last);
     }
 
-    /// Emits the reader's output.
     fn give_call(&mut self, out: &mut Vec<OutputPiece>) {
         if let Some(name) = self.output.name.take() {
             self.begin_written();
@@ -460,7 +452,6 @@ impl TaggedEngine {
     }
 }
 
-/// Reads an unrecognised tag in a text, by character.
 fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -> Step {
     for c in text.chars() {
         let mut step = reader.read(c, output);
@@ -475,7 +466,6 @@ fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -
 }
 
 impl Expect {
-    /// Reads a character other than whitespace.
     fn with(self, c: char) -> Opened {
         match (self, c) {
             (Self::Object(surroundings), '{') => {

@@ -28,7 +28,6 @@ pub(super) struct TaggedEngine {
     calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
     has_reasoning: bool,
     state: State,
-    /// The current part; an opening belongs to it if it is not a call.
     around: Around,
     /// The opening of a call, until the call is certain.
     held: Vec<Item>,
@@ -48,13 +47,10 @@ pub(super) struct TaggedEngine {
     is_broken: bool,
     /// Items already parsed as a loose call in vain. They are not parsed so again, which bounds the time.
     n_reread: usize,
-    /// Code blocks in the content.
     code: Code,
-    /// The list of the calls.
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
-    /// The label before reasoning.
     label: &'static str,
     /// How to treat the next end tag of a call in the content.
     tool_close: EndTag,
@@ -68,7 +64,6 @@ pub(super) struct TaggedEngine {
     complete_calls: usize,
 }
 
-/// The parser state.
 #[derive(Debug)]
 enum State {
     /// Content or reasoning.
@@ -87,16 +82,12 @@ enum State {
     Over,
 }
 
-/// The pending closers of a call.
 #[derive(Clone, Copy, Debug)]
 struct Trailer {
-    /// The rest of the current closer.
     left: &'static str,
-    /// The closers that may follow it.
     closers: Closers,
 }
 
-/// The parts of an output around calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Around {
     Content,
@@ -115,17 +106,14 @@ enum EndTag {
     OfCall,
 }
 
-/// The effect of a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Used,
-    /// Consumed as part of an opening.
     Held,
     /// Not consumed: the state has changed, and the lexeme is read again.
     Again,
 }
 
-/// The label before reasoning.
 fn label(formats: OutputFormats) -> &'static str {
     formats.reasoning.map_or("", |format| format.syntax().label)
 }
@@ -174,7 +162,6 @@ impl TaggedEngine {
         }
     }
 
-    /// Parses text.
     pub(super) fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
         for c in text.chars() {
             self.lexer.push_char(c);
@@ -182,13 +169,11 @@ impl TaggedEngine {
         }
     }
 
-    /// Parses a marker token, for which [`Markers::is_marker`] is true. Other tokens are ignored.
     pub(super) fn push_marker(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         self.lexer.push_token(token);
         self.run(Input::Open, out);
     }
 
-    /// Parses calls only in the model's format.
     pub(super) fn take_only_format(&mut self) {
         self.takes_loose = false;
     }
@@ -221,18 +206,15 @@ impl TaggedEngine {
         self.state = State::Over;
     }
 
-    /// Whether the model is required to call.
     fn must_call(&self) -> bool {
         let calls = self.calls.as_ref();
         calls.is_some_and(|(_, tools)| tools.must_call())
     }
 
-    /// Whether the output is in reasoning, and not in an opening.
     fn is_in_thought(&self) -> bool {
         matches!(self.state, State::Around) && self.around == Around::Reasoning
     }
 
-    /// Whether only blanks followed the last call.
     fn is_after_call(&self) -> bool {
         match self.state {
             State::Around => self.around == Around::Content && self.content.is_after_call(),
@@ -240,7 +222,6 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns the content's whitespace that is held because a call may follow and drop it. Empty between calls.
     pub(super) fn held_whitespace(&self) -> &str {
         match (&self.state, self.around) {
             (State::Around, Around::Content) => self.content.held(),
@@ -248,31 +229,25 @@ impl TaggedEngine {
         }
     }
 
-    /// Emits the held whitespace.
     pub(super) fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
         if matches!(self.state, State::Around) && self.around == Around::Content {
             push_text(out, &self.content.finish());
         }
     }
 
-    /// Returns the number of complete calls.
     pub(super) fn complete_calls(&self) -> usize {
         self.complete_calls
     }
 
-    /// Returns whether the output is in reasoning. The opening of a call ends reasoning only once the call has a name.
     pub(super) fn is_in_reasoning(&self) -> bool {
         self.around == Around::Reasoning
     }
 
-    /// Returns whether the request should end: one call is complete, and only one is allowed. Everything after it is
-    /// dropped.
     pub(super) fn wants_end(&self) -> bool {
         let calls = self.calls.as_ref();
         self.complete_calls > 0 && calls.is_some_and(|(_, tools)| tools.is_single())
     }
 
-    /// Parses the input up to where more of it is needed to decide.
     fn run(&mut self, input: Input, out: &mut Vec<OutputPiece>) {
         loop {
             if matches!(self.state, State::Over) {
@@ -301,7 +276,6 @@ impl TaggedEngine {
         }
     }
 
-    /// The tags recognised in the current state.
     fn tags(&self) -> TagSet {
         const REASONING: TagSet = TagSet::of(&[Tag::ThinkStart, Tag::ThinkEnd]);
         const OPEN: TagSet = TagSet::of(&[Tag::ToolOpen, Tag::SectionOpen]);

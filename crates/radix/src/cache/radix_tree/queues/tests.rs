@@ -1,3 +1,5 @@
+//! Tests of eviction policies that keep queues.
+
 use std::sync::Arc;
 
 use super::*;

@@ -1,4 +1,4 @@
-//! The tree's account of stored blocks, and its queue of blocks to save.
+//! Tests of the tree's account of stored blocks, and of its queue of blocks to save.
 
 use super::*;
 use crate::cache::eviction::EvictionPolicy;
@@ -191,7 +191,7 @@ fn the_queue_keeps_no_more_tokens_than_its_bound() {
     }
     let counts = saver.tree.save_counts();
     assert_eq!((counts.queued, counts.dropped_tokens), (1, 8));
-    // Its turn makes room.
+    // Its turn frees a place.
     assert!(saver.take(9).is_empty());
     saver.publish(&tokens(8), 0);
     assert_eq!(saver.take(9).len(), 2);

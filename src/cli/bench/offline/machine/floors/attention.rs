@@ -7,7 +7,7 @@ use super::Extent;
 /// The sizes that decide the cost of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AttentionCost {
-    /// K/V of one token, in bytes.
+    /// K/V bytes of one token.
     pub(super) kv_bytes: u64,
     /// Elements that a token's query heads multiply with one key and its value.
     pub(super) pair_elements: u64,
@@ -21,9 +21,8 @@ pub(super) struct AttentionCost {
 pub(super) struct SparseCost {
     /// The first position of such a query.
     pub(super) first: u64,
-    /// Tokens that it attends to.
     pub(super) tokens: u64,
-    /// Labels of one token, in bytes.
+    /// Label bytes of one token.
     pub(super) label_bytes: u64,
     /// Elements that a token's query heads multiply with one label.
     pub(super) label_elements: u64,
@@ -58,7 +57,6 @@ impl AttentionCost {
         (dense, Some((rest, sparse)).filter(|_| rest.new_tokens > 0))
     }
 
-    /// Elements that are multiplied with keys, values and labels.
     pub(super) fn elements(&self, extent: Extent) -> u64 {
         let (dense, rest) = self.parts(extent);
         let sparse = rest.map_or(0, |(rest, sparse)| {
@@ -69,7 +67,6 @@ impl AttentionCost {
         self.pair_elements * seen_tokens(dense, self.window) + sparse
     }
 
-    /// Bytes of cached K/V and labels that are read.
     pub(super) fn bytes(&self, extent: Extent) -> u64 {
         let (dense, rest) = self.parts(extent);
         let reach = match self.window {

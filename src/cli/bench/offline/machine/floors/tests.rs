@@ -1,4 +1,4 @@
-//! Roofline floors, computed by hand.
+//! Tests of roofline floors against values computed by hand.
 
 use std::path::Path;
 
