@@ -58,41 +58,28 @@
 //!
 //! All else is public for the binary and the tests only, hidden from this documentation, and may change at any time.
 
-// Code that only a disabled feature would use.
-#![cfg_attr(
-    not(all(feature = "server", feature = "cli", feature = "cuda")),
-    allow(dead_code, unused_imports)
-)]
+pub use souffleur_base::{error, ids};
+#[doc(inline)]
+pub use souffleur_bundled as bundled;
+#[doc(inline)]
+pub use souffleur_request::{self as request, admission, sink};
+#[doc(inline)]
+pub use {
+    souffleur_actors as actors, souffleur_config as config, souffleur_engine as engine,
+    souffleur_executor as executor, souffleur_record as record, souffleur_state as state,
+};
+#[doc(hidden)]
+pub use {
+    souffleur_grammar as grammar, souffleur_kernels as kernels, souffleur_kv_events as kv_events,
+    souffleur_metrics as metrics, souffleur_model as model, souffleur_store as store,
+};
 
-pub mod actors;
-pub mod admission;
-pub mod bundled;
-pub mod config;
-pub mod engine;
-pub mod executor;
-#[doc(hidden)]
-pub mod grammar;
 #[cfg(feature = "hub")]
-pub mod hub;
-#[doc(hidden)]
-pub mod kv_events;
-#[doc(hidden)]
-pub mod metrics;
-#[doc(hidden)]
-pub mod model;
-pub mod record;
-pub mod request;
+#[doc(inline)]
+pub use souffleur_hub as hub;
 #[cfg(feature = "server")]
-pub mod server;
+#[doc(inline)]
+pub use souffleur_server as server;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
-pub mod simulate;
-pub mod sink;
-pub mod state;
-#[doc(hidden)]
-pub mod store;
-
-pub use souffleur_base::{error, ids};
-use souffleur_base::{field, kv_layout};
-#[doc(hidden)]
-pub use souffleur_kernels as kernels;
+pub use souffleur_simulate as simulate;

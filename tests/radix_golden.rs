@@ -16,13 +16,13 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::Value;
-use souffleur::ids::PageId;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::cache::radix_tree::{Insert, RadixTree};
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur_base::ids::PageId;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
@@ -33,7 +33,8 @@ const INTEGRITY_INTERVAL: usize = 32;
 
 #[test]
 fn fixture_gives_the_recorded_results() -> Result<()> {
-    let n_operations = replay_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join(FIXTURE))?;
+    let n_operations =
+        replay_file(&Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(FIXTURE))?;
     ensure!(
         n_operations == FIXTURE_OPERATIONS,
         "replayed {n_operations} operations"

@@ -2,11 +2,11 @@
 
 use actix::{Actor, Context, Handler, Recipient};
 
-use crate::actors::death::{DeathNote, StopActor, stop_actor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{ReservePages, StepPlanned};
-use crate::state::plan::reserve_pages;
-use crate::state::pool::pools::Pools;
+use crate::death::{DeathNote, StopActor, stop_actor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{ReservePages, StepPlanned};
+use souffleur_state::plan::reserve_pages;
+use souffleur_state::pool::pools::Pools;
 
 pub struct Allocator {
     pools: Pools,

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
-use crate::field::count_values;
-use crate::request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
-use crate::sink::EventSink;
-use crate::state::grammar::Constraint;
+use souffleur_base::field::count_values;
+use souffleur_request::sink::EventSink;
+use souffleur_request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
+use souffleur_state::grammar::Constraint;
 
 /// Weight that a grammar adds to its prompt's, in bytes of text: compiling one takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
@@ -32,7 +32,7 @@ pub(crate) struct OutputForm {
 
 /// The distinct prompts of some requests, each with the form of its outputs.
 #[derive(Debug, Default)]
-pub(crate) struct Prompts {
+pub struct Prompts {
     distinct: Vec<Weighed>,
     of_request: Vec<usize>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Weighed {
 
 impl Prompts {
     /// Requests share a prompt if they share its memory and that of their output form.
-    pub(crate) fn of<'a>(requests: impl Iterator<Item = &'a GenerateRequest>) -> Self {
+    pub fn of<'a>(requests: impl Iterator<Item = &'a GenerateRequest>) -> Self {
         let mut prompts = Self::default();
         let mut known = FxHashMap::default();
         for request in requests {
@@ -61,7 +61,7 @@ impl Prompts {
         prompts
     }
 
-    pub(crate) fn estimated_tokens(&self, request: usize) -> usize {
+    pub fn estimated_tokens(&self, request: usize) -> usize {
         self.distinct[self.of_request[request]].estimated_tokens
     }
 
@@ -181,7 +181,7 @@ mod tests {
     fn empty_lists_weigh_something() {
         let mut template_kwargs = Map::new();
         template_kwargs.insert("a".to_owned(), serde_json::json!([[], [], {}]));
-        let request = GenerateRequest::new(Prompt::Chat(Arc::new(crate::request::ChatPrompt {
+        let request = GenerateRequest::new(Prompt::Chat(Arc::new(souffleur_request::ChatPrompt {
             messages: serde_json::json!([]),
             tools: None,
             template_kwargs,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use actix::{Actor, ActorContext, Context, Message, Recipient};
 
-use crate::actors::messages::ActorDied;
-use crate::state::pool::pages::PoolLedger;
+use crate::messages::ActorDied;
+use souffleur_state::pool::pages::PoolLedger;
 
 /// Unit -> each of its actors: stop, this is no death.
 #[derive(Clone, Copy, Debug, Message)]

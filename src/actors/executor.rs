@@ -1,6 +1,6 @@
 //! The Executor: a front on the control Arbiter and the OS thread that owns weights, KV buffers and sampler.
 //!
-//! That thread samples tokens through [`crate::executor::Executor`]. The channel to it holds two steps, and the
+//! That thread samples tokens through [`souffleur_executor::Executor`]. The channel to it holds two steps, and the
 //! scheduler never has more than two in flight, so the front never waits.
 
 use std::collections::VecDeque;
@@ -11,14 +11,14 @@ use actix::{Actor, ActorContext, Context, Handler};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use tokio::sync::oneshot;
 
-use crate::actors::death::{DeathNote, StopActor, stop_actor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{RunStep, SequencesEnded, StepDone};
-use crate::error::{LoadError, StepError};
-use crate::executor::ended::{EndedRows, SkippedRows};
-use crate::executor::{self, Launch};
-use crate::ids::{SeqId, StepId};
-use crate::state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
+use crate::death::{DeathNote, StopActor, stop_actor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{RunStep, SequencesEnded, StepDone};
+use souffleur_base::error::{LoadError, StepError};
+use souffleur_base::ids::{SeqId, StepId};
+use souffleur_executor::Launch;
+use souffleur_executor::ended::{EndedRows, SkippedRows};
+use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
@@ -55,7 +55,8 @@ struct Answers {
 }
 
 /// Makes an executor on its own thread; called again when a unit is rebuilt.
-pub type ExecutorFactory = dyn Fn() -> Result<Box<dyn executor::Executor>, LoadError> + Send + Sync;
+pub type ExecutorFactory =
+    dyn Fn() -> Result<Box<dyn souffleur_executor::Executor>, LoadError> + Send + Sync;
 
 impl ExecutorThread {
     /// Starts a thread and loads the executor there; the receiver gets the result. `eos_token_ids` end outputs.
@@ -72,7 +73,7 @@ impl ExecutorThread {
         let (loaded, is_loaded) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("souffleur-executor".to_owned())
-            .stack_size(crate::state::grammar::STACK_BYTES)
+            .stack_size(souffleur_state::grammar::STACK_BYTES)
             .spawn(move || {
                 let executor = match factory() {
                     Ok(executor) => executor,
@@ -107,7 +108,7 @@ impl ExecutorThread {
 }
 
 fn run_steps(
-    executor: Box<dyn executor::Executor>,
+    executor: Box<dyn souffleur_executor::Executor>,
     rows: EndedRows,
     LineOut { steps, ended }: LineOut,
     answers: Answers,
@@ -133,7 +134,7 @@ fn run_steps(
 
 /// The executor, and the steps that it was handed and has not answered.
 struct StepLine {
-    executor: Box<dyn executor::Executor>,
+    executor: Box<dyn souffleur_executor::Executor>,
     /// The rows that steps are not to feed.
     rows: EndedRows,
     ended: Receiver<SeqId>,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use actix::dev::ToEnvelope;
 use actix::{Actor, Addr, Handler, Message, Recipient};
 
-use crate::metrics::MailboxMetrics;
+use souffleur_metrics::MailboxMetrics;
 
 /// An actor's address for one type of message, with its metric labels.
 pub struct Mailbox<M>

@@ -8,25 +8,25 @@ use std::time::Instant;
 use actix::{Message, Recipient};
 use serde::Serialize;
 
-use crate::actors::call::Prompts;
-use crate::actors::mailbox::{HandlerTimer, InFlight};
-use crate::error::{RequestError, StepError};
-use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
-use crate::metrics::EngineLoad;
-use crate::request::{CancelFlag, GenerateRequest};
-use crate::sink::EventSink;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::{PrefixEvent, PrefixReport, StoredMiss};
-use crate::state::scheduler::CacheFlushed;
-use crate::state::scheduler::news::RequestTokens;
-use crate::state::scheduler::stats::EngineStats;
-use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
-use crate::state::step::{RowResult, StepOutput, StepPlan};
-use crate::store::Answer;
+use crate::call::Prompts;
+use crate::mailbox::{HandlerTimer, InFlight};
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
+use souffleur_metrics::EngineLoad;
+use souffleur_request::sink::EventSink;
+use souffleur_request::{CancelFlag, GenerateRequest};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::{PrefixEvent, PrefixReport, StoredMiss};
+use souffleur_state::scheduler::CacheFlushed;
+use souffleur_state::scheduler::news::RequestTokens;
+use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::step::{RowResult, StepOutput, StepPlan};
+use souffleur_store::Answer;
 
-pub use crate::actors::call::Asked;
-pub use crate::sink::TokenEvent;
+pub use crate::call::Asked;
+pub use souffleur_request::sink::TokenEvent;
 
 // To the Tokenizer.
 
@@ -58,7 +58,7 @@ impl Generate {
     }
 
     /// Like [`Generate::call`], with prompts that were already examined.
-    pub(crate) fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
+    pub fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
         Self {
             asked,
             prompts,
@@ -126,11 +126,7 @@ pub struct StopFound {
 }
 
 /// Allocator -> Scheduler, once per plan. Answers `PlanStep` or `ReservePages`.
-pub use crate::state::plan::StepPlanned;
-
-impl Message for Box<StepPlanned> {
-    type Result = ();
-}
+pub use souffleur_state::plan::StepPlanned;
 
 /// KvStore -> Scheduler: the store's reports, in any order.
 #[derive(Debug, Message)]
@@ -214,11 +210,7 @@ pub struct UnpinSoftly {
 }
 
 /// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan continues with `PlanStep`.
-pub use crate::state::plan::probe::PrefixesProbed;
-
-impl Message for Box<PrefixesProbed> {
-    type Result = ();
-}
+pub use souffleur_state::plan::probe::PrefixesProbed;
 
 /// Host or server -> Scheduler, rare: switches policies from the next plan on. Requests are not affected. Unknown
 /// names change nothing. A rebuilt unit starts with the policies that were set last.
@@ -270,18 +262,10 @@ pub struct Drain;
 
 /// Scheduler -> RadixCache, once per plan of a policy that orders by the cache. Answered by `PrefixesProbed`.
 /// Covers all waiting requests (at most 128 for lpm and hrrn), in queue order, and touches their prefixes.
-pub use crate::state::plan::probe::ProbePrefixes;
-
-impl Message for Box<ProbePrefixes> {
-    type Result = ();
-}
+pub use souffleur_state::plan::probe::ProbePrefixes;
 
 /// Scheduler -> RadixCache, once per plan that settles or admits anything. Forwarded as `ReservePages`.
-pub use crate::state::plan::PlanStep;
-
-impl Message for Box<PlanStep> {
-    type Result = ();
-}
+pub use souffleur_state::plan::PlanStep;
 
 /// Host -> RadixCache, rare: how much of a prompt is cached. Touches, splits and locks nothing.
 #[derive(Debug, Message)]
@@ -295,11 +279,7 @@ pub struct PeekPrefix {
 
 /// RadixCache (or the Scheduler, for a decode that only grows) -> Allocator, once per plan. All or nothing.
 /// Answered by `StepPlanned` to the Scheduler.
-pub use crate::state::plan::ReservePages;
-
-impl Message for Box<ReservePages> {
-    type Result = ();
-}
+pub use souffleur_state::plan::ReservePages;
 
 // To the Executor.
 

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use actix::{Actor, Recipient};
 
-use crate::actors::allocator::{Allocator, PlannedTo};
-use crate::actors::death::{DeathNote, StopActor};
-use crate::actors::mailbox::Mailbox;
-use crate::actors::messages::{PeekPrefix, PlanStep, StepPlanned};
-use crate::actors::radix_cache::RadixCache;
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::cache::radix_tree::RadixTree;
-use crate::state::pool::pages::{PageSize, PoolLedger};
-use crate::state::pool::pools::Pools;
+use crate::allocator::{Allocator, PlannedTo};
+use crate::death::{DeathNote, StopActor};
+use crate::mailbox::Mailbox;
+use crate::messages::{PeekPrefix, PlanStep, StepPlanned};
+use crate::radix_cache::RadixCache;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::radix_tree::RadixTree;
+use souffleur_state::pool::pages::{PageSize, PoolLedger};
+use souffleur_state::pool::pools::Pools;
 
 #[derive(Clone, Copy, Debug)]
 pub struct IndexCapacity {

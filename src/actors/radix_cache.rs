@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler};
 
-use crate::actors::death::{DeathNote, StopActor, stop_actor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
-use crate::kv_events::ChangeFeed;
-use crate::metrics::CacheMetrics;
-use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::control::plan_step;
-use crate::state::control::probe_prefixes;
+use crate::death::{DeathNote, StopActor, stop_actor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
+use souffleur_kv_events::ChangeFeed;
+use souffleur_metrics::CacheMetrics;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::control::plan_step;
+use souffleur_state::control::probe_prefixes;
 
 /// Poll interval while the publisher of events has to catch up.
 const FEED_INTERVAL: Duration = Duration::from_millis(10);

@@ -8,22 +8,22 @@ use actix::{Actor, Addr, AsyncContext, Recipient};
 use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
-use crate::actors::allocator::{Allocator, PlannedTo};
-use crate::actors::death::{DeathNote, Obituary, StopActor};
-use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
-use crate::actors::kv_store::{KvStore, StoreSetup};
-use crate::actors::mailbox::Mailbox;
-use crate::actors::messages::{ActorDied, Doors, HostSettings, PeekPrefix, ReservePages};
-use crate::actors::radix_cache::RadixCache;
-use crate::actors::rebuild::RebuildRules;
-use crate::actors::scheduler::{Links, Scheduler};
-use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
-use crate::error::StartError;
-use crate::kv_events::{KvEventPublisher, KvEventsOutlet};
-use crate::metrics::{RequestMetrics, SchedulerMetrics};
-use crate::record::{LogSink, RecordedScheduler};
-use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::pool::pages::PoolLedger;
+use crate::allocator::{Allocator, PlannedTo};
+use crate::death::{DeathNote, Obituary, StopActor};
+use crate::executor::{Executor, ExecutorFactory, ExecutorThread};
+use crate::kv_store::{KvStore, StoreSetup};
+use crate::mailbox::Mailbox;
+use crate::messages::{ActorDied, Doors, HostSettings, PeekPrefix, ReservePages};
+use crate::radix_cache::RadixCache;
+use crate::rebuild::RebuildRules;
+use crate::scheduler::{Links, Scheduler};
+use crate::tokenizer::{self, Tokenizer, TokenizerSettings};
+use souffleur_base::error::StartError;
+use souffleur_kv_events::{KvEventPublisher, KvEventsOutlet};
+use souffleur_metrics::{RequestMetrics, SchedulerMetrics};
+use souffleur_record::{LogSink, RecordedScheduler};
+use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::pool::pages::PoolLedger;
 
 /// Stack of threads that render templates, encode prompts and parse requests: libraries recurse there.
 const TOKENIZER_STACK_BYTES: usize = 16 << 20;

@@ -12,11 +12,11 @@ use actix::{
 };
 use tokio::sync::{oneshot, watch};
 
-use crate::actors::messages::{ActorDied, Doors, HostSettings};
-use crate::actors::rebuild::RebuildRules;
-use crate::actors::unit::{Blueprint, Survivor, Unit};
-use crate::error::{LoadError, StartError};
-use crate::metrics::DeathMetrics;
+use crate::messages::{ActorDied, Doors, HostSettings};
+use crate::rebuild::RebuildRules;
+use crate::unit::{Blueprint, Survivor, Unit};
+use souffleur_base::error::{LoadError, StartError};
+use souffleur_metrics::DeathMetrics;
 
 /// The actors and threads whose death ends the unit.
 pub const MORTALS: [&str; 6] = [

@@ -5,12 +5,12 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{Form, KeyType};
-use crate::kernels::cpu::Numa;
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kernels::gemm::GemmWish;
-use crate::kv_layout::KvDtype;
-use crate::model::loader::LoadFormat;
-use crate::model::sparsity::ChannelType;
+use souffleur_base::kv_layout::KvDtype;
+use souffleur_kernels::cpu::Numa;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_kernels::gemm::GemmWish;
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::sparsity::ChannelType;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use super::EngineConfig;
 use super::validate::MAX_REBUILD_BACKOFF_S;
-use crate::actors::rebuild::RebuildRules;
-use crate::error::ConfigError;
-use crate::kv_events::KvEventsConfig;
-use crate::model::gguf;
-use crate::model::sparsity::SparsityWish;
-use crate::request::RequestTimeouts;
-use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
-use crate::state::plan::preemption::PriorityRules;
-use crate::state::pool::pages::PageSize;
-use crate::state::request_limits::RequestLimits;
-use crate::state::scheduler::BatchRules;
-use crate::state::scheduler::policy::PriorityOrder;
+use souffleur_actors::rebuild::RebuildRules;
+use souffleur_base::error::ConfigError;
+use souffleur_kv_events::KvEventsConfig;
+use souffleur_model::gguf;
+use souffleur_model::sparsity::SparsityWish;
+use souffleur_request::RequestTimeouts;
+use souffleur_state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use souffleur_state::plan::preemption::PriorityRules;
+use souffleur_state::pool::pages::PageSize;
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::scheduler::BatchRules;
+use souffleur_state::scheduler::policy::PriorityOrder;
 
 /// Requests admitted beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
 /// new request. Requests beyond these are rejected at any priority.

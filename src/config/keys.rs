@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
-use crate::error::ConfigError;
+use souffleur_base::error::ConfigError;
 
 /// A section of the configuration: a struct with one field for each key.
 pub trait Keys {
@@ -34,7 +34,7 @@ pub struct Flag {
 }
 
 impl Flag {
-    pub(crate) const fn under(heading: &'static str) -> Self {
+    pub const fn under(heading: &'static str) -> Self {
         Self {
             heading,
             value_name: None,
@@ -43,17 +43,17 @@ impl Flag {
         }
     }
 
-    pub(crate) const fn takes(mut self, value_name: &'static str) -> Self {
+    pub const fn takes(mut self, value_name: &'static str) -> Self {
         self.value_name = Some(value_name);
         self
     }
 
-    pub(crate) const fn alias(mut self, name: &'static str) -> Self {
+    pub const fn alias(mut self, name: &'static str) -> Self {
         self.alias = Some(name);
         self
     }
 
-    pub(crate) const fn rare(mut self) -> Self {
+    pub const fn rare(mut self) -> Self {
         self.is_rare = true;
         self
     }
@@ -76,7 +76,7 @@ pub enum Form {
     Checked(fn(&str) -> Result<(), String>),
 }
 
-pub(crate) trait KeyType {
+pub trait KeyType {
     const FORM: Form;
 }
 
@@ -112,6 +112,8 @@ impl<T: KeyType> KeyType for Option<T> {
 
 /// Makes a section of the configuration: the struct, its `Default`, its [`Keys`] and `validate_ranges`. An entry is a
 /// doc comment, the flag, the bounds if there are any, and `name: type = default`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! keys {
     (
         $(#[doc = $about:literal])+
@@ -137,27 +139,26 @@ macro_rules! keys {
             }
         }
 
-        impl $crate::config::keys::Keys for $section {
-            const KEYS: &'static [$crate::config::keys::Key] = &[$($crate::config::keys::Key {
+        impl $crate::keys::Keys for $section {
+            const KEYS: &'static [$crate::keys::Key] = &[$($crate::keys::Key {
                 name: stringify!($key),
                 doc: concat!($($doc, "\n"),+),
-                form: <$type as $crate::config::keys::KeyType>::FORM,
+                form: <$type as $crate::keys::KeyType>::FORM,
                 flag: $flag,
             },)+];
         }
 
         impl $section {
-            fn validate_ranges(&self) -> Result<(), $crate::error::ConfigError> {
-                $($($crate::config::keys::check_range(stringify!($key), self.$key, $range)?;)?)+
+            fn validate_ranges(&self) -> Result<(), ::souffleur_base::error::ConfigError> {
+                $($($crate::keys::check_range(stringify!($key), self.$key, $range)?;)?)+
                 Ok(())
             }
         }
     };
 }
-pub(crate) use keys;
 
 /// Checks a value, if there is one, against bounds that include their ends.
-pub(crate) fn check_range<T: Copy + Display + PartialOrd>(
+pub fn check_range<T: Copy + Display + PartialOrd>(
     key: &str,
     value: impl Into<Option<T>>,
     range: impl RangeBounds<T>,
@@ -173,7 +174,7 @@ pub(crate) fn check_range<T: Copy + Display + PartialOrd>(
     Err(out_of_range(key, format!("is {value}, must be {limit}")))
 }
 
-pub(crate) fn out_of_range(key: &str, reason: String) -> ConfigError {
+pub fn out_of_range(key: &str, reason: String) -> ConfigError {
     let key = key.to_owned();
     ConfigError { key, reason }
 }

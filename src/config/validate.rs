@@ -3,12 +3,12 @@
 use super::choices::KvCacheDtype;
 use super::keys::out_of_range;
 use super::{Device, EngineConfig};
-use crate::error::ConfigError;
-use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
-use crate::state::pool::pages::PageSize;
-use crate::state::scheduler::IntakeLimits;
-use crate::state::scheduler::policy::schedule_policy;
-use crate::state::tiers::{BLOCK_TOKENS, block_tokens};
+use souffleur_base::error::ConfigError;
+use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
+use souffleur_state::pool::pages::PageSize;
+use souffleur_state::scheduler::IntakeLimits;
+use souffleur_state::scheduler::policy::schedule_policy;
+use souffleur_state::tiers::{BLOCK_TOKENS, block_tokens};
 
 /// Most tokens per page: larger pages hold whole prompts, so little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
@@ -95,7 +95,7 @@ impl EngineConfig {
 
     /// Checks that one output can follow both formats: those of the parsers' keys or, for `auto`, the model's.
     /// Errors name a key that is not `auto`, and both values.
-    pub(crate) fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
+    pub fn check_formats(&self, formats: OutputFormats) -> Result<(), ConfigError> {
         let tool = (
             "tool_call_parser",
             parser_value(&self.tool_call_parser, formats.tool.map(ToolFormat::name)),

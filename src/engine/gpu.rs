@@ -3,25 +3,25 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::actors::executor::ExecutorFactory;
-use crate::actors::kv_store::StoreSetup;
-use crate::config::{DtypeChoice, EngineConfig, KvCacheDtype};
-use crate::engine::progress::Progress;
-use crate::error::{ConfigError, LoadError, StartError};
-use crate::executor::cpu::CpuDescription;
-use crate::executor::cuda::{
+use crate::progress::Progress;
+use souffleur_actors::executor::ExecutorFactory;
+use souffleur_actors::kv_store::StoreSetup;
+use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_base::kv_layout::KvDtype;
+use souffleur_config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur_executor::cpu::CpuDescription;
+use souffleur_executor::cuda::{
     CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of, staging_bytes,
 };
-use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
-use crate::executor::{Executor, Placement};
-use crate::kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
-use crate::kernels::cuda::driver::{self, Device};
-use crate::kernels::cuda::gemm::Products;
-use crate::kernels::cuda::pack::kernels_name;
-use crate::kernels::cuda::params::ElementType;
-use crate::kernels::dtype::Dtype as Stored;
-use crate::kv_layout::KvDtype;
-use crate::store::block_tokens;
+use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
+use souffleur_executor::{Executor, Placement};
+use souffleur_kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
+use souffleur_kernels::cuda::driver::{self, Device};
+use souffleur_kernels::cuda::gemm::Products;
+use souffleur_kernels::cuda::pack::kernels_name;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_kernels::dtype::Dtype as Stored;
+use souffleur_store::block_tokens;
 
 /// Memory reserved for graphs, kernel code, lists of samplers and rounding of allocations, as much as SGLang's.
 const HEADROOM_BYTES: u64 = 512 << 20;

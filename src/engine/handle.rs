@@ -8,26 +8,26 @@ use std::time::Duration;
 use actix::{Addr, MailboxError, Recipient};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::actors::call::{Asked, Prompts};
-use crate::actors::messages::{
+use crate::ModelInfo;
+use souffleur_actors::call::{Asked, Prompts};
+use souffleur_actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
     GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
-use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
-use crate::admission::{Admission, Permit};
-use crate::engine::ModelInfo;
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
-use crate::metrics::{EngineLoad, RequestMetrics};
-use crate::model::text::TextModel;
-use crate::request::{CancelFlag, Event, GenerateRequest};
-use crate::sink::EventSink;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::PrefixReport;
-use crate::state::request_limits::RequestLimits;
-use crate::state::scheduler::CacheFlushed;
-use crate::state::scheduler::stats::EngineStats;
+use souffleur_actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
+use souffleur_kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
+use souffleur_metrics::{EngineLoad, RequestMetrics};
+use souffleur_model::text::TextModel;
+use souffleur_request::admission::{Admission, Permit};
+use souffleur_request::sink::EventSink;
+use souffleur_request::{CancelFlag, Event, GenerateRequest};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::PrefixReport;
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::scheduler::CacheFlushed;
+use souffleur_state::scheduler::stats::EngineStats;
 
 type AdmitOne = fn(&Arc<Admission>) -> Result<Permit, RequestError>;
 
@@ -83,7 +83,7 @@ impl EngineHandle {
     }
 
     /// Sends a request of a server's own, on a place that no client's request takes: a full queue does not refuse it.
-    pub(crate) fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
+    pub fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.stream(vec![request], Admission::admit_probe)?;
         Ok(generations.pop().expect("one request makes one generation"))
     }

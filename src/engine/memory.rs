@@ -1,15 +1,15 @@
 //! Sizes an engine's memory plan and its longest sequence.
 
-use crate::config::EngineConfig;
-use crate::engine::gpu::Gpu;
-use crate::engine::store::buffer_bytes;
-use crate::error::{ConfigError, LoadError, StartError};
-use crate::executor::cpu::{self, CpuDescription};
-use crate::executor::memory_plan::{
+use crate::gpu::Gpu;
+use crate::store::buffer_bytes;
+use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_base::kv_layout::KvLayout;
+use souffleur_config::EngineConfig;
+use souffleur_executor::cpu::{self, CpuDescription};
+use souffleur_executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, WindowWish, available_bytes, reserve_bytes,
 };
-use crate::kv_layout::KvLayout;
-use crate::model::config::ModelConfig;
+use souffleur_model::config::ModelConfig;
 
 pub(super) fn context_length(
     config: &EngineConfig,
@@ -73,7 +73,7 @@ pub(super) fn memory_plan(
 /// The memory layout with separate pages for layers with windows: in models that see further than the window, with
 /// chunked prefill, since a chunk's tokens are all in window pages at once, and without a KV store, whose blocks hold
 /// all layers of their tokens.
-pub(crate) fn windowed(
+pub fn windowed(
     config: &EngineConfig,
     model: &ModelConfig,
     layout: &KvLayout,
@@ -86,7 +86,7 @@ pub(crate) fn windowed(
 }
 
 /// The request for the window pages of a layout, if it has any.
-pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
+pub fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
     Some(WindowWish {
         kv_bytes_per_token: layout.window_bytes_per_token(),
         tokens: layout.window()? as u64,

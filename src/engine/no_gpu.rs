@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::actors::executor::ExecutorFactory;
-use crate::actors::kv_store::StoreSetup;
-use crate::config::EngineConfig;
-use crate::engine::progress::Progress;
-use crate::error::{ConfigError, LoadError, StartError};
-use crate::executor::cpu::CpuDescription;
-use crate::executor::memory_plan::{MemoryBudget, MemoryPlan};
+use crate::progress::Progress;
+use souffleur_actors::executor::ExecutorFactory;
+use souffleur_actors::kv_store::StoreSetup;
+use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_config::EngineConfig;
+use souffleur_executor::cpu::CpuDescription;
+use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan};
 
 pub(super) enum Gpu {}
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::actors::executor::ExecutorFactory;
-use crate::error::LoadError;
-use crate::executor::Executor;
-use crate::model::origin::ModelFiles;
+use souffleur_actors::executor::ExecutorFactory;
+use souffleur_base::error::LoadError;
+use souffleur_executor::Executor;
+use souffleur_model::origin::ModelFiles;
 
 /// Makes executors as `make` does, from the files that the first one was made from.
 ///

@@ -8,37 +8,37 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use crate::actors::executor::ExecutorFactory;
-use crate::actors::kv_store::StoreSetup;
-use crate::actors::tokenizer::{AnswerFormats, TokenizerSettings};
-use crate::actors::unit::Blueprint;
-use crate::admission::Admission;
-use crate::bundled;
-use crate::config::{Device, EngineConfig};
-use crate::engine::gpu::{self, Gpu};
-use crate::engine::memory::{context_length, memory_plan};
-use crate::engine::origin::from_the_same_files;
-use crate::engine::progress::Progress;
-use crate::engine::store::{see_weights, store_setup, tier_limits};
-use crate::engine::text::TextSide;
-use crate::engine::threads::threads;
-use crate::error::{ConfigError, LoadError, StartError};
-use crate::executor::Executor;
-use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
-use crate::executor::memory_plan::MemoryPlan;
-use crate::grammar::{GrammarCompiler, GrammarLimits};
-use crate::kernels::cpu::KernelPath;
-use crate::kv_events::KvEventPublisher;
-use crate::model::generation::{GenerationConfig, eos_token_ids};
-use crate::model::sparsity::ModelSparsity;
-use crate::model::text::{TextModel, TurnMarks};
-use crate::record::LogSink;
-use crate::record::file::Header;
-use crate::state::cache::prefix_history::HistoryLimits;
-use crate::state::control::ControlSetup;
-use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
-use crate::state::pool::pages::PageSize;
-use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
+use crate::gpu::{self, Gpu};
+use crate::memory::{context_length, memory_plan};
+use crate::origin::from_the_same_files;
+use crate::progress::Progress;
+use crate::store::{see_weights, store_setup, tier_limits};
+use crate::text::TextSide;
+use crate::threads::threads;
+use souffleur_actors::executor::ExecutorFactory;
+use souffleur_actors::kv_store::StoreSetup;
+use souffleur_actors::tokenizer::{AnswerFormats, TokenizerSettings};
+use souffleur_actors::unit::Blueprint;
+use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_bundled as bundled;
+use souffleur_config::{Device, EngineConfig};
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
+use souffleur_executor::memory_plan::MemoryPlan;
+use souffleur_grammar::{GrammarCompiler, GrammarLimits};
+use souffleur_kernels::cpu::KernelPath;
+use souffleur_kv_events::KvEventPublisher;
+use souffleur_model::generation::{GenerationConfig, eos_token_ids};
+use souffleur_model::sparsity::ModelSparsity;
+use souffleur_model::text::{TextModel, TurnMarks};
+use souffleur_record::LogSink;
+use souffleur_record::file::Header;
+use souffleur_request::admission::Admission;
+use souffleur_state::cache::prefix_history::HistoryLimits;
+use souffleur_state::control::ControlSetup;
+use souffleur_state::output::{OutputFormats, ReasoningFormat, ToolFormat};
+use souffleur_state::pool::pages::PageSize;
+use souffleur_state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Pages have ids of 32 bits.
 const MAX_PAGES: usize = u32::MAX as usize;
@@ -82,7 +82,7 @@ pub struct EngineParts {
 
 impl EngineParts {
     /// Reads the model's configuration and tokenizer, checks every tensor's shape and divides the memory. Weights are
-    /// loaded when the engine starts. A configuration that names no model gets the [bundled](crate::bundled) one.
+    /// loaded when the engine starts. A configuration that names no model gets the [bundled](souffleur_bundled) one.
     ///
     /// # Errors
     /// A configuration or model that cannot be used; nothing was allocated.
@@ -172,7 +172,7 @@ impl EngineParts {
     ///
     /// # Errors
     /// A page of no tokens, an eviction policy that does not exist.
-    pub(crate) fn scheduler_limits(
+    pub fn scheduler_limits(
         info: &ModelInfo,
         config: &EngineConfig,
     ) -> Result<SchedulerLimits, ConfigError> {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use actix::Recipient;
 
 use super::handle::{EngineHandle, down};
-use crate::actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix, UnpinSoftly};
-use crate::error::RequestError;
-use crate::state::cache::namespace::Namespace;
+use souffleur_actors::messages::{PinPrefix, PinSoftly, PrefixPinned, UnpinPrefix, UnpinSoftly};
+use souffleur_base::error::RequestError;
+use souffleur_state::cache::namespace::Namespace;
 
 /// A prefix that stays in memory until a request needs it; released on drop.
 pub struct SoftPin {

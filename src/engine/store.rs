@@ -4,22 +4,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::actors::kv_store::{BlockDesk, StoreSetup};
-use crate::config::EngineConfig;
-use crate::engine::gpu::Gpu;
-use crate::engine::threads::threads;
-use crate::error::{ConfigError, LoadError, StartError};
-use crate::executor::cpu::CpuDescription;
-use crate::executor::memory_plan::{MemoryPlan, available_bytes};
-use crate::kernels::cpu::Isa;
-use crate::kv_layout::KvLayout;
-use crate::model::loader::LoadFormat;
-use crate::model::location::ModelLocation;
-use crate::model::sparsity::ModelSparsity;
-use crate::state::cache::radix_tree::SaveRules;
-use crate::state::scheduler::tier::TierLimits;
-use crate::store::weights::{WeightFiles, digest};
-use crate::store::{
+use crate::gpu::Gpu;
+use crate::threads::threads;
+use souffleur_actors::kv_store::{BlockDesk, StoreSetup};
+use souffleur_base::error::{ConfigError, LoadError, StartError};
+use souffleur_base::kv_layout::KvLayout;
+use souffleur_config::EngineConfig;
+use souffleur_executor::cpu::CpuDescription;
+use souffleur_executor::memory_plan::{MemoryPlan, available_bytes};
+use souffleur_kernels::cpu::Isa;
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::location::ModelLocation;
+use souffleur_model::sparsity::ModelSparsity;
+use souffleur_state::cache::radix_tree::SaveRules;
+use souffleur_state::scheduler::tier::TierLimits;
+use souffleur_store::weights::{WeightFiles, digest};
+use souffleur_store::{
     BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane, PrefetchTimeout,
     Stop, StoreConfig, block_tokens,
 };
@@ -119,14 +119,14 @@ pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<T
 
 /// The shape of a store without its disk, for a simulation.
 #[derive(Clone, Debug)]
-pub(crate) struct StoreShape {
+pub struct StoreShape {
     pub geometry: Geometry,
     pub limits: TierLimits,
     pub prefetch_timeout: PrefetchTimeout,
 }
 
 /// The shape of the configured store, with a KV pool of `kv_bytes` bytes in this layout.
-pub(crate) fn store_shape(
+pub fn store_shape(
     config: &EngineConfig,
     layout: &KvLayout,
     kv_bytes: u64,
@@ -305,12 +305,13 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::engine::parts::EngineParts;
-    use crate::engine::progress::Progress;
+    use crate::parts::EngineParts;
+    use crate::progress::Progress;
 
     /// A copy of a model, whose files can be replaced.
     fn model(folder: &Path) -> PathBuf {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/qwen3");
         let copied = folder.join("model");
         fs::create_dir(&copied).expect("a writable folder");
         for entry in fs::read_dir(fixture).expect("a fixture") {

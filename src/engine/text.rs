@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::config::EngineConfig;
-use crate::error::LoadError;
-use crate::model::generation::GenerationConfig;
-use crate::model::gguf::{self, Gguf};
-use crate::model::location::ModelLocation;
-use crate::model::text::TextModel;
+use souffleur_base::error::LoadError;
+use souffleur_config::EngineConfig;
+use souffleur_model::generation::GenerationConfig;
+use souffleur_model::gguf::{self, Gguf};
+use souffleur_model::location::ModelLocation;
+use souffleur_model::text::TextModel;
 
 pub(super) struct TextSide {
     /// Its tokenizer and chat template, unless the configuration goes without.

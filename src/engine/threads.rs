@@ -1,6 +1,6 @@
 //! The default number of compute threads of an engine.
 
-use crate::kernels::cpu::default_threads;
+use souffleur_kernels::cpu::default_threads;
 
 /// The configured number, or the machine's default.
 pub(super) fn threads(configured: usize) -> usize {

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use crate::error::LoadError;
-use crate::executor::cpu::{CpuDescription, CpuExecutor, CpuOptions, describe};
-use crate::kernels::cpu::calibration::{Calibration, ChannelSums};
-use crate::kernels::cpu::recall::Recall;
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::model::json_file::format_error;
-use crate::model::loader::LoadFormat;
-use crate::model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
+use crate::cpu::{CpuDescription, CpuExecutor, CpuOptions, describe};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::cpu::calibration::{Calibration, ChannelSums};
+use souffleur_kernels::cpu::recall::Recall;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+pub use souffleur_model::json_file::format_error;
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
 
 const CHUNK_TOKENS: usize = 512;
 /// Recall is measured on one query in this many, since each sorts all tokens before it.

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ids::{RowId, SeqId};
-use crate::state::sampling::SamplingParams;
-use crate::state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, RowWork, StepPlan};
+use souffleur_base::ids::{RowId, SeqId};
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, RowWork, StepPlan};
 
 pub struct EndedRows {
     /// Tokens that end every output.

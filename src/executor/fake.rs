@@ -19,16 +19,16 @@ use smallvec::smallvec;
 use self::hashes::{fake_logits, fake_state, mix, sample};
 use self::refusal::rejected;
 use self::windows::FakeWindows;
-use crate::error::StepError;
-use crate::executor::Executor;
-use crate::executor::host::Host;
-use crate::executor::script::Script;
-use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
-use crate::state::grammar::RowGrammar;
-use crate::state::pool::window_pool::WindowLimits;
-use crate::state::pooling::PoolSum;
-use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
-use crate::state::step::{
+use crate::Executor;
+use crate::host::Host;
+use crate::script::Script;
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_state::grammar::RowGrammar;
+use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::pooling::PoolSum;
+use souffleur_state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
+use souffleur_state::step::{
     RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
 };
 

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::ids::Ticket;
-use crate::state::tiers::BlockKind;
+use souffleur_base::ids::Ticket;
+use souffleur_state::tiers::BlockKind;
 
 /// Buffers of blocks, on the executor's side. No call waits or does I/O.
 pub trait BlockPort: Send {

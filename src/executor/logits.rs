@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
 
-use crate::error::LoadError;
-use crate::executor::cpu::{CpuExecutor, CpuOptions};
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kv_layout::KvDtype;
-use crate::model::json_file::format_error;
+use crate::cpu::{CpuExecutor, CpuOptions};
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::KvDtype;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+pub use souffleur_model::json_file::format_error;
 
 const CHUNK_TOKENS: usize = 512;
 

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{LoadError, StepError};
-use crate::executor::Executor;
-use crate::executor::cpu::{CpuExecutor, CpuOptions};
-use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
-use crate::kernels::cpu::Numa;
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kv_layout::KvDtype;
-use crate::model::loader::LoadFormat;
-use crate::model::sparsity::ModelSparsity;
-use crate::state::pool::pages::PageRun;
-use crate::state::sampling::SamplingParams;
-use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
+use crate::Executor;
+use crate::cpu::{CpuExecutor, CpuOptions};
+use souffleur_base::error::{LoadError, StepError};
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_base::kv_layout::KvDtype;
+use souffleur_kernels::cpu::Numa;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::sparsity::ModelSparsity;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
 #[derive(Clone, Debug)]
 pub struct NoiseRequest {

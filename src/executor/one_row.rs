@@ -1,8 +1,8 @@
 //! Options of an executor with a single caller, for one sequence at a time.
 
-use crate::executor::cpu::CpuOptions;
-use crate::kernels::cpu::Numa;
-use crate::model::loader::LoadFormat;
+use crate::cpu::CpuOptions;
+use souffleur_kernels::cpu::Numa;
+use souffleur_model::loader::LoadFormat;
 
 impl CpuOptions {
     /// A row and `n_pages` pages of one token for it, in the types of the model's file, and nothing else.

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
+use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 
 /// Buffers of results that are kept: one more than steps are in flight at once.
 const MAX_SPENT: usize = PIPELINE_DEPTH + 1;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::ids::{SeqId, StateSlot};
-use crate::state::pooling::PoolSum;
-use crate::state::prompt_vectors::PromptVectors;
+use souffleur_base::ids::{SeqId, StateSlot};
+use souffleur_state::pooling::PoolSum;
+use souffleur_state::prompt_vectors::PromptVectors;
 
 pub(super) struct Row {
     pub(super) seq: SeqId,

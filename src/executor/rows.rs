@@ -7,13 +7,13 @@ use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
-use crate::error::StepError;
-use crate::executor::check::{self, Limits};
-use crate::executor::row::Row;
-use crate::ids::RowId;
-use crate::state::pooling::{PoolSum, Pooling};
-use crate::state::prompt_vectors::VectorRun;
-use crate::state::step::{
+use crate::check::{self, Limits};
+use crate::row::Row;
+use souffleur_base::error::StepError;
+use souffleur_base::ids::RowId;
+use souffleur_state::pooling::{PoolSum, Pooling};
+use souffleur_state::prompt_vectors::VectorRun;
+use souffleur_state::step::{
     BlockLoad, RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta,
 };
 

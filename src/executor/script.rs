@@ -9,7 +9,7 @@ type Answers = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
 /// The answers to prompts: a function of the prompt's tokens, and the token with which every answer ends.
 ///
 /// ```
-/// use souffleur::executor::scripted::Script;
+/// use souffleur_executor::scripted::Script;
 ///
 /// let echo = Script::new(0, |prompt| prompt.to_vec());
 /// assert_eq!(echo.answer(&[7, 8]), [7, 8, 0]);

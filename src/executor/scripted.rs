@@ -1,15 +1,15 @@
 //! An executor whose rows answer prompts by a script: for tests of everything around a model that needs certain words,
 //! such as tool calls.
 //!
-//! In all else it is the [fake executor](crate::executor::fake): it keeps and checks the K/V of its rows, and a row
+//! In all else it is the [fake executor](crate::fake): it keeps and checks the K/V of its rows, and a row
 //! that was retracted resumes where it was. Log probabilities are made up, and the same in every run: the chosen token
 //! is the most likely one.
 
-use crate::error::StepError;
-use crate::executor::Executor;
-use crate::executor::fake::{FakeExecutor, FakeOptions};
-pub use crate::executor::script::Script;
-use crate::state::step::{StepOutput, StepPlan};
+use crate::Executor;
+use crate::fake::{FakeExecutor, FakeOptions};
+pub use crate::script::Script;
+use souffleur_base::error::StepError;
+use souffleur_state::step::{StepOutput, StepPlan};
 
 pub struct ScriptedExecutor {
     inner: FakeExecutor,
@@ -37,10 +37,10 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::ids::{PageId, RowId, SeqId, StepId};
-    use crate::state::pool::pages::PageRun;
-    use crate::state::sampling::{LogprobWish, SamplingParams};
-    use crate::state::step::{RowResult, RowStart, RowWork, StepRow, TableDelta};
+    use souffleur_base::ids::{PageId, RowId, SeqId, StepId};
+    use souffleur_state::pool::pages::PageRun;
+    use souffleur_state::sampling::{LogprobWish, SamplingParams};
+    use souffleur_state::step::{RowResult, RowStart, RowWork, StepRow, TableDelta};
 
     const EOS: u32 = 9;
     const ROW: RowId = RowId::new(1);

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::executor::rows::Rows;
-use crate::state::step::{RowWork, StepPlan};
+use crate::rows::Rows;
+use souffleur_state::step::{RowWork, StepPlan};
 
 /// A row of logits that the step needs, or a state.
 #[derive(Clone, Copy, Debug)]

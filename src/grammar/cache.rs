@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::state::Template;
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
 
 /// Interval at which a waiting thread polls whether its request was cancelled.
 const NAP: Duration = Duration::from_millis(20);

@@ -20,9 +20,9 @@ use super::tokens::Tokens;
 use super::tools::trigger;
 use super::wish::sources;
 use super::words;
-use crate::error::{FieldError, RequestError};
-use crate::model::text::TextModel;
-use crate::state::grammar::{Grammar, GrammarFailure};
+use souffleur_base::error::{FieldError, RequestError};
+use souffleur_model::text::TextModel;
+use souffleur_state::grammar::{Grammar, GrammarFailure};
 
 /// Stack of a compiling thread. llguidance recurses along references; only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;

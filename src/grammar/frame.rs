@@ -1,6 +1,6 @@
 //! The structure around an answer: none, or messages with headers.
 
-use crate::state::output::OutputStart;
+use souffleur_state::output::OutputStart;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnswerFrame {

@@ -6,8 +6,8 @@ use toktrie::{TokEnv, TokTrie};
 
 use super::markers::Markers;
 use super::wish::ReasoningGate;
-use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
-use crate::state::sampling::TokenMask;
+use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
+use souffleur_state::sampling::TokenMask;
 
 /// A tag as the vocabulary writes it.
 #[derive(Clone, Debug)]

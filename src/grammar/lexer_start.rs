@@ -51,7 +51,7 @@ mod tests {
     }
 
     fn limits() -> ParserLimits {
-        crate::grammar::GrammarLimits::default().of_parser()
+        crate::GrammarLimits::default().of_parser()
     }
 
     /// Nothing begins with an x. Finding that out takes the least common multiple of the lengths in steps, or 2^40.

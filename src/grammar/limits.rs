@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use llguidance::api::ParserLimits;
 
-use crate::error::FieldError;
+use souffleur_base::error::FieldError;
 
 /// The most that one request's grammar may take. Each limit ends only the request that reaches it, and none changes a
 /// mask: the work for a mask depends on the earlier inputs of the lexer, so such masks would differ between runs.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use crate::model::text::TextModel;
+use souffleur_model::text::TextModel;
 
 #[derive(Debug)]
 pub(super) struct Markers {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::state::grammar::JsonWhitespace;
+use souffleur_state::grammar::JsonWhitespace;
 
 #[derive(Clone, Debug)]
 pub(super) enum Part {

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use super::cache::Key;
 use super::limits::GrammarLimits;
 use super::regex;
-use crate::error::FieldError;
-use crate::state::grammar::JsonWhitespace;
+use souffleur_base::error::FieldError;
+use souffleur_state::grammar::JsonWhitespace;
 
 /// White space that models write unprompted: a blank, or a line break with indentation.
 const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";

@@ -8,8 +8,8 @@ use llguidance::api::StopReason;
 use llguidance::earley::{BiasComputer, ParserRecognizer};
 use toktrie::{SimpleVob, TokEnv, TokTrie};
 
-use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
-use crate::state::sampling::TokenMask;
+use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
+use souffleur_state::sampling::TokenMask;
 
 /// Most tokens of an opening.
 const LONGEST_OPENING: usize = 64;

@@ -8,7 +8,7 @@ use super::part::{Free, Part, Triggered};
 use super::regex;
 use super::schema::{self, Objects};
 use super::tools::xml;
-use crate::error::FieldError;
+use souffleur_base::error::FieldError;
 
 /// The field that errors name.
 const FIELD: &str = "structural_tag";

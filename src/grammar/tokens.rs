@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
-use crate::model::text::{TextModel, TokenPiece};
+use souffleur_model::text::{TextModel, TokenPiece};
 
 /// The byte that begins the trie's entry of a token that is no text. No text in UTF-8 has it.
 const MARKER: u8 = TokTrie::SPECIAL_TOKEN_MARKER;

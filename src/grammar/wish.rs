@@ -15,9 +15,9 @@ use super::source::{Source, quoted};
 use super::structural_tag;
 use super::tools::{Arguments, Calls, messages};
 use super::writer;
-use crate::error::FieldError;
-use crate::state::grammar::{Constraint, JsonWhitespace};
-use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
+use souffleur_base::error::FieldError;
+use souffleur_state::grammar::{Constraint, JsonWhitespace};
+use souffleur_state::output::{ToolChoice, ToolFormat, ToolUse};
 
 #[derive(Clone, Debug, Default)]
 pub struct GrammarWish {

@@ -7,7 +7,7 @@ use super::markers::{Markers, Span};
 use super::part::{Free, Part, Presence, Triggered};
 use super::regex;
 use super::source::{Source, quoted};
-use crate::error::FieldError;
+use souffleur_base::error::FieldError;
 
 const ANY: &str = "/(?s:.*)/";
 

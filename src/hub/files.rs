@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::error::HubError;
 use super::id::{HubModel, RepoId, Wish, is_plain_path};
-use crate::model::gguf::PartName;
-use crate::model::weights::folder::{INDEX, SINGLE};
+pub use souffleur_model::gguf::PartName;
+use souffleur_model::weights::folder::{INDEX, SINGLE};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::error::ConfigError;
-use crate::state::pool::pages::PageSize;
+use souffleur_base::error::ConfigError;
+use souffleur_state::pool::pages::PageSize;
 
 /// The default block size is the smallest multiple of the page size with at least this many tokens.
 const BLOCK_TOKENS: usize = 16;

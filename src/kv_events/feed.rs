@@ -9,9 +9,9 @@
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
-use crate::metrics::KvEventMetrics;
-use crate::state::cache::changes::CacheChange;
-use crate::state::cache::prefix_cache::PrefixCache;
+use souffleur_metrics::KvEventMetrics;
+use souffleur_state::cache::changes::CacheChange;
+use souffleur_state::cache::prefix_cache::PrefixCache;
 
 /// Capacity of the queue in lists of changes, one per plan.
 pub(super) const MAX_WAITING_NEWS: usize = 1024;
@@ -181,11 +181,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::state::cache::eviction::EvictionPolicy;
-    use crate::state::cache::namespace::Namespace;
-    use crate::state::cache::radix_tree::{Insert, RadixTree};
-    use crate::state::pool::page_pool::PagePool;
-    use crate::state::pool::pages::{PageSize, PoolLedger};
+    use souffleur_state::cache::eviction::EvictionPolicy;
+    use souffleur_state::cache::namespace::Namespace;
+    use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+    use souffleur_state::pool::page_pool::PagePool;
+    use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
     struct World {
         tree: RadixTree,

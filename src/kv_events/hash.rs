@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::config::IdFormat;
-use crate::state::cache::namespace::Namespace;
+use souffleur_state::cache::namespace::Namespace;
 
 const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
 const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::config::{Endpoint, refused};
 use super::presence;
-use crate::error::ConfigError;
+use souffleur_base::error::ConfigError;
 
 pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
 

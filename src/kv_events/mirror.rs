@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::batch::EventBatches;
 use super::config::IdFormat;
 use super::hash::{BlockHash, IdSpace};
-use crate::state::cache::changes::{Above, CacheChange};
-use crate::state::pool::pages::PageSize;
+use souffleur_state::cache::changes::{Above, CacheChange};
+use souffleur_state::pool::pages::PageSize;
 
 /// The blocks of each node.
 ///
@@ -176,9 +176,9 @@ impl BlockMirror {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_events::batch::KvEvent;
-    use crate::state::cache::changes::NodeTokens;
-    use crate::state::cache::namespace::Namespace;
+    use crate::batch::KvEvent;
+    use souffleur_state::cache::changes::NodeTokens;
+    use souffleur_state::cache::namespace::Namespace;
 
     fn page(tokens: u32) -> PageSize {
         PageSize::new(tokens).expect("positive")

@@ -3,7 +3,7 @@
 //! It belongs to the engine and outlives its actors: the tree of a new generation begins with a
 //! [`CacheChange::Cleared`], and changes in flight from the previous generation are dropped.
 //!
-//! [`CacheChange::Cleared`]: crate::state::cache::changes::CacheChange::Cleared
+//! [`CacheChange::Cleared`]: souffleur_state::cache::changes::CacheChange::Cleared
 
 use std::cell::RefCell;
 use std::io;
@@ -25,9 +25,9 @@ use super::ring::{Ring, RingLimits};
 use super::sockets::{self, Sockets};
 use super::subscription::{self, Reader, ReaderDoor};
 use super::wire;
-use crate::error::ConfigError;
-use crate::metrics::{DeathMetrics, KvEventMetrics};
-use crate::state::pool::pages::PageSize;
+use souffleur_base::error::ConfigError;
+use souffleur_metrics::{DeathMetrics, KvEventMetrics};
+use souffleur_state::pool::pages::PageSize;
 
 /// The thread's name in the death metric.
 const NAME: &str = "kv_events";
@@ -391,7 +391,7 @@ mod tests {
 
     use super::super::config::{Encoding, IdFormat};
     use super::*;
-    use crate::state::cache::changes::CacheChange;
+    use souffleur_state::cache::changes::CacheChange;
 
     fn started() -> (KvEventPublisher, PrometheusHandle) {
         let config = KvEventsConfig {

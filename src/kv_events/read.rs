@@ -105,8 +105,8 @@ impl<'de> Visitor<'de> for EventVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_events::config::Encoding;
-    use crate::kv_events::wire::encode;
+    use crate::config::Encoding;
+    use crate::wire::encode;
 
     fn events(cache_salt: Option<Arc<str>>) -> Vec<KvEvent> {
         vec![

@@ -21,7 +21,7 @@ use super::presence;
 use super::question::read_question;
 use super::ring::{Batch, Ring};
 use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
-use crate::metrics::{KvEventMetrics, SubscriberCount};
+use souffleur_metrics::{KvEventMetrics, SubscriberCount};
 
 /// Upper bound of connections per socket; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;

@@ -18,7 +18,7 @@ use super::batch::KvEvent;
 use super::read;
 use super::ring::{Batch, Ring};
 use super::sockets::Sockets;
-use crate::metrics::SubscriberCount;
+use souffleur_metrics::SubscriberCount;
 
 /// Upper bound of concurrent readers.
 const MAX_READERS: usize = 64;
@@ -234,8 +234,8 @@ mod tests {
     use super::super::ring::RingLimits;
     use super::super::wire;
     use super::*;
-    use crate::kv_events::config::Encoding;
-    use crate::metrics::KvEventMetrics;
+    use crate::config::Encoding;
+    use souffleur_metrics::KvEventMetrics;
 
     const FIRST: u64 = 1000;
 

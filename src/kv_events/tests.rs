@@ -13,12 +13,12 @@ use zmq_peer::{Message, Peer};
 
 use super::batch::KvEvent;
 use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::cache::radix_tree::{Insert, RadixTree};
-use crate::state::pool::page_pool::PagePool;
-use crate::state::pool::pages::{PageSize, PoolLedger};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
 const PAGE: u32 = 16;
 

@@ -1,7 +1,7 @@
 //! Metrics of an engine's load, for load balancers.
 
-use crate::state::scheduler::pending::PendingTokens;
-use crate::state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::pending::PendingTokens;
+use souffleur_state::scheduler::stats::EngineStats;
 
 /// An engine's load: the work it has, and how fast it does it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -2,7 +2,7 @@
 
 use metrics::{Counter, counter};
 
-use crate::state::cache::prefix_history::{Cause, PrefixReport};
+use souffleur_state::cache::prefix_history::{Cause, PrefixReport};
 
 pub struct PrefixMetrics {
     causes: Vec<(Cause, Counter, Counter)>,

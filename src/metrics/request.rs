@@ -3,9 +3,9 @@
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
 use super::{GrammarMetrics, request_labels, with_label};
-use crate::request::Usage;
+use souffleur_request::Usage;
 
-/// Every [`code`](crate::error::RequestError::code), so that each counter is there from the start.
+/// Every [`code`](souffleur_base::error::RequestError::code), so that each counter is there from the start.
 pub(super) const FAILURE_CODES: [&str; 11] = [
     "invalid_request",
     "context_length_exceeded",

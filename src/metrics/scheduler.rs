@@ -5,8 +5,8 @@ use std::cell::Cell;
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::{EngineLoad, scheduler_labels, with_label};
-use crate::state::scheduler::pending::PendingTokens;
-use crate::state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::pending::PendingTokens;
+use souffleur_state::scheduler::stats::EngineStats;
 
 /// Seconds of work after which `gen_throughput` is computed again.
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;

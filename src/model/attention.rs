@@ -1,16 +1,16 @@
 //! Grouped-query attention (GQA): projections, head norms, RoPE, gate and output projection.
 
-use crate::error::LoadError;
-use crate::kernels::rope::PositionScale;
-use crate::kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
-use crate::kv_layout::Values;
-use crate::model::blocks::ends::Rotations;
-use crate::model::blocks::mixed::Mixed;
-use crate::model::blocks::mlp::add_projected;
-use crate::model::blocks::norm::Norm;
-pub use crate::model::layer_spec::AttentionSpec;
-use crate::model::layer_spec::QkNorm;
-use crate::model::loader::Loader;
+use crate::blocks::ends::Rotations;
+use crate::blocks::mixed::Mixed;
+use crate::blocks::mlp::add_projected;
+use crate::blocks::norm::Norm;
+pub use crate::layer_spec::AttentionSpec;
+use crate::layer_spec::QkNorm;
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::Values;
+use souffleur_kernels::rope::PositionScale;
+use souffleur_kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
 
 pub struct Attention<B: Backend> {
     layer: usize,

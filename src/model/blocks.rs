@@ -11,21 +11,21 @@ pub use self::mixed::Mixed;
 pub use self::mixture::Mixture;
 pub use self::mlp::{Mlp, add_projected};
 pub use self::norm::Norm;
-use crate::error::LoadError;
-use crate::kernels::{Backend, Gate};
-use crate::model::attention::Attention;
-use crate::model::config::ModelConfig;
-use crate::model::latent::LatentAttention;
-use crate::model::layer_inputs::LayerInput;
-pub use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
-use crate::model::loader::Loader;
-use crate::model::side_experts::SideExperts;
-use crate::model::state_mixer::StateMixer;
+use crate::attention::Attention;
+use crate::config::ModelConfig;
+use crate::latent::LatentAttention;
+use crate::layer_inputs::LayerInput;
+pub use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::loader::Loader;
+use crate::side_experts::SideExperts;
+use crate::state_mixer::StateMixer;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::{Backend, Gate};
 
 /// Loads the family of the loader's configuration.
 ///
 /// # Errors
-/// The element type and shape that [`Weights::tensor`](crate::model::weights::Weights::tensor) reports.
+/// The element type and shape that [`Weights::tensor`](crate::weights::Weights::tensor) reports.
 pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadError> {
     let layer = loader.config().architecture.family().layer;
     Decoder::load(loader, layer)

@@ -3,16 +3,16 @@
 //! arXiv 2405.04434. The router's softmax is over all experts; a token uses the best of them, or of the groups with the
 //! highest maximum. The first layers have a plain MLP. Weights of the chosen are scaled and never renormalised.
 
-use crate::error::LoadError;
-use crate::kernels::routing::{GroupScore, Routing};
-use crate::model::config::ModelConfig;
-use crate::model::config::deepseek::{self, Defaults as Experts};
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::config::latent::LatentDefaults;
-use crate::model::deepseek_v3;
-use crate::model::family::{Family, GgufFamily};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::config::ModelConfig;
+use crate::config::deepseek::{self, Defaults as Experts};
+use crate::config::experts::ExpertsConfig;
+use crate::config::latent::LatentDefaults;
+use crate::deepseek_v3;
+use crate::family::{Family, GgufFamily};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::routing::{GroupScore, Routing};
 
 pub(crate) static FAMILY: Family = Family {
     mlp_bias: true,
@@ -27,7 +27,7 @@ pub(crate) static FAMILY: Family = Family {
         name: None,
         ..deepseek_v3::GGUF
     },
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("DeepseekV2ForCausalLM", "deepseek_v2", layer)
 };
 

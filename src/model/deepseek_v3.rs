@@ -3,18 +3,18 @@
 //! arXiv 2412.19437. Experts are scored by sigmoids. For the choice, each expert's correction bias is added to its
 //! score, and groups rank by the sum of their best two; the weights of the chosen use the plain scores.
 
-use crate::error::LoadError;
-use crate::kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
-use crate::model::config::ModelConfig;
-use crate::model::config::deepseek;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::config::latent::LatentDefaults;
-use crate::model::config::limits::EXPERTS;
-use crate::model::deepseek_v2;
-use crate::model::family::{Defaults, Family, GgufExperts, GgufFamily, KeyNames};
-use crate::model::gguf::keys::{Keys, ROUTER_NUMBERS};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::config::ModelConfig;
+use crate::config::deepseek;
+use crate::config::experts::ExpertsConfig;
+use crate::config::latent::LatentDefaults;
+use crate::config::limits::EXPERTS;
+use crate::deepseek_v2;
+use crate::family::{Defaults, Family, GgufExperts, GgufFamily, KeyNames};
+use crate::gguf::keys::{Keys, ROUTER_NUMBERS};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -34,7 +34,7 @@ pub(crate) static FAMILY: Family = Family {
         },
         ..GGUF
     },
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("DeepseekV3ForCausalLM", "deepseek_v3", layer)
 };
 

@@ -5,8 +5,8 @@ use super::{
     deepseek_v2, deepseek_v3, gemma2, gemma3, gemma4, glm4_moe_lite, gpt_oss, granite, lfm2, llama,
     ministral3, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3,
 };
-use crate::error::LoadError;
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
 
 /// In the order in which errors list them.
 pub(crate) static FAMILIES: [&Family; 23] = [

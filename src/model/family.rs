@@ -1,24 +1,24 @@
 //! The record of a model family: all differences between its files and layers and those of other families.
 //!
-//! Each family's own file has its record; [`crate::model::families`] is the table. One reader walks the record for
+//! Each family's own file has its record; [`crate::families`] is the table. One reader walks the record for
 //! `config.json` and another for GGUF. A family whose files differ in more than numbers has functions in its record.
 
 use std::fmt;
 use std::ptr;
 
-use crate::error::LoadError;
-use crate::kernels::Gate;
-use crate::kernels::routing::Routing;
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig};
-use crate::model::config::gemma::GemmaRules;
-use crate::model::config::latent::LatentDefaults;
-use crate::model::config::recurrent::RecurrentConfig;
-use crate::model::config::scales::{Scales, Widths};
-use crate::model::gguf::keys::Keys;
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{BlockNorms, LayerSpec, QkNorm};
-use crate::model::rope::{self, RopeConfig, RopeContext};
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig};
+use crate::config::gemma::GemmaRules;
+use crate::config::latent::LatentDefaults;
+use crate::config::recurrent::RecurrentConfig;
+use crate::config::scales::{Scales, Widths};
+use crate::gguf::keys::Keys;
+use crate::json_file::JsonFile;
+use crate::layer_spec::{BlockNorms, LayerSpec, QkNorm};
+use crate::rope::{self, RopeConfig, RopeContext};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Gate;
+use souffleur_kernels::routing::Routing;
 
 /// A family; two are equal if their records are the same object.
 #[derive(Clone, Copy)]
@@ -32,6 +32,11 @@ impl Architecture {
 
     pub(crate) fn family(self) -> &'static Family {
         self.0
+    }
+
+    /// The part of the family that has no CUDA kernel.
+    pub fn missing_on_cuda(self) -> Option<&'static str> {
+        self.family().missing_on_cuda
     }
 }
 
@@ -83,7 +88,7 @@ pub(crate) struct Family {
     pub layer: fn(&ModelConfig, usize) -> LayerSpec,
     pub gguf: GgufFamily,
     /// The feature without CUDA kernels; `None` if all layers are supported.
-    pub lacks_on_cuda: Option<&'static str>,
+    pub missing_on_cuda: Option<&'static str>,
 }
 
 impl Family {
@@ -118,7 +123,7 @@ impl Family {
             scales: |_, _| Ok(Scales::NONE),
             layer,
             gguf: GgufFamily::named(None),
-            lacks_on_cuda: None,
+            missing_on_cuda: None,
         }
     }
 }

@@ -3,11 +3,11 @@
 //! arXiv 2408.00118. Norm weights are stored minus one, embeddings are multiplied by the square root of the width, the
 //! MLP's gate is GELU. A softcap is `cap * tanh(x / cap)`.
 
-use crate::model::config::ModelConfig;
-use crate::model::config::gemma::{self, GemmaRules};
-use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
-use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION, SCORE_CAP};
-use crate::model::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::config::ModelConfig;
+use crate::config::gemma::{self, GemmaRules};
+use crate::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
+use crate::gguf::keys::{LOGITS_CAP, POST_ATTENTION, SCORE_CAP};
+use crate::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -40,7 +40,7 @@ pub(crate) static FAMILY: Family = Family {
         },
         ..GgufFamily::named(Some("gemma2"))
     },
-    lacks_on_cuda: Some("this family's gates and norms"),
+    missing_on_cuda: Some("this family's gates and norms"),
     ..Family::new("Gemma2ForCausalLM", "gemma2", layer)
 };
 

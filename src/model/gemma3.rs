@@ -2,14 +2,12 @@
 //!
 //! arXiv 2503.19786. Sliding-window layers have their own RoPE base, the others a larger one.
 
-use crate::model::config::ModelConfig;
-use crate::model::config::gemma::{self, GemmaRules};
-use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
-use crate::model::gemma2;
-use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
-use crate::model::layer_spec::{
-    AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm,
-};
+use crate::config::ModelConfig;
+use crate::config::gemma::{self, GemmaRules};
+use crate::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
+use crate::gemma2;
+use crate::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
+use crate::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -43,7 +41,7 @@ pub(crate) static FAMILY: Family = Family {
         },
         ..GgufFamily::named(Some("gemma3"))
     },
-    lacks_on_cuda: Some("this family's gates and norms"),
+    missing_on_cuda: Some("this family's gates and norms"),
     ..Family::new("Gemma3ForConditionalGeneration", "gemma3", layer)
 };
 

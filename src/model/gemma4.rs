@@ -2,26 +2,24 @@
 //!
 //! Full-attention layers have wider heads, partial rotary (a quarter), and in larger models no value projection: values
 //! are the keys before their norm. In smaller models the last layers share the KV of earlier ones, and all have
-//! per-layer inputs ([`crate::model::layer_inputs`]). One model has experts in parallel with its MLPs
-//! ([`crate::model::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
+//! per-layer inputs ([`crate::layer_inputs`]). One model has experts in parallel with its MLPs
+//! ([`crate::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
 
-use crate::error::LoadError;
-use crate::kernels::routing::Routing;
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig};
-use crate::model::config::gemma::{self, FULL_THETA, GemmaRules};
-use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
-use crate::model::config::scales::Scales;
-use crate::model::family::{
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig};
+use crate::config::gemma::{self, FULL_THETA, GemmaRules};
+use crate::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::config::scales::Scales;
+use crate::family::{
     Defaults, Family, GgufExperts, GgufFamily, GgufWindows, KeyNames, WindowLayers, Windows,
 };
-use crate::model::gemma2;
-use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{
-    AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm,
-};
-use crate::model::rope::{RopeConfig, RopeContext, RopeScaling, theta};
+use crate::gemma2;
+use crate::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use crate::rope::{RopeConfig, RopeContext, RopeScaling, theta};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::routing::Routing;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -75,7 +73,7 @@ pub(crate) static FAMILY: Family = Family {
         }),
         ..GgufFamily::named(Some("gemma4"))
     },
-    lacks_on_cuda: Some("this family's gates and norms"),
+    missing_on_cuda: Some("this family's gates and norms"),
     ..Family::new("Gemma4ForConditionalGeneration", "gemma4", layer)
 };
 

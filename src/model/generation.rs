@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::json_file::JsonFile;
+use crate::config::ModelConfig;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
 
 const FILE: &str = "generation_config.json";
 const MAX_FILE_BYTES: u64 = 1 << 20;

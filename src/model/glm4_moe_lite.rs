@@ -2,15 +2,15 @@
 //!
 //! The layers with experts are configured one by one.
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::config::deepseek;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::config::latent::LatentDefaults;
-use crate::model::deepseek_v3;
-use crate::model::family::{Defaults, Family};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::config::ModelConfig;
+use crate::config::deepseek;
+use crate::config::experts::ExpertsConfig;
+use crate::config::latent::LatentDefaults;
+use crate::deepseek_v3;
+use crate::family::{Defaults, Family};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+use souffleur_base::error::LoadError;
 
 /// Its GGUF files have DeepSeek-V3's name, and are read as DeepSeek-V3.
 pub(crate) static FAMILY: Family = Family {
@@ -29,7 +29,7 @@ pub(crate) static FAMILY: Family = Family {
     }),
     keys: deepseek_v3::KEYS,
     experts,
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("Glm4MoeLiteForCausalLM", "glm4_moe_lite", layer)
 };
 

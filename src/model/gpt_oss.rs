@@ -4,19 +4,19 @@
 //! head may attend to nothing. The router's softmax is over the chosen; experts have biases, and clamped gate and up
 //! projections.
 
-use crate::error::LoadError;
-use crate::kernels::Gate;
-use crate::kernels::routing::{Routing, Score, WeightSum};
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key};
-use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
-use crate::model::family::{
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};
+use crate::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::family::{
     AttentionBias, Defaults, Family, GgufExperts, GgufFamily, GgufWindows, WindowLayers, Windows,
 };
-use crate::model::gguf::keys::{GATING, Keys, OTHER_NORMS};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
-use crate::model::rope::{RopeConfig, RopeContext, RopeScaling, Yarn, of_all_layers, theta};
+use crate::gguf::keys::{GATING, Keys, OTHER_NORMS};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::rope::{RopeConfig, RopeContext, RopeScaling, Yarn, of_all_layers, theta};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Gate;
+use souffleur_kernels::routing::{Routing, Score, WeightSum};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -56,7 +56,7 @@ pub(crate) static FAMILY: Family = Family {
         yarn_truncates: false,
         ..GgufFamily::named(Some("gpt-oss"))
     },
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("GptOssForCausalLM", "gpt_oss", layer)
 };
 

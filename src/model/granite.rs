@@ -2,17 +2,17 @@
 //!
 //! One multiplies embeddings, another the outputs of attention and MLP before the residual add; a third replaces 1/sqrt
 //! of a head's elements on attention scores, and the last divides logits. They keep activations at the same scale for
-//! any width (arXiv 2203.03466). [`crate::model::blocks`] reads all four from the configuration
+//! any width (arXiv 2203.03466). [`crate::blocks`] reads all four from the configuration
 //! ([`ModelConfig::embedding_scale`] and the following fields).
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::config::limits::FACTORS;
-use crate::model::config::scales::{Scales, Widths, unless_one};
-use crate::model::family::{Family, GgufFamily};
-use crate::model::gguf::keys::{EMBEDDING_SCALE, LOGITS_DIVISOR, RESIDUAL_SCALE, SCORE_SCALE};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::config::ModelConfig;
+use crate::config::limits::FACTORS;
+use crate::config::scales::{Scales, Widths, unless_one};
+use crate::family::{Family, GgufFamily};
+use crate::gguf::keys::{EMBEDDING_SCALE, LOGITS_DIVISOR, RESIDUAL_SCALE, SCORE_SCALE};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, LayerSpec};
+use souffleur_base::error::LoadError;
 
 pub(crate) static FAMILY: Family = Family {
     mlp_bias: true,

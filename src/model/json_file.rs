@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-pub(crate) use crate::error::format_error;
-use crate::error::{LoadError, number_within};
+pub use souffleur_base::error::format_error;
+use souffleur_base::error::{LoadError, number_within};
 
 const QUOTED_CHARS: usize = 80;
 

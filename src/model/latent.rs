@@ -1,14 +1,14 @@
 //! Multi-head latent attention (MLA), common to several families.
 //!
 //! DeepSeek-V2, arXiv 2405.04434, section 2.1. A token stores one latent vector and one rotated key part for all heads;
-//! see [`kernels::latent`](crate::kernels::latent). Queries may be low-rank.
+//! see [`kernels::latent`](souffleur_kernels::latent). Queries may be low-rank.
 
-use crate::error::LoadError;
-use crate::kernels::latent::{LatentShape, LatentWeights, LowRankQueries};
-use crate::kernels::{Backend, Linear};
-use crate::model::config::latent::LatentConfig;
-use crate::model::loader::Loader;
-use crate::model::loader::heads::{HeadRows, Turn};
+use crate::config::latent::LatentConfig;
+use crate::loader::Loader;
+use crate::loader::heads::{HeadRows, Turn};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::latent::{LatentShape, LatentWeights, LowRankQueries};
+use souffleur_kernels::{Backend, Linear};
 
 pub struct LatentAttention<B: Backend> {
     layer: usize,

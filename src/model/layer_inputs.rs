@@ -3,11 +3,11 @@
 //! A second table has a part for each layer and token; a projection of the embedding, normalised per layer, is added. A
 //! layer gates its part by the residual stream, projects and normalises it, and adds the result to the stream.
 
-use crate::error::LoadError;
-use crate::kernels::{Backend, Gate, Linear};
-use crate::model::blocks::norm::Norm;
-use crate::model::config::gemma4::LayerInputs;
-use crate::model::loader::Loader;
+use crate::blocks::norm::Norm;
+use crate::config::gemma4::LayerInputs;
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::{Backend, Gate, Linear};
 
 pub struct InputTable<B: Backend> {
     table: B::Matrix,

@@ -1,7 +1,7 @@
 //! A layer's parts, as a family describes them: plain data, which `blocks` loads.
 
-use crate::kernels::rope::PositionScale;
-use crate::model::config::ModelConfig;
+use crate::config::ModelConfig;
+use souffleur_kernels::rope::PositionScale;
 
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSpec {

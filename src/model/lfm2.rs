@@ -1,19 +1,19 @@
 //! LFM2: most layers are gated short convolutions, the others Qwen3's attention layers under other names. The last
 //! layer may be a convolution, whose state needs every token.
 
-use crate::error::LoadError;
-use crate::kernels::recurrent::MAX_TAPS;
-use crate::kernels::routing::{Routing, Score, WeightSum};
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key};
-use crate::model::config::limits::{EXPERTS, HEADS, INTERMEDIATE};
-use crate::model::config::recurrent::{Recurrence, RecurrentConfig, Written, layer_kinds};
-use crate::model::family::{
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};
+use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE};
+use crate::config::recurrent::{Recurrence, RecurrentConfig, Written, layer_kinds};
+use crate::family::{
     AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Intermediate, KeyNames,
 };
-use crate::model::gguf::keys::{GATING, KV_HEADS, Keys, OTHER_NORMS, WEIGHTS_SCALE};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use crate::gguf::keys::{GATING, KV_HEADS, Keys, OTHER_NORMS, WEIGHTS_SCALE};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::recurrent::MAX_TAPS;
+use souffleur_kernels::routing::{Routing, Score, WeightSum};
 
 pub(crate) static FAMILY: Family = Family {
     intermediate: Intermediate::Read(adjusted_width),
@@ -55,7 +55,7 @@ const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
         },
         tensor_names: NAMES,
         states,
-        lacks_on_cuda: Some("this family's recurrent states"),
+        missing_on_cuda: Some("this family's recurrent states"),
         ..Family::new(name, model_type, layer)
     }
 }

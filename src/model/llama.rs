@@ -1,12 +1,12 @@
 //! Llama 2 and 3, and models of the same architecture.
 //!
 //! Attention and MLP biases are configured separately. Llama 3.1's longer context is in RoPE's frequencies
-//! ([`crate::model::rope`]).
+//! ([`crate::rope`]).
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{Family, GgufFamily};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
-use crate::model::mixtral;
+use crate::config::ModelConfig;
+use crate::family::{Family, GgufFamily};
+use crate::layer_spec::{AttentionSpec, LayerSpec};
+use crate::mixtral;
 
 pub(crate) static FAMILY: Family = Family {
     mlp_bias: true,

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::LoadError;
-use crate::model::gguf;
-use crate::model::json_file::format_error;
-use crate::model::weights::folder::{self, INDEX, SINGLE};
-use crate::model::weights::quantised::scheme;
+use crate::gguf;
+use crate::json_file::format_error;
+use crate::weights::folder::{self, INDEX, SINGLE};
+use crate::weights::quantised::scheme;
+use souffleur_base::error::LoadError;
 
 /// Describes the encoding of weights, as do files of quantisation tools.
 const CONFIG: &str = "config.json";

@@ -3,18 +3,16 @@
 //! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4, which keeps
 //! attention sharp over long contexts. Keys are not scaled, so cached keys remain valid.
 
-use crate::error::LoadError;
-use crate::kernels::rope::PositionScale;
-use crate::model::config::ModelConfig;
-use crate::model::config::scales::{SLOPES, Scales};
-use crate::model::family::{AttentionBias, Defaults, Family, GgufFamily, Windows};
-use crate::model::gguf::keys::QUERY_SLOPE;
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
-use crate::model::mistral;
-use crate::model::rope::{
-    MAX_POSITIONS, RopeConfig, RopeContext, RopeScaling, Yarn, of_all_layers,
-};
+use crate::config::ModelConfig;
+use crate::config::scales::{SLOPES, Scales};
+use crate::family::{AttentionBias, Defaults, Family, GgufFamily, Windows};
+use crate::gguf::keys::QUERY_SLOPE;
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, LayerSpec};
+use crate::mistral;
+use crate::rope::{MAX_POSITIONS, RopeConfig, RopeContext, RopeScaling, Yarn, of_all_layers};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::rope::PositionScale;
 
 pub(crate) static FAMILY: Family = Family {
     decoder_of: &[mistral::WITH_VISION],

@@ -3,9 +3,9 @@
 //! A query at position p sees the keys at positions above `p - window`. The executor decides whether keys outside of
 //! the window keep their pages.
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{AttentionBias, Defaults, Family, Windows};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::config::ModelConfig;
+use crate::family::{AttentionBias, Defaults, Family, Windows};
+use crate::layer_spec::{AttentionSpec, LayerSpec};
 
 /// Mistral's vision-language class, which runs on text only.
 pub(crate) const WITH_VISION: &str = "Mistral3ForConditionalGeneration";

@@ -2,13 +2,13 @@
 //!
 //! The router's softmax is over all experts, and the weights of the selected ones are renormalised to sum to 1.
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
-use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
-use crate::model::family::{AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Windows};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::family::{AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Windows};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use souffleur_base::error::LoadError;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -25,7 +25,7 @@ pub(crate) static FAMILY: Family = Family {
         paired_rows: true,
         ..GgufFamily::named(None)
     },
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("MixtralForCausalLM", "mixtral", layer)
 };
 

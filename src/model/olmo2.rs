@@ -3,10 +3,10 @@
 //! arXiv 2501.00656. Attention and MLP read the residual stream directly; each output is normalised before the residual
 //! add. Queries and keys are normalised before RoPE, over all heads together.
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{Defaults, Family, GgufFamily};
-use crate::model::gguf::keys::POST_ATTENTION;
-use crate::model::layer_spec::{AttentionSpec, BlockNorms, LayerSpec, QkNorm};
+use crate::config::ModelConfig;
+use crate::family::{Defaults, Family, GgufFamily};
+use crate::gguf::keys::POST_ATTENTION;
+use crate::layer_spec::{AttentionSpec, BlockNorms, LayerSpec, QkNorm};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -21,7 +21,7 @@ pub(crate) static FAMILY: Family = Family {
         names: &[POST_ATTENTION],
         ..GgufFamily::named(Some("olmo2"))
     },
-    lacks_on_cuda: Some("QK norms over whole projections"),
+    missing_on_cuda: Some("QK norms over whole projections"),
     ..Family::new("Olmo2ForCausalLM", "olmo2", layer)
 };
 

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 
 use super::location::ModelLocation;
-use crate::error::LoadError;
+use souffleur_base::error::LoadError;
 
 /// Hashed bytes at the start of a file: tensor names and shapes, and usually the first weights.
 const HEADER_BYTES: u64 = 1 << 20;

@@ -1,16 +1,16 @@
 //! Phi-3, Phi-3.5 and Phi-4-mini: Mistral with fused projections and LongRoPE.
 //!
-//! Files fuse q, k and v in one matrix, and gate and up in another; [`crate::model::weights`] splits both. Phi-4-mini
+//! Files fuse q, k and v in one matrix, and gate and up in another; [`crate::weights`] splits both. Phi-4-mini
 //! has partial rotary. Long contexts have other frequencies than short ones (LongRoPE, arXiv 2402.13753), chosen when a
-//! sequence begins ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A configured window
+//! sequence begins ([`RopeConfig::long_above`](crate::rope::RopeConfig::long_above)). A configured window
 //! applies to every layer.
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::family::{AttentionBias, Defaults, Family, GgufFamily, GgufWindows, Windows};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
-use crate::model::rope::{RopeConfig, RopeContext, RopeScaling};
+use crate::config::ModelConfig;
+use crate::family::{AttentionBias, Defaults, Family, GgufFamily, GgufWindows, Windows};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, LayerSpec};
+use crate::rope::{RopeConfig, RopeContext, RopeScaling};
+use souffleur_base::error::LoadError;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {

@@ -1,10 +1,8 @@
 //! Qwen2 and Qwen2.5: bias on q, k and v only; optionally a sliding window from some layer on.
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{
-    AttentionBias, Defaults, Family, GgufFamily, Slides, WindowLayers, Windows,
-};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::config::ModelConfig;
+use crate::family::{AttentionBias, Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
+use crate::layer_spec::{AttentionSpec, LayerSpec};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {

@@ -1,9 +1,9 @@
 //! Qwen3: QK norm of every head before RoPE; attention biases as configured, rarely present.
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{Defaults, Family, GgufFamily};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec, QkNorm};
-use crate::model::qwen2;
+use crate::config::ModelConfig;
+use crate::family::{Defaults, Family, GgufFamily};
+use crate::layer_spec::{AttentionSpec, LayerSpec, QkNorm};
+use crate::qwen2;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {

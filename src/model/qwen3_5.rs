@@ -1,20 +1,18 @@
 //! Qwen3.5, dense or MoE, and Qwen3-Next: three layers of gated delta net, then one of gated attention with partial
 //! rotary. Norm weights are stored minus one.
 
-use crate::error::LoadError;
-use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
-use crate::model::config::limits::{EXPERTS, HEADS, INTERMEDIATE, check_kv_heads};
-use crate::model::config::recurrent::{
-    DELTA_DIM, Recurrence, RecurrentConfig, Written, layer_kinds,
-};
-use crate::model::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
-use crate::model::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
-use crate::model::qwen2;
-use crate::model::qwen3_moe;
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE, check_kv_heads};
+use crate::config::recurrent::{DELTA_DIM, Recurrence, RecurrentConfig, Written, layer_kinds};
+use crate::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
+use crate::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use crate::qwen2;
+use crate::qwen3_moe;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -58,7 +56,7 @@ const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
         defaults: DEFAULTS,
         partial_rotary: Some(0.25),
         qk_norm: QkNorm::Heads,
-        lacks_on_cuda: Some("this family's recurrent states"),
+        missing_on_cuda: Some("this family's recurrent states"),
         ..Family::new(name, model_type, layer)
     }
 }

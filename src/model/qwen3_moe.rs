@@ -2,16 +2,16 @@
 //!
 //! The router's softmax is over all experts. Renormalisation, and the layers with a plain MLP, are configured.
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
-use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
-use crate::model::family::{
+use crate::config::ModelConfig;
+use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::family::{
     Defaults, Family, GgufExperts, GgufFamily, Intermediate, WindowLayers, Windows,
 };
-use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
-use crate::model::qwen2;
+use crate::json_file::JsonFile;
+use crate::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
+use crate::qwen2;
+use souffleur_base::error::LoadError;
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -29,7 +29,7 @@ pub(crate) static FAMILY: Family = Family {
         experts: Some(GgufExperts::PLAIN),
         ..GgufFamily::named(Some("qwen3moe"))
     },
-    lacks_on_cuda: Some("this family's experts"),
+    missing_on_cuda: Some("this family's experts"),
     ..Family::new("Qwen3MoeForCausalLM", "qwen3_moe", layer)
 };
 

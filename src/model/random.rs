@@ -1,7 +1,7 @@
 //! Random vectors for models without a checkpoint: norm weights are 1, biases and convolutions random like matrices.
 
-use crate::kernels::dtype::Dtype;
-use crate::kernels::random::RandomTensor;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::random::RandomTensor;
 
 /// Log decay rate of recurrent states, which halves them in some tens of tokens.
 const A_LOG: f32 = -3.5;

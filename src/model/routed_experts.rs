@@ -1,9 +1,9 @@
 //! A router and its experts, for any place in a layer.
 
-use crate::error::LoadError;
-use crate::kernels::{Backend, Expert, Router};
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::loader::Loader;
+use crate::config::experts::ExpertsConfig;
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::{Backend, Expert, Router};
 
 /// Each expert is a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen ones.
 pub struct RoutedExperts<B: Backend> {

@@ -1,11 +1,11 @@
 //! Experts in parallel with an MLP, each with separate norms (Gemma 4).
 
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::model::blocks::norm::Norm;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::loader::Loader;
-use crate::model::routed_experts::RoutedExperts;
+use crate::blocks::norm::Norm;
+use crate::config::experts::ExpertsConfig;
+use crate::loader::Loader;
+use crate::routed_experts::RoutedExperts;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Backend;
 
 pub struct SideExperts<B: Backend> {
     mlp_norm: Norm<B>,

@@ -2,9 +2,9 @@
 //!
 //! Such a layer infers token order only from earlier layers (arXiv 2501.18795). Its keys are cached unrotated.
 
-use crate::model::config::ModelConfig;
-use crate::model::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::config::ModelConfig;
+use crate::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
+use crate::layer_spec::{AttentionSpec, LayerSpec};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {

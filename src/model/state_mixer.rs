@@ -1,10 +1,10 @@
 //! Parts of hybrid models: the recurrent token mixer, and the gated shared expert.
 
-use crate::error::LoadError;
-use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::{Backend, Expert, Linear};
-use crate::model::config::recurrent::{Recurrence, delta_inputs};
-use crate::model::loader::Loader;
+use crate::config::recurrent::{Recurrence, delta_inputs};
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
+use souffleur_kernels::{Backend, Expert, Linear};
 
 pub struct StateMixer<B: Backend> {
     layer: usize,

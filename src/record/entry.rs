@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 
 pub use self::step::StepRows;
 pub use self::submit::{NamespaceEntry, SubmitEntry};
-use crate::error::StepError;
-use crate::ids::{IntakeId, RequestId, StepId, Ticket};
-use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::pooling::Pooling;
-use crate::state::scheduler::submission::Submission;
+use crate::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{IntakeId, RequestId, StepId, Ticket};
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::pooling::Pooling;
+use souffleur_state::scheduler::submission::Submission;
 
 /// One record. A call is written before it is made, so that the log contains one that panics; its outcome follows.
 ///

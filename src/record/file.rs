@@ -15,8 +15,8 @@ use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use serde::{Deserialize, Serialize};
 
-use crate::record::entry::Entry;
-use crate::state::control::ControlSetup;
+use crate::entry::Entry;
+use souffleur_state::control::ControlSetup;
 
 const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
 /// Incremented when an older reader would misread the entries.

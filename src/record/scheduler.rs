@@ -6,22 +6,22 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::error::{RequestError, StepError};
-use crate::ids::{RequestId, SeqId, StepId, Ticket};
-use crate::record::digest::NewsDigest;
-use crate::record::entry::{Entry, FlagOf};
-use crate::record::sink::Recorder;
-use crate::request::CancelFlag;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::{PrefixEvent, StoredMiss};
-use crate::state::control::Plans;
-use crate::state::plan::StepPlanned;
-use crate::state::plan::probe::PrefixesProbed;
-use crate::state::scheduler::news::{FirstAdmission, RequestTokens};
-use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
-use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
-use crate::state::step::{RowResult, StepOutput};
+use crate::digest::NewsDigest;
+use crate::entry::{Entry, FlagOf};
+use crate::sink::Recorder;
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::{RequestId, SeqId, StepId, Ticket};
+use souffleur_request::CancelFlag;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::{PrefixEvent, StoredMiss};
+use souffleur_state::control::Plans;
+use souffleur_state::plan::StepPlanned;
+use souffleur_state::plan::probe::PrefixesProbed;
+use souffleur_state::scheduler::news::{FirstAdmission, RequestTokens};
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::scheduler::{CacheFlushed, Next, Scheduler};
+use souffleur_state::step::{RowResult, StepOutput};
 
 pub struct RecordedScheduler {
     /// Dropped first: it flushes its buffer while the state is whole.

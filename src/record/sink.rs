@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::record::entry::Entry;
-use crate::record::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
+use crate::entry::Entry;
+use crate::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
 
 /// Buffered bytes of entries that trigger a block.
 const BLOCK_BYTES: usize = 64 << 10;

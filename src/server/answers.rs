@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
-use crate::request::{GenerateRequest, Prompt};
+use souffleur_request::{GenerateRequest, Prompt};
 
 /// Bytes that a position of a prompt takes, without its entries.
 const POSITION_BYTES: usize = 128;
@@ -103,7 +103,7 @@ fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::sampling::LogprobWish;
+    use souffleur_state::sampling::LogprobWish;
 
     const CONTEXT: usize = 1000;
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::openapi::shape::{Shape, count, object, text};
-use crate::request::Usage;
+use souffleur_request::Usage;
 
 /// SGLang's name for a store of files.
 const BACKEND: &str = "file";

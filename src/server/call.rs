@@ -3,12 +3,12 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::raw::Raw;
-use crate::engine::EngineHandle;
-use crate::field::{self, Field, Shallow, check_bytes};
-use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Prompt};
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::MAX_SAMPLES;
+use souffleur_base::field::{self, Field, Shallow, check_bytes};
+use souffleur_base::ids::RequestId;
+use souffleur_engine::EngineHandle;
+use souffleur_request::{GenerateRequest, Prompt};
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::sampling::MAX_SAMPLES;
 
 pub(super) const MAX_RID_BYTES: usize = 256;
 

@@ -5,8 +5,9 @@ use actix_web::http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
 use super::api_key::ApiKey;
-use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
-use crate::error::ConfigError;
+use souffleur_base::error::ConfigError;
+use souffleur_config::keys;
+use souffleur_config::keys::{Flag, Form, KeyType, out_of_range};
 
 /// Each is a thread with its own runtime.
 const MAX_WORKERS: usize = 256;

@@ -10,8 +10,8 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, name_of, object, text};
 use super::state::AppState;
-use crate::ids::RequestId;
-use crate::state::cache::prefix_history::Cause;
+use souffleur_base::ids::RequestId;
+use souffleur_state::cache::prefix_history::Cause;
 
 /// Answers `GET /debug/prefix/{rid}`: where the request's prompt left the cache, and why. Excerpts of prompts,
 /// other people's among them, are shown to an admin only.

@@ -10,10 +10,10 @@ use actix_web::rt::task::spawn_blocking;
 use super::budget::Charges;
 use super::error::ApiError;
 use super::state::AppState;
-use crate::engine::EngineHandle;
-use crate::error::RequestError;
-use crate::model::text::{self, TextModel};
-use crate::request::ChatPrompt;
+use souffleur_base::error::RequestError;
+use souffleur_engine::EngineHandle;
+use souffleur_model::text::{self, TextModel};
+use souffleur_request::ChatPrompt;
 
 /// Fails if the engine runs without a tokenizer.
 pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiError> {

@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
 use super::raw::Raw;
-use crate::error::FieldError;
-use crate::field::{self, Field, Integer, ReadTokenIds, Shallow};
+use souffleur_base::error::FieldError;
+use souffleur_base::field::{self, Field, Integer, ReadTokenIds, Shallow};
 
 /// Most fields of an object: clients send a few dozen.
 const MAX_FIELDS: usize = 1024;
@@ -348,7 +348,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::server::budget::BodyBudget;
+    use crate::budget::BodyBudget;
 
     #[track_caller]
     fn check(value: Value, expected: &str) {

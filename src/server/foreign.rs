@@ -6,8 +6,8 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::field::Shallow;
-use crate::state::sampling;
+use souffleur_base::field::Shallow;
+use souffleur_state::sampling;
 
 /// A field, and its values without effect in addition to null and an empty text: false is one, unless true is.
 type Refused = (&'static str, &'static [Off]);

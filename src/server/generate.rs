@@ -19,7 +19,7 @@ use super::state::AppState;
 use super::transcript::{News, Transcript};
 use super::whole::{self, MAX_INLINE_BYTES};
 use super::words::Dialect;
-use crate::ids::RequestId;
+use souffleur_base::ids::RequestId;
 
 pub(super) use super::native::operation;
 

@@ -13,8 +13,8 @@ use super::openapi::shape::{
 };
 use super::state::AppState;
 use super::whole;
-use crate::engine::ModelInfo;
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
+use souffleur_engine::ModelInfo;
 
 /// Ranks of an engine, of every kind of parallelism.
 pub(super) const RANKS: usize = 1;

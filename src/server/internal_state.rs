@@ -12,7 +12,7 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{flag, list, object, text};
 use super::state::AppState;
-use crate::actors::messages::SetPolicy;
+use souffleur_actors::messages::SetPolicy;
 
 const ARGS: &str = "server_args";
 

@@ -14,9 +14,9 @@ use super::exchange::Observed;
 use super::open_requests::Listed;
 use super::state::AppState;
 use super::transcript::{News, Transcript};
-use crate::engine::{Canceller, Generation};
-use crate::error::RequestError;
-use crate::request::{Event, GenerateRequest};
+use souffleur_base::error::RequestError;
+use souffleur_engine::{Canceller, Generation};
+use souffleur_request::{Event, GenerateRequest};
 
 pub(super) struct Lane {
     generation: Generation,

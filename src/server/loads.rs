@@ -14,9 +14,9 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{Shape, count, list, name_of, number, object, text, whole};
 use super::state::AppState;
-use crate::engine::ModelInfo;
-use crate::field::{Field, Shallow};
-use crate::metrics::EngineLoad;
+use souffleur_base::field::{Field, Shallow};
+use souffleur_engine::ModelInfo;
+use souffleur_metrics::EngineLoad;
 
 /// The only data-parallel rank.
 const RANK: &str = "0";

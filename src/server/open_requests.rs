@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::Canceller;
+use souffleur_engine::Canceller;
 
 /// The cancellers of each request in flight. Workers share them: a request can be aborted on any connection.
 #[derive(Clone, Default)]

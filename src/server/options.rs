@@ -5,8 +5,8 @@ use super::error::ApiError;
 use super::openapi::facts::Facts;
 use super::openapi::shape::{Shape, seconds, text};
 use super::table::Table;
-use crate::request::RequestTimeouts;
-use crate::state::cache::namespace::Namespace;
+use souffleur_request::RequestTimeouts;
+use souffleur_state::cache::namespace::Namespace;
 
 /// The names under which prefixes are shared.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{Shape, name_of, object, text};
 use super::state::AppState;
-use crate::field::{Field, Shallow};
+use souffleur_base::field::{Field, Shallow};
 
 /// Plans no more work until generation is continued. The modes are SGLang's: `abort` cancels every request in flight,
 /// and those that arrive later wait; `in_place` keeps them all.

@@ -12,8 +12,8 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{object, text};
 use super::state::AppState;
-use crate::actors::messages::SetPolicy;
-use crate::field::check_bytes;
+use souffleur_actors::messages::SetPolicy;
+use souffleur_base::field::check_bytes;
 
 const MAX_NAME_BYTES: usize = 64;
 

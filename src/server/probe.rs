@@ -10,10 +10,10 @@ use actix_web::rt;
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use crate::engine::EngineHandle;
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::request::{Event, GenerateRequest, Prompt};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
+use souffleur_engine::EngineHandle;
+use souffleur_request::{Event, GenerateRequest, Prompt};
 
 /// How long an outcome answers later clients.
 const FRESH: Duration = Duration::from_secs(1);

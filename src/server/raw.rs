@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use actix_web::web::Bytes;
 
 use super::error::ApiError;
-use crate::field::{self, Shallow, Tree};
+use souffleur_base::field::{self, Shallow, Tree};
 
 /// The text of one JSON value, without spaces around it.
 #[derive(Clone, Debug)]

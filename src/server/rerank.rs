@@ -32,10 +32,10 @@ use super::scoring::{self, Labels, Requests, Scored};
 use super::state::AppState;
 use super::table::Table;
 use super::whole;
-use crate::engine::EngineHandle;
-use crate::field::{self, Field};
-use crate::ids::RequestId;
-use crate::request::Prompt;
+use souffleur_base::field::{self, Field};
+use souffleur_base::ids::RequestId;
+use souffleur_engine::EngineHandle;
+use souffleur_request::Prompt;
 
 const QUERY: &str = "query";
 const DOCUMENTS: &str = "documents";

@@ -20,8 +20,8 @@ use super::scoring::{self, Labels, Requests};
 use super::state::AppState;
 use super::table::Table;
 use super::whole;
-use crate::field::check_count;
-use crate::request::Prompt;
+use souffleur_base::field::check_count;
+use souffleur_request::Prompt;
 
 const QUERY: &str = "query";
 const ITEMS: &str = "items";

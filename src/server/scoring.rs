@@ -12,9 +12,9 @@ use super::lanes::{Lane, finish_all};
 use super::options::Urgency;
 use super::state::AppState;
 use super::transcript::Transcript;
-use crate::request::{GenerateRequest, Prompt, Usage};
-use crate::state::cache::namespace::Namespace;
-use crate::state::sampling::{LogprobWish, SamplingParams};
+use souffleur_request::{GenerateRequest, Prompt, Usage};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::sampling::{LogprobWish, SamplingParams};
 
 /// Tokens that a call scores after each of its prompts.
 pub(super) struct Labels {

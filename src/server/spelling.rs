@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::model::text::TextModel;
-use crate::state::detok::TokenText;
+use souffleur_model::text::TextModel;
+use souffleur_state::detok::TokenText;
 
 pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
@@ -113,7 +113,7 @@ pub(super) mod tests {
     use super::*;
 
     /// One token a byte; 256 and above are special.
-    pub(in crate::server) struct Bytewise;
+    pub(crate) struct Bytewise;
 
     impl SpellTokens for Bytewise {
         fn bytes(&self, token: u32) -> Vec<u8> {
@@ -128,7 +128,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::server) fn bytewise() -> Spelling {
+    pub(crate) fn bytewise() -> Spelling {
         Spelling(Some(Arc::new(Bytewise)))
     }
 

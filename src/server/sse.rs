@@ -18,7 +18,7 @@ use super::error::{ApiError, Envelope};
 use super::lanes::{Events, Lane, check_kept, merged};
 use super::transcript::News;
 use super::whole::{aside, charged_pieces, lost, next_piece};
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
 
 /// Renders the events of the lanes as the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {

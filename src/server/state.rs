@@ -17,9 +17,9 @@ use super::probe::Probe;
 use super::sessions::store::SessionStore;
 use super::spelling::Spelling;
 use super::traces::Traces;
-use crate::engine::EngineHandle;
-use crate::error::RequestError;
-use crate::metrics::in_order;
+use souffleur_base::error::RequestError;
+use souffleur_engine::EngineHandle;
+use souffleur_metrics::in_order;
 
 /// Prompts whose tokens are counted at once.
 const MAX_COUNTS: usize = 2;

@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::openapi::facts::Facts;
 use super::openapi::shape::{ObjectShape, Shape, flag, integer, name_of, object};
-use crate::field::{Field, Integer, Shallow};
+use souffleur_base::field::{Field, Integer, Shallow};
 
 type Describe = Box<dyn Fn(&Facts) -> Shape>;
 type Read<B> = Box<dyn Fn(&mut B, &mut Fields, CallLimits<'_>) -> Result<(), ApiError>>;
@@ -182,8 +182,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::server::{openai, rerank, score};
-    use crate::state::request_limits::RequestLimits;
+    use crate::{openai, rerank, score};
+    use souffleur_state::request_limits::RequestLimits;
 
     #[track_caller]
     fn check<B: Default + 'static>(table: &Table<B>) {

@@ -23,11 +23,11 @@ use super::openapi::shared;
 use super::spelling::SpellTokens;
 use super::state::AppState;
 use super::whole;
-use crate::error::RequestError;
-use crate::field::{Field, check_count};
-use crate::model::text::TextModel;
-use crate::request::Prompt;
-use crate::state::detok::TokenText;
+use souffleur_base::error::RequestError;
+use souffleur_base::field::{Field, check_count};
+use souffleur_model::text::TextModel;
+use souffleur_request::Prompt;
+use souffleur_state::detok::TokenText;
 
 const MAX_TOKENS: usize = 1 << 20;
 /// Bytes that an id takes in memory and as JSON, for each byte of text at most one.

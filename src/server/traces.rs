@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use crate::request::{Finished, GenerateRequest};
+use souffleur_request::{Finished, GenerateRequest};
 
 pub trait Traces: Send + Sync {
     fn begin(&self, call: &CallStart<'_>) -> Box<dyn Trace>;

@@ -3,10 +3,10 @@
 use std::iter;
 use std::sync::Arc;
 
-use crate::error::RequestError;
-use crate::request::{Delta, Event, FinishReason, OutputPiece, Usage};
-use crate::state::output::push_piece;
-use crate::state::sampling::TokenLogprobs;
+use souffleur_base::error::RequestError;
+use souffleur_request::{Delta, Event, FinishReason, OutputPiece, Usage};
+use souffleur_state::output::push_piece;
+use souffleur_state::sampling::TokenLogprobs;
 
 /// Log probabilities that a worker writes without yielding: a few milliseconds with the texts of the tokens.
 const MAX_PIECE_ENTRIES: usize = 2048;

@@ -14,7 +14,7 @@ use actix_web::{HttpResponse, ResponseError};
 use super::answers::AnswerCharge;
 use super::error::ApiError;
 use super::transcript::Transcript;
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
 
 /// Largest answer that a worker writes itself.
 pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;

@@ -3,7 +3,7 @@
 //! Agents shorten a conversation when an error says that it is too long, and detect that by the words of their API: a
 //! code or a status is not enough for most of them. docs/api.md lists the agents and their words.
 
-use crate::error::{PromptTokens, RequestError};
+use souffleur_base::error::{PromptTokens, RequestError};
 
 /// The API in whose words an error is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Overflow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::error::ApiError;
+    use crate::error::ApiError;
 
     #[track_caller]
     fn check(dialect: Dialect, prompt_tokens: PromptTokens, expected: &str) {

@@ -1,11 +1,11 @@
 //! The KV store of a simulated engine: its blocks, its size, and the speed of its disk and of the link to it.
 
-use crate::config::EngineConfig;
-use crate::engine::ModelInfo;
-use crate::engine::store::{StoreShape, store_shape};
-use crate::model::config::ModelConfig;
-use crate::state::step::{BlockCopies, BlockSource};
-use crate::state::tiers::BlockKind;
+use souffleur_config::EngineConfig;
+use souffleur_engine::ModelInfo;
+use souffleur_engine::store::{StoreShape, store_shape};
+use souffleur_model::config::ModelConfig;
+use souffleur_state::step::{BlockCopies, BlockSource};
+use souffleur_state::tiers::BlockKind;
 
 use super::SimulateError;
 use super::hardware::Hardware;

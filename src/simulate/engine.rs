@@ -15,18 +15,18 @@ use super::roofline::{Roofline, StepCost};
 use super::rows::{prefilled_alone, row_result};
 use super::store::{StoreAnswer, VirtualStore};
 use super::trace::{Trace, TraceRequest};
-use crate::config::EngineConfig;
-use crate::engine::{EngineParts, ModelInfo};
-use crate::ids::{IntakeId, RequestId};
-use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::cache::namespace::Namespace;
-use crate::state::control::{ControlSetup, ControlStates};
-use crate::state::sampling::SamplingParams;
-use crate::state::scheduler::IntakeLimits;
-use crate::state::scheduler::news::{RequestEnd, RequestTokens};
-use crate::state::scheduler::submission::Submission;
-use crate::state::step::{RowWork, StepOutput, StepPlan};
-use crate::state::tiers::PrefillRate;
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_config::EngineConfig;
+use souffleur_engine::{EngineParts, ModelInfo};
+use souffleur_request::{CancelFlag, RequestTimeouts};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::scheduler::IntakeLimits;
+use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::step::{RowWork, StepOutput, StepPlan};
+use souffleur_state::tiers::PrefillRate;
 
 pub struct Simulation<'a> {
     pub config: &'a EngineConfig,

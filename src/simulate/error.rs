@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{ConfigError, LoadError, StartError};
+use souffleur_base::error::{ConfigError, LoadError, StartError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimulateError {

@@ -7,7 +7,7 @@ use figment::providers::{Format, Toml};
 use serde::{Deserialize, Serialize};
 
 use super::SimulateError;
-use crate::kernels::dtype::Dtype;
+use souffleur_kernels::dtype::Dtype;
 
 const KNOWN: [(&str, &str); 6] = [
     (

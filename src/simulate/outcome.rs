@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::store::StoreOutcome;
-use crate::state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::stats::EngineStats;
 
 /// Intervals that are kept at most: when there are more, two become one.
 const MAX_MOMENTS: usize = 1024;

@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Device, EngineConfig};
-use crate::engine::ModelInfo;
-use crate::engine::memory::{window_wish, windowed};
-use crate::executor::cpu::LOGIT_ROWS;
-use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
-use crate::kernels::dtype::Dtype;
-use crate::kv_layout::KvLayout;
-use crate::model::config::ModelConfig;
-use crate::model::generation::GenerationConfig;
-use crate::state::pool::pages::PageSize;
+use souffleur_base::kv_layout::KvLayout;
+use souffleur_config::{Device, EngineConfig};
+use souffleur_engine::ModelInfo;
+use souffleur_engine::memory::{window_wish, windowed};
+use souffleur_executor::cpu::LOGIT_ROWS;
+use souffleur_executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::config::ModelConfig;
+use souffleur_model::generation::GenerationConfig;
+use souffleur_state::pool::pages::PageSize;
 
 use super::SimulateError;
 use super::hardware::Hardware;
@@ -123,7 +123,7 @@ fn memory_wish(
 fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> {
     let least = PageSize::new(page_size).map_or(
         0,
-        crate::state::scheduler::IntakeLimits::min_capacity_tokens,
+        souffleur_state::scheduler::IntakeLimits::min_capacity_tokens,
     );
     if memory.max_total_tokens < least as u64 {
         let reason = format!(
@@ -138,7 +138,7 @@ fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulate::shape;
+    use crate::shape;
 
     #[test]
     fn the_pool_is_what_the_fraction_leaves_behind_the_weights() {

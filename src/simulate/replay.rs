@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use super::SimulateError;
 use super::trace::Trace;
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::{Checkpoint, PrefixCache};
-use crate::state::cache::radix_tree::RadixTree;
-use crate::state::pool::page_pool::PagePool;
-use crate::state::pool::pages::{PageSize, PoolLedger};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur_state::cache::radix_tree::RadixTree;
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
 /// Most pages of a simulated pool: their ids alone take 1 GiB.
 pub const MAX_POOL_PAGES: usize = 1 << 28;

@@ -20,11 +20,11 @@ use self::attention::Layers;
 pub use self::storage::{Sparsity, Storage, weights_bytes};
 use self::storage::{expert_totals, matrix_bytes};
 use super::hardware::Hardware;
-use crate::kernels::dtype::{MatrixRole, Quantization};
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::weights::TensorSpec;
-use crate::state::step::{RowWork, StepPlan};
+use souffleur_kernels::dtype::{MatrixRole, Quantization};
+use souffleur_model::config::ModelConfig;
+use souffleur_model::config::experts::ExpertsConfig;
+use souffleur_model::weights::TensorSpec;
+use souffleur_state::step::{RowWork, StepPlan};
 
 #[derive(Clone, Debug)]
 pub struct Roofline {

@@ -3,8 +3,8 @@
 use smallvec::smallvec;
 
 use super::trace::PROMPT_VOCAB;
-use crate::ids::SeqId;
-use crate::state::step::{RowResult, RowVerdict, RowWork, StepPlan, StepRow};
+use souffleur_base::ids::SeqId;
+use souffleur_state::step::{RowResult, RowVerdict, RowWork, StepPlan, StepRow};
 
 /// The tokens that a step prefills, if it does nothing else.
 pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {

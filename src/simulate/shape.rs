@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::SimulateError;
-use crate::model::config::ModelConfig;
-use crate::model::gguf::{self, Gguf};
-use crate::model::location::ModelLocation;
+use souffleur_model::config::ModelConfig;
+use souffleur_model::gguf::{self, Gguf};
+use souffleur_model::location::ModelLocation;
 
 const KNOWN: [(&str, &str); 4] = [
     (

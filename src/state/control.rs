@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::ConfigError;
-use crate::state::cache::plain_cache::PlainCache;
-use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::cache::radix_tree::RadixTree;
-use crate::state::plan::probe::{PrefixesProbed, ProbePrefixes};
-use crate::state::plan::{PlanStep, ReservePages, StepPlanned, reserve_pages};
-use crate::state::pool::pages::PoolLedger;
-use crate::state::pool::pools::Pools;
-use crate::state::scheduler::policy::{SchedulePolicy, schedule_policy};
-use crate::state::scheduler::{Next, Scheduler, SchedulerLimits};
-use crate::state::step::StepPlan;
+use crate::cache::plain_cache::PlainCache;
+use crate::cache::prefix_cache::PrefixCache;
+use crate::cache::radix_tree::RadixTree;
+use crate::plan::probe::{PrefixesProbed, ProbePrefixes};
+use crate::plan::{PlanStep, ReservePages, StepPlanned, reserve_pages};
+use crate::pool::pages::PoolLedger;
+use crate::pool::pools::Pools;
+use crate::scheduler::policy::{SchedulePolicy, schedule_policy};
+use crate::scheduler::{Next, Scheduler, SchedulerLimits};
+use crate::step::StepPlan;
+use souffleur_base::error::ConfigError;
 
-pub use crate::state::plan::plan_step::plan_step;
-pub use crate::state::plan::probe::probe_prefixes;
+pub use crate::plan::plan_step::plan_step;
+pub use crate::plan::probe::probe_prefixes;
 
 /// The configuration of the control states, which determines their decisions. A message log begins with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]

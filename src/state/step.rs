@@ -6,12 +6,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 pub use souffleur_base::row_state::{StateSave, StateStart};
 
-use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
-use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
-use crate::state::pool::pages::PageRun;
-use crate::state::pooling::Pooling;
-use crate::state::prompt_vectors::PromptVectors;
-use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
+use crate::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
+use crate::pool::pages::PageRun;
+use crate::pooling::Pooling;
+use crate::prompt_vectors::PromptVectors;
+use crate::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
 
 /// Upper bound of planned and unfinished steps: the one on the device and its successor.
 pub const PIPELINE_DEPTH: usize = 2;

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::state::tiers::BlockKind;
-use crate::store::pages::PageBuffer;
-use crate::store::{Geometry, Plane, StepBeat, StoreError};
+use crate::pages::PageBuffer;
+use crate::{Geometry, Plane, StepBeat, StoreError};
+use souffleur_state::tiers::BlockKind;
 
 /// Smaller buffers are made on demand: their memory is available soon enough.
 const MIN_AHEAD_BYTES: usize = 1 << 20;

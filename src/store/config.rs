@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::store::BlockKind;
+use crate::BlockKind;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {

@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
-use crate::store::Geometry;
-use crate::store::files::{Files, Lock};
-use crate::store::record::VERSION;
+use crate::Geometry;
+use crate::files::{Files, Lock};
+use crate::record::VERSION;
+use souffleur_state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
 
 /// Longest `meta` that is read.
 const MAX_META_BYTES: u64 = 1 << 20;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::state::tiers::{BlockKind, Needs};
-use crate::store::pages::in_whole_pages;
-use crate::store::record::RecordSize;
+use crate::pages::in_whole_pages;
+use crate::record::RecordSize;
+use souffleur_state::tiers::{BlockKind, Needs};
 
 /// One buffer of one layer, for all tokens of a block: the unit of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

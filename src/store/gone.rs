@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::tiers::BlockKey;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::tiers::BlockKey;
 
 /// Blocks of a generation; two are kept, some 5 MiB in all.
 const MAX_BLOCKS: usize = 1 << 15;

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint, StoredBlock};
-use crate::store::files::{DataFile, Files};
-use crate::store::record::VERSION;
+use crate::files::{DataFile, Files};
+use crate::record::VERSION;
+use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint, StoredBlock};
 
 /// Size of an entry and of the header, in bytes.
 pub(super) const ENTRY_BYTES: usize = 96;
@@ -221,7 +221,7 @@ fn decode(bytes: &[u8]) -> Option<LogEntry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::files::MemoryFiles;
+    use crate::files::MemoryFiles;
 
     const PRINT: Fingerprint = Fingerprint([5; 32]);
 

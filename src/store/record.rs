@@ -20,8 +20,8 @@
 //!
 //! A record is used only if its key, parent, fingerprint and all checksums match.
 
-use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
-use crate::store::{Geometry, HostBlock, Plane};
+use crate::{Geometry, HostBlock, Plane};
+use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 
 /// Bytes that headers and payloads are rounded up to.
 pub(super) const ALIGN: usize = 4096;

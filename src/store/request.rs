@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ids::{SeqId, Ticket};
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::tiers::{BlockPlace, Keys};
-use crate::store::HostBlock;
+use crate::HostBlock;
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::tiers::{BlockPlace, Keys};
 
 /// Looks up the blocks of a prompt that the store has. Answered by [`Answer::Found`].
 #[derive(Clone)]
@@ -112,7 +112,7 @@ pub struct Loaded {
     /// Window records of the last of them, in order: those of [`Needs::window_blocks`] at `blocks.end`, as far as they
     /// are among `blocks`.
     ///
-    /// [`Needs::window_blocks`]: crate::state::tiers::Needs::window_blocks
+    /// [`Needs::window_blocks`]: souffleur_state::tiers::Needs::window_blocks
     pub window: Vec<HostBlock>,
     /// The state after the last of them, where layers keep one.
     pub state: Option<HostBlock>,

@@ -8,9 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::state::tiers::BlockKind;
-use crate::store::files::{Advice, DataFile, Files};
-use crate::store::record::RecordSize;
+use crate::files::{Advice, DataFile, Files};
+use crate::record::RecordSize;
+use souffleur_state::tiers::BlockKind;
 
 /// Size of a file, in bytes.
 const SEGMENT_BYTES: u64 = 1 << 30;

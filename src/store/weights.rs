@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::store::Stop;
-use crate::store::files::{Files, SystemFiles};
+use crate::Stop;
+use crate::files::{Files, SystemFiles};
 
 /// Bytes that are hashed between two checks of [`Stop`].
 const PIECE_BYTES: usize = 1 << 20;

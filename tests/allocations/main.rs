@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::executor::{Executor, Placement};
-use souffleur::ids::{PageId, RowId, SeqId, StateSlot, StepId};
-use souffleur::kernels::cpu::Numa;
-use souffleur::kernels::cuda::driver::Device;
-use souffleur::kernels::cuda::gemm::GemmWish;
-use souffleur::kernels::cuda::pack::Modules;
-use souffleur::kernels::cuda::params::ElementType;
-use souffleur::model::loader::LoadFormat;
-use souffleur::state::pool::kv_layout::KvDtype;
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur_executor::{Executor, Placement};
+use souffleur_kernels::cpu::Numa;
+use souffleur_kernels::cuda::driver::Device;
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_model::loader::LoadFormat;
+use souffleur_state::pool::kv_layout::KvDtype;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
 
 struct Counting;
 
@@ -173,7 +173,7 @@ fn next(plan: &mut StepPlan, step: u32) {
 }
 
 fn model_dir(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(model)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(model)
 }
 
 fn on_cpu(

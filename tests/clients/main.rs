@@ -19,6 +19,8 @@ mod hub;
 mod npm;
 mod peers;
 mod python;
+#[path = "../common/repository.rs"]
+mod repository;
 mod schemathesis;
 #[path = "../common/scripted.rs"]
 mod scripted;

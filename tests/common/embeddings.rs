@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use souffleur::request::PromptVectors;
+use souffleur_request::PromptVectors;
 
 /// One vector for each token, in f32, which holds every stored element exactly.
 pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {

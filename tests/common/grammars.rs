@@ -2,10 +2,10 @@
 
 use std::ops::ControlFlow;
 
-use souffleur::state::grammar::{
+use souffleur_state::grammar::{
     Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState, RowGrammar,
 };
-use souffleur::state::sampling::TokenMask;
+use souffleur_state::sampling::TokenMask;
 
 /// Every this many tokens, all tokens may follow.
 const FREE_EVERY: usize = 5;

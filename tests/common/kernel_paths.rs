@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::Command;
 
-use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
+use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
 
 /// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, but for the chosen
 /// one, which the plain run covers, and lists instruction sets that the machine lacks. Does nothing inside such a run.

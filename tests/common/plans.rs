@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use souffleur::executor::cpu::CpuOptions;
-use souffleur::ids::{PageId, RowId, SeqId, StepId};
-use souffleur::kernels::cpu::Numa;
-use souffleur::model::loader::LoadFormat;
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use souffleur_base::ids::{PageId, RowId, SeqId, StepId};
+use souffleur_executor::cpu::CpuOptions;
+use souffleur_kernels::cpu::Numa;
+use souffleur_model::loader::LoadFormat;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// The CPU executor's options for a few short sequences.
 pub fn cpu_options() -> CpuOptions {

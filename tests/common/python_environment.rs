@@ -24,7 +24,7 @@ pub fn python(requirements: &str) -> Option<&'static Path> {
 
 /// As [`python`], for test binaries with several environments, each with its own cell.
 pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static Path> {
-    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join(requirements);
+    let requirements = crate::repository::repository().join(requirements);
     match place.get_or_init(|| find_or_make(&requirements)) {
         Ok(interpreter) => Some(interpreter),
         Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),

@@ -7,15 +7,16 @@ use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::kernels::random::RandomTensor;
-use souffleur::model::config::ModelConfig;
-use souffleur::model::random::random_vector;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::random::RandomTensor;
+use souffleur_model::config::ModelConfig;
+use souffleur_model::random::random_vector;
 
 /// A model of the family of a fixture, its weights in bf16.
 pub fn random_folder(name: &str, sizes: &[(&str, usize)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let fixture =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/models");
     let config = std::fs::read(fixture.join(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&config).unwrap();
     for (key, size) in sizes {

@@ -1,9 +1,9 @@
 //! Sixteen requests of different kinds, and their outcomes.
 
 use futures_util::future::join_all;
-use souffleur::engine::Generation;
-use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::sampling::LogprobWish;
+use souffleur_engine::Generation;
+use souffleur_request::{Event, GenerateRequest, Prompt};
+use souffleur_state::sampling::LogprobWish;
 
 use crate::world::{World, within};
 

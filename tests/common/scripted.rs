@@ -1,15 +1,15 @@
 //! An engine on the tiny checkpoint with tool tokens whose model replies with the lines of a test.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use souffleur::config::EngineConfig;
-use souffleur::engine::{EngineParts, Progress};
-use souffleur::error::LoadError;
-use souffleur::executor::Executor;
-use souffleur::executor::fake::FakeOptions;
-use souffleur::executor::scripted::{Script, ScriptedExecutor};
-use souffleur::state::detok::TokenText;
+use souffleur_base::error::LoadError;
+use souffleur_config::EngineConfig;
+use souffleur_engine::{EngineParts, Progress};
+use souffleur_executor::Executor;
+use souffleur_executor::fake::FakeOptions;
+use souffleur_executor::scripted::{Script, ScriptedExecutor};
+use souffleur_state::detok::TokenText;
 
 /// The reply to prompts that have no line.
 pub const NO_LINE: &str = "I have no line for this.";
@@ -21,7 +21,7 @@ pub type Line<'a> = (&'a str, &'a str);
 
 /// The folder of the tiny checkpoint with tool tokens.
 pub fn checkpoint() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents")
+    crate::repository::repository().join("tests/fixtures/qwen3-agents")
 }
 
 /// The parts of an engine with these lines; `config` names the [`checkpoint`].

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use souffleur::error::StepError;
-use souffleur::executor::cpu::CpuExecutor;
-use souffleur::executor::{Executor, Launch};
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{StepOutput, StepPlan};
+use souffleur_base::error::StepError;
 use souffleur_cusim::{Device, Fault};
+use souffleur_executor::cpu::CpuExecutor;
+use souffleur_executor::{Executor, Launch};
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{StepOutput, StepPlan};
 
 use crate::common::{
     append, cpu_options, decode, fixture, greedy, load, options, plan, prefill, start, tokens,

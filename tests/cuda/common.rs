@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use souffleur::executor::Placement;
-use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::kernels::cuda::gemm::GemmWish;
-use souffleur::kernels::cuda::params::ElementType;
-use souffleur::model::loader::LoadFormat;
+use souffleur_executor::Placement;
+use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_model::loader::LoadFormat;
 
 pub use crate::model::fixture;
 pub use crate::plans::*;

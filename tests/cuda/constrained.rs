@@ -7,14 +7,14 @@ use std::sync::Arc;
 use crossbeam_channel::{Sender, bounded};
 use futures_util::future::join_all;
 use serde_json::json;
-use souffleur::config::EngineConfig;
-use souffleur::engine::Generation;
-use souffleur::executor::Executor;
-use souffleur::executor::cpu::CpuExecutor;
-use souffleur::ids::SeqId;
-use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::grammar::{Constraint, JsonWhitespace};
-use souffleur::state::step::{PIPELINE_DEPTH, RowVerdict, StepOutput, StepPlan};
+use souffleur_base::ids::SeqId;
+use souffleur_config::EngineConfig;
+use souffleur_engine::Generation;
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::CpuExecutor;
+use souffleur_request::{Event, GenerateRequest, Prompt};
+use souffleur_state::grammar::{Constraint, JsonWhitespace};
+use souffleur_state::step::{PIPELINE_DEPTH, RowVerdict, StepOutput, StepPlan};
 
 use crate::common::{cpu_options, fixture, load, options};
 use crate::gpu;
@@ -105,8 +105,8 @@ fn a_row_is_taken_over_while_its_last_token_is_under_way() {
     }
     let mut all = plans(&first, 5);
     for mut next in plans(&second, 12) {
-        next.step = souffleur::ids::StepId::new(next.step.get() + 5);
-        let seq = |row: souffleur::ids::RowId| SeqId::new(u64::from(row.get()) + SECOND_SEQ);
+        next.step = souffleur_base::ids::StepId::new(next.step.get() + 5);
+        let seq = |row: souffleur_base::ids::RowId| SeqId::new(u64::from(row.get()) + SECOND_SEQ);
         next.starts
             .iter_mut()
             .for_each(|start| start.seq = seq(start.row));

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use souffleur::config::EngineConfig;
-use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur_config::EngineConfig;
+use souffleur_request::{Event, GenerateRequest, Prompt};
 
 use crate::model::fixture;
 use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, start_on_cpu};

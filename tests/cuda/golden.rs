@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use futures_util::future::join_all;
-use souffleur::config::EngineConfig;
+use souffleur_config::EngineConfig;
 
 use crate::model::{fixture, with_large_heads};
 use crate::requests::{REQUESTS, SHARED_TOKENS, at_once, one_after_another, request};

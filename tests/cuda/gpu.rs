@@ -5,8 +5,8 @@
 
 use std::path::PathBuf;
 
-use souffleur::kernels::cuda::driver::Device;
-use souffleur::kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::driver::Device;
+use souffleur_kernels::cuda::pack::Modules;
 
 const REAL: &str = "SOUFFLEUR_TEST_GPU";
 
@@ -39,9 +39,8 @@ pub fn open(emulated: usize) -> (Device, Modules) {
     (device, modules)
 }
 
-/// The folder of the repository: a binary that was copied elsewhere gets it from the environment.
+/// The root of the repository, which a binary that was copied elsewhere gets from the environment.
 pub fn repository() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR")
-        .unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into())
-        .into()
+    std::env::var_os("SOUFFLEUR_REPOSITORY")
+        .map_or_else(|| crate::repository::repository().to_owned(), PathBuf::from)
 }

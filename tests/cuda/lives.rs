@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::sampling::LogprobWish;
+use souffleur_config::EngineConfig;
 use souffleur_cusim::{Device, Fault};
+use souffleur_engine::{Engine, EngineParts, Progress};
+use souffleur_request::{Event, GenerateRequest, Prompt};
+use souffleur_state::sampling::LogprobWish;
 
 use crate::gpu;
 use crate::model::fixture;

@@ -22,6 +22,8 @@ mod model;
 #[path = "../common/plans.rs"]
 mod plans;
 mod pooling;
+#[path = "../common/repository.rs"]
+mod repository;
 #[path = "../common/requests.rs"]
 mod requests;
 mod scores;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use souffleur::config::EngineConfig;
-use souffleur::request::{Event, GenerateRequest, Pooling};
+use souffleur_config::EngineConfig;
+use souffleur_request::{Event, GenerateRequest, Pooling};
 
 use crate::model::fixture;
 use crate::requests::request;

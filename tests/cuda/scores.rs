@@ -6,9 +6,9 @@
 
 use std::path::Path;
 
-use souffleur::config::DtypeChoice;
-use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::sampling::{LogprobWish, TokenLogprobs};
+use souffleur_config::DtypeChoice;
+use souffleur_request::{Event, GenerateRequest, Prompt};
+use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
 use crate::requests::{Bits, bits};
 use crate::setups::{Setup, start_on_cpu};

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use souffleur::config::{Device, DtypeChoice, EngineConfig};
-use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::executor::Placement;
-use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
-use souffleur::kernels::cuda::gemm::GemmWish;
-use souffleur::kernels::cuda::params::ElementType;
+use souffleur_config::{Device, DtypeChoice, EngineConfig};
+use souffleur_engine::{Engine, EngineParts, Progress};
+use souffleur_executor::Placement;
+use souffleur_executor::cuda::{CudaExecutor, CudaOptions};
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::params::ElementType;
 
 use crate::gpu;
 use crate::world::{Gated, World};

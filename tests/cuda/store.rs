@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use futures_util::future::join_all;
-use souffleur::config::{DtypeChoice, EngineConfig};
-use souffleur::request::{Event, GenerateRequest, Prompt};
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::scheduler::stats::EngineStats;
-use souffleur::state::scheduler::tier::TierStats;
+use souffleur_config::{DtypeChoice, EngineConfig};
 use souffleur_cusim::{Device, Fault};
+use souffleur_request::{Event, GenerateRequest, Prompt};
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::tier::TierStats;
 use tempfile::TempDir;
 
 use crate::gpu;

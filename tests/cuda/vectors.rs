@@ -1,7 +1,7 @@
 //! Prompts of vectors on the device: the same bits as the tokens whose embeddings they are.
 
-use souffleur::config::EngineConfig;
-use souffleur::request::{GenerateRequest, Prompt};
+use souffleur_config::EngineConfig;
+use souffleur_request::{GenerateRequest, Prompt};
 
 use crate::embeddings::embeddings;
 use crate::model::fixture;

@@ -14,6 +14,8 @@ mod hot_path;
 mod kernels;
 mod memory;
 mod pack;
+#[path = "../common/repository.rs"]
+mod repository;
 mod shared_memory;
 mod streams;
 

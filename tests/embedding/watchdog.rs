@@ -282,7 +282,7 @@ struct Treacherous(AtomicBool);
 
 impl tracing::Subscriber for Treacherous {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "souffleur::actors::scheduler"
+        metadata.target() == "souffleur_actors::scheduler"
     }
 
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineParts, Generation, Progress};
-use souffleur::kernels::cpu::ISA_VARIABLE;
-use souffleur::model::text;
-use souffleur::request::{ChatPrompt, Event, GenerateRequest, Prompt};
-use souffleur::state::sampling::LogprobWish;
+use souffleur_config::EngineConfig;
+use souffleur_engine::{Engine, EngineParts, Generation, Progress};
+use souffleur_kernels::cpu::ISA_VARIABLE;
+use souffleur_model::text;
+use souffleur_request::{ChatPrompt, Event, GenerateRequest, Prompt};
+use souffleur_state::sampling::LogprobWish;
 
 use crate::requests::Bits;
 use crate::world::{World, within};
@@ -45,7 +45,8 @@ const OPEN: usize = "<ASSISTANT>(".len();
 
 /// A fixture with room for a long chat, and a template.
 fn model(name: &str) -> tempfile::TempDir {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let fixture =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/models");
     let fixture = fixture.join(name);
     let folder = tempfile::tempdir().expect("a folder can be made");
     let read = |file: &str| std::fs::read(fixture.join(file)).expect("the fixture has it");

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use souffleur::error::{RequestError, StepError};
-use souffleur::ids::StepId;
-use souffleur::request::{Event, GenerateRequest};
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::StepId;
+use souffleur_request::{Event, GenerateRequest};
 
 use crate::requests::first_of;
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::Receiver;
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineParts};
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::executor::fake::FakeOptions;
-use souffleur::executor::scripted::{Script, ScriptedExecutor};
-use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
-use souffleur::state::step::{RowWork, StepOutput, StepPlan};
+use souffleur_base::error::StepError;
+use souffleur_config::EngineConfig;
+use souffleur_engine::{Engine, EngineParts};
+use souffleur_executor::Executor;
+use souffleur_executor::fake::FakeOptions;
+use souffleur_executor::scripted::{Script, ScriptedExecutor};
+use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scripted;
 use crate::world::{Build, EOS, VOCAB, World, collect, request, within};

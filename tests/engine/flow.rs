@@ -1,9 +1,9 @@
 //! Requests in, tokens out.
 
 use futures_util::future::join_all;
-use souffleur::error::RequestError;
-use souffleur::request::{Event, FinishReason};
-use souffleur::state::cache::prefix_history::Cause;
+use souffleur_base::error::RequestError;
+use souffleur_request::{Event, FinishReason};
+use souffleur_state::cache::prefix_history::Cause;
 
 use crate::requests::first_of;
 

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 use futures_util::future::join_all;
-use souffleur::actors::messages::SetPolicy;
-use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
-use souffleur::engine::{Engine, EngineParts, Generation, Progress};
-use souffleur::kernels::dtype::Quantization;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::scheduler::policy::schedule_policy_names;
+use souffleur_actors::messages::SetPolicy;
+use souffleur_config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur_engine::{Engine, EngineParts, Generation, Progress};
+use souffleur_kernels::dtype::Quantization;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::scheduler::policy::schedule_policy_names;
 
 use crate::quantised::{kinds, quantise_linear};
 use crate::random_models::{edit_config, random_folder, random_tensors, write_tensors};
@@ -88,7 +88,8 @@ pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
 }
 
 fn config(setup: &Setup<'_>) -> EngineConfig {
-    let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(setup.model);
+    let model_path: PathBuf =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(setup.model);
     EngineConfig {
         model_path,
         dtype: setup.dtype,

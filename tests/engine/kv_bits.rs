@@ -12,9 +12,9 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
-use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
-use souffleur::kernels::dtype::Quantization;
+use souffleur_config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
+use souffleur_kernels::dtype::Quantization;
 use tempfile::TempDir;
 
 use crate::kernel_paths::say;
@@ -176,7 +176,7 @@ fn checksum(header: &[u8]) -> (u32, String) {
 }
 
 fn fixture(path: Isa) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(FIXTURES);
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(FIXTURES);
     folder.join(format!("{}.txt", path.name()))
 }
 

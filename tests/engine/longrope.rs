@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use souffleur::config::DtypeChoice;
-use souffleur::request::{GenerateRequest, Prompt};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::sampling::LogprobWish;
+use souffleur_config::DtypeChoice;
+use souffleur_request::{GenerateRequest, Prompt};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::sampling::LogprobWish;
 
 use crate::identity::{plain, start};
 use crate::requests::{VOCAB, bits};

@@ -18,6 +18,8 @@ mod quantised;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/random_models.rs"]
 mod random_models;
+#[path = "../common/repository.rs"]
+mod repository;
 #[path = "../common/requests.rs"]
 mod requests;
 #[allow(dead_code, reason = "shared with the tests of the server")]

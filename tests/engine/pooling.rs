@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use souffleur::config::{DtypeChoice, EngineConfig};
-use souffleur::request::{Event, GenerateRequest, Pooling, Prompt, Usage};
-use souffleur::state::sampling::LogprobWish;
+use souffleur_config::{DtypeChoice, EngineConfig};
+use souffleur_request::{Event, GenerateRequest, Pooling, Prompt, Usage};
+use souffleur_state::sampling::LogprobWish;
 
 use crate::identity::{plain, start};
 use crate::world::{Build, World, collect};

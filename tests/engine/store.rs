@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
-use souffleur::request::{GenerateRequest, Prompt};
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::scheduler::stats::EngineStats;
-use souffleur::state::scheduler::tier::TierStats;
+use souffleur_config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur_request::{GenerateRequest, Prompt};
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::scheduler::tier::TierStats;
 use tempfile::TempDir;
 
 use crate::identity::{plain, start};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use futures_util::future::join_all;
-use souffleur::config::{DtypeChoice, EngineConfig};
-use souffleur::request::{Event, GenerateRequest, Prompt};
+use souffleur_config::{DtypeChoice, EngineConfig};
+use souffleur_request::{Event, GenerateRequest, Prompt};
 
 use crate::embeddings::embeddings;
 use crate::identity::{assert_same, plain, start, start_behind};
@@ -31,7 +31,7 @@ fn of_vectors(model: &str, index: u32) -> GenerateRequest {
     let Prompt::Tokens(tokens) = &request.prompt else {
         panic!("it is tokens");
     };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(model);
     request.prompt = Prompt::Vectors(embeddings(&folder, tokens));
     request
 }
@@ -116,7 +116,7 @@ async fn vectors_that_no_model_reads_are_refused() {
     assert!(text.contains("does not accept input_embeds"), "{text}");
     none.stop().await;
     let world = start(plain(model, DtypeChoice::Float32));
-    let narrow = souffleur::request::PromptVectors::new(32, vec![0.5; 64]).expect("it is whole");
+    let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("it is whole");
     let mut request = of_vectors(model, 0);
     request.prompt = Prompt::Vectors(narrow.into());
     let text = refusal(&world, request).await;
@@ -129,7 +129,7 @@ async fn vectors_that_no_model_reads_are_refused() {
     assert!(text.contains("logprob_start_len is 0"), "{text}");
     let mut request = of_vectors(model, 0);
     let long = vec![0.5; 64 * 300];
-    let long = souffleur::request::PromptVectors::new(64, long).expect("it is whole");
+    let long = souffleur_request::PromptVectors::new(64, long).expect("it is whole");
     request.prompt = Prompt::Vectors(long.into());
     let text = refusal(&world, request).await;
     assert!(text.contains("300 tokens"), "{text}");

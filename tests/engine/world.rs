@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
-use souffleur::error::StepError;
-use souffleur::executor::fake::{FakeExecutor, FakeOptions, expected_output};
-use souffleur::executor::{Executor, Launch};
-use souffleur::ids::StepId;
-use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
-use souffleur::state::scheduler::stats::EngineStats;
-use souffleur::state::step::{RowResult, StepOutput, StepPlan};
+use souffleur_base::error::StepError;
+use souffleur_base::ids::StepId;
+use souffleur_config::EngineConfig;
+use souffleur_engine::{Engine, EngineHandle, EngineParts, Generation, ModelInfo};
+use souffleur_executor::fake::{FakeExecutor, FakeOptions, expected_output};
+use souffleur_executor::{Executor, Launch};
+use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur_state::scheduler::stats::EngineStats;
+use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
 pub const VOCAB: u32 = 500;
 pub const EOS: u32 = 0;
@@ -210,7 +210,7 @@ impl World {
     /// Waits until nothing is inside, then checks that the pool is whole.
     pub async fn assert_whole(&self) -> EngineStats {
         let doors = self.engine.doors().expect("the engine lives");
-        within(doors.drain.send(souffleur::actors::messages::Drain))
+        within(doors.drain.send(souffleur_actors::messages::Drain))
             .await
             .expect("drained");
         let stats = self.engine.stats().await.expect("stats");

@@ -8,4 +8,6 @@ mod environment;
 mod pack;
 mod planted;
 mod program;
+#[path = "../common/repository.rs"]
+mod repository;
 mod streams;

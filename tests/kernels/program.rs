@@ -30,7 +30,7 @@ impl Build {
 }
 
 pub fn kernels() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("kernels")
 }
 
 /// Compiles a test and returns the program.

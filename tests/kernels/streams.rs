@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use souffleur::kernels::cuda::driver::{
+use souffleur_cusim::Fault;
+use souffleur_kernels::cuda::driver::{
     Device, DevicePtr, DriverError, Grid, HostUse, Kernel, Priority,
 };
-use souffleur_cusim::Fault;
 
 const WIDTH: usize = 256;
 /// The text that the driver takes for an image that has every kernel.

@@ -1,10 +1,12 @@
-//! The imports between the modules of each crate, and between the folders of `src/state/`, are those that
-//! ARCHITECTURE.md's tables allow. The source is read as text: nothing of the engine is linked.
+//! The dependencies of the packages in `src/`, and the imports between the modules of `crates/` and of `src/state/`, are
+//! those that ARCHITECTURE.md's tables allow. The source is read as text: nothing of the engine is linked.
 
 mod circles;
 mod functions;
 mod glossary;
 mod imports_of_files;
+#[path = "../common/repository.rs"]
+mod repository;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    repository::repository().to_owned()
 }
 
 fn read(path: &Path) -> String {
@@ -136,32 +138,47 @@ fn is_package(folder: &Path) -> bool {
     folder.join("Cargo.toml").is_file()
 }
 
-/// The modules of other crates that a file names as if they were its own: layers whose imports their crate's rows have.
-fn re_exported(file: &Path, shown: &str) -> Imports {
-    let text = read(file);
-    let uses = text.split("use souffleur_").skip(1);
-    let paths = uses.filter_map(|rest| {
-        let path = rest.split(';').next()?;
-        path.split_once("::").or(path.split_once(" as "))
+/// The packages of the workspace but the root's and the emulator's, by their names without the prefix.
+fn packages() -> BTreeMap<String, PathBuf> {
+    let folders = ["src", "crates"].map(|folder| {
+        let entries = fs::read_dir(root().join(folder)).expect("it can be listed");
+        entries.map(|entry| entry.expect("it can be listed").path())
     });
-    let names =
-        paths.flat_map(|(_, names)| names.split("::").next().unwrap_or_default().split(','));
-    let names = names.map(|name| name.trim_matches(|c: char| !c.is_alphanumeric() && c != '_'));
-    names
-        .map(|name| (format!("{shown}{name}"), BTreeSet::new()))
-        .collect()
+    let single = ["kernels", "models"].map(|folder| root().join(folder));
+    let paths = folders.into_iter().flatten().chain(single);
+    let named = paths.filter(|path| is_package(path)).map(|path| {
+        let manifest = read(&path.join("Cargo.toml"));
+        let name = manifest.split("name = \"souffleur-").nth(1);
+        let name = name.and_then(|rest| rest.split('"').next());
+        (name.expect("packages are named").replace('-', "_"), path)
+    });
+    named.collect()
+}
+
+/// The packages of this workspace that a manifest depends on outside of its tests.
+fn dependencies(package: &Path) -> BTreeSet<String> {
+    let manifest = read(&package.join("Cargo.toml"));
+    let section = manifest
+        .split("\n[")
+        .find_map(|part| part.strip_prefix("dependencies]\n"));
+    let lines = section.into_iter().flat_map(str::lines);
+    let names = lines.filter_map(|line| line.strip_prefix("souffleur-")?.split(' ').next());
+    names.map(|name| name.replace('-', "_")).collect()
 }
 
 #[test]
-fn modules_import_what_the_table_allows() {
-    let src = root().join("src");
-    let state = src.join("state");
-    let mut found = imports(&src, &["crate::", "souffleur::"], "");
-    found.extend(re_exported(&src.join("lib.rs"), ""));
-    found.extend(imports(&state, &["crate::state::"], "state/"));
-    found.extend(re_exported(&state.join("mod.rs"), "state/"));
+fn modules_and_packages_import_what_the_tables_allow() {
+    let mut found = imports(&root().join("src/state"), &["crate::"], "state/");
     for (name, src) in crates() {
         found.extend(imports(&src, &["crate::"], &format!("{name}/")));
+    }
+    // A module of another package under a public path of this one: its package's rows have its imports.
+    let modules: BTreeSet<String> = found.keys().cloned().collect();
+    for imports in found.values_mut() {
+        imports.retain(|name| modules.contains(name));
+    }
+    for (name, path) in packages() {
+        found.insert(name, dependencies(&path));
     }
     let mut allowed = Imports::new();
     for (layer, imports) in table() {

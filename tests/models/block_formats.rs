@@ -5,7 +5,7 @@ use std::path::Path;
 
 use half::f16;
 use serde_json::json;
-use souffleur::kernels::blocks::BlockType;
+use souffleur_kernels::blocks::BlockType;
 
 use crate::common::{load_from, options};
 use crate::gguf_files::of_config;

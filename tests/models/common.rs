@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::StateSlot;
-use souffleur::state::step::{StateStart, StepPlan};
+use souffleur_base::ids::StateSlot;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_state::step::{StateStart, StepPlan};
 
 pub use crate::plans::{cpu_options as options, *};
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
         .join("tests/fixtures/models")
         .join(name)
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use souffleur::error::LoadError;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::model::config::Architecture;
-use souffleur::model::loader::LoadFormat;
+use souffleur_base::error::LoadError;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::config::Architecture;
+use souffleur_model::loader::LoadFormat;
 
 use crate::common::{fixture, options};
 

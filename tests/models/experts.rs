@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use souffleur::error::LoadError;
-use souffleur::executor::cpu::describe;
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::model::loader::LoadFormat;
+use souffleur_base::error::LoadError;
+use souffleur_executor::cpu::describe;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::LoadFormat;
 
 use crate::common::{fixture, load_from, options};
 use crate::random_models::{Stored, write_tensors};

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
-use souffleur::executor::cpu::{CpuOptions, LoadedMatrix, describe, widening_bytes};
-use souffleur::kernels::cpu::WeightProduct;
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::model::loader::{Checkpoint, LoadFormat};
+use souffleur_executor::cpu::{CpuOptions, LoadedMatrix, describe, widening_bytes};
+use souffleur_kernels::cpu::WeightProduct;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::{Checkpoint, LoadFormat};
 
 use crate::common::{fixture, load_from, options};
 use crate::gguf_files::writer::Tensor;

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use souffleur::executor::cpu::{CpuOptions, describe};
-use souffleur::kernels::blocks::encode::encode;
-use souffleur::kernels::cpu::Isa;
-use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
-use souffleur::model::loader::LoadFormat;
+use souffleur_executor::cpu::{CpuOptions, describe};
+use souffleur_kernels::blocks::encode::encode;
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
+use souffleur_model::loader::LoadFormat;
 
 use crate::common::{load_from, options};
 use crate::gguf_files::of_folder;

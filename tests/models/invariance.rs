@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use souffleur::executor::Executor;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::{PageId, SeqId, StateSlot};
-use souffleur::kernels::cpu::{ISA_VARIABLE, Isa, Numa};
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::state::pool::kv_layout::KvDtype;
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::step::{StateSave, StateStart, StepOutput, StepPlan};
+use souffleur_base::ids::{PageId, SeqId, StateSlot};
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::cpu::{ISA_VARIABLE, Isa, Numa};
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_state::pool::kv_layout::KvDtype;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::step::{StateSave, StateStart, StepOutput, StepPlan};
 
 use crate::common::{
     all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
@@ -54,7 +54,7 @@ fn pages(seed: u32, page_size: u32) -> Vec<u32> {
     }
 }
 
-fn chunk(range: Range<u32>) -> souffleur::state::step::StepRow {
+fn chunk(range: Range<u32>) -> souffleur_state::step::StepRow {
     let mut work = prefill(ROW, range.clone(), range.end == PROMPT_TOKENS);
     work.logprobs = all_positions();
     work

@@ -1,11 +1,11 @@
 //! `--kv-cache-dtype int8`: close to KV in the type of the weights, and as invariant.
 
-use souffleur::executor::cpu::{CpuOptions, describe};
-use souffleur::executor::logits::LogitsRequest;
-use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::model::loader::LoadFormat;
-use souffleur::state::pool::kv_layout::KvDtype;
+use souffleur_executor::cpu::{CpuOptions, describe};
+use souffleur_executor::logits::LogitsRequest;
+use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::loader::LoadFormat;
+use souffleur_state::pool::kv_layout::KvDtype;
 
 use crate::common::{fixture, fixtures, load, options};
 use crate::invariance::{

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::SeqId;
-use souffleur::kernels::dtype::Dtype;
-use souffleur::state::sampling::SamplingParams;
+use souffleur_base::ids::SeqId;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_state::sampling::SamplingParams;
 
 use crate::common::{
     all_positions, append, decode, greedy, load, options, plan, prefill, start, tokens,

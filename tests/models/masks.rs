@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use souffleur::executor::Executor;
-use souffleur::ids::SeqId;
-use souffleur::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
-use souffleur::state::sampling::{LogprobWish, SamplingParams, TokenMask};
-use souffleur::state::step::{RowResult, RowVerdict, StepPlan};
+use souffleur_base::ids::SeqId;
+use souffleur_executor::Executor;
+use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
+use souffleur_state::sampling::{LogprobWish, SamplingParams, TokenMask};
+use souffleur_state::step::{RowResult, RowVerdict, StepPlan};
 
 use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
 use crate::grammars::HashedGrammar;

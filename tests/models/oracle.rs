@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
-use souffleur::kernels::cpu::Isa;
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::state::sampling::SamplingParams;
+use souffleur_executor::logits::{LogitsRequest, logits, write_logits};
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_state::sampling::SamplingParams;
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start, with_states,
@@ -229,7 +229,7 @@ fn portable_f32_agrees_with_every_other_path_to_a_hundred_thousandth() {
     for name in fixtures() {
         let (oracle, _) = oracle(&name);
         let by_isa = Isa::available().into_iter().map(|isa| {
-            let options = souffleur::executor::cpu::CpuOptions {
+            let options = souffleur_executor::cpu::CpuOptions {
                 dtype: Some(Dtype::F32),
                 isa: Some(isa),
                 ..options()
@@ -279,7 +279,7 @@ fn greedy_tokens_match_teacher_forced_where_the_margin_is_clear() {
         for (index, prompt) in oracle.prompts.iter().enumerate() {
             let mut executor = load(
                 &name,
-                &souffleur::executor::cpu::CpuOptions {
+                &souffleur_executor::cpu::CpuOptions {
                     dtype: Some(Dtype::F32),
                     ..options()
                 },
@@ -319,7 +319,7 @@ fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
         let (oracle, _) = oracle(&name);
         let mut executor = load(
             &name,
-            &souffleur::executor::cpu::CpuOptions {
+            &souffleur_executor::cpu::CpuOptions {
                 dtype: Some(Dtype::F32),
                 ..options()
             },
@@ -339,7 +339,7 @@ fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
             for (n, (token, margin)) in prompt.greedy.iter().zip(&prompt.margins).enumerate() {
                 let output = {
                     let step = with_states(&executor, &step);
-                    souffleur::executor::Executor::run(&mut executor, &step).unwrap()
+                    souffleur_executor::Executor::run(&mut executor, &step).unwrap()
                 };
                 if *margin <= 1e-3 {
                     break;
@@ -362,7 +362,7 @@ fn every_instruction_set_agrees_with_the_oracle_and_fma_ones_with_each_other() {
     let prompt = &oracle.prompts[3];
     let mut with_fma = Vec::new();
     for isa in Isa::available() {
-        let options = souffleur::executor::cpu::CpuOptions {
+        let options = souffleur_executor::cpu::CpuOptions {
             dtype: Some(Dtype::F32),
             isa: Some(isa),
             ..options()

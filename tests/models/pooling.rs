@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
-use souffleur::executor::Executor;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::model::config::ModelConfig;
-use souffleur::request::Pooling;
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::config::ModelConfig;
+use souffleur_request::Pooling;
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start, tokens,

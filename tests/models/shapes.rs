@@ -1,9 +1,9 @@
 //! Shapes that no published model has and a configuration may have: they run, in every quantisation.
 
 use serde_json::{Value, json};
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::model::loader::LoadFormat;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::LoadFormat;
 
 use crate::common::{fixture, options};
 

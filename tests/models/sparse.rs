@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use souffleur::executor::calibration::{CalibrationRequest, RecallRequest, calibrate};
-use souffleur::executor::cpu::{CpuOptions, describe};
-use souffleur::kernels::cpu::Isa;
-use souffleur::kernels::dtype::Dtype;
-use souffleur::model::loader::LoadFormat;
-use souffleur::model::sparsity::{ChannelType, ModelSparsity, SparsityWish};
-use souffleur::model::text::TextModel;
+use souffleur_executor::calibration::{CalibrationRequest, RecallRequest, calibrate};
+use souffleur_executor::cpu::{CpuOptions, describe};
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::sparsity::{ChannelType, ModelSparsity, SparsityWish};
+use souffleur_model::text::TextModel;
 
 use crate::common::{fixture, load, options, tokens};
 use crate::invariance::{
@@ -133,7 +133,8 @@ fn only_queries_from_the_threshold_on_differ_from_dense_ones() {
 /// The bundled model, which was trained, on dialogues that it was not trained with, one after another.
 #[test]
 fn recall_against_the_exact_choice_is_measured() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
+    let model =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("models/souffleur-tiny");
     let lines = std::fs::read_to_string(model.join("eval/held_out.jsonl")).unwrap();
     let texts = lines.lines().map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -205,7 +206,7 @@ fn channels_of_another_model_are_refused_before_memory_is_taken() {
     let file = channels("llama", dir.path());
     let options = sparse_options("llama", &file, Dtype::F32, TOKENS);
     let error =
-        souffleur::executor::cpu::CpuExecutor::load(&fixture("qwen3-5"), &options, &mut |_, _| {});
+        souffleur_executor::cpu::CpuExecutor::load(&fixture("qwen3-5"), &options, &mut |_, _| {});
     let error = error.err().expect("it is refused").to_string();
     assert!(
         error.contains("made for a model with other layers, heads or KV"),

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::{PageId, StateSlot};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::step::{RowStart, StateSave, StateStart, StepPlan, StepRow};
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{PageId, StateSlot};
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::step::{RowStart, StateSave, StateStart, StepPlan, StepRow};
 
 use crate::common::{append, decode, greedy, load, options, plan, prefill, start, tokens};
 
@@ -366,7 +366,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
 
 fn begun_at(row: u32, tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
     let mut begun = begun(tokens, live, from);
-    begun.row = souffleur::ids::RowId::new(row);
+    begun.row = souffleur_base::ids::RowId::new(row);
     begun
 }
 

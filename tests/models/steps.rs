@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::ids::{PageId, RowId};
-use souffleur::request::PromptVectors;
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::step::{RowVerdict, StepPlan, TableDelta};
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{PageId, RowId};
+use souffleur_executor::Executor;
+use souffleur_request::PromptVectors;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{RowVerdict, StepPlan, TableDelta};
 
 use crate::common::{
     append, decode, fixture, greedy, load, load_from, options, plan, prefill, start, tokens,
@@ -119,7 +119,7 @@ fn later_contradictions_are_rejected_too() {
     executor.run(&opening()).unwrap();
     let mut other_sequence = plan(1);
     other_sequence.rows = vec![decode(1, 10)];
-    other_sequence.rows[0].seq = souffleur::ids::SeqId::new(9);
+    other_sequence.rows[0].seq = souffleur_base::ids::SeqId::new(9);
     let mut skipped = plan(1);
     skipped.rows = vec![decode(1, 11)];
     let mut repeated = plan(1);

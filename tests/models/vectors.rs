@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::request::PromptVectors;
-use souffleur::state::sampling::SamplingParams;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_request::PromptVectors;
+use souffleur_state::sampling::SamplingParams;
 
 use crate::common::{
     all_positions, append, decode, fixture, fixtures, load, options, plan, prefill, start, tokens,

@@ -4,21 +4,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
-use souffleur::ids::{IntakeId, PageId, RequestId, RowId, SeqId};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::request::{CancelFlag, RequestTimeouts};
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::control::{ControlSetup, ControlStates};
-use souffleur::state::pool::pages::{PageRun, PageSize};
-use souffleur::state::pool::window_pool::WindowLimits;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::submission::Submission;
-use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
-use souffleur::state::step::TableDelta;
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{IntakeId, PageId, RequestId, RowId, SeqId};
+use souffleur_executor::Executor;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_request::{CancelFlag, RequestTimeouts};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::pool::pages::{PageRun, PageSize};
+use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
+use souffleur_state::step::TableDelta;
 
 use crate::common::{append, greedy, load, options, plan, prefill, start, tokens};
 use crate::invariance::VOCAB;

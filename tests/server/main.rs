@@ -27,6 +27,8 @@ mod otlp;
 mod overload;
 mod pause;
 mod policy;
+#[path = "../common/repository.rs"]
+mod repository;
 mod request_ids;
 mod rerank;
 mod responses;

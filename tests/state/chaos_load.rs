@@ -1,12 +1,12 @@
 //! The events of an engine in the chaos: arrivals, and events between any two legs of any plan.
 
-use souffleur::request::RequestTimeouts;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::plan::preemption::PriorityRules;
-use souffleur::state::pool::state_pool::StateLimits;
-use souffleur::state::pool::window_pool::WindowLimits;
-use souffleur::state::scheduler::BatchRules;
-use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
+use souffleur_request::RequestTimeouts;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::plan::preemption::PriorityRules;
+use souffleur_state::pool::state_pool::StateLimits;
+use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::scheduler::BatchRules;
+use souffleur_state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::chaos_table::Mix;
 use crate::grammars::HashedGrammar;

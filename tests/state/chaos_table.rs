@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::scheduler::policy::schedule_policy_names;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::scheduler::policy::schedule_policy_names;
 
 use crate::chaos_load::Random;
 

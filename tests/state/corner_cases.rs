@@ -1,11 +1,11 @@
 //! Situations that failed in other engines, one test each, and the examples of the design's sources.
 
-use souffleur::ids::PageId;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::plain_cache::PlainCache;
-use souffleur::state::cache::prefix_cache::{Checkpoint, PrefixCache};
-use souffleur::state::pool::pages::{NodeLock, PageSize};
+use souffleur_base::ids::PageId;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::plain_cache::PlainCache;
+use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur_state::pool::pages::{NodeLock, PageSize};
 
 use crate::{Held, Memory, panics};
 

@@ -1,9 +1,9 @@
 //! Requests with limits on waiting and running, in virtual time.
 
 use proptest::prelude::*;
-use souffleur::error::RequestError;
-use souffleur::executor::fake::expected_output;
-use souffleur::request::RequestTimeouts;
+use souffleur_base::error::RequestError;
+use souffleur_executor::fake::expected_output;
+use souffleur_request::RequestTimeouts;
 
 use crate::deterministic_runner;
 use crate::scheduler_world::{Ask, EOS, Setup, VOCAB, World};

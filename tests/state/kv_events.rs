@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 
-use souffleur::kv_events::batch::{EventBatches, KvEvent};
-use souffleur::kv_events::config::IdFormat;
-use souffleur::kv_events::mirror::BlockMirror;
-use souffleur::state::cache::changes::{Above, CacheChange};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::cache::radix_tree::Insert;
-use souffleur::state::pool::pages::{NodeLock, PageSize};
+use souffleur_kv_events::batch::{EventBatches, KvEvent};
+use souffleur_kv_events::config::IdFormat;
+use souffleur_kv_events::mirror::BlockMirror;
+use souffleur_state::cache::changes::{Above, CacheChange};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::Insert;
+use souffleur_state::pool::pages::{NodeLock, PageSize};
 
 use crate::Memory;
 use crate::chaos_load::{Chaos, Random};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use souffleur::ids::PageId;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::plain_cache::PlainCache;
-use souffleur::state::cache::prefix_cache::{Checkpoint, PrefixCache};
-use souffleur::state::cache::radix_tree::RadixTree;
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur_base::ids::PageId;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::plain_cache::PlainCache;
+use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur_state::cache::radix_tree::RadixTree;
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 use crate::deterministic_runner;
 

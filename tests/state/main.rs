@@ -45,12 +45,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
-use souffleur::state::cache::radix_tree::{Insert, RadixTree};
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
 struct Memory {
     page_size: PageSize,

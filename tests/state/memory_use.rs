@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::cache::radix_tree::Insert;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::Insert;
 
 use crate::Memory;
 use crate::counting_allocator::{allocations_of, live_bytes};

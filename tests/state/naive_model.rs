@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use souffleur::ids::PageId;
-use souffleur::state::cache::eviction::{EvictionParameters, EvictionPolicy};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::cache::radix_tree::Insert;
-use souffleur::state::pool::pages::NodeLock;
+use souffleur_base::ids::PageId;
+use souffleur_state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::Insert;
+use souffleur_state::pool::pages::NodeLock;
 
 use crate::{Memory, deterministic_runner, s3fifo};
 

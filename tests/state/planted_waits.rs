@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use souffleur::ids::{RowId, SeqId, StepId};
-use souffleur::state::pool::pages::PageRun;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::policy::{SchedulePolicy, Waiting};
-use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow};
+use souffleur_base::ids::{RowId, SeqId, StepId};
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::scheduler::policy::{SchedulePolicy, Waiting};
+use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow};
 
 use crate::panics;
 use crate::scheduler_waits::{Promise, Room, WaitLog, WaitRules};

@@ -3,11 +3,11 @@
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::plan::PlanStep;
-use souffleur::state::plan::probe::ProbeKey;
-use souffleur::state::scheduler::policy::PriorityOrder;
-use souffleur::state::step::{RowWork, StepPlan};
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::plan::PlanStep;
+use souffleur_state::plan::probe::ProbeKey;
+use souffleur_state::scheduler::policy::PriorityOrder;
+use souffleur_state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Life;
 use crate::scheduler_world::World;

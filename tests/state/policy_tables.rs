@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use proptest::collection::vec;
-use souffleur::ids::{SeqId, StepId};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::control::probe_prefixes;
-use souffleur::state::plan::probe::{Matched, ProbeKey, ProbeKind, ProbePrefixes};
-use souffleur::state::scheduler::policy::{
+use souffleur_base::ids::{SeqId, StepId};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::control::probe_prefixes;
+use souffleur_state::plan::probe::{Matched, ProbeKey, ProbeKind, ProbePrefixes};
+use souffleur_state::scheduler::policy::{
     PriorityOrder, Waiting, schedule_policy, schedule_policy_names,
 };
 

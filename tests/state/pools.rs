@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use souffleur::ids::{PageId, RowId};
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{PageSize, Pages, PoolLedger};
-use souffleur::state::pool::row_pool::RowPool;
+use souffleur_base::ids::{PageId, RowId};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{PageSize, Pages, PoolLedger};
+use souffleur_state::pool::row_pool::RowPool;
 
 use crate::panics;
 

@@ -1,10 +1,10 @@
 //! The admission arithmetic against values computed by hand.
 
-use souffleur::state::plan::prefill_adder::Budget::{Continue, NoToken, Other};
-use souffleur::state::plan::prefill_adder::{
+use souffleur_state::plan::prefill_adder::Budget::{Continue, NoToken, Other};
+use souffleur_state::plan::prefill_adder::{
     Budget, Decision, PrefillAdder, PrefillLimits, RunningReserve,
 };
-use souffleur::state::plan::token_ratio::NewTokenRatio;
+use souffleur_state::plan::token_ratio::NewTokenRatio;
 
 fn adder_with(
     page_size: usize,

@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use souffleur::ids::{IntakeId, RequestId};
-use souffleur::request::{CancelFlag, RequestTimeouts};
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::control::{ControlSetup, ControlStates};
-use souffleur::state::pool::pages::PageSize;
-use souffleur::state::sampling::{LogprobWish, SamplingParams};
-use souffleur::state::scheduler::submission::Submission;
-use souffleur::state::scheduler::{BatchRules, MAX_PREFILL_STEP_MS, QueueRules, SchedulerLimits};
-use souffleur::state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan};
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_request::{CancelFlag, RequestTimeouts};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::control::{ControlSetup, ControlStates};
+use souffleur_state::pool::pages::PageSize;
+use souffleur_state::sampling::{LogprobWish, SamplingParams};
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::{BatchRules, MAX_PREFILL_STEP_MS, QueueRules, SchedulerLimits};
+use souffleur_state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan};
 
 /// How long steps take, in microseconds.
 #[derive(Clone, Copy)]

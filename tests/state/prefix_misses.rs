@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use souffleur::ids::{RequestId, StepId};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_history::{
+use souffleur_base::ids::{RequestId, StepId};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::{
     Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
     PrefixHistory, PrefixLeft, StoredMiss, StoredPart,
 };
-use souffleur::state::pool::pages::PageSize;
-use souffleur::state::scheduler::CacheFlushed;
+use souffleur_state::pool::pages::PageSize;
+use souffleur_state::scheduler::CacheFlushed;
 
 use crate::grammars::HashedGrammar;
 use crate::scheduler_world::{Ask, Fate, Setup, World};

@@ -4,16 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use souffleur::ids::{RequestId, StepId};
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
-use souffleur::state::cache::prefix_history::{
+use souffleur_base::ids::{RequestId, StepId};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::prefix_history::{
     Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft, StoredPart,
 };
-use souffleur::state::cache::radix_tree::{Insert, RadixTree};
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{PageSize, PoolLedger};
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
 use crate::deterministic_runner;
 

@@ -3,9 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::eviction::queues::{QueuePolicy, Scan, ScannedLeaf};
-use souffleur::state::cache::prefix_history::PrefixHash;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::eviction::queues::{QueuePolicy, Scan, ScannedLeaf};
+use souffleur_state::cache::prefix_history::PrefixHash;
 
 use crate::naive_model::{Key, ModelNode, ModelPolicy, Operation, Pair, policy_of};
 use crate::{Memory, deterministic_runner, panics};

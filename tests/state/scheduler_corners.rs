@@ -27,11 +27,11 @@
 //! | 23 | state slots of hybrid models leak on reject | does not apply: there are no such models |
 //! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages after the last token are freed whole in `lifecycle` |
 
-use souffleur::error::RequestError;
-use souffleur::executor::fake::expected_output;
-use souffleur::request::{CancelFlag, FinishReason};
-use souffleur::state::scheduler::news::RequestEnd;
-use souffleur::state::step::TableDelta;
+use souffleur_base::error::RequestError;
+use souffleur_executor::fake::expected_output;
+use souffleur_request::{CancelFlag, FinishReason};
+use souffleur_state::scheduler::news::RequestEnd;
+use souffleur_state::step::TableDelta;
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, VOCAB, World};
 

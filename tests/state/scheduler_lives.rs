@@ -2,11 +2,11 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use souffleur::request::CancelFlag;
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::plan::preemption::PriorityRules;
-use souffleur::state::scheduler::BatchRules;
-use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
+use souffleur_request::CancelFlag;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::plan::preemption::PriorityRules;
+use souffleur_state::scheduler::BatchRules;
+use souffleur_state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
 use crate::deterministic_runner;
 use crate::grammars::HashedGrammar;

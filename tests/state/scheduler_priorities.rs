@@ -3,12 +3,12 @@
 //! The tables' values were computed from the reference: the lowest priority goes first, then the newest; each must
 //! differ by more than the threshold; their reservations must cover the candidate's deficit, or none goes.
 
-use souffleur::error::RequestError;
-use souffleur::ids::SeqId;
-use souffleur::state::plan::preemption::{Deficit, Preemption, PriorityRules, Rank, Victim};
-use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
-use souffleur::state::pool::window_pool::WindowLimits;
-use souffleur::state::scheduler::BatchRules;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::SeqId;
+use souffleur_state::plan::preemption::{Deficit, Preemption, PriorityRules, Rank, Victim};
+use souffleur_state::plan::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
+use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::scheduler::BatchRules;
 
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 

@@ -1,7 +1,7 @@
 //! Decoding sequences never wait for a queue of prompts, and arriving prompts wait no longer than that takes.
 
-use souffleur::state::scheduler::BatchRules;
-use souffleur::state::step::RowWork;
+use souffleur_state::scheduler::BatchRules;
+use souffleur_state::step::RowWork;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 
@@ -108,7 +108,7 @@ fn interval_of_k_gives_k_decodes_between_two_prefills() {
         world.turn();
         world.submit_all(&mut (0..6).map(|number| Ask::exactly(prompt(number, 4096), 40)));
         world.drain();
-        let is_prefill = |step: &souffleur::state::step::StepPlan| {
+        let is_prefill = |step: &souffleur_state::step::StepPlan| {
             let mut rows = step.rows.iter();
             rows.any(|row| matches!(row.work, RowWork::Prefill { .. }))
         };

@@ -2,12 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use souffleur::error::{RequestError, StepError};
-use souffleur::executor::fake::expected_output;
-use souffleur::ids::RequestId;
-use souffleur::request::{CancelFlag, FinishReason, RequestTimeouts};
-use souffleur::state::grammar::{GrammarFailure, GrammarProgress};
-use souffleur::state::scheduler::news::RequestEnd;
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::RequestId;
+use souffleur_executor::fake::expected_output;
+use souffleur_request::{CancelFlag, FinishReason, RequestTimeouts};
+use souffleur_state::grammar::{GrammarFailure, GrammarProgress};
+use souffleur_state::scheduler::news::RequestEnd;
 
 use crate::grammars::{HashedGrammar, follow};
 

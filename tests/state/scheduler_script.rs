@@ -1,9 +1,9 @@
 //! The exact steps of small scripts: the time and the pages of each plan.
 
-use souffleur::ids::PageId;
-use souffleur::request::FinishReason;
-use souffleur::state::scheduler::news::RequestEnd;
-use souffleur::state::step::{RowWork, StepPlan, TableDelta};
+use souffleur_base::ids::PageId;
+use souffleur_request::FinishReason;
+use souffleur_state::scheduler::news::RequestEnd;
+use souffleur_state::step::{RowWork, StepPlan, TableDelta};
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, World};
 
@@ -125,7 +125,7 @@ fn step_results_out_of_order_are_counted_and_dropped() {
     world.submit(Ask::exactly(vec![1, 2, 3], 3));
     world.finish_plan();
     let stale = world.history[1].step;
-    let output = souffleur::state::step::StepOutput {
+    let output = souffleur_state::step::StepOutput {
         step: stale,
         rows: Vec::new(),
     };

@@ -25,7 +25,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use souffleur::state::step::{RowWork, StepPlan};
+use souffleur_state::step::{RowWork, StepPlan};
 
 /// Plans for which a prefix in flight may hold a request back.
 const MOST_HELD: usize = 2;

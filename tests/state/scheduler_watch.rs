@@ -1,8 +1,8 @@
 //! Checks of a schedule from its steps alone: the rows that decode, that are left out, and that give way.
 
-use souffleur::ids::SeqId;
-use souffleur::state::scheduler::BatchRules;
-use souffleur::state::step::{RowWork, StepPlan};
+use souffleur_base::ids::SeqId;
+use souffleur_state::scheduler::BatchRules;
+use souffleur_state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Ask;
 
@@ -145,7 +145,7 @@ impl Watch {
         assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
             assert!(self.rules.mixed_chunk || self.rules.max_prefill_step_ms.is_some());
-            let wants = |row: &souffleur::state::step::StepRow| {
+            let wants = |row: &souffleur_state::step::StepRow| {
                 self.requests[number_of(row.seq)].wants_logprobs
             };
             assert!(!plan.rows.iter().any(wants));

@@ -1,7 +1,7 @@
 //! Soft pins keep a prefix from eviction only as long as no request needs its memory.
 
-use souffleur::state::plan::preemption::PriorityRules;
-use souffleur::state::scheduler::BatchRules;
+use souffleur_state::plan::preemption::PriorityRules;
+use souffleur_state::scheduler::BatchRules;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 

@@ -2,7 +2,7 @@
 //! engine's repository. Two kinds are elsewhere: windows of attention whose pages went too early or left holes in
 //! `window_defects`, anchors at wrong places in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
 
-use souffleur::state::pool::state_pool::StateLimits;
+use souffleur_state::pool::state_pool::StateLimits;
 
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 

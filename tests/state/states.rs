@@ -2,8 +2,8 @@
 //! state is lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares
 //! every state with the tokens that it must have seen.
 
-use souffleur::state::cache::prefix_history::{Cause, MissingState};
-use souffleur::state::pool::state_pool::StateLimits;
+use souffleur_state::cache::prefix_history::{Cause, MissingState};
+use souffleur_state::pool::state_pool::StateLimits;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 

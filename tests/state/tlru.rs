@@ -1,6 +1,6 @@
 //! Tail-optimised LRU: victims computed by hand.
 
-use souffleur::state::cache::eviction::{EvictionParameters, EvictionPolicy};
+use souffleur_state::cache::eviction::{EvictionParameters, EvictionPolicy};
 
 use crate::Memory;
 

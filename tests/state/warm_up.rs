@@ -1,7 +1,7 @@
 //! Requests that generate nothing: their prompt is computed and stays in the tree.
 
-use souffleur::request::FinishReason;
-use souffleur::state::scheduler::news::RequestEnd;
+use souffleur_request::FinishReason;
+use souffleur_state::scheduler::news::RequestEnd;
 
 use crate::scheduler_world::{Ask, End, Setup, World};
 

@@ -4,15 +4,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use souffleur::state::cache::eviction::EvictionPolicy;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::{Checkpoint, LockedPrefix, PrefixCache};
-use souffleur::state::cache::prefix_history::Cause;
-use souffleur::state::cache::radix_tree::RadixTree;
-use souffleur::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
-use souffleur::state::pool::page_pool::PagePool;
-use souffleur::state::pool::pages::{PageSize, PoolLedger, RowWindows, Window};
-use souffleur::state::pool::window_pool::{WindowLimits, WindowPool};
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_cache::{Checkpoint, LockedPrefix, PrefixCache};
+use souffleur_state::cache::prefix_history::Cause;
+use souffleur_state::cache::radix_tree::RadixTree;
+use souffleur_state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
+use souffleur_state::pool::page_pool::PagePool;
+use souffleur_state::pool::pages::{PageSize, PoolLedger, RowWindows, Window};
+use souffleur_state::pool::window_pool::{WindowLimits, WindowPool};
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 

@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use souffleur::ids::Ticket;
-use souffleur::store::Outcome;
+use souffleur_base::ids::Ticket;
+use souffleur_store::Outcome;
 
 use crate::world::{BLOCKS, DISK_BYTES, World};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use souffleur::ids::{SeqId, Ticket};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::store::{
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_store::{
     Answer, BlockKind, BlockPlace, BlockUse, Commit, Fetch, Find, FingerprintParts, Geometry, Keys,
     Loaded, Needs, Outcome, Plane, PrefetchTimeout, Store, StoreConfig, TierState,
 };

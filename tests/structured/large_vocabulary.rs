@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use souffleur::config::{DtypeChoice, EngineConfig};
-use souffleur::model::loader::LoadFormat;
+use souffleur_config::{DtypeChoice, EngineConfig};
+use souffleur_model::loader::LoadFormat;
 
 use crate::model::{Model, agents};
 use crate::schemas::schemas;

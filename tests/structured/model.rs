@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineParts, Generation, Progress};
-use souffleur::model::text::{TextModel, TokenPiece};
-use souffleur::request::{Event, FinishReason, GenerateRequest, Prompt};
-use souffleur::state::grammar::{Constraint, JsonWhitespace};
+use souffleur_config::EngineConfig;
+use souffleur_engine::{Engine, EngineParts, Generation, Progress};
+use souffleur_model::text::{TextModel, TokenPiece};
+use souffleur_request::{Event, FinishReason, GenerateRequest, Prompt};
+use souffleur_state::grammar::{Constraint, JsonWhitespace};
 
 use crate::world::{Gated, World, within};
 
@@ -48,7 +48,8 @@ pub struct Said {
 /// The folder of the tiny checkpoint with tool tokens.
 pub fn agents() -> EngineConfig {
     EngineConfig {
-        model_path: Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents"),
+        model_path: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .join("tests/fixtures/qwen3-agents"),
         max_total_tokens: Some(16_384),
         max_running_requests: Some(32),
         context_length: Some(2048),

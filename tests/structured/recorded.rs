@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use souffleur::config::EngineConfig;
-use souffleur::record::file::LogEnd;
-use souffleur::record::replay::replay;
-use souffleur::request::FinishReason;
-use souffleur::state::control::ControlSetup;
-use souffleur::state::grammar::Constraint;
+use souffleur_config::EngineConfig;
+use souffleur_record::file::LogEnd;
+use souffleur_record::replay::replay;
+use souffleur_request::FinishReason;
+use souffleur_state::control::ControlSetup;
+use souffleur_state::grammar::Constraint;
 
 use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
 use crate::schemas::schemas;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use serde_json::json;
-use souffleur::config::EngineConfig;
-use souffleur::engine::Generation;
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::model::text::TokenPiece;
-use souffleur::request::{FinishReason, GenerateRequest};
-use souffleur::state::grammar::Constraint;
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::step::{StepOutput, StepPlan};
+use souffleur_base::error::StepError;
+use souffleur_config::EngineConfig;
+use souffleur_engine::Generation;
+use souffleur_executor::Executor;
+use souffleur_model::text::TokenPiece;
+use souffleur_request::{FinishReason, GenerateRequest};
+use souffleur_state::grammar::Constraint;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::step::{StepOutput, StepPlan};
 
 use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
 

@@ -49,7 +49,7 @@ pub async fn check_schema(
 }
 
 fn check(model: &Model, written: &Value, validator: &Validator, said: &Said) {
-    use souffleur::state::detok::TokenText;
+    use souffleur_state::detok::TokenText;
     let text = &said.text;
     let output = match said.tokens.split_last() {
         Some((last, before)) if model.eos.contains(last) => before,

@@ -9,7 +9,7 @@ SEED = 49
 CODE_BYTES, MARKDOWN_BYTES, SCRIPT_BYTES = 70_000, 40_000, 90_000
 # Each part is encoded by itself: differences are local, and no part is longer than a context.
 PART_BYTES = 4_000
-CODE = ("src/**/*.rs", "kernels/*.cu", "tools/**/*.py", "config/*.toml", "tests/fixtures/models/*/config.json", "build.rs")
+CODE = ("src/**/*.rs", "kernels/*.cu", "tools/**/*.py", "config/*.toml", "tests/fixtures/models/*/config.json", "src/server/build.rs")
 MARKDOWN = ("*.md", "docs/*.md", "tools/*.md")
 
 # The first article of the Universal Declaration of Human Rights.

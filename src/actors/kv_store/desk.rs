@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
-use crate::ids::Ticket;
-use crate::store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
+use souffleur_base::ids::Ticket;
+use souffleur_executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
+use souffleur_store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
 /// Clones are the same desk; it outlives the units that use it.
 #[derive(Clone, Default)]
@@ -179,8 +179,8 @@ impl HostBuffer for DeskBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::tiers::Needs;
-    use crate::store::{Geometry, Plane};
+    use souffleur_state::tiers::Needs;
+    use souffleur_store::{Geometry, Plane};
 
     const BLOCK_BYTES: usize = 64;
 

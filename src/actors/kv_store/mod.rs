@@ -12,15 +12,15 @@ use actix::{Actor, ActorContext, AsyncContext, Context, Handler, ResponseFuture,
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::actors::death::{Obituary, StopActor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{StoreAnswered, StoreNews, StoreOrders};
-use crate::ids::{SeqId, Ticket};
-use crate::metrics::StoreMetrics;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
-use crate::state::tiers::Paths;
-use crate::store::{
+use crate::death::{Obituary, StopActor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{StoreAnswered, StoreNews, StoreOrders};
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_metrics::StoreMetrics;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::tiers::Paths;
+use souffleur_store::{
     Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Refusal, Short, Sink,
     Store, StoreConfig, TierState,
 };
@@ -144,7 +144,7 @@ impl KvStore {
     }
 
     /// Hands the store the block that a step has copied. A block without a buffer was not copied, and is not written.
-    fn write(&mut self, ticket: Ticket, place: Option<crate::state::tiers::BlockPlace>) {
+    fn write(&mut self, ticket: Ticket, place: Option<souffleur_state::tiers::BlockPlace>) {
         let saved = self.setup.desk.take_saved(ticket);
         let commit = saved.zip(place).map(|(block, place)| Commit {
             ticket,

@@ -4,12 +4,12 @@ use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;
 
 use super::Scheduler;
-use crate::actors::messages::{
+use crate::messages::{
     FlushCache, HostSettings, PinPrefix, PinSoftly, PoliciesSet, PrefixPinned, SetPaused,
     SetPolicy, UnpinPrefix, UnpinSoftly,
 };
-use crate::error::RequestError;
-use crate::state::scheduler::CacheFlushed;
+use souffleur_base::error::RequestError;
+use souffleur_state::scheduler::CacheFlushed;
 
 impl Scheduler {
     /// Begins with the settings that hosts made before, and reports every later one to `keeper`.

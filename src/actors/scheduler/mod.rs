@@ -1,6 +1,6 @@
 //! The Scheduler: owns the queue, the running batch and the plan. It is the only initiator of plans.
 //!
-//! [`state::scheduler::Scheduler`](crate::state::scheduler::Scheduler) decides; handlers call it and send the results.
+//! [`state::scheduler::Scheduler`](souffleur_state::scheduler::Scheduler) decides; handlers call it and send the results.
 
 mod control;
 
@@ -10,19 +10,19 @@ use actix::{Actor, AsyncContext, Context, Handler, Recipient, ResponseFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::actors::death::{DeathNote, StopActor, stop_actor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{
+use crate::death::{DeathNote, StopActor, stop_actor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{
     CancelAll, CancelRequest, Drain, GetLoad, GetStats, HostSettings, PlanStep, PrefixesProbed,
     ProbePrefixes, ReservePages, RunStep, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders,
     Submit, TokensReady,
 };
-use crate::ids::IntakeId;
-use crate::metrics::{SchedulerMetrics, StepTokens};
-use crate::record::RecordedScheduler;
-use crate::state::scheduler::{CacheFlushed, Next};
-use crate::state::step::StepOutput;
-use crate::state::tiers::PrefillRate;
+use souffleur_base::ids::IntakeId;
+use souffleur_metrics::{SchedulerMetrics, StepTokens};
+use souffleur_record::RecordedScheduler;
+use souffleur_state::scheduler::{CacheFlushed, Next};
+use souffleur_state::step::StepOutput;
+use souffleur_state::tiers::PrefillRate;
 
 /// Interval of the search for expired pins.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub struct Links {
     pub allocator: Mailbox<Box<ReservePages>>,
     pub executor: Mailbox<RunStep>,
     /// Sequences that steps in flight need not decode.
-    pub ended: Mailbox<crate::actors::messages::SequencesEnded>,
+    pub ended: Mailbox<crate::messages::SequencesEnded>,
     pub tokenizer: Mailbox<TokensReady>,
     pub store: Option<Mailbox<StoreOrders>>,
 }
@@ -139,7 +139,7 @@ impl Scheduler {
         }
         let seqs = self.state.take_ended();
         if !seqs.is_empty() {
-            let ended = crate::actors::messages::SequencesEnded { seqs };
+            let ended = crate::messages::SequencesEnded { seqs };
             self.links.ended.post(ended);
         }
         self.order_store();

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::actors::call::{Asked, Prompts, Weighed};
-use crate::actors::messages::Generate;
-use crate::error::RequestError;
-use crate::metrics::RequestMetrics;
-use crate::request::{CancelFlag, GenerateRequest, Prompt};
-use crate::sink::EventSink;
-use crate::state::detok::StopTable;
-use crate::state::sampling::SamplingParams;
+use crate::call::{Asked, Prompts, Weighed};
+use crate::messages::Generate;
+use souffleur_base::error::RequestError;
+use souffleur_metrics::RequestMetrics;
+use souffleur_request::sink::EventSink;
+use souffleur_request::{CancelFlag, GenerateRequest, Prompt};
+use souffleur_state::detok::StopTable;
+use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
 use super::logprob_wishes::refuse_input_logprobs;

@@ -13,14 +13,14 @@ use actix::{ActorFuture, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::actors::call::Weighed;
-use crate::actors::messages::{Generate, Submit};
-use crate::error::RequestError;
-use crate::ids::{IntakeId, RequestId};
-use crate::request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
-use crate::state::grammar::Grammar;
-use crate::state::sampling::SamplingParams;
-use crate::state::scheduler::submission::Submission;
+use crate::call::Weighed;
+use crate::messages::{Generate, Submit};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_request::{CancelFlag, Event, FinishReason, Finished, GenerateRequest};
+use souffleur_state::grammar::Grammar;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::scheduler::submission::Submission;
 
 use super::Tokenizer;
 use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
-use crate::actors::call::OutputForm;
-use crate::request::{CancelFlag, Prompt};
+use crate::call::OutputForm;
+use souffleur_request::{CancelFlag, Prompt};
 
 /// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];

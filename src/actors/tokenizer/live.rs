@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::metrics::RequestMetrics;
-use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Timings, Usage};
-use crate::sink::{Delivery, EventSink};
-use crate::state::detok::StopTable;
-use crate::state::output::{OutputEnding, OutputStart};
-use crate::state::sampling::SamplingParams;
-use crate::state::sampling::{RowLogprobs, TokenLogprobs};
-use crate::state::scheduler::news::{RequestEnd, RequestTokens};
-use crate::state::scheduler::submission::Submission;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
+use souffleur_metrics::RequestMetrics;
+use souffleur_request::sink::{Delivery, EventSink};
+use souffleur_request::{Delta, Event, FinishReason, Finished, OutputParsing, Timings, Usage};
+use souffleur_state::detok::StopTable;
+use souffleur_state::output::{OutputEnding, OutputStart};
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
+use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur_state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
 use super::output::{Beginning, OutputText};

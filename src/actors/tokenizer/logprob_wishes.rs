@@ -1,7 +1,7 @@
 //! Checks a request's log probability options against its prompt and the limits.
 
-use crate::error::{FieldError, RequestError};
-use crate::state::sampling::LogprobWish;
+use souffleur_base::error::{FieldError, RequestError};
+use souffleur_state::sampling::LogprobWish;
 
 use super::TokenizerSettings;
 use super::prepare::invalid;

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use crate::ids::RequestId;
-use crate::metrics::PrefixMetrics;
-use crate::model::text::TextModel;
-use crate::state::cache::prefix_history::{
+use souffleur_base::ids::RequestId;
+use souffleur_metrics::PrefixMetrics;
+use souffleur_model::text::TextModel;
+use souffleur_state::cache::prefix_history::{
     HistoryLimits, PrefixEvent, PrefixHistory, PrefixReport, PrefixTexts, changing_value,
 };
-use crate::state::detok::TokenText;
+use souffleur_state::detok::TokenText;
 
 pub(super) struct Misses {
     history: PrefixHistory,

@@ -15,21 +15,21 @@ use std::sync::Arc;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 use rustc_hash::FxHashMap;
 
-use crate::actors::death::{DeathNote, StopActor, stop_actor};
-use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{
+use crate::death::{DeathNote, StopActor, stop_actor};
+use crate::mailbox::{Mailbox, Posted};
+use crate::messages::{
     CancelAll, CancelRequest, Drain, Generate, GetPrefixReport, StopFound, Submit, TokensReady,
 };
-use crate::admission::Admission;
-use crate::grammar::GrammarCompiler;
-use crate::ids::{IntakeId, RequestId};
-use crate::metrics::RequestMetrics;
-use crate::model::text::{TextModel, TurnMarks};
-use crate::request::RequestTimeouts;
-use crate::state::cache::prefix_history::{HistoryLimits, PrefixReport};
-use crate::state::request_limits::RequestLimits;
-use crate::state::scheduler::IntakeLimits;
-use crate::state::scheduler::news::RequestTokens;
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_grammar::GrammarCompiler;
+use souffleur_metrics::RequestMetrics;
+use souffleur_model::text::{TextModel, TurnMarks};
+use souffleur_request::RequestTimeouts;
+use souffleur_request::admission::Admission;
+use souffleur_state::cache::prefix_history::{HistoryLimits, PrefixReport};
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::scheduler::IntakeLimits;
+use souffleur_state::scheduler::news::RequestTokens;
 
 use intake::Intake;
 use live::{Live, Step};

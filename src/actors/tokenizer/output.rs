@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::model::text::TextModel;
-use crate::request::{Delta, OutputParsing};
-use crate::state::answer::{AnswerForm, AnswerStream};
-use crate::state::detok::{StopMatch, StopTable, TextStream};
-use crate::state::output::{Markers, OutputEnding, OutputFormats, OutputStart, ReasoningFormat};
-use crate::state::sampling::SamplingParams;
+use souffleur_model::text::TextModel;
+use souffleur_request::{Delta, OutputParsing};
+use souffleur_state::answer::{AnswerForm, AnswerStream};
+use souffleur_state::detok::{StopMatch, StopTable, TextStream};
+use souffleur_state::output::{Markers, OutputEnding, OutputFormats, OutputStart, ReasoningFormat};
+use souffleur_state::sampling::SamplingParams;
 
 /// The formats in which the model writes calls and reasoning, with their markers in its vocabulary.
 #[derive(Clone, Debug, Default)]

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::actors::call::{OutputForm, Weighed};
-use crate::error::{FieldError, PromptTokens, RequestError};
-use crate::grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
-use crate::metrics::{GrammarEnd, GrammarMetrics};
-use crate::model::text::{self, TextModel};
-use crate::request::{ChatPrompt, GenerateRequest, Prompt, PromptVectors};
-use crate::state::grammar::Grammar;
-use crate::state::output::{OutputStart, ReasoningFormat};
-use crate::state::sampling::SamplingParams;
+use crate::call::{OutputForm, Weighed};
+use souffleur_base::error::{FieldError, PromptTokens, RequestError};
+use souffleur_grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
+use souffleur_metrics::{GrammarEnd, GrammarMetrics};
+use souffleur_model::text::{self, TextModel};
+use souffleur_request::{ChatPrompt, GenerateRequest, Prompt, PromptVectors};
+use souffleur_state::grammar::Grammar;
+use souffleur_state::output::{OutputStart, ReasoningFormat};
+use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
 use super::logprob_wishes::{check_entries, check_wish};

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::record::file::LogReader;
+use souffleur_record::file::LogReader;
 
 /// A model of Hermes' calls and of think tags.
 const AGENTS: &str = "tests/fixtures/qwen3-agents";
@@ -13,7 +13,7 @@ const AGENTS: &str = "tests/fixtures/qwen3-agents";
 const PLAIN: &str = "tests/fixtures/models/gpt-oss";
 
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(name)
 }
 
 fn text_of(name: &str) -> TextModel {

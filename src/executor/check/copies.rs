@@ -3,8 +3,8 @@
 use super::Check;
 use super::limits::Limits;
 use super::states::granted;
-use crate::ids::Ticket;
-use crate::state::step::{BlockCopies, BlockLoad, BlockSave, BlockSource};
+use souffleur_base::ids::Ticket;
+use souffleur_state::step::{BlockCopies, BlockLoad, BlockSave, BlockSource};
 
 impl Check<'_> {
     /// Checks the saves, before any row has changed.
@@ -98,12 +98,12 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::error::StepError;
-    use crate::executor::rows::Rows;
-    use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
-    use crate::state::pool::pages::PageRun;
-    use crate::state::sampling::SamplingParams;
-    use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+    use crate::rows::Rows;
+    use souffleur_base::error::StepError;
+    use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+    use souffleur_state::pool::pages::PageRun;
+    use souffleur_state::sampling::SamplingParams;
+    use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
     const ROW: RowId = RowId::new(1);
     const SEQ: SeqId = SeqId::new(1);

@@ -8,11 +8,11 @@ mod windows;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use self::limits::Limits;
-use crate::executor::check::states::Slots;
-use crate::executor::check::windows::RowWindows;
-use crate::executor::row::Row;
-use crate::ids::{PageId, RowId, SeqId, StateSlot, Ticket};
-use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+use crate::check::states::Slots;
+use crate::check::windows::RowWindows;
+use crate::row::Row;
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, Ticket};
+use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// A row as it will be once the plan's starts and table edits are applied.
 #[derive(Clone, Copy)]

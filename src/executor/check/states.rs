@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::ids::StateSlot;
-use crate::state::step::{RowStart, StepRow};
+use souffleur_base::ids::StateSlot;
+use souffleur_state::step::{RowStart, StepRow};
 
 #[derive(Default)]
 pub(super) struct Slots {

@@ -1,9 +1,9 @@
 //! Checks a row's window pages: each token that a step writes or sees has one.
 
 use super::limits::Limits;
-use crate::ids::PageId;
-use crate::state::pool::pages::PageRun;
-use crate::state::pool::window_pool::WindowLimits;
+use souffleur_base::ids::PageId;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::pool::window_pool::WindowLimits;
 
 #[derive(Clone, Copy)]
 pub(super) struct RowWindows {

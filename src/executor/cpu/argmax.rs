@@ -1,9 +1,9 @@
 //! Argmax and sampling over rows of logits, compiled for the CPU backend's instruction set.
 
-use crate::kernels::cpu::LOGIT_COST;
-use crate::kernels::cpu::Tensor;
-use crate::kernels::cpu::{CpuBackend, Isa, Kernel, Lanes, dispatch};
-use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
+use souffleur_kernels::cpu::LOGIT_COST;
+use souffleur_kernels::cpu::Tensor;
+use souffleur_kernels::cpu::{CpuBackend, Isa, Kernel, Lanes, dispatch};
+use souffleur_state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 
 /// Logits of a [`Part`].
 const PART: usize = 16 << 10;

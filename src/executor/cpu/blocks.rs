@@ -1,10 +1,10 @@
 //! Copies blocks of K/V to and from the store's buffers: by the kernel threads, at the beginning of a step.
 
 use super::CpuExecutor;
-use crate::error::{LoadError, StepError};
-use crate::executor::host::{BlockPort, Host, LoadedPart, Wanted};
-use crate::state::step::{BlockLoad, BlockSave, BlockSource};
-use crate::state::tiers::BlockKind;
+use crate::host::{BlockPort, Host, LoadedPart, Wanted};
+use souffleur_base::error::{LoadError, StepError};
+use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
+use souffleur_state::tiers::BlockKind;
 
 impl CpuExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.

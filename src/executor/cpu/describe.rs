@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use crate::error::LoadError;
-use crate::kernels::cpu::{FormatRule, WeightProduct};
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kernels::tensor_view::Stored;
-use crate::kv_layout::{KvDtype, KvLayout};
-use crate::model::config::ModelConfig;
-use crate::model::loader::{Checkpoint, LoadFormat};
-use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
-use crate::model::weights::TensorSpec;
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::{KvDtype, KvLayout};
+use souffleur_kernels::cpu::{FormatRule, WeightProduct};
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_kernels::tensor_view::Stored;
+use souffleur_model::config::ModelConfig;
+use souffleur_model::loader::{Checkpoint, LoadFormat};
+use souffleur_model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
+use souffleur_model::weights::TensorSpec;
 
 /// A model and the memory that it needs, known before memory is taken.
 #[derive(Clone, Debug)]

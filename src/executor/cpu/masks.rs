@@ -1,10 +1,10 @@
 //! Computes the token masks of rows whose output follows a grammar, on the CPU executor's threads.
 
 use super::{CpuExecutor, RowSampling};
-use crate::executor::wanted::Wanted;
-use crate::ids::RowId;
-use crate::state::grammar::RowGrammar;
-use crate::state::step::StepPlan;
+use crate::wanted::Wanted;
+use souffleur_base::ids::RowId;
+use souffleur_state::grammar::RowGrammar;
+use souffleur_state::step::StepPlan;
 
 /// Multiply-adds that take about as long as a mask.
 const MASK_COST: usize = 1 << 20;

@@ -12,28 +12,28 @@ use std::sync::Arc;
 
 pub use self::describe::{CpuDescription, LoadedMatrix, describe, matrices, widening_bytes};
 pub use self::readout::LOGIT_ROWS;
-use crate::error::{LoadError, StepError};
-use crate::executor::Executor;
-use crate::executor::check::Limits;
-use crate::executor::host::Host;
-use crate::executor::results::SpentResults;
-use crate::executor::rows::Rows;
-use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
-use crate::kernels::cpu::Isa;
-use crate::kernels::cpu::Tensor;
-use crate::kernels::cpu::calibration::Calibration;
-use crate::kernels::cpu::recall::Recall;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kv_layout::{KvDtype, KvLayout};
-use crate::model::blocks::{Decoder, Reads};
-use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
-use crate::model::sparsity::ModelSparsity;
-use crate::state::grammar::RowGrammar;
-use crate::state::pool::pages::PageRun;
-use crate::state::pool::window_pool::WindowLimits;
-use crate::state::sampling::{RowSampler, SamplingParams};
-use crate::state::step::{
+use crate::Executor;
+use crate::check::Limits;
+use crate::host::Host;
+use crate::results::SpentResults;
+use crate::rows::Rows;
+use souffleur_base::error::{LoadError, StepError};
+use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur_base::kv_layout::{KvDtype, KvLayout};
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::cpu::Tensor;
+use souffleur_kernels::cpu::calibration::Calibration;
+use souffleur_kernels::cpu::recall::Recall;
+use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::blocks::{Decoder, Reads};
+use souffleur_model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
+use souffleur_model::sparsity::ModelSparsity;
+use souffleur_state::grammar::RowGrammar;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::pool::window_pool::WindowLimits;
+use souffleur_state::sampling::{RowSampler, SamplingParams};
+use souffleur_state::step::{
     RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
@@ -158,7 +158,7 @@ impl CpuExecutor {
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
         let model =
-            crate::model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+            souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,
@@ -299,7 +299,7 @@ impl CpuExecutor {
             let pages = (1..=n_pages as u32).map(PageId::new).collect();
             plan.table.push(TableDelta::AppendWindows { row, pages });
         }
-        let wish = crate::state::sampling::LogprobWish {
+        let wish = souffleur_state::sampling::LogprobWish {
             start: Some(0),
             ..Default::default()
         };

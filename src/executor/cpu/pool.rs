@@ -1,10 +1,10 @@
 //! Checks the CPU executor's pool sizes before memory is allocated.
 
 use super::CpuOptions;
-use crate::error::LoadError;
-use crate::kv_layout::{KvDtype, KvLayout};
-use crate::model::loader::Checkpoint;
-use crate::model::sparsity::ModelSparsity;
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::{KvDtype, KvLayout};
+use souffleur_model::loader::Checkpoint;
+use souffleur_model::sparsity::ModelSparsity;
 
 /// Refuses sizes that leave nothing to grant, or that exceed the range of ids.
 pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
@@ -117,7 +117,7 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_layout::{LayerKv, StateHeads};
+    use souffleur_base::kv_layout::{LayerKv, StateHeads};
 
     #[test]
     fn states_have_slots_that_can_be_named() {

@@ -4,13 +4,15 @@ use std::ops::Range;
 
 use super::argmax::{Part, argmax, choose};
 use super::{CpuExecutor, LogitsProbe, RowSampling};
-use crate::executor::rows::Rows;
-use crate::executor::wanted::{Wanted, find_wanted, part};
-use crate::ids::RowId;
-use crate::kernels::cpu::Tensor;
-use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask, token_logprobs};
-use crate::state::sampling::{LogprobWish, TokenLogprobs};
-use crate::state::step::{RowResult, RowVerdict, StepPlan};
+use crate::rows::Rows;
+use crate::wanted::{Wanted, find_wanted, part};
+use souffleur_base::ids::RowId;
+use souffleur_kernels::cpu::Tensor;
+use souffleur_state::sampling::{
+    DrawScratch, Peak, RowSampler, Sampled, TokenMask, token_logprobs,
+};
+use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
+use souffleur_state::step::{RowResult, RowVerdict, StepPlan};
 
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;

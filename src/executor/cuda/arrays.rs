@@ -1,10 +1,10 @@
 //! The inputs of a step's CUDA kernels, in device buffers.
 
-use crate::executor::cuda::options::CudaOptions;
-use crate::executor::cuda::readings::SAMPLED_WORDS;
-use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
-use crate::kernels::cuda::params::Segment;
-use crate::kernels::cuda::sampling::{DecodeRow, SampleWork};
+use crate::cuda::options::CudaOptions;
+use crate::cuda::readings::SAMPLED_WORDS;
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
+use souffleur_kernels::cuda::params::Segment;
+use souffleur_kernels::cuda::sampling::{DecodeRow, SampleWork};
 
 /// The inputs of a step's kernels, at addresses that graphs keep.
 pub(super) struct StepArrays {

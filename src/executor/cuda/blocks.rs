@@ -17,13 +17,13 @@ use held::Held;
 use rustc_hash::FxHashSet;
 
 use super::pinned::PinnedBuffers;
-use crate::executor::host::{BlockPort, HostBuffer};
-use crate::ids::{PageId, RowId, Ticket};
-use crate::kernels::cuda::backend::{CudaBackend, CudaFailure};
-use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Event, Priority, Stream};
-use crate::kv_layout::KvLayout;
-use crate::state::step::{BlockLoad, BlockSave, BlockSource};
-use crate::state::tiers::BlockKind;
+use crate::host::{BlockPort, HostBuffer};
+use souffleur_base::ids::{PageId, RowId, Ticket};
+use souffleur_base::kv_layout::KvLayout;
+use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure};
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Event, Priority, Stream};
+use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
+use souffleur_state::tiers::BlockKind;
 
 /// Blocks that are on the device before they are scattered: one is copied while another one waits for its step.
 pub(super) const LOAD_SLOTS: usize = 4;

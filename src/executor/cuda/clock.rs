@@ -3,9 +3,9 @@
 //! Only time before a decode counts as waiting: a decode follows other work of the same requests at once, while a
 //! prefill may come after an idle period. Measuring never fails a step.
 
-use crate::kernels::cuda::driver::{Device, DriverError, Event, Stream};
-use crate::metrics::GpuMetrics;
-use crate::state::step::PIPELINE_DEPTH;
+use souffleur_kernels::cuda::driver::{Device, DriverError, Event, Stream};
+use souffleur_metrics::GpuMetrics;
+use souffleur_state::step::PIPELINE_DEPTH;
 
 /// The one before those in flight is still needed.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;

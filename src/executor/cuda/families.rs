@@ -1,15 +1,15 @@
 //! Which models the CUDA kernels support, by family and by an allow-list of configuration fields.
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::layer_spec::QkNorm;
+use souffleur_base::error::LoadError;
+use souffleur_model::config::ModelConfig;
+pub use souffleur_model::layer_spec::QkNorm;
 
 /// Rejects a model that the CUDA kernels do not support.
 ///
 /// # Errors
 /// [`LoadError::Device`] naming the family and the part that has no kernel.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    let of_family = config.architecture.family().lacks_on_cuda;
+    let of_family = config.architecture.missing_on_cuda();
     let Some(lacking) = field_without_kernel(config).or(of_family) else {
         return Ok(());
     };
@@ -83,10 +83,10 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::model::config::Architecture;
+    use souffleur_model::config::Architecture;
 
     fn models() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models")
     }
 
     fn fixture(name: &str) -> ModelConfig {
@@ -114,7 +114,7 @@ mod tests {
                 ..dense.clone()
             };
             let runs = check_model(&config).is_ok();
-            assert_eq!(runs, architecture.family().lacks_on_cuda.is_none());
+            assert_eq!(runs, architecture.missing_on_cuda().is_none());
         }
         let config = ModelConfig {
             architecture: fixture("gpt-oss").architecture,
@@ -131,7 +131,7 @@ mod tests {
             let name = name.to_str().expect("plain names").to_owned();
             let config = fixture(&name);
             let Err(error) = check_model(&config) else {
-                assert_eq!(config.architecture.family().lacks_on_cuda, None, "{name}");
+                assert_eq!(config.architecture.missing_on_cuda(), None, "{name}");
                 continue;
             };
             let error = error.to_string();

@@ -1,9 +1,9 @@
 //! The grammar state of each row of the CUDA executor.
 
-use crate::executor::cuda::readings::Reading;
-use crate::ids::RowId;
-use crate::state::grammar::RowGrammar;
-use crate::state::step::{RowStart, StepRow};
+use crate::cuda::readings::Reading;
+use souffleur_base::ids::RowId;
+use souffleur_state::grammar::RowGrammar;
+use souffleur_state::step::{RowStart, StepRow};
 
 pub(super) struct RowGrammars {
     rows: Vec<Option<RowGrammar>>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::kernels::cuda::driver::{DevicePtr, Graph};
+use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
 /// Buckets up to here are powers of two, larger ones multiples of it.
 const STEP: usize = 8;

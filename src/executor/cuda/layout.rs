@@ -1,16 +1,18 @@
 //! Lays out a step plan as lists for the device.
 
-use crate::error::StepError;
-use crate::executor::cuda::list_buffer::{ListBuffer, Section};
-use crate::executor::cuda::readings::{Logprobs, Reading};
-use crate::executor::cuda::samplers::{RowSamplers, StartLists};
-use crate::executor::rows::Rows;
-use crate::executor::wanted::{Wanted, find_wanted};
-use crate::kernels::cuda::params::{Segment, Tile};
-use crate::kernels::cuda::sampling::{DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun};
-use crate::state::prompt_vectors::VectorRun;
-use crate::state::sampling::LogprobWish;
-use crate::state::step::{RowWork, StepPlan, TableDelta};
+use crate::cuda::list_buffer::{ListBuffer, Section};
+use crate::cuda::readings::{Logprobs, Reading};
+use crate::cuda::samplers::{RowSamplers, StartLists};
+use crate::rows::Rows;
+use crate::wanted::{Wanted, find_wanted};
+use souffleur_base::error::StepError;
+use souffleur_kernels::cuda::params::{Segment, Tile};
+use souffleur_kernels::cuda::sampling::{
+    DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun,
+};
+use souffleur_state::prompt_vectors::VectorRun;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::step::{RowWork, StepPlan, TableDelta};
 
 /// Buffers in which a step is laid out, reused by later steps.
 #[derive(Default)]

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use crate::kernels::cuda::driver::DevicePtr;
+use souffleur_kernels::cuda::driver::DevicePtr;
 
 /// Lists begin at multiples of this many words: 16 bytes, enough for any element.
 const ALIGNMENT: usize = 4;

@@ -5,10 +5,10 @@ use super::layout::Lists;
 use super::readings::{LOGPROB_WORDS, Logprobs, SAMPLED_WORDS};
 use super::stage::Uploaded;
 use super::step::LogitRows;
-use crate::kernels::cuda::backend::{CudaFailure, Tensor};
-use crate::kernels::cuda::driver::DriverError;
-use crate::kernels::cuda::sampling::LogprobParams;
-use crate::state::sampling::{TokenLogprobs, token_logprobs};
+use souffleur_kernels::cuda::backend::{CudaFailure, Tensor};
+use souffleur_kernels::cuda::driver::DriverError;
+use souffleur_kernels::cuda::sampling::LogprobParams;
+use souffleur_state::sampling::{TokenLogprobs, token_logprobs};
 
 impl CudaExecutor {
     pub(super) fn reserve_logprobs(&mut self, n_logprobs: usize) -> Result<(), DriverError> {

@@ -4,16 +4,16 @@
 //! without a graph; while the device computes, the host waits for the tokens of the step before, advances the grammars
 //! and writes the masks; then the device samples. Other steps are not delayed.
 
-use crate::executor::cuda::grammars::RowGrammars;
-use crate::executor::cuda::readings::SAMPLED_WORDS;
-use crate::executor::cuda::stage::Uploaded;
-use crate::executor::cuda::{CudaExecutor, DeviceStep};
-use crate::ids::RowId;
-use crate::kernels::cuda::backend::CudaFailure;
-use crate::kernels::cuda::driver::{DevicePtr, DriverError};
-use crate::kernels::cuda::sampling::{SampleWork, Sampled};
-use crate::state::sampling;
-use crate::state::step::{RowVerdict, StepPlan};
+use crate::cuda::grammars::RowGrammars;
+use crate::cuda::readings::SAMPLED_WORDS;
+use crate::cuda::stage::Uploaded;
+use crate::cuda::{CudaExecutor, DeviceStep};
+use souffleur_base::ids::RowId;
+use souffleur_kernels::cuda::backend::CudaFailure;
+use souffleur_kernels::cuda::driver::{DevicePtr, DriverError};
+use souffleur_kernels::cuda::sampling::{SampleWork, Sampled};
+use souffleur_state::sampling;
+use souffleur_state::step::{RowVerdict, StepPlan};
 
 pub(super) struct MaskedWorks {
     pub(super) uploaded: Uploaded,

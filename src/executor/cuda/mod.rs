@@ -47,22 +47,22 @@ pub use self::options::{CudaOptions, DtypeOrigin, element_of};
 use self::readings::{Logprobs, Reading, SAMPLED_WORDS, read_logprobs};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
-use crate::error::{LoadError, StepError};
-use crate::executor::check::Limits;
-use crate::executor::results::SpentResults;
-use crate::executor::rows::Rows;
-use crate::executor::{Executor, Launch};
-use crate::ids::StepId;
-use crate::kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
-use crate::kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
-use crate::kernels::cuda::pack::Modules;
-use crate::kernels::cuda::params::ElementType;
-use crate::kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
-use crate::kernels::dtype::Dtype;
-use crate::model::blocks::Decoder;
-use crate::model::loader::{Checkpoint, LoadProgress, Loader};
-use crate::state::sampling::TokenLogprobs;
-use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
+use crate::check::Limits;
+use crate::results::SpentResults;
+use crate::rows::Rows;
+use crate::{Executor, Launch};
+use souffleur_base::error::{LoadError, StepError};
+use souffleur_base::ids::StepId;
+use souffleur_kernels::cuda::backend::{CudaBackend, CudaFailure, CudaSizes, check_layout};
+use souffleur_kernels::cuda::driver::{Device, DriverError, Launched, Priority, Stream};
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::blocks::Decoder;
+use souffleur_model::loader::{Checkpoint, LoadProgress, Loader};
+use souffleur_state::sampling::TokenLogprobs;
+use souffleur_state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
 /// Words of a step's lists at first; the ring grows when a step brings more.
 const UPLOAD_WORDS: usize = 64 << 10;
@@ -163,7 +163,7 @@ impl CudaExecutor {
         let mut backend = CudaBackend::new(&device, compute.clone(), modules, &shape, &sizes)
             .map_err(to_load_error)?;
         let model =
-            crate::model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+            souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let free_bytes = backend.end_loading().map_err(to_load_error)?;
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;

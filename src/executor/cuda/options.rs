@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::error::LoadError;
-use crate::executor::Placement;
-use crate::executor::memory_plan::MemoryPlan;
-use crate::kernels::cuda::gemm::GemmWish;
-use crate::kernels::cuda::params::ElementType;
-use crate::kernels::cuda::sampling::MAX_VOCAB;
-use crate::kernels::dtype::Dtype;
-use crate::model::loader::LoadFormat;
+use crate::Placement;
+use crate::memory_plan::MemoryPlan;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_kernels::cuda::sampling::MAX_VOCAB;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_model::loader::LoadFormat;
 
 /// Rows of logits that are computed at once, if graphs do not need more.
 const LOGIT_ROWS: usize = 64;

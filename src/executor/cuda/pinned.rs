@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::executor::host::HostBuffer;
-use crate::kernels::cuda::driver::{Device, Pinning};
+use crate::host::HostBuffer;
+use souffleur_kernels::cuda::driver::{Device, Pinning};
 
 /// The store's buffers seen so far, by address: as many as the store has, within its memory limit.
 pub(super) struct PinnedBuffers {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::ids::RowId;
-use crate::kernels::cuda::sampling::{Sampled, TokenLogprob};
-use crate::state::sampling::{LogprobWish, TokenLogprobs};
+use souffleur_base::ids::RowId;
+use souffleur_kernels::cuda::sampling::{Sampled, TokenLogprob};
+use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
 /// Words of [`Sampled`].
 pub(super) const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();

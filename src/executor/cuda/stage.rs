@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use crate::kernels::cuda::driver::{
+use souffleur_kernels::cuda::driver::{
     Device, DeviceBuffer, DevicePtr, DriverError, Event, HostUse, PinnedBuffer, Priority, Stream,
 };
-use crate::state::step::PIPELINE_DEPTH;
+use souffleur_state::step::PIPELINE_DEPTH;
 
 pub(super) const N_SLOTS: usize = PIPELINE_DEPTH + 1;
 

@@ -2,23 +2,23 @@
 
 use std::ops::Range;
 
-use crate::executor::cuda::blocks::StepFailure;
-use crate::executor::cuda::graphs::DecodeGraph;
-use crate::executor::cuda::layout::Lists;
-use crate::executor::cuda::masks::{MaskedWorks, Masks};
-use crate::executor::cuda::readings::{LOGPROB_WORDS, SAMPLED_WORDS};
-use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
-use crate::executor::cuda::{CudaExecutor, DeviceStep};
-use crate::executor::wanted::part;
-use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
-use crate::kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
-use crate::kernels::cuda::sampling::{
+use crate::cuda::blocks::StepFailure;
+use crate::cuda::graphs::DecodeGraph;
+use crate::cuda::layout::Lists;
+use crate::cuda::masks::{MaskedWorks, Masks};
+use crate::cuda::readings::{LOGPROB_WORDS, SAMPLED_WORDS};
+use crate::cuda::stage::{ReadbackPart, Uploaded};
+use crate::cuda::{CudaExecutor, DeviceStep};
+use crate::wanted::part;
+use souffleur_kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
+use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
+use souffleur_kernels::cuda::sampling::{
     BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, SampleParams, SampleWork,
     SamplingShape, TIE_MARGIN,
 };
-use crate::model::blocks::Reads;
-use crate::state::sampling::TokenLogprobs;
-use crate::state::step::{RowResult, StepPlan};
+use souffleur_model::blocks::Reads;
+use souffleur_state::sampling::TokenLogprobs;
+use souffleur_state::step::{RowResult, StepPlan};
 
 /// Rows of logits: their address, and their range in the step.
 pub(super) struct LogitRows {
@@ -55,7 +55,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// A decode of the rows in [`StepArrays`](crate::executor::cuda::arrays::StepArrays), as graphs record it. Returns
+    /// A decode of the rows in [`StepArrays`](crate::cuda::arrays::StepArrays), as graphs record it. Returns
     /// the address of the logits.
     fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();

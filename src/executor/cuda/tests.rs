@@ -6,13 +6,13 @@ use std::path::Path;
 use souffleur_cusim::Fault;
 
 use super::*;
-use crate::executor::Placement;
-use crate::ids::{PageId, RowId, SeqId};
-use crate::kernels::cuda::gemm::GemmWish;
-use crate::model::loader::LoadFormat;
-use crate::state::pool::pages::PageRun;
-use crate::state::sampling::SamplingParams;
-use crate::state::step::{RowStart, RowWork, TableDelta};
+use crate::Placement;
+use souffleur_base::ids::{PageId, RowId, SeqId};
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_model::loader::LoadFormat;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{RowStart, RowWork, TableDelta};
 
 const ROWS: u32 = 2;
 const PROMPT_TOKENS: u32 = 8;
@@ -44,7 +44,7 @@ fn executor(ordinal: usize) -> CudaExecutor {
     let device = Device::open(ordinal).unwrap();
     // SAFETY: to the emulated driver this text is an image that has every kernel.
     let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
     CudaExecutor::load_with(device, &modules, &dir, &options(), &mut |_, _| {}).unwrap()
 }
 

@@ -5,10 +5,10 @@
 
 use super::refusal::rejected;
 use super::{FAKE_TOKEN_BYTES, FakeExecutor};
-use crate::error::StepError;
-use crate::executor::host::{BlockPort, Host, LoadedPart, Wanted};
-use crate::state::step::{BlockLoad, BlockSave, BlockSource};
-use crate::state::tiers::BlockKind;
+use crate::host::{BlockPort, Host, LoadedPart, Wanted};
+use souffleur_base::error::StepError;
+use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
+use souffleur_state::tiers::BlockKind;
 
 impl FakeExecutor {
     /// The executor with a store for blocks of `block_tokens` tokens, [`FAKE_TOKEN_BYTES`] each.

@@ -1,7 +1,7 @@
 //! The error for plans that a fake executor rejects.
 
-use crate::error::StepError;
-use crate::ids::SeqId;
+use souffleur_base::error::StepError;
+use souffleur_base::ids::SeqId;
 
 pub(super) fn rejected(seq: SeqId, why: &str) -> StepError {
     StepError::Rejected(format!("{seq} {why}"))

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::hashes::mix;
 use super::refusal::rejected;
-use crate::error::StepError;
-use crate::ids::{PageId, SeqId};
-use crate::state::pool::pages::{PageSize, Window};
-use crate::state::pool::window_pool::WindowLimits;
+use souffleur_base::error::StepError;
+use souffleur_base::ids::{PageId, SeqId};
+use souffleur_state::pool::pages::{PageSize, Window};
+use souffleur_state::pool::window_pool::WindowLimits;
 
 /// One hash a slot of these pages.
 pub(super) struct FakeWindows {

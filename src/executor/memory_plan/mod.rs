@@ -19,9 +19,9 @@ pub use self::reserve::reserve_bytes;
 use self::slots::StateSlots;
 pub use self::windows::WindowWish;
 pub use self::wish::MemoryWish;
-use crate::error::LoadError;
-use crate::state::pool::state_pool::StateLimits;
-use crate::state::pool::window_pool::WindowLimits;
+use souffleur_base::error::LoadError;
+use souffleur_state::pool::state_pool::StateLimits;
+use souffleur_state::pool::window_pool::WindowLimits;
 
 /// Share of the available memory that the KV pool takes by default on a CPU, in percent.
 const DEFAULT_SHARE_PERCENT: u64 = 25;

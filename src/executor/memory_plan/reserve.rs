@@ -1,6 +1,6 @@
 //! The memory plan's reserve: memory for activations, logits and headroom.
 
-use crate::model::config::ModelConfig;
+use souffleur_model::config::ModelConfig;
 
 /// Headroom in addition to the activations: tokenizer, tree, buffers of clients, the rest of the process.
 pub(super) const HEADROOM_BYTES: u64 = 128 << 20;

@@ -1,7 +1,7 @@
 //! Plans memory where the reserve grows with the number of running requests.
 
 use super::{MemoryBudget, MemoryPlan, MemoryWish};
-use crate::error::LoadError;
+use souffleur_base::error::LoadError;
 
 /// SGLang's largest number of requests that run at once.
 const MOST_REQUESTS: u32 = 4096;

@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 use super::expression::{Expression, RuleId};
-use crate::grammar::source::quoted;
+use crate::source::quoted;
 
 /// The grammar of these rules, the first of which begins it.
 pub(super) fn write(rules: &[Expression]) -> Result<String, String> {

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::limits::{GrammarLimits, check_bytes};
-use crate::error::FieldError;
+use souffleur_base::error::FieldError;
 
 const LARK: &str = "%llguidance";
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::limits::{GrammarLimits, check_bytes};
 use super::schema::patterns::map_patterns;
-use crate::error::FieldError;
+use souffleur_base::error::FieldError;
 use write::Purpose;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,12 +16,12 @@ use serde_json::{Map, Value};
 
 use super::limits::GrammarLimits;
 use super::regex;
-use crate::error::FieldError;
-use crate::field::Cut;
 use keywords::{Keyword, keyword, lacks_format};
 use numbers::Multiple;
 use place::Place;
 use refs::References;
+use souffleur_base::error::FieldError;
+use souffleur_base::field::Cut;
 
 /// The properties that objects may have in addition to the named ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::keywords::{Keyword, keyword};
 
 /// Replaces each pattern of a schema, keys included.
-pub(in crate::grammar) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
+pub(crate) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
     let object = match schema {
         Value::Object(object) => object,
         Value::Array(items) => return items.iter_mut().for_each(|item| map_patterns(item, map)),

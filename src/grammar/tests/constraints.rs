@@ -3,7 +3,7 @@
 use super::vocabularies::{large, sentence_piece, tiny};
 use super::walk::walk;
 use super::{compile, compiler, takes, wish};
-use crate::state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
+use souffleur_state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
 
 #[test]
 fn a_json_object_constraint_yields_an_object() {

@@ -8,8 +8,8 @@ use super::super::{GrammarWish, ReasoningGate};
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::{feed, mask_after};
 use super::{compiler, schema, takes};
-use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
+use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
 fn gated(vocabulary: &Vocabulary, starts_inside: bool) -> Arc<dyn Grammar> {
     let wish = GrammarWish {

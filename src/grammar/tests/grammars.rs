@@ -3,7 +3,7 @@
 use super::vocabularies::{large, tiny};
 use super::walk::walk;
 use super::{compile, compiler, takes, wish};
-use crate::state::grammar::{Constraint, GrammarProgress};
+use souffleur_state::grammar::{Constraint, GrammarProgress};
 
 fn ebnf(text: &str) -> Constraint {
     Constraint::Ebnf(text.into())

@@ -19,8 +19,8 @@ mod walk;
 use std::sync::Arc;
 
 use super::{GrammarCompiler, GrammarLimits, GrammarWish};
-use crate::error::RequestError;
-use crate::state::grammar::{Constraint, Grammar, JsonWhitespace};
+use souffleur_base::error::RequestError;
+use souffleur_state::grammar::{Constraint, Grammar, JsonWhitespace};
 use vocabularies::Vocabulary;
 
 fn compiler(vocabulary: &Vocabulary) -> GrammarCompiler {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::vocabularies::{large, tiny};
 use super::walk::{feed, walk};
 use super::{compile, compiler, schema, takes};
-use crate::state::grammar::GrammarProgress;
+use souffleur_state::grammar::GrammarProgress;
 
 /// Patterns, and the characters that an output must not have.
 const PATTERNS: [(&str, &[char]); 12] = [

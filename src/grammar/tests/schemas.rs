@@ -6,7 +6,7 @@ use super::schema_list::schemas;
 use super::vocabularies::{Vocabulary, large, sentence_piece, tiny};
 use super::walk::{feed, mask_after, tokens_in, walk};
 use super::{compile, compiler, schema, wish};
-use crate::state::grammar::{Allowed, Constraint, GrammarProgress, JsonWhitespace};
+use souffleur_state::grammar::{Allowed, Constraint, GrammarProgress, JsonWhitespace};
 
 fn walks_are_valid(vocabulary: &Vocabulary, seeds: std::ops::Range<u64>) {
     let compiler = compiler(vocabulary);

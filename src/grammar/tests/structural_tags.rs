@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk_for;
 use super::{compile, compiler, takes, wish};
-use crate::state::grammar::Constraint;
+use souffleur_state::grammar::Constraint;
 
 fn tag(value: Value) -> Constraint {
     Constraint::StructuralTag(Arc::new(value))

@@ -11,9 +11,9 @@ use super::super::GrammarWish;
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk;
 use super::{compiler, schema, takes};
-use crate::error::RequestError;
-use crate::state::grammar::{Grammar, GrammarProgress};
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse, strict_openings};
+use souffleur_base::error::RequestError;
+use souffleur_state::grammar::{Grammar, GrammarProgress};
+use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse, strict_openings};
 
 const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,

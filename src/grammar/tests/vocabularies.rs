@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use super::tokenizers::{byte_level, metaspace};
-use crate::model::text::{TextModel, TokenPiece};
+use souffleur_model::text::{TextModel, TokenPiece};
 
 pub(super) struct Vocabulary {
     pub(super) text: Arc<TextModel>,
@@ -102,7 +102,7 @@ impl Vocabulary {
 pub(super) fn tiny() -> &'static Vocabulary {
     static TINY: OnceLock<Vocabulary> = OnceLock::new();
     TINY.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/souffleur-tiny");
         Vocabulary::load(&dir, &["<|im_end|>", "<|endoftext|>"])
     })
 }

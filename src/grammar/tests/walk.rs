@@ -1,7 +1,7 @@
 //! Random walks: an output, token by token, each drawn from the mask.
 
-use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
-use crate::state::sampling::TokenMask;
+use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
+use souffleur_state::sampling::TokenMask;
 
 use super::vocabularies::Vocabulary;
 

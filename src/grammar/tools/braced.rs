@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::schemas::{properties, resolved, with_definitions};
 use super::values::Notation;
 use super::xml::text_of;
-use crate::error::FieldError;
-use crate::grammar::part::{Free, Part};
+use crate::part::{Free, Part};
+use souffleur_base::error::FieldError;
 
 /// The tag on both sides of a string.
 const QUOTE: &str = "<|\"|>";

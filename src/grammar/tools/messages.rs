@@ -4,13 +4,13 @@
 //! call, words to the user as well. Both ways in which the model addresses a function are allowed.
 
 use super::{Arguments, Calls};
-use crate::error::FieldError;
-use crate::grammar::frame::AnswerFrame;
-use crate::grammar::markers::Markers;
-use crate::grammar::part::{Free, Part};
-use crate::grammar::source::Source;
-use crate::grammar::writer;
-use crate::state::output::{OutputStart, Tool, ToolChoice};
+use crate::frame::AnswerFrame;
+use crate::markers::Markers;
+use crate::part::{Free, Part};
+use crate::source::Source;
+use crate::writer;
+use souffleur_base::error::FieldError;
+use souffleur_state::output::{OutputStart, Tool, ToolChoice};
 
 const ANALYSIS: &str = "<|channel|>analysis<|message|>";
 const COMMENTARY: &str = "<|channel|>commentary<|message|>";
@@ -26,7 +26,7 @@ pub(super) fn alone() -> FieldError {
 }
 
 /// The answer in its message, after thoughts.
-pub(in crate::grammar) fn framed(answer: Part, frame: AnswerFrame) -> Part {
+pub(crate) fn framed(answer: Part, frame: AnswerFrame) -> Part {
     match frame {
         AnswerFrame::Bare | AnswerFrame::Messages(OutputStart::Content) => answer,
         AnswerFrame::Messages(start) => {
@@ -36,7 +36,7 @@ pub(in crate::grammar) fn framed(answer: Part, frame: AnswerFrame) -> Part {
 }
 
 /// The sources of the grammars of a request with tools, the best first.
-pub(in crate::grammar) fn sources<'a>(
+pub(crate) fn sources<'a>(
     calls: &dyn Fn(Arguments) -> Calls<'a>,
     constraint: Option<Part>,
     frame: AnswerFrame,

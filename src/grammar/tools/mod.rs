@@ -1,4 +1,4 @@
-//! Tool calls in each family's form, which [`state::output`](crate::state::output) parses.
+//! Tool calls in each family's form, which [`state::output`](souffleur_state::output) parses.
 
 mod braced;
 pub(super) mod messages;
@@ -14,8 +14,8 @@ use super::limits::GrammarLimits;
 use super::markers::Markers;
 use super::part::{Free, Part, Triggered};
 use super::schema::{self, Objects};
-use crate::error::FieldError;
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+use souffleur_base::error::FieldError;
+use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
 /// The field that errors name.
 const FIELD: &str = "tools";

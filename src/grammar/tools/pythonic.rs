@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::schemas::{constants, properties, resolved, with_definitions};
 use super::values::{MAX_DEPTH, Notation};
-use crate::error::FieldError;
-use crate::grammar::part::Part;
+use crate::part::Part;
+use souffleur_base::error::FieldError;
 
 const NOTATION: Notation = Notation {
     whole,

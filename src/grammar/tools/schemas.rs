@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::FieldError;
-use crate::grammar::part::Presence;
-use crate::grammar::schema;
+use crate::part::Presence;
+use crate::schema;
+use souffleur_base::error::FieldError;
 
 pub(super) struct Property<'a> {
     pub(super) name: &'a str,

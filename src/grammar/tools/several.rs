@@ -1,9 +1,9 @@
 //! The number and the places of tool calls in an answer.
 
 use super::Calls;
-use crate::error::FieldError;
-use crate::grammar::part::Part;
-use crate::state::output::{ToolChoice, loose_strict_tools, strict_openings};
+use crate::part::Part;
+use souffleur_base::error::FieldError;
+use souffleur_state::output::{ToolChoice, loose_strict_tools, strict_openings};
 
 /// Most calls of an answer that must call: without a bound, a small model repeats its calls until the context is full.
 const MOST_CALLS: u32 = 16;

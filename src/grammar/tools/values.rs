@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::schemas::{constants, options, properties, resolved};
-use crate::grammar::part::{Part, Presence};
+use crate::part::{Part, Presence};
 
 pub(super) const MAX_DEPTH: usize = 8;
 

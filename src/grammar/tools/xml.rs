@@ -6,12 +6,12 @@
 use serde_json::{Map, Value, json};
 
 use super::schemas::{constants, options, properties, resolved, with_definitions};
-use crate::error::FieldError;
-use crate::grammar::part::{Free, Part};
-use crate::grammar::regex;
+use crate::part::{Free, Part};
+use crate::regex;
+use souffleur_base::error::FieldError;
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::grammar) struct Tags {
+pub(crate) struct Tags {
     before_name: &'static str,
     after_name: &'static str,
     /// The tag that values do not have in them.
@@ -21,7 +21,7 @@ pub(in crate::grammar) struct Tags {
 }
 
 impl Tags {
-    pub(in crate::grammar) const QWEN: Self = Self {
+    pub(crate) const QWEN: Self = Self {
         before_name: "<parameter=",
         after_name: ">\n",
         close: "</parameter>",
@@ -56,11 +56,7 @@ impl Tags {
 ///
 /// # Errors
 /// Names the property or keyword that has no form here.
-pub(in crate::grammar) fn parameters(
-    field: &str,
-    schema: &Value,
-    tags: Tags,
-) -> Result<Part, FieldError> {
+pub(crate) fn parameters(field: &str, schema: &Value, tags: Tags) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();
     for property in properties {
@@ -90,7 +86,7 @@ pub(in crate::grammar) fn parameters(
     })
 }
 
-pub(in crate::grammar) fn any_parameters(tags: Tags) -> Part {
+pub(crate) fn any_parameters(tags: Tags) -> Part {
     let name = Part::Terminal("/[^<>\\s]+/".to_owned());
     let parameter = Part::Sequence(vec![
         Part::text(tags.before_name),

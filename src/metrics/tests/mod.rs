@@ -9,10 +9,10 @@ use metrics::{counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
 use super::*;
-use crate::error::{PromptTokens, RequestError, StepError};
-use crate::request::Usage;
-use crate::state::scheduler::pending::PendingTokens;
-use crate::state::scheduler::stats::EngineStats;
+use souffleur_base::error::{PromptTokens, RequestError, StepError};
+use souffleur_request::Usage;
+use souffleur_state::scheduler::pending::PendingTokens;
+use souffleur_state::scheduler::stats::EngineStats;
 
 fn recorder() -> PrometheusRecorder {
     let builder = PrometheusBuilder::new();

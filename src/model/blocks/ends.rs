@@ -1,10 +1,10 @@
 //! The decoder without its layers: embedding, rotations, final norm and output projection.
 
 use super::norm::Norm;
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::model::layer_inputs::InputTable;
-use crate::model::loader::Loader;
+use crate::layer_inputs::InputTable;
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Backend;
 
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,

@@ -1,6 +1,6 @@
 //! The intermediate result of a layer's token mixer.
 
-use crate::kernels::Backend;
+use souffleur_kernels::Backend;
 
 /// The input of the rest of a layer, after its KV or state is stored.
 pub struct Mixed<B: Backend> {

@@ -2,12 +2,12 @@
 
 use super::mlp::Mlp;
 use super::norm::Norm;
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::loader::Loader;
-use crate::model::routed_experts::RoutedExperts;
-use crate::model::state_mixer::{GatedExpert, load_gated_expert};
+use crate::config::experts::ExpertsConfig;
+use crate::loader::Loader;
+use crate::routed_experts::RoutedExperts;
+use crate::state_mixer::{GatedExpert, load_gated_expert};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Backend;
 
 /// Routed experts, and in some models a shared one for every token.
 pub struct Mixture<B: Backend> {

@@ -1,10 +1,10 @@
 //! The gated MLP.
 
 use super::norm::Norm;
-use crate::error::LoadError;
-use crate::kernels::{Backend, Gate, Linear};
-use crate::model::loader::Loader;
-use crate::model::side_experts::SideExperts;
+use crate::loader::Loader;
+use crate::side_experts::SideExperts;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::{Backend, Gate, Linear};
 
 /// `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
 pub struct Mlp<B: Backend> {

@@ -1,8 +1,8 @@
 //! RMSNorm with its weight.
 
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::model::loader::Loader;
+use crate::loader::Loader;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Backend;
 
 pub struct Norm<B: Backend> {
     pub(super) weight: B::Vector,

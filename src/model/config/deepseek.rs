@@ -2,9 +2,9 @@
 
 use super::experts::{ExpertNames, ExpertsConfig};
 use super::limits::{EXPERTS, INTERMEDIATE};
-use crate::error::LoadError;
-use crate::kernels::routing::{GroupScore, Groups, MAX_GROUPS, Routing, Score, WeightSum};
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::routing::{GroupScore, Groups, MAX_GROUPS, Routing, Score, WeightSum};
 
 pub(crate) const COUNT_KEY: &str = "n_routed_experts";
 

@@ -1,11 +1,11 @@
 //! MoE configuration: number and width of experts, layers with experts, tensor names.
 
 use super::limits::EXPERTS;
-use crate::error::LoadError;
-use crate::kernels::Gate;
-use crate::kernels::routing::{Routing, Score};
-use crate::model::json_file::JsonFile;
-use crate::model::tensor_spec::TensorSpec;
+use crate::json_file::JsonFile;
+use crate::tensor_spec::TensorSpec;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Gate;
+use souffleur_kernels::routing::{Routing, Score};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {

@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::gemma4::Gemma4Config;
 use super::limits::FACTORS;
 use super::scales::{Scales, Widths};
-use crate::error::LoadError;
-use crate::kernels::Gate;
-use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, RopeContext, theta};
+use crate::json_file::JsonFile;
+use crate::rope::{RopeConfig, RopeContext, theta};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Gate;
 
 pub(crate) const GATE: Gate = Gate::GeluTanh;
 pub(crate) const WINDOW_THETA: f64 = 1e4;

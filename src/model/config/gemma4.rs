@@ -1,8 +1,8 @@
 //! Configuration specific to Gemma 4: two head sizes, shared KV, per-layer inputs, experts in parallel with the MLP.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads};
-use crate::error::LoadError;
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
 
 /// Default, for full-attention layers.
 const FULL_HEAD_DIM: usize = 512;

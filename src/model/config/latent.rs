@@ -1,9 +1,9 @@
 //! Configuration of latent attention (MLA).
 
 use super::limits::{HEAD_DIM, HIDDEN, check_head_dim};
-use crate::error::LoadError;
-use crate::kernels::tensor_view::RowOrder;
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::tensor_view::RowOrder;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentConfig {

@@ -3,7 +3,7 @@
 use super::ModelConfig;
 use super::gemma4::Gemma4Config;
 use super::latent::LatentConfig;
-use crate::kernels::latent::LatentShape;
+use souffleur_kernels::latent::LatentShape;
 
 impl ModelConfig {
     /// Key heads, and elements of a key, in window layers and in the others.

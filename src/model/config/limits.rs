@@ -4,7 +4,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::model::rope::MAX_POSITIONS;
+use crate::rope::MAX_POSITIONS;
 
 pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 pub(crate) const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;

@@ -22,14 +22,14 @@ use self::gemma::GemmaConfig;
 use self::latent::LatentConfig;
 use self::recurrent::{RecurrentConfig, Written};
 
-use crate::kernels::Gate;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::rope::PositionScale;
-use crate::kernels::shape::{AttentionShape, DecoderShape};
-use crate::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
-pub use crate::model::family::Architecture;
-use crate::model::layer_spec::{BlockNorms, QkNorm};
-use crate::model::rope::RopeConfig;
+pub use crate::family::Architecture;
+use crate::layer_spec::{BlockNorms, QkNorm};
+use crate::rope::RopeConfig;
+use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
+use souffleur_kernels::Gate;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::rope::PositionScale;
+use souffleur_kernels::shape::{AttentionShape, DecoderShape};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasConfig {

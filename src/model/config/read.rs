@@ -11,12 +11,12 @@ use super::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB, check_experts};
 use super::scales::Widths;
 use super::sizes::{head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings};
 use super::{Architecture, BiasConfig, ModelConfig, windows};
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::model::families;
-use crate::model::family::{AttentionBias, Defaults, Family};
-use crate::model::json_file::JsonFile;
-use crate::model::rope::RopeContext;
+use crate::families;
+use crate::family::{AttentionBias, Defaults, Family};
+use crate::json_file::JsonFile;
+use crate::rope::RopeContext;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
 
 pub(super) const MAX_FILE_BYTES: u64 = 4 << 20;
 

@@ -1,10 +1,10 @@
 //! Configuration of hybrid models, some of whose layers keep a recurrent state instead of keys and values.
 
-use crate::error::LoadError;
-use crate::kernels::recurrent::DeltaNetShape;
-use crate::kv_layout::StateHeads;
-use crate::model::json_file::JsonFile;
-use crate::model::tensor_spec::TensorSpec;
+use crate::json_file::JsonFile;
+use crate::tensor_spec::TensorSpec;
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::StateHeads;
+use souffleur_kernels::recurrent::DeltaNetShape;
 
 /// Suffixes of a delta net's projections to decay and beta, which have few outputs.
 pub(super) const GATES: [&str; 2] = [

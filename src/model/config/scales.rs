@@ -1,6 +1,6 @@
 //! Scale factors on activations, as some families configure them.
 
-use crate::kernels::rope::PositionScale;
+use souffleur_kernels::rope::PositionScale;
 
 pub(crate) const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 /// Of the growth of queries with their positions.

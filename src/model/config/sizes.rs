@@ -1,10 +1,10 @@
 //! Sizes that families name, derive or default differently.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, even_head_dim};
-use crate::error::LoadError;
-use crate::model::family::{Family, Intermediate};
-use crate::model::json_file::JsonFile;
-use crate::model::rope::{refuse_partial, rotary_part};
+use crate::family::{Family, Intermediate};
+use crate::json_file::JsonFile;
+use crate::rope::{refuse_partial, rotary_part};
+use souffleur_base::error::LoadError;
 
 /// Optional if every layer has experts.
 pub(super) fn intermediate_size(json: &JsonFile, family: &Family) -> Result<usize, LoadError> {

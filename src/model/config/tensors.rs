@@ -6,10 +6,10 @@ use super::experts::{ExpertsConfig, mlp_tensors};
 use super::gemma4::LayerInputs;
 use super::latent::LatentConfig;
 use super::{ModelConfig, recurrent};
-use crate::kernels::dtype::MatrixRole;
-use crate::kernels::tensor_view::RowOrder;
-use crate::model::layer_spec::{BlockNorms, QkNorm};
-use crate::model::tensor_spec::TensorSpec;
+use crate::layer_spec::{BlockNorms, QkNorm};
+use crate::tensor_spec::TensorSpec;
+use souffleur_kernels::dtype::MatrixRole;
+use souffleur_kernels::tensor_view::RowOrder;
 
 impl ModelConfig {
     /// Every tensor of the model, in the order of the forward pass; twice if it is read twice.

@@ -1,9 +1,9 @@
 //! Which layers have a sliding window, and which have RoPE.
 
 use super::limits::{CONTEXT, LAYERS};
-use crate::error::LoadError;
-use crate::model::family::{Family, Slides, WindowLayers};
-use crate::model::json_file::JsonFile;
+use crate::family::{Family, Slides, WindowLayers};
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
 
 const PATTERN: &str = "sliding_window_pattern";
 

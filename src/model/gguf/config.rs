@@ -12,17 +12,17 @@ use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
 use super::{gemma, scales, vocabulary, windows};
-use crate::error::LoadError;
-use crate::model::config::gemma::{GemmaConfig, GemmaRules, embedding_scale};
-use crate::model::config::latent::LatentConfig;
-use crate::model::config::limits::{
+use crate::config::gemma::{GemmaConfig, GemmaRules, embedding_scale};
+use crate::config::latent::LatentConfig;
+use crate::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
 };
-use crate::model::config::scales::Scales;
-use crate::model::config::{Architecture, BiasConfig, ModelConfig};
-use crate::model::families;
-use crate::model::family::{AttentionBias, Family, Intermediate};
+use crate::config::scales::Scales;
+use crate::config::{Architecture, BiasConfig, ModelConfig};
+use crate::families;
+use crate::family::{AttentionBias, Family, Intermediate};
+use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
 /// Number keys of other models of these architectures, with their neutral values; others are rejected.

@@ -3,11 +3,11 @@
 use super::Gguf;
 use super::keys::{Keys, ROUTER_NUMBERS};
 use super::names::{CORRECTION, ROUTER};
-use crate::error::LoadError;
-use crate::kernels::routing::Routing;
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
-use crate::model::family::GgufExperts;
+use crate::config::experts::ExpertsConfig;
+use crate::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
+use crate::family::GgufExperts;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::routing::Routing;
 
 /// Neutral values of [`ROUTER_NUMBERS`], in their order; others are rejected. A gating function of 1 is the softmax
 /// over all logits.

@@ -5,14 +5,14 @@ use std::ops::RangeInclusive;
 use super::Gguf;
 use super::keys::{KV_HEADS, Keys, LOGITS_CAP, SCORE_CAP};
 use super::names::INPUT_TABLE;
-use crate::error::LoadError;
-use crate::model::config::gemma::{GemmaConfig, GemmaRules, WINDOW_THETA};
-use crate::model::config::gemma4::{Gemma4Config, LayerInputs};
-use crate::model::config::limits::{
+use crate::config::gemma::{GemmaConfig, GemmaRules, WINDOW_THETA};
+use crate::config::gemma4::{Gemma4Config, LayerInputs};
+use crate::config::limits::{
     FACTORS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, check_head_dim, check_kv_heads,
 };
-use crate::model::family::Family;
-use crate::model::rope::{RopeConfig, RopeScaling};
+use crate::family::Family;
+use crate::rope::{RopeConfig, RopeScaling};
+use souffleur_base::error::LoadError;
 
 /// Layer counts of the 27B models of Gemma 2 and 3, whose score scale differs.
 const LARGEST: [usize; 2] = [46, 62];

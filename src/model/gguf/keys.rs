@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::error::LoadError;
+use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
 pub(crate) const SCORE_SCALE: &str = "attention.scale";

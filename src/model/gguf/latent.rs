@@ -2,9 +2,9 @@
 
 use super::Gguf;
 use super::keys::Keys;
-use crate::error::LoadError;
-use crate::model::config::latent::LatentConfig;
-use crate::model::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};
+use crate::config::latent::LatentConfig;
+use crate::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};
+use souffleur_base::error::LoadError;
 
 /// Newer files have separate up projections to keys and to values, and both the sizes of heads and the sizes stored per
 /// token.

@@ -18,14 +18,14 @@ mod vocabulary;
 mod weights;
 mod windows;
 
-use crate::error::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::generation::GenerationConfig;
-use crate::model::text::VocabularyFields;
-use crate::model::weights::Weights;
+use crate::config::ModelConfig;
+use crate::generation::GenerationConfig;
+use crate::text::VocabularyFields;
+use crate::weights::Weights;
+use souffleur_base::error::LoadError;
 
 pub use souffleur_gguf::{Gguf, Metadata, model_name};
-pub(crate) use souffleur_gguf::{PartName, Tensor, files_of, only_model_in};
+pub use souffleur_gguf::{PartName, Tensor, files_of, only_model_in};
 
 /// `None` if the file has no vocabulary.
 ///

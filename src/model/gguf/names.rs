@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::{Gguf, Tensor};
-use crate::kernels::tensor_view::RowOrder;
-use crate::model::config::ModelConfig;
-use crate::model::config::experts::ExpertNames;
-use crate::model::config::recurrent::Recurrence;
-use crate::model::weights::TensorSpec;
+use crate::config::ModelConfig;
+use crate::config::experts::ExpertNames;
+use crate::config::recurrent::Recurrence;
+use crate::weights::TensorSpec;
+use souffleur_kernels::tensor_view::RowOrder;
 
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// Absent for tied embeddings.

@@ -1,8 +1,8 @@
 //! Number of layers, and KV heads of a hybrid's attention layers, from GGUF.
 
 use super::keys::{KV_HEADS, Keys};
-use crate::error::LoadError;
-use crate::model::config::limits::{HEADS, LAYERS};
+use crate::config::limits::{HEADS, LAYERS};
+use souffleur_base::error::LoadError;
 
 /// Multi-token prediction (MTP) layers, which follow the model's.
 const EXTRA_LAYERS: &str = "nextn_predict_layers";

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::Gguf;
 use super::keys::Keys;
 use super::names::{ROPE_FACTORS, ROPE_FREQS};
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::TensorView;
-use crate::model::config::limits::CONTEXT;
-use crate::model::family::GgufFamily;
-use crate::model::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
+use crate::config::limits::CONTEXT;
+use crate::family::GgufFamily;
+use crate::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::TensorView;
 
 /// Of frequencies; a very large divisor disables rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;

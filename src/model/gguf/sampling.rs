@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::error::LoadError;
-use crate::model::generation::{
+use crate::generation::{
     GenerationConfig, MIN_P, PENALTY, TEMPERATURE, TOP_P, every_token_below_one,
 };
+use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
 /// Reads `general.sampling.*`, which converters write from `generation_config.json`. Unsupported samplers (XTC,

@@ -3,10 +3,10 @@
 use super::keys::{
     EMBEDDING_SCALE, Keys, LOGITS_DIVISOR, QUERY_SLOPE, RESIDUAL_SCALE, SCORE_SCALE,
 };
-use crate::error::LoadError;
-use crate::kernels::rope::PositionScale;
-use crate::model::config::limits::CONTEXT;
-use crate::model::config::scales::{FACTORS, SLOPES, Scales, unless_one};
+use crate::config::limits::CONTEXT;
+use crate::config::scales::{FACTORS, SLOPES, Scales, unless_one};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::rope::PositionScale;
 
 /// Reads the keys `named`. Zero means none, as in llama.cpp.
 pub(super) fn read(

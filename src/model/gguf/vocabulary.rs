@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::error::LoadError;
-use crate::model::text::VocabularyFields;
+use crate::text::VocabularyFields;
+use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
 #[derive(Clone, Copy)]

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::Gguf;
 use super::names::{self, Place, ROPE_FACTORS, ROPE_FREQS};
-use crate::error::LoadError;
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::Stored;
-use crate::model::config::ModelConfig;
-use crate::model::weights::{Entry, TensorSpec, Weights};
+use crate::config::ModelConfig;
+use crate::weights::{Entry, TensorSpec, Weights};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::Stored;
 
 /// Finds exactly the tensors of the configuration.
 pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {

@@ -1,10 +1,10 @@
 //! Which layers of a GGUF model have a sliding window, and which have RoPE.
 
 use super::keys::Keys;
-use crate::error::LoadError;
-use crate::model::config::limits::{CONTEXT, LAYERS};
-use crate::model::config::windows::every_but;
-use crate::model::family::{Family, GgufWindows};
+use crate::config::limits::{CONTEXT, LAYERS};
+use crate::config::windows::every_but;
+use crate::family::{Family, GgufWindows};
+use souffleur_base::error::LoadError;
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";

@@ -1,11 +1,11 @@
 //! Loads per-head matrices: rows of a tensor with all heads, as stored or transposed.
 
 use super::{Loader, view_of};
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::kernels::dtype::{Dtype, MatrixRole};
-use crate::kernels::random::RandomTensor;
-use crate::kernels::tensor_view::TensorView;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Backend;
+use souffleur_kernels::dtype::{Dtype, MatrixRole};
+use souffleur_kernels::random::RandomTensor;
+use souffleur_kernels::tensor_view::TensorView;
 
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows<'a> {

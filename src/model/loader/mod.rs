@@ -12,22 +12,20 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::LoadError;
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
-use crate::kernels::random::RandomTensor;
-use crate::kernels::rope::Rope;
-use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
-use crate::kernels::{Backend, Expert, Gate, Linear};
-use crate::kv_layout::{KvDtype, KvLayout};
-use crate::model::config::ModelConfig;
-use crate::model::config::recurrent::Written;
-use crate::model::gguf::{self, Gguf};
-use crate::model::location::ModelLocation;
-use crate::model::random::random_vector;
-use crate::model::weights::{
-    Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
-};
+use crate::config::ModelConfig;
+use crate::config::recurrent::Written;
+use crate::gguf::{self, Gguf};
+use crate::location::ModelLocation;
+use crate::random::random_vector;
+use crate::weights::{Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights};
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::{KvDtype, KvLayout};
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
+use souffleur_kernels::random::RandomTensor;
+use souffleur_kernels::rope::Rope;
+use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
+use souffleur_kernels::{Backend, Expert, Gate, Linear};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

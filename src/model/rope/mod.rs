@@ -11,9 +11,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 pub use self::long::LongRope;
-use crate::error::LoadError;
-use crate::kernels::rope::Rope;
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::rope::Rope;
 
 /// Maximum configured context, in tokens.
 pub(crate) const MAX_POSITIONS: usize = 1 << 27;

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::channel_type::ChannelType;
-use crate::error::LoadError;
-use crate::kernels::sparsity::LabelChannels;
-use crate::kv_layout::PagedKv;
-use crate::model::json_file::{JsonFile, format_error};
+use crate::json_file::{JsonFile, format_error};
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::PagedKv;
+use souffleur_kernels::sparsity::LabelChannels;
 
 /// 128 layers with 128 heads of 256 channels take half of it.
 const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 
 pub use self::channel_type::ChannelType;
 pub use self::file::{ChannelRanks, write};
-use crate::error::LoadError;
-use crate::kernels::sparsity::DoubleSparsity;
-use crate::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
+use souffleur_kernels::sparsity::DoubleSparsity;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityWish {

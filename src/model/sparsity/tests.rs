@@ -1,8 +1,8 @@
 //! Tests of channel files, valid and invalid, and of models that cannot be sparse.
 
 use super::*;
-use crate::kv_layout::{LayerKv, StateHeads};
 use serde_json::{Value, json};
+use souffleur_base::kv_layout::{LayerKv, StateHeads};
 
 const DIM: usize = 8;
 

@@ -10,12 +10,12 @@ use super::quantised::part_names::part_names;
 use super::quantised::part_of::PartOf;
 use super::quantised::scheme::Scheme;
 use super::quantised::turned::Turned;
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{Stored, TensorView};
-use crate::model::json_file::format_error;
-use crate::model::tensor_spec::TensorSpec;
+use crate::json_file::format_error;
+use crate::tensor_spec::TensorSpec;
+use souffleur_base::error::LoadError;
 use souffleur_gguf::mapped::MappedFile;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::{Stored, TensorView};
 
 /// Tensors of one element type in the files.
 #[derive(Clone, Debug, PartialEq, Eq)]

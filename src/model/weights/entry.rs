@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kernels::tensor_view::{RowOrder, Stored};
+use souffleur_kernels::tensor_view::{RowOrder, Stored};
 
 #[derive(Clone)]
 pub(crate) struct Entry {

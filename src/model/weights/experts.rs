@@ -6,8 +6,8 @@
 
 use super::checkpoint::Weights;
 use super::entry::Entry;
-use crate::error::LoadError;
-use crate::model::config::experts::{ExpertNames, ExpertsConfig};
+use crate::config::experts::{ExpertNames, ExpertsConfig};
+use souffleur_base::error::LoadError;
 
 /// Stacks of all experts' matrices, and which of gate, up and down they contain.
 const STACKED: [(&str, &[usize]); 2] = [("gate_up_proj", &[0, 1]), ("down_proj", &[2])];

@@ -8,14 +8,14 @@ use safetensors::SafeTensors;
 
 use super::checkpoint::Weights;
 use super::entry::Entry;
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{RowOrder, Stored};
-use crate::model::json_file::{JsonFile, format_error};
+use crate::json_file::{JsonFile, format_error};
+use souffleur_base::error::LoadError;
 use souffleur_gguf::mapped::MappedFile;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::{RowOrder, Stored};
 
-pub(crate) const SINGLE: &str = "model.safetensors";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub const SINGLE: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]

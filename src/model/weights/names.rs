@@ -2,10 +2,10 @@
 
 use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
-use crate::error::LoadError;
-use crate::kernels::tensor_view::RowOrder;
-use crate::model::config::ModelConfig;
-use crate::model::config::recurrent::Recurrence;
+use crate::config::ModelConfig;
+use crate::config::recurrent::Recurrence;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::tensor_view::RowOrder;
 
 /// Decoder prefixes in vision-language models, and ours.
 const PREFIXES: [(&str, &str); 3] = [

@@ -9,14 +9,14 @@ use safetensors::tensor::TensorView as Stored;
 
 use super::folder::INDEX;
 use super::*;
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::model::config::{Architecture, ModelConfig};
+use crate::config::{Architecture, ModelConfig};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
 
 const FILE: &str = "model.safetensors";
 
 fn fixtures() -> Vec<PathBuf> {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
     let dirs = fs::read_dir(models).expect("fixtures are committed");
     dirs.map(|dir| dir.expect("readable").path()).collect()
 }

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
-use crate::ids::{RowId, StepId};
-use crate::state::cache::prefix_cache::CheckpointedWindows;
-use crate::state::plan::probe::Matched;
-use crate::state::plan::probe::PrefixesProbed;
-use crate::state::plan::{
+use souffleur_base::ids::{RowId, StepId};
+use souffleur_state::cache::prefix_cache::CheckpointedWindows;
+use souffleur_state::plan::probe::Matched;
+use souffleur_state::plan::probe::PrefixesProbed;
+use souffleur_state::plan::{
     Admitted, CacheCounts, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned,
     Verdict,
 };

@@ -10,9 +10,9 @@ mod step;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{IntakeId, PageId, SeqId, StepId};
-use crate::state::scheduler::Next;
-use crate::state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur_base::ids::{IntakeId, PageId, SeqId, StepId};
+use souffleur_state::scheduler::Next;
+use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 
 pub use answer::{PlannedDigest, ProbedDigest};
 pub use plan::{PlanDigest, ProbeDigest, ReserveDigest};

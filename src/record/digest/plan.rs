@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
-use crate::ids::{RowId, StepId};
-use crate::state::plan::probe::{ProbeKey, ProbePrefixes};
-use crate::state::plan::{
+use souffleur_base::ids::{RowId, StepId};
+use souffleur_state::plan::probe::{ProbeKey, ProbePrefixes};
+use souffleur_state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanStep, PublishKey, ReservePages,
     Settle, SettleCheckpoint, SettleRelease,
 };
-use crate::state::pool::pages::RowWindows;
-use crate::state::pool::state_pool::SavedState;
+use souffleur_state::pool::pages::RowWindows;
+use souffleur_state::pool::state_pool::SavedState;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanDigest {

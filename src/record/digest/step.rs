@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum};
-use crate::ids::{PageId, RowId, StateSlot, StepId, Ticket};
-use crate::state::step::{
+use souffleur_base::ids::{PageId, RowId, StateSlot, StepId, Ticket};
+use souffleur_state::step::{
     BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
 };
 

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{SeqId, StepId};
-use crate::record::digest::Seq;
-use crate::state::grammar::GrammarFailure;
-use crate::state::sampling::{RowLogprobs, TokenLogprobs};
-use crate::state::step::{RowResult, RowVerdict, StepOutput};
+use crate::digest::Seq;
+use souffleur_base::ids::{SeqId, StepId};
+use souffleur_state::grammar::GrammarFailure;
+use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
+use souffleur_state::step::{RowResult, RowVerdict, StepOutput};
 
 /// Upper bound of the prompt log probabilities that replay accepts per row and step.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;

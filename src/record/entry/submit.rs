@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{IntakeId, RequestId};
-use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::cache::namespace::Namespace;
-use crate::state::sampling::{LogprobWish, SamplingParams};
-use crate::state::scheduler::submission::Submission;
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_request::{CancelFlag, RequestTimeouts};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::sampling::{LogprobWish, SamplingParams};
+use souffleur_state::scheduler::submission::Submission;
 
 /// The log's form of a [`Namespace`]; the entry's variant shows whether the sequence uses long-context RoPE factors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

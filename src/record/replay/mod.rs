@@ -10,14 +10,14 @@ use std::fmt;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::ConfigError;
-use crate::ids::{IntakeId, StepId};
-use crate::record::diff::{FieldDifference, first_difference};
-use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
-use crate::record::entry::{Entry, SubmitEntry};
-use crate::record::file::{Header, LogEnd, LogError, LogReader, Record};
-use crate::state::control::{ControlSetup, ControlStates, Leg};
-use crate::state::scheduler::Next;
+use crate::diff::{FieldDifference, first_difference};
+use crate::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest};
+use crate::entry::{Entry, SubmitEntry};
+use crate::file::{Header, LogEnd, LogError, LogReader, Record};
+use souffleur_base::error::ConfigError;
+use souffleur_base::ids::{IntakeId, StepId};
+use souffleur_state::control::{ControlSetup, ControlStates, Leg};
+use souffleur_state::scheduler::Next;
 use unit::{Submitted, Unit};
 
 /// Upper bound of a log's pages per pool: about a gigabyte of bookkeeping.

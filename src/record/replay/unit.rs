@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::ids::{IntakeId, RequestId};
-use crate::record::entry::{Entry, FlagOf, SubmitEntry};
-use crate::request::CancelFlag;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::control::{ControlStates, Leg};
-use crate::state::pool::pages::PoolLedger;
-use crate::state::pooling::Pooling;
-use crate::state::scheduler::Next;
-use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::tier::PrefixFound;
+use crate::entry::{Entry, FlagOf, SubmitEntry};
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_request::CancelFlag;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::control::{ControlStates, Leg};
+use souffleur_state::pool::pages::PoolLedger;
+use souffleur_state::pooling::Pooling;
+use souffleur_state::scheduler::Next;
+use souffleur_state::scheduler::submission::Submission;
+use souffleur_state::scheduler::tier::PrefixFound;
 
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
 const MAX_REQUESTS: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! The engine of the message log tests: no actors, and a recorded scheduler.
 
 use super::*;
-use crate::state::pooling::Pooling;
+use souffleur_state::pooling::Pooling;
 
 /// Scheduler, tree, pools and executor, run in turn.
 pub(super) struct Engine {

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::executor::fake::FAKE_TOKEN_BYTES;
-use crate::executor::host::{BlockPort, LoadedPart, Wanted};
-use crate::ids::{SeqId, Ticket};
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::cache::radix_tree::SaveRules;
-use crate::state::scheduler::tier::{PrefixFound, StoreOrder, TierLimits};
-use crate::state::tiers::BlockKind;
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_executor::fake::FAKE_TOKEN_BYTES;
+use souffleur_executor::host::{BlockPort, LoadedPart, Wanted};
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::cache::radix_tree::SaveRules;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder, TierLimits};
+use souffleur_state::tiers::BlockKind;
 
 const BLOCK_TOKENS: usize = 8;
 

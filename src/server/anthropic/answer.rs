@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 
 use super::blocks::{Blocks, Kind, Part, is_input};
 use super::wire::{Block, Head, SIGNATURE, Stop};
-use crate::server::transcript::{News, Transcript};
+use crate::transcript::{News, Transcript};
 
 pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8> {
     let transcript = transcripts.into_iter().next().unwrap_or_default();

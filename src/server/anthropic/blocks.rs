@@ -2,9 +2,9 @@
 
 use serde::de::IgnoredAny;
 
-use crate::ids::RequestId;
-use crate::request::OutputPiece;
-use crate::server::openai::chat::pieces::call_id_with;
+use crate::openai::chat::pieces::call_id_with;
+use souffleur_base::ids::RequestId;
+use souffleur_request::OutputPiece;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {

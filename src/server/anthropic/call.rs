@@ -8,22 +8,22 @@ use serde_json::value::RawValue;
 use super::messages::{self, Conversation};
 use super::system::HeaderFilter;
 use super::{thinking, tools};
-use crate::error::FieldError;
-use crate::model::text::TextModel;
-use crate::request::{ChatPrompt, ToolUse};
-use crate::server::budget::Charges;
-use crate::server::call::CallLimits;
-use crate::server::constraint;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::openai::Common;
-use crate::server::openai::chat::call::{Call, template_kwargs};
-use crate::server::openai::chat::reasoning::Reasoning;
-use crate::server::openai::places::missing;
-use crate::server::raw::Raw;
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{SamplingParams, SetParam};
+use crate::budget::Charges;
+use crate::call::CallLimits;
+use crate::constraint;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::openai::Common;
+use crate::openai::chat::call::{Call, template_kwargs};
+use crate::openai::chat::reasoning::Reasoning;
+use crate::openai::places::missing;
+use crate::raw::Raw;
+use souffleur_base::error::FieldError;
+use souffleur_model::text::TextModel;
+use souffleur_request::{ChatPrompt, ToolUse};
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::sampling::{SamplingParams, SetParam};
 
 /// The circumstances, other than its body, that the reading of a call depends on.
 #[derive(Clone, Copy)]

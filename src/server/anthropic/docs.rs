@@ -3,18 +3,18 @@
 use serde_json::json;
 use utoipa::openapi::path::Operation;
 
-use crate::server::openai::chat::docs::template_kwargs;
-use crate::server::openai::chat::reasoning::EFFORTS;
-use crate::server::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
+use crate::openai::chat::docs::template_kwargs;
+use crate::openai::chat::reasoning::EFFORTS;
+use crate::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, list, name_of, named, object,
     text,
 };
-use crate::server::openapi::shared;
+use crate::openapi::shared;
 
-pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+pub(crate) fn operation(facts: &Facts) -> Operation {
     let limits = &facts.limits;
     let stop = text().up_to(limits.max_stop_bytes);
     let stop = any_of([stop.clone(), list(stop).up_to(limits.max_stop_strings)]);
@@ -36,7 +36,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
+pub(crate) fn count_operation(_: &Facts) -> Operation {
     let counted = object().has("input_tokens", count());
     let example = json!({"messages": [{"role": "user", "content": "Is row 6 full?"}]});
     describe(
@@ -156,7 +156,7 @@ fn input_message() -> Shape {
         .shape()
 }
 
-pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+pub(crate) fn components() -> Vec<(&'static str, Shape)> {
     let event = object().has(
         "type",
         text().about("`message_start`, `content_block_delta`, …"),

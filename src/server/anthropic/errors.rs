@@ -11,13 +11,13 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse};
 use serde::Serialize;
 
-use crate::server::error::ApiError;
-use crate::server::exchange::{Exchange, REQUEST_ID};
-use crate::server::words::Dialect;
+use crate::error::ApiError;
+use crate::exchange::{Exchange, REQUEST_ID};
+use crate::words::Dialect;
 
 /// The id of one HTTP request, as every answer carries it.
 #[derive(Clone)]
-pub(in crate::server) struct CallId(Arc<str>);
+pub(crate) struct CallId(Arc<str>);
 
 impl CallId {
     fn current() -> Self {
@@ -78,7 +78,7 @@ fn kind(status: StatusCode) -> &'static str {
 }
 
 /// Gives a request its id, and its answer: errors in Anthropic's form.
-pub(in crate::server) async fn adapt<B: MessageBody + 'static>(
+pub(crate) async fn adapt<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {

@@ -6,11 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::system::{self, BETWEEN, HeaderFilter, unknown_block};
 use super::texts::{self, take_text};
-use crate::server::digits;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{missing, must_be, object, optional_flag};
-use crate::server::raw::Raw;
+use crate::digits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{missing, must_be, object, optional_flag};
+use crate::raw::Raw;
 
 const ROLES: &str = "user, assistant or system";
 const CONTENT: &str = "a string or a list of blocks";

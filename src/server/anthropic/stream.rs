@@ -7,10 +7,10 @@ use super::answer::no_input;
 use super::blocks::{Blocks, Kind, Part};
 use super::errors::{CallId, ErrorForm};
 use super::wire::{Block, Head, SIGNATURE, Stop, UsageReport};
-use crate::request::Usage;
-use crate::server::error::ApiError;
-use crate::server::sse::{Chunks, Render};
-use crate::server::transcript::News;
+use crate::error::ApiError;
+use crate::sse::{Chunks, Render};
+use crate::transcript::News;
+use souffleur_request::Usage;
 
 /// Writes the events of one message. Blocks never interleave.
 pub(super) struct MessageStream {

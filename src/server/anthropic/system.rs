@@ -3,9 +3,9 @@
 use metrics::counter;
 use serde_json::Value;
 
-use crate::field::Cut;
-use crate::server::error::ApiError;
-use crate::server::openai::places::{must_be, object, text};
+use crate::error::ApiError;
+use crate::openai::places::{must_be, object, text};
+use souffleur_base::field::Cut;
 
 /// The header that Claude Code puts before its instructions. It holds a hash of the request, so that no two prompts
 /// would share anything after it.

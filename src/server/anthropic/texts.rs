@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::system::{into_text, texts_of, unknown_block};
-use crate::server::error::ApiError;
-use crate::server::openai::places::{missing, must_be, object, optional_text, text};
+use crate::error::ApiError;
+use crate::openai::places::{missing, must_be, object, optional_text, text};
 
 /// The kinds of blocks that have a text, for errors.
 const IN_RESULTS: &str = "text, tool_reference, search_result or document (of text, as the model reads no images and files)";

@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value};
 
-use crate::field::{Field, Shallow};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::chat::reasoning::known_effort;
-use crate::server::openai::places::{missing, must_be, object, optional_text, text};
-use crate::server::raw::Raw;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::chat::reasoning::known_effort;
+use crate::openai::places::{missing, must_be, object, optional_text, text};
+use crate::raw::Raw;
+use souffleur_base::field::{Field, Shallow};
 
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 

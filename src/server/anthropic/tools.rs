@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::chat::tool_choice::{Choice, Mode};
-use crate::server::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
-use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::chat::tool_choice::{Choice, Mode};
+use crate::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
+use crate::openai::places::{missing, must_be, object, optional_flag, text};
 
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
@@ -90,7 +90,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::server::raw::Raw;
+    use crate::raw::Raw;
 
     #[test]
     fn tools_are_told_to_the_template_as_they_were_sent() {

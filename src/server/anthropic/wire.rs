@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::ids::RequestId;
-use crate::request::{FinishReason, Usage};
+use souffleur_base::ids::RequestId;
+use souffleur_request::{FinishReason, Usage};
 
 /// The signature that clients are to send back with a thought. Anthropic's proves that its model had the thought; here
 /// any client may change the conversation, and nothing is proven.

@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::raw::Raw;
-use crate::field::{Cut, Field, Shallow};
-use crate::state::grammar::{Constraint, JsonWhitespace};
 pub(super) use names::MAX_PATTERN_BYTES;
+use souffleur_base::field::{Cut, Field, Shallow};
+use souffleur_state::grammar::{Constraint, JsonWhitespace};
 
 const MAX_BYTES: usize = 1 << 20;
 

@@ -1,14 +1,14 @@
 //! The names of the fields with constraints.
 
 use super::{JsonOptions, Kind, Wish, must_be, unknown};
-use crate::field::Field;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::raw::Raw;
-use crate::state::grammar::JsonWhitespace;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::raw::Raw;
+use souffleur_base::field::Field;
+use souffleur_state::grammar::JsonWhitespace;
 
 /// Longest pattern of white space.
-pub(in crate::server) const MAX_PATTERN_BYTES: usize = 256;
+pub(crate) const MAX_PATTERN_BYTES: usize = 256;
 
 /// Adds OpenAI's and SGLang's `response_format`.
 pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {

@@ -3,32 +3,32 @@
 use actix_web::http::StatusCode;
 
 use super::{Accepts, ApiError};
-use crate::field::Cut;
+use souffleur_base::field::Cut;
 
 impl ApiError {
-    pub(in crate::server) fn no_key() -> Self {
+    pub(crate) fn no_key() -> Self {
         let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    pub(in crate::server) fn no_admin_key() -> Self {
+    pub(crate) fn no_admin_key() -> Self {
         let message = "this route needs the admin key: send Authorization: Bearer <admin key>";
         Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
     }
 
-    pub(in crate::server) fn wrong_key() -> Self {
+    pub(crate) fn wrong_key() -> Self {
         let message =
             "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    pub(in crate::server) fn foreign_origin(origin: &[u8]) -> Self {
+    pub(crate) fn foreign_origin(origin: &[u8]) -> Self {
         let origin = excerpt(origin);
         let message = format!("origin {origin} is not allowed: add it to --allowed-origins");
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    pub(in crate::server) fn cross_site(site: &[u8]) -> Self {
+    pub(crate) fn cross_site(site: &[u8]) -> Self {
         let site = excerpt(site);
         let message = format!(
             "a page of another site may not send requests (sec-fetch-site is {site}): add its origin to --allowed-origins, \
@@ -37,7 +37,7 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    pub(in crate::server) fn foreign_host(host: &[u8]) -> Self {
+    pub(crate) fn foreign_host(host: &[u8]) -> Self {
         let host = excerpt(host);
         let message = format!(
             "host {host} is not known as a name of this server: add it to --allowed-hosts, or set --api-key"
@@ -45,17 +45,17 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
-    pub(in crate::server) fn body_timeout(seconds: u32) -> Self {
+    pub(crate) fn body_timeout(seconds: u32) -> Self {
         let message = format!("the body did not arrive within {seconds} s");
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
-    pub(in crate::server) fn body_too_large(limit_bytes: usize) -> Self {
+    pub(crate) fn body_too_large(limit_bytes: usize) -> Self {
         let message = format!("body is larger than {limit_bytes} bytes: send less at once");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     }
 
-    pub(in crate::server) fn not_json(content_type: Option<&[u8]>) -> Self {
+    pub(crate) fn not_json(content_type: Option<&[u8]>) -> Self {
         let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
         let message =
             format!("content-type is {is}: send JSON, with content-type application/json");
@@ -66,7 +66,7 @@ impl ApiError {
         )
     }
 
-    pub(in crate::server) fn encoded(encoding: &[u8]) -> Self {
+    pub(crate) fn encoded(encoding: &[u8]) -> Self {
         let encoding = excerpt(encoding.trim_ascii());
         let message = format!(
             "content-encoding is {encoding}: compressed bodies are not supported, send the body without compression"
@@ -81,7 +81,7 @@ impl ApiError {
         }
     }
 
-    pub(in crate::server) fn websocket_version() -> Self {
+    pub(crate) fn websocket_version() -> Self {
         let message = "Sec-WebSocket-Version must be 13: use a client of RFC 6455";
         Self::new(
             StatusCode::UPGRADE_REQUIRED,
@@ -91,7 +91,7 @@ impl ApiError {
     }
 
     /// 413: reading the body takes more memory than the budget of all bodies.
-    pub(in crate::server) fn body_beyond_budget(limit_bytes: usize) -> Self {
+    pub(crate) fn body_beyond_budget(limit_bytes: usize) -> Self {
         let text =
             format!("the body needs more than its share of the {limit_bytes} bytes for all bodies");
         let message = format!("{text}: send less at once");

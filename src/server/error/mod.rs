@@ -9,9 +9,9 @@ use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
 use super::words::{Dialect, Overflow};
-use crate::error::{FieldError, RETRY_AFTER_S, RequestError};
-use crate::field::Cut;
-use crate::ids::RequestId;
+use souffleur_base::error::{FieldError, RETRY_AFTER_S, RequestError};
+use souffleur_base::field::Cut;
+use souffleur_base::ids::RequestId;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -339,8 +339,8 @@ pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::request_limits::RequestLimits;
-    use crate::state::sampling::SamplingParams;
+    use souffleur_state::request_limits::RequestLimits;
+    use souffleur_state::sampling::SamplingParams;
 
     #[track_caller]
     fn check(params: SamplingParams, param: &str, text: &str) {

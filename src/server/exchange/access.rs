@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::{Ended, Exchange};
-use crate::ids::RequestId;
+use souffleur_base::ids::RequestId;
 
 const MAX_SHOWN: usize = 128;
 /// The status of a request whose client left before it had an answer, as in nginx.
@@ -40,11 +40,7 @@ pub(super) fn log(exchange: &Exchange, ended: Ended) {
     );
 }
 
-pub(in crate::server) fn log_late_head(
-    request_id: &str,
-    client: Option<SocketAddr>,
-    waited: Duration,
-) {
+pub(crate) fn log_late_head(request_id: &str, client: Option<SocketAddr>, waited: Duration) {
     tracing::info!(
         target: "souffleur::access",
         method = "-",

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use actix_web::http::header::{HeaderMap, HeaderName};
 
 /// The id of a request, from the client or from here; every answer has it.
-pub(in crate::server) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, as Anthropic's clients read it.
-pub(in crate::server) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// The headers in which some clients name a request or a conversation. They may come more than once.
 const X_CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
@@ -35,7 +35,7 @@ impl Ids {
     }
 }
 
-pub(in crate::server) fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     format!("req_{}", uuid::Uuid::new_v4().simple())
 }
 

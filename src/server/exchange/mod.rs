@@ -22,8 +22,8 @@ pub(super) use observed::Observed;
 
 use super::state::AppState;
 use super::traces::{CallEnd, CallStart, RequestTrace, Trace};
-use crate::ids::RequestId;
 use ids::Ids;
+use souffleur_base::ids::RequestId;
 
 /// Ids of the engine's requests that a line of the access log names.
 const MAX_NAMED: usize = 8;

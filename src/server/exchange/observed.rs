@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Exchange;
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::request::{Event, GenerateRequest};
-use crate::server::traces::{Outcome, RequestTrace, Wish};
+use crate::traces::{Outcome, RequestTrace, Wish};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
+use souffleur_request::{Event, GenerateRequest};
 
 /// Reports its end to its exchange, at the latest when it is dropped.
-pub(in crate::server) struct Observed(Option<Open>);
+pub(crate) struct Observed(Option<Open>);
 
 struct Open {
     exchange: Arc<Exchange>,
@@ -23,7 +23,7 @@ struct Open {
 
 impl Observed {
     /// Begins with requests that are on their way to the engine, which are noted. Does nothing without an exchange.
-    pub(in crate::server) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
+    pub(crate) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
         let exchange = Exchange::current();
         let opened = Instant::now();
         let model: Arc<str> = model.into();
@@ -42,7 +42,7 @@ impl Observed {
         requests.iter().map(open).map(Self).collect()
     }
 
-    pub(in crate::server) fn hear(&mut self, event: &Event) {
+    pub(crate) fn hear(&mut self, event: &Event) {
         let Some(open) = &mut self.0 else {
             return;
         };
@@ -57,7 +57,7 @@ impl Observed {
         self.end(outcome);
     }
 
-    pub(in crate::server) fn fail(&mut self, error: &RequestError) {
+    pub(crate) fn fail(&mut self, error: &RequestError) {
         self.end(Outcome::Failed(error.code()));
     }
 

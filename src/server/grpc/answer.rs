@@ -9,14 +9,14 @@ use tonic::Status;
 
 use super::call::{self, MessageLimits};
 use super::status;
-use crate::engine::Generation;
-use crate::ids::RequestId;
-use crate::server::budget::{BodyCharge, Charges};
-use crate::server::error::ApiError;
-use crate::server::native::NativeCall;
-use crate::server::open_requests::Listed;
-use crate::server::state::AppState;
-use crate::server::transcript::{News, Transcript};
+use crate::budget::{BodyCharge, Charges};
+use crate::error::ApiError;
+use crate::native::NativeCall;
+use crate::open_requests::Listed;
+use crate::state::AppState;
+use crate::transcript::{News, Transcript};
+use souffleur_base::ids::RequestId;
+use souffleur_engine::Generation;
 
 pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 

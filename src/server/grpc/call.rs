@@ -3,13 +3,13 @@
 use serde::Serialize;
 use serde_json::{Map, Number, Value, json};
 
-use crate::error::{PromptTokens, RequestError};
-use crate::server::call::CallLimits;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::native::NativeCall;
-use crate::server::state::AppState;
-use crate::state::request_limits::RequestLimits;
+use crate::call::CallLimits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::native::NativeCall;
+use crate::state::AppState;
+use souffleur_base::error::{PromptTokens, RequestError};
+use souffleur_state::request_limits::RequestLimits;
 
 /// Longest message that is converted to JSON, which takes many times its memory.
 #[derive(Clone, Copy)]

@@ -10,9 +10,9 @@ use super::proto::scheduler::{
     KvBlock, KvBlocksRemoved, KvBlocksStored, KvCacheCleared, KvCacheEvent, KvEventBatch,
 };
 use super::{i32_of, status};
-use crate::kv_events::batch::{KvEvent, StoredBlocks};
-use crate::kv_events::{KvEventSubscription, NumberedEvents, SubscribeError};
-use crate::server::state::AppState;
+use crate::state::AppState;
+use souffleur_kv_events::batch::{KvEvent, StoredBlocks};
+use souffleur_kv_events::{KvEventSubscription, NumberedEvents, SubscribeError};
 
 /// The only rank.
 const DP_RANK: i32 = 0;

@@ -161,7 +161,7 @@ fn i32_of(number: usize) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::RequestError;
+    use souffleur_base::error::RequestError;
 
     #[test]
     fn errors_keep_their_words_and_get_the_code_of_their_status() {

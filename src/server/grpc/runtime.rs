@@ -16,12 +16,12 @@ use super::proto::runtime::{
     ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
 use super::{Flushed, check_rank, flush, i32_of, judge_admin, status};
-use crate::ids::RequestId;
-use crate::server::error::ApiError;
-use crate::server::native::{Meta, Shape};
-use crate::server::state::AppState;
-use crate::server::transcript::Transcript;
-use crate::server::{health, loads};
+use crate::error::ApiError;
+use crate::native::{Meta, Shape};
+use crate::state::AppState;
+use crate::transcript::Transcript;
+use crate::{health, loads};
+use souffleur_base::ids::RequestId;
 
 pub(super) struct Runtime {
     state: Data<AppState>,
@@ -205,7 +205,7 @@ fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::request_limits::RequestLimits;
+    use souffleur_state::request_limits::RequestLimits;
 
     #[test]
     fn what_is_absent_is_left_to_the_engine_and_zero_is_zero() {

@@ -19,13 +19,13 @@ use super::proto::scheduler::{
     QueueMetrics, SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
 use super::{Flushed, check_rank, flush, i32_of, judge_admin, kv_events, status};
-use crate::ids::RequestId;
-use crate::request::FinishReason;
-use crate::server::error::ApiError;
-use crate::server::health;
-use crate::server::loads;
-use crate::server::state::AppState;
-use crate::server::transcript::Transcript;
+use crate::error::ApiError;
+use crate::health;
+use crate::loads;
+use crate::state::AppState;
+use crate::transcript::Transcript;
+use souffleur_base::ids::RequestId;
+use souffleur_request::FinishReason;
 
 pub(super) struct Scheduler {
     state: Data<AppState>,
@@ -321,7 +321,7 @@ fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::request_limits::RequestLimits;
+    use souffleur_state::request_limits::RequestLimits;
 
     #[test]
     fn a_zero_that_no_request_can_mean_is_left_to_the_engine() {

@@ -6,7 +6,7 @@ use actix_web::dev::RequestHead;
 use actix_web::http::header;
 use actix_web::http::uri::Authority;
 
-use crate::server::config::ServerConfig;
+use crate::config::ServerConfig;
 
 /// The hosts that a request names, with their ports: every `Host`, and that of a target in absolute form. A browser
 /// always names one; HTTP/1.0 may name none.

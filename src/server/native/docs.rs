@@ -3,14 +3,14 @@
 use serde_json::json;
 use utoipa::openapi::path::Operation;
 
-use crate::server::cached::CachedTokens;
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
+use crate::cached::CachedTokens;
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{
     Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,
 };
-use crate::server::openapi::shared;
-use crate::server::options::Urgency;
+use crate::openapi::shared;
+use crate::options::Urgency;
 
 /// A field of one prompt, or of each prompt of a list.
 fn each(facts: &Facts, shape: Shape) -> Shape {
@@ -22,7 +22,7 @@ fn each(facts: &Facts, shape: Shape) -> Shape {
     ])
 }
 
-pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+pub(crate) fn operation(facts: &Facts) -> Operation {
     let most = facts.max_requests;
     let alternatives = facts.limits.max_logprobs;
     let name = || text().up_to(facts.limits.max_extra_key_bytes);
@@ -60,7 +60,7 @@ fn session() -> Shape {
         .has(
             "id",
             text()
-                .up_to(crate::server::call::MAX_RID_BYTES)
+                .up_to(crate::call::MAX_RID_BYTES)
                 .about("the id that `/open_session` returned"),
         )
         .takes(
@@ -77,7 +77,7 @@ fn session() -> Shape {
         .shape()
 }
 
-pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+pub(crate) fn components() -> Vec<(&'static str, Shape)> {
     let reason = any_of([
         object()
             .has("type", text())

@@ -3,16 +3,16 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::ids::RequestId;
-use crate::request::FinishReason;
-use crate::server::cached::CachedTokens;
-use crate::server::spelling::Spelling;
-use crate::server::sse::Chunks;
-use crate::server::transcript::{Transcript, TranscriptEnd};
-use crate::state::sampling::{LogprobWish, TokenLogprobs};
+use crate::cached::CachedTokens;
+use crate::spelling::Spelling;
+use crate::sse::Chunks;
+use crate::transcript::{Transcript, TranscriptEnd};
+use souffleur_base::ids::RequestId;
+use souffleur_request::FinishReason;
+use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
 #[derive(Clone)]
-pub(in crate::server) struct Shape {
+pub(crate) struct Shape {
     logprobs: bool,
     top: bool,
     chosen: bool,
@@ -21,7 +21,7 @@ pub(in crate::server) struct Shape {
 
 impl Shape {
     /// Log probabilities as requested, with the tokens' texts if `spelling` are given.
-    pub(in crate::server) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
+    pub(crate) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
         Self {
             logprobs: wish.is_some(),
             top: wish.is_some_and(|wish| wish.top > 0),
@@ -32,7 +32,7 @@ impl Shape {
 }
 
 #[derive(Serialize)]
-pub(in crate::server) struct Reply<'a> {
+pub(crate) struct Reply<'a> {
     text: &'a str,
     output_ids: &'a [u32],
     meta_info: Meta<'a>,
@@ -41,7 +41,7 @@ pub(in crate::server) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(in crate::server) fn new(
+    pub(crate) fn new(
         rid: &'a RequestId,
         shape: &'a Shape,
         transcript: &'a Transcript,
@@ -78,7 +78,7 @@ impl<'a> Reply<'a> {
 }
 
 #[derive(Serialize)]
-pub(in crate::server) struct Meta<'a> {
+pub(crate) struct Meta<'a> {
     id: &'a RequestId,
     finish_reason: Option<Reason<'a>>,
     prompt_tokens: u32,
@@ -95,11 +95,7 @@ pub(in crate::server) struct Meta<'a> {
 }
 
 impl<'a> Meta<'a> {
-    pub(in crate::server) fn new(
-        rid: &'a RequestId,
-        shape: &'a Shape,
-        transcript: &'a Transcript,
-    ) -> Self {
+    pub(crate) fn new(rid: &'a RequestId, shape: &'a Shape, transcript: &'a Transcript) -> Self {
         let logprobs = shape.logprobs.then(|| Logprobs::new(shape, transcript));
         Self::with(logprobs, rid, transcript)
     }
@@ -209,10 +205,10 @@ impl<'a> Logprobs<'a> {
 /// The log probabilities of an output's tokens so far, as JSON: each event repeats them, so they are written once and
 /// copied from then on. The prompt's and all alternatives come with the whole answer only.
 #[derive(Default)]
-pub(in crate::server) struct Written(Vec<u8>);
+pub(crate) struct Written(Vec<u8>);
 
 impl Written {
-    pub(in crate::server) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
+    pub(crate) fn push(&mut self, shape: &Shape, places: &[TokenLogprobs]) {
         for at in places {
             if !self.0.is_empty() {
                 self.0.push(b',');
@@ -223,7 +219,7 @@ impl Written {
     }
 
     /// Adds the event that shows an answer so far.
-    pub(in crate::server) fn show(
+    pub(crate) fn show(
         &self,
         rid: &RequestId,
         shape: &Shape,
@@ -300,9 +296,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::request::{Delta, Usage};
-    use crate::server::spelling::tests::bytewise;
-    use crate::server::transcript::News;
+    use crate::spelling::tests::bytewise;
+    use crate::transcript::News;
+    use souffleur_request::{Delta, Usage};
 
     fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
         let others = || {

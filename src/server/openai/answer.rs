@@ -7,16 +7,16 @@ use serde::Serialize;
 
 use super::wire::{Head, Response};
 use super::{apply_model_defaults, unix_now_s};
-use crate::ids::RequestId;
-use crate::server::body::JsonBody;
-use crate::server::call::CallLimits;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::lanes::{Lane, finish_all};
-use crate::server::sse::{self, Render};
-use crate::server::state::{AppState, Loaded};
-use crate::server::transcript::Transcript;
-use crate::server::whole;
+use crate::body::JsonBody;
+use crate::call::CallLimits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::lanes::{Lane, finish_all};
+use crate::sse::{self, Render};
+use crate::state::{AppState, Loaded};
+use crate::transcript::Transcript;
+use crate::whole;
+use souffleur_base::ids::RequestId;
 
 /// Writes an answer event by event, or whole.
 pub(super) trait Write: Render + Send {
@@ -42,15 +42,15 @@ impl<W: Choices> Write for W {
 }
 
 /// A call that has been received and not read.
-pub(in crate::server) struct Received<'a> {
-    pub(in crate::server) loaded: &'a Loaded,
-    pub(in crate::server) fields: Fields,
-    pub(in crate::server) limits: CallLimits<'a>,
+pub(crate) struct Received<'a> {
+    pub(crate) loaded: &'a Loaded,
+    pub(crate) fields: Fields,
+    pub(crate) limits: CallLimits<'a>,
 }
 
 impl<'a> Received<'a> {
     /// The call with the model's defaults among its fields. Fails while the engine is loading or has stopped.
-    pub(in crate::server) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
+    pub(crate) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;
         apply_model_defaults(&mut fields, &loaded.engine.model().generation);

@@ -10,29 +10,29 @@ use super::answer::{self, Choices, Received};
 use super::logprobs::{LegacyLogprobs, TextOffset};
 use super::wire::{Extension, Head, Matched, Response, UsageReport};
 use super::{Common, alternatives, matched_stop};
-use crate::field::{Field, Shallow};
-use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Prompt, Usage};
-use crate::server::body::JsonBody;
-use crate::server::budget::Charges;
-use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
-use crate::server::constraint;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::lanes::Lane;
-use crate::server::spelling::Spelling;
-use crate::server::sse::{Chunks, Render};
-use crate::server::state::AppState;
-use crate::server::transcript::{News, Transcript};
-use crate::state::sampling::LogprobWish;
+use crate::body::JsonBody;
+use crate::budget::Charges;
+use crate::call::{CallLimits, Prompts, check_size, samples_of, texts, tokens};
+use crate::constraint;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::lanes::Lane;
+use crate::spelling::Spelling;
+use crate::sse::{Chunks, Render};
+use crate::state::AppState;
+use crate::transcript::{News, Transcript};
+use souffleur_base::field::{Field, Shallow};
+use souffleur_base::ids::RequestId;
+use souffleur_request::{GenerateRequest, Prompt, Usage};
+use souffleur_state::sampling::LogprobWish;
 
-pub(in crate::server) use super::docs::completions as operation;
+pub(crate) use super::docs::completions as operation;
 
 /// OpenAI's default.
 pub(super) const DEFAULT_MAX_TOKENS: u32 = 16;
 
-pub(in crate::server) async fn create(
+pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
@@ -325,7 +325,7 @@ mod tests {
 
     use super::super::tests::{events, fields, head, limits, news, spelling};
     use super::*;
-    use crate::request::FinishReason;
+    use souffleur_request::FinishReason;
 
     fn parse(value: Value) -> Result<Call, ApiError> {
         Call::parse(fields(value), limits()).map(|(call, _)| call)

@@ -5,15 +5,15 @@ use utoipa::openapi::path::Operation;
 
 use super::MAX_TOP_LOGPROBS;
 use super::completions::DEFAULT_MAX_TOKENS;
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{
     Shape, any_of, count, flag, integer, list, map_of, name_of, named, number, object, text,
     token_id, whole,
 };
-use crate::server::openapi::shared;
+use crate::openapi::shared;
 
-pub(in crate::server) fn completions(facts: &Facts) -> Operation {
+pub(crate) fn completions(facts: &Facts) -> Operation {
     let alternatives = whole().at_least(0).at_most(MAX_TOP_LOGPROBS);
     let fields = object()
         .has(
@@ -52,7 +52,7 @@ pub(super) fn matched_stop() -> Shape {
     any_of([token_id(), text()]).or_null()
 }
 
-pub(in crate::server) fn components(_: &Facts) -> Vec<(&'static str, Shape)> {
+pub(crate) fn components(_: &Facts) -> Vec<(&'static str, Shape)> {
     let logprobs = object()
         .has("tokens", list(text()))
         .has("token_logprobs", list(number().or_null()))

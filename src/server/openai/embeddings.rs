@@ -11,25 +11,25 @@ use utoipa::openapi::path::Operation;
 
 use super::answer::Received;
 use super::wire::UsageReport;
-use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Pooling, Prompt};
-use crate::server::body::JsonBody;
-use crate::server::budget::Charges;
-use crate::server::call::{self, CallLimits, read_rid, sample_id};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::lanes::{Lane, finish_all};
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{any_of, count, list, name_of, named, number, object, text};
-use crate::server::openapi::shared;
-use crate::server::options::{Options, Urgency};
-use crate::server::state::{AppState, Loaded};
-use crate::server::table::Table;
-use crate::server::transcript::Transcript;
-use crate::server::whole;
-use crate::state::cache::namespace::Namespace;
+use crate::body::JsonBody;
+use crate::budget::Charges;
+use crate::call::{self, CallLimits, read_rid, sample_id};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::lanes::{Lane, finish_all};
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{any_of, count, list, name_of, named, number, object, text};
+use crate::openapi::shared;
+use crate::options::{Options, Urgency};
+use crate::state::{AppState, Loaded};
+use crate::table::Table;
+use crate::transcript::Transcript;
+use crate::whole;
+use souffleur_base::ids::RequestId;
+use souffleur_request::{GenerateRequest, Pooling, Prompt};
+use souffleur_state::cache::namespace::Namespace;
 
 const INPUT: &str = "input";
 const DIMENSIONS: &str = "dimensions";
@@ -39,7 +39,7 @@ const NUMBER_BYTES: usize = 16;
 const BASE64_BYTES: usize = 6;
 
 #[derive(Default)]
-pub(in crate::server) struct Body {
+pub(crate) struct Body {
     prompts: Vec<Prompt>,
     pooling: Pooling,
     encoding: Encoding,
@@ -89,7 +89,7 @@ enum Values {
     Base64(String),
 }
 
-pub(in crate::server) async fn create(
+pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
@@ -249,7 +249,7 @@ fn dimensions(given: Option<u32>, width: usize) -> Result<usize, ApiError> {
     }
 }
 
-pub(in crate::server) fn table() -> Table<Body> {
+pub(crate) fn table() -> Table<Body> {
     let dimensions =
         "first values to keep, at most the model's `hidden_size`; they are normalised to length 1";
     Table::new()
@@ -295,7 +295,7 @@ fn rid(fields: &mut Fields, name: &str, _: CallLimits<'_>) -> Result<Option<Requ
     fields.take(name)?.map(read_rid).transpose()
 }
 
-pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+pub(crate) fn operation(facts: &Facts) -> Operation {
     let embedding = object()
         .has("object", name_of(["embedding"]))
         .has("index", count())

@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::server::spelling::{Spelling, spell};
-use crate::state::sampling::TokenLogprobs;
+use crate::spelling::{Spelling, spell};
+use souffleur_state::sampling::TokenLogprobs;
 
 /// The number that OpenAI writes for the log probability of an impossible token, as JSON has no infinities.
 const LOWEST_LOGPROB: f32 = -9999.0;
@@ -176,7 +176,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::server::spelling::tests::bytewise;
+    use crate::spelling::tests::bytewise;
 
     fn place(token: u32, logprob: Option<f32>, top: &[(u32, f32)]) -> TokenLogprobs {
         TokenLogprobs {

@@ -2,7 +2,7 @@
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
 //!
 //! Chats, responses and Anthropic's messages are written from one list of pieces
-//! ([`OutputPiece`](crate::request::OutputPiece)): one parser of tools, constraints and reasoning serves all of them.
+//! ([`OutputPiece`](souffleur_request::OutputPiece)): one parser of tools, constraints and reasoning serves all of them.
 
 pub(super) mod answer;
 pub(super) mod chat;
@@ -23,15 +23,15 @@ use super::call::{CallLimits, check_samples, read_rid};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::options::{Options, Urgency};
-use crate::field::{Field, Shallow};
-use crate::ids::RequestId;
-use crate::model::generation::GenerationConfig;
-use crate::request::{ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt};
-use crate::state::cache::namespace::Namespace;
-use crate::state::grammar::Constraint;
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{LogprobWish, SamplingParams, SetParam};
 pub(super) use docs::components;
+use souffleur_base::field::{Field, Shallow};
+use souffleur_base::ids::RequestId;
+use souffleur_model::generation::GenerationConfig;
+use souffleur_request::{ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::grammar::Constraint;
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::sampling::{LogprobWish, SamplingParams, SetParam};
 use wire::Matched;
 
 /// Most alternatives a token, as OpenAI's chat completions have it.

@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value};
 
-use crate::field::{Field, Shallow};
-use crate::server::error::ApiError;
+use crate::error::ApiError;
+use souffleur_base::field::{Field, Shallow};
 
-pub(in crate::server) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn object(path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     match value {
         Value::Object(map) => Ok(map),
         other => Err(must_be(path, &other, "an object")),
     }
 }
 
-pub(in crate::server) fn text<'a>(
+pub(crate) fn text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
     name: &str,
@@ -22,7 +22,7 @@ pub(in crate::server) fn text<'a>(
 }
 
 /// A text that may be absent or null.
-pub(in crate::server) fn optional_text<'a>(
+pub(crate) fn optional_text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
     name: &str,
@@ -35,7 +35,7 @@ pub(in crate::server) fn optional_text<'a>(
 }
 
 /// True or false, if it is there and not null.
-pub(in crate::server) fn optional_flag(
+pub(crate) fn optional_flag(
     object: &Map<String, Value>,
     path: &str,
     name: &str,
@@ -47,11 +47,11 @@ pub(in crate::server) fn optional_flag(
     }
 }
 
-pub(in crate::server) fn missing(path: String, send: &str) -> ApiError {
+pub(crate) fn missing(path: String, send: &str) -> ApiError {
     let text = format!("{path} is missing: send {send}");
     ApiError::field(path, text)
 }
 
-pub(in crate::server) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
+pub(crate) fn must_be(path: &str, value: &Value, wanted: &str) -> ApiError {
     Field::new(path, &Shallow::of(value)).must_be(wanted).into()
 }

@@ -1,11 +1,11 @@
 //! Features of OpenAI's API that are not supported yet.
 
-use crate::field::{Keep, Shallow};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::raw::Raw;
-use crate::state::sampling;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::raw::Raw;
+use souffleur_base::field::{Keep, Shallow};
+use souffleur_state::sampling;
 
 pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "modalities";

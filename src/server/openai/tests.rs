@@ -5,12 +5,12 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
-use crate::server::constraint;
-use crate::server::foreign;
-use crate::server::spelling::tests::bytewise;
-use crate::server::transcript::{News, TranscriptEnd};
-use crate::state::sampling::TokenLogprobs;
+use crate::constraint;
+use crate::foreign;
+use crate::spelling::tests::bytewise;
+use crate::transcript::{News, TranscriptEnd};
+use souffleur_request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
+use souffleur_state::sampling::TokenLogprobs;
 
 pub(super) fn fields(value: Value) -> Fields {
     Fields::of(&value)
@@ -35,7 +35,7 @@ pub(super) fn head() -> wire::Head {
     }
 }
 
-pub(super) fn spelling() -> crate::server::spelling::Spelling {
+pub(super) fn spelling() -> crate::spelling::Spelling {
     bytewise()
 }
 
@@ -76,7 +76,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
     }
 }
 
-pub(super) fn events(chunks: crate::server::sse::Chunks) -> Vec<Value> {
+pub(super) fn events(chunks: crate::sse::Chunks) -> Vec<Value> {
     let text = String::from_utf8(chunks.into_bytes()).expect("events are text");
     let events = text.split_terminator("\n\n").map(|event| {
         let event = event.strip_prefix("data: ").expect("events are data");
@@ -203,7 +203,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
             known: None,
         })))
     };
-    let rids: Vec<String> = crate::server::call::samples_of(request)
+    let rids: Vec<String> = crate::call::samples_of(request)
         .map(|sample| sample.rid.to_string())
         .collect();
     assert_eq!(rids, ["c-0", "c-1"]);

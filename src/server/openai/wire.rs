@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::request::Usage;
-use crate::server::cached::CachedTokens;
+use crate::cached::CachedTokens;
+use souffleur_request::Usage;
 
 #[derive(Serialize)]
 pub(super) struct Response<'a, C> {
@@ -68,7 +68,7 @@ impl Head {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(in crate::server) struct UsageReport {
+pub(crate) struct UsageReport {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
@@ -88,7 +88,7 @@ struct CompletionTokens {
 
 impl UsageReport {
     /// Adds up the usage of `n` samples of each prompt, prompts first: a prompt counts once.
-    pub(in crate::server) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
+    pub(crate) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
         let mut report = Self::default();
         for (index, usage) in usages.into_iter().enumerate() {
             if index % n == 0 {

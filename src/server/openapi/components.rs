@@ -4,8 +4,8 @@ use utoipa::openapi::schema::ComponentsBuilder;
 
 use super::facts::Facts;
 use super::shared;
-use crate::server::openai::responses;
-use crate::server::{anthropic, native, openai};
+use crate::openai::responses;
+use crate::{anthropic, native, openai};
 
 pub(super) fn all(facts: &Facts) -> ComponentsBuilder {
     let mut named = vec![

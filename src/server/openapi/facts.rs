@@ -2,25 +2,25 @@
 
 use serde_json::{Map, Value};
 
-use crate::model::generation::GenerationConfig;
-use crate::server::state::AppState;
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::SamplingParams;
+use crate::state::AppState;
+use souffleur_model::generation::GenerationConfig;
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::sampling::SamplingParams;
 
 #[derive(Default)]
-pub(in crate::server) struct Facts {
-    pub(in crate::server) limits: RequestLimits,
+pub(crate) struct Facts {
+    pub(crate) limits: RequestLimits,
     /// Most prompts times samples of a call.
-    pub(in crate::server) max_requests: usize,
+    pub(crate) max_requests: usize,
     /// Sampling parameters of a call that names none, on the endpoints that take the model's.
-    pub(in crate::server) model_sampling: SamplingParams,
+    pub(crate) model_sampling: SamplingParams,
     pub(super) has_key: bool,
     pub(super) has_admin_key: bool,
 }
 
 impl Facts {
     /// A server's facts; before its model is loaded, with defaults for the model's.
-    pub(in crate::server) fn of(state: &AppState) -> Self {
+    pub(crate) fn of(state: &AppState) -> Self {
         let config = state.config();
         let engine = state.slot().engine();
         let limits = engine.map(|engine| *engine.request_limits());
@@ -47,7 +47,7 @@ fn sampling_of(model: &GenerationConfig) -> SamplingParams {
     }
 }
 
-pub(in crate::server) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
+pub(crate) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
     // By way of the text, in which a number has as many digits as it needs.
     let text = serde_json::to_string(sampling).expect("parameters have string keys only");
     serde_json::from_str(&text).expect("parameters are an object")

@@ -8,7 +8,7 @@ use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 use super::shape::{Shape, named, object, text};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Group {
+pub(crate) enum Group {
     OpenAi,
     Anthropic,
     SgLang,
@@ -44,13 +44,13 @@ impl Group {
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 
-pub(in crate::server) struct Describe {
+pub(crate) struct Describe {
     operation: OperationBuilder,
     answer: ResponseBuilder,
     error: &'static str,
 }
 
-pub(in crate::server) fn describe(group: Group, summary: &str) -> Describe {
+pub(crate) fn describe(group: Group, summary: &str) -> Describe {
     Describe {
         operation: OperationBuilder::new()
             .tag(group.name())
@@ -65,13 +65,13 @@ pub(in crate::server) fn describe(group: Group, summary: &str) -> Describe {
 
 impl Describe {
     /// More about it, in Markdown.
-    pub(in crate::server) fn about(mut self, text: &str) -> Self {
+    pub(crate) fn about(mut self, text: &str) -> Self {
         self.operation = self.operation.description(Some(text));
         self
     }
 
     /// A part of the path.
-    pub(in crate::server) fn at(mut self, name: &str, about: &str) -> Self {
+    pub(crate) fn at(mut self, name: &str, about: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Path)
@@ -82,7 +82,7 @@ impl Describe {
         self
     }
 
-    pub(in crate::server) fn query(mut self, name: &str, shape: Shape, about: &str) -> Self {
+    pub(crate) fn query(mut self, name: &str, shape: Shape, about: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Query)
@@ -93,7 +93,7 @@ impl Describe {
         self
     }
 
-    pub(in crate::server) fn takes(mut self, body: Shape, example: Value) -> Self {
+    pub(crate) fn takes(mut self, body: Shape, example: Value) -> Self {
         let content = ContentBuilder::new()
             .schema(Some(body))
             .example(Some(example));
@@ -107,17 +107,12 @@ impl Describe {
             .fails(415, "the body is not declared as JSON, or it is compressed")
     }
 
-    pub(in crate::server) fn answers(self, shape: Shape, about: &str) -> Self {
+    pub(crate) fn answers(self, shape: Shape, about: &str) -> Self {
         self.answers_as(JSON, shape, about)
     }
 
     /// It answers with something of this content type.
-    pub(in crate::server) fn answers_as(
-        mut self,
-        content_type: &str,
-        shape: Shape,
-        about: &str,
-    ) -> Self {
+    pub(crate) fn answers_as(mut self, content_type: &str, shape: Shape, about: &str) -> Self {
         let content = ContentBuilder::new().schema(Some(shape)).build();
         self.answer = self
             .answer
@@ -127,7 +122,7 @@ impl Describe {
     }
 
     /// With `stream`, it answers with server-sent events, each of which holds such JSON.
-    pub(in crate::server) fn streams(mut self, event: &str, about: &str) -> Self {
+    pub(crate) fn streams(mut self, event: &str, about: &str) -> Self {
         let about = format!("{about} The `data` of each is JSON of the schema `{event}`.");
         let shape = object().has("data", text()).takes("event", text());
         let content = ContentBuilder::new().schema(Some(shape.shape().about(&about)));
@@ -135,35 +130,35 @@ impl Describe {
         self
     }
 
-    pub(in crate::server) fn answers_nothing(mut self, about: &str) -> Self {
+    pub(crate) fn answers_nothing(mut self, about: &str) -> Self {
         self.answer = self.answer.description(about);
         self
     }
 
     /// It answers 304 to clients that have its answer already.
-    pub(in crate::server) fn may_not_change(mut self) -> Self {
+    pub(crate) fn may_not_change(mut self) -> Self {
         let response = ResponseBuilder::new().description("nothing has changed");
         self.operation = self.operation.response("304", response.build());
         self
     }
 
-    pub(in crate::server) fn fails(mut self, status: u16, about: &str) -> Self {
+    pub(crate) fn fails(mut self, status: u16, about: &str) -> Self {
         let response = failure(self.error, about);
         self.operation = self.operation.response(status.to_string(), response);
         self
     }
 
     /// It runs requests in the engine, with all of its errors.
-    pub(in crate::server) fn runs(self) -> Self {
+    pub(crate) fn runs(self) -> Self {
         self.fails(500, "the request failed in the engine: `out_of_memory`, `nan_logits`, `slow_client`, `step_failed`")
             .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")
     }
 
-    pub(in crate::server) fn needs_engine(self, about: &str) -> Self {
+    pub(crate) fn needs_engine(self, about: &str) -> Self {
         self.fails(503, about)
     }
 
-    pub(in crate::server) fn upgrades(mut self) -> Self {
+    pub(crate) fn upgrades(mut self) -> Self {
         let response = ResponseBuilder::new().description("the WebSocket is open");
         self.operation = self.operation.response("101", response.build());
         self.fails(400, "the request is not a WebSocket handshake")
@@ -177,7 +172,7 @@ impl Describe {
             )
     }
 
-    pub(in crate::server) fn done(self) -> Operation {
+    pub(crate) fn done(self) -> Operation {
         let answer = self.answer.build();
         let operation = if answer.description.is_empty() {
             self.operation

@@ -11,8 +11,8 @@ use utoipa::openapi::path::Operation;
 use super::facts::Facts;
 use super::operation::{Group, describe};
 use super::shape::text;
-use crate::server::error::ApiError;
-use crate::server::state::AppState;
+use crate::error::ApiError;
+use crate::state::AppState;
 
 const VERSION: &str = "5.35.0";
 const MAX_AGE_S: u32 = 3600;
@@ -49,7 +49,7 @@ struct File {
     is_packed: bool,
 }
 
-pub(in crate::server) async fn index(
+pub(crate) async fn index(
     request: HttpRequest,
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
@@ -60,7 +60,7 @@ pub(in crate::server) async fn index(
     Ok(response.body(INDEX))
 }
 
-pub(in crate::server) async fn file(
+pub(crate) async fn file(
     request: HttpRequest,
     state: Data<AppState>,
     name: Path<String>,
@@ -137,7 +137,7 @@ fn guard(response: &mut HttpResponseBuilder) {
     response.insert_header((header::REFERRER_POLICY, "no-referrer"));
 }
 
-pub(in crate::server) fn index_operation(_: &Facts) -> Operation {
+pub(crate) fn index_operation(_: &Facts) -> Operation {
     describe(Group::Server, "This document as a page")
         .about("Swagger UI. Off with `--api-docs off`.")
         .answers_as("text/html", text(), "the page")
@@ -145,7 +145,7 @@ pub(in crate::server) fn index_operation(_: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn file_operation(_: &Facts) -> Operation {
+pub(crate) fn file_operation(_: &Facts) -> Operation {
     describe(Group::Server, "A file of the page")
         .at("file", "its name")
         .answers_as("text/javascript", text(), "a script")

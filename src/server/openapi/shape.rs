@@ -1,5 +1,5 @@
 //! Schemas of the endpoints' input and output. An input field's schema matches the checks of
-//! [`Field`](crate::field::Field) and [`Fields`](crate::server::fields::Fields).
+//! [`Field`](souffleur_base::field::Field) and [`Fields`](crate::fields::Fields).
 
 use serde_json::{Map, Number, Value};
 use utoipa::openapi::schema::{
@@ -8,10 +8,10 @@ use utoipa::openapi::schema::{
 };
 use utoipa::openapi::{Ref, RefOr};
 
-use crate::field::Integer;
+use souffleur_base::field::Integer;
 
 #[derive(Clone)]
-pub(in crate::server) struct Shape(RefOr<Schema>);
+pub(crate) struct Shape(RefOr<Schema>);
 
 impl From<Shape> for RefOr<Schema> {
     fn from(shape: Shape) -> Self {
@@ -19,7 +19,7 @@ impl From<Shape> for RefOr<Schema> {
     }
 }
 
-pub(in crate::server) fn anything() -> Shape {
+pub(crate) fn anything() -> Shape {
     Shape(
         ObjectBuilder::new()
             .schema_type(SchemaType::AnyValue)
@@ -27,61 +27,61 @@ pub(in crate::server) fn anything() -> Shape {
     )
 }
 
-pub(in crate::server) fn text() -> Shape {
+pub(crate) fn text() -> Shape {
     plain(Type::String)
 }
 
-pub(in crate::server) fn name_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
+pub(crate) fn name_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
     let names = names.into_iter().map(Value::from).collect();
     text().edit(|object| object.enum_values = Some(names))
 }
 
-pub(in crate::server) fn flag() -> Shape {
+pub(crate) fn flag() -> Shape {
     plain(Type::Boolean)
 }
 
-pub(in crate::server) fn number() -> Shape {
+pub(crate) fn number() -> Shape {
     plain(Type::Number)
 }
 
 /// A whole number without bounds.
-pub(in crate::server) fn whole() -> Shape {
+pub(crate) fn whole() -> Shape {
     plain(Type::Integer)
 }
 
 /// A count, or a limit of tokens: larger values are cut to the limit.
-pub(in crate::server) fn count() -> Shape {
+pub(crate) fn count() -> Shape {
     whole().at_least(0)
 }
 
 /// A whole number in the bounds of its type.
-pub(in crate::server) fn integer<T: Integer>() -> Shape {
+pub(crate) fn integer<T: Integer>() -> Shape {
     let bounds = T::BOUNDS;
     whole().at_least(*bounds.start()).at_most(*bounds.end())
 }
 
-pub(in crate::server) fn token_id() -> Shape {
+pub(crate) fn token_id() -> Shape {
     integer::<u32>()
 }
 
 /// A number of seconds above 0.
-pub(in crate::server) fn seconds() -> Shape {
+pub(crate) fn seconds() -> Shape {
     number().above(0)
 }
 
-pub(in crate::server) fn list(items: Shape) -> Shape {
+pub(crate) fn list(items: Shape) -> Shape {
     Shape(ArrayBuilder::new().items(items.0).into())
 }
 
 /// A list with exactly these items, none of which is [`named`].
-pub(in crate::server) fn tuple<const N: usize>(items: [Shape; N]) -> Shape {
+pub(crate) fn tuple<const N: usize>(items: [Shape; N]) -> Shape {
     let items = items.map(|item| Schema::from(item.0));
     let array = ArrayBuilder::new().prefix_items(items);
     let array = array.items(utoipa::openapi::schema::ArrayItems::False);
     Shape(array.min_items(Some(N)).max_items(Some(N)).into())
 }
 
-pub(in crate::server) fn any_of<const N: usize>(shapes: [Shape; N]) -> Shape {
+pub(crate) fn any_of<const N: usize>(shapes: [Shape; N]) -> Shape {
     let shapes = shapes.into_iter();
     Shape(
         shapes
@@ -91,18 +91,18 @@ pub(in crate::server) fn any_of<const N: usize>(shapes: [Shape; N]) -> Shape {
 }
 
 /// The schema of this name among the document's components.
-pub(in crate::server) fn named(component: &str) -> Shape {
+pub(crate) fn named(component: &str) -> Shape {
     Shape(Ref::from_schema_name(component).into())
 }
 
-pub(in crate::server) fn map_of(values: Shape) -> Shape {
+pub(crate) fn map_of(values: Shape) -> Shape {
     plain(Type::Object).edit(|object| {
         object.additional_properties = Some(Box::new(AdditionalProperties::RefOr(values.0)));
     })
 }
 
 /// An object of which nothing is known.
-pub(in crate::server) fn free_object() -> Shape {
+pub(crate) fn free_object() -> Shape {
     plain(Type::Object)
 }
 
@@ -111,7 +111,7 @@ fn plain(kind: Type) -> Shape {
 }
 
 impl Shape {
-    pub(in crate::server) fn about(mut self, text: &str) -> Self {
+    pub(crate) fn about(mut self, text: &str) -> Self {
         let text = text.to_owned();
         match &mut self.0 {
             RefOr::Ref(reference) => reference.description = text,
@@ -124,7 +124,7 @@ impl Shape {
     }
 
     /// With the default of an absent field.
-    pub(in crate::server) fn or(mut self, default: impl Into<Value>) -> Self {
+    pub(crate) fn or(mut self, default: impl Into<Value>) -> Self {
         let default = Some(default.into());
         match &mut self.0 {
             RefOr::Ref(reference) => reference.default = default,
@@ -136,20 +136,20 @@ impl Shape {
         self
     }
 
-    pub(in crate::server) fn at_least(self, least: impl Bound) -> Self {
+    pub(crate) fn at_least(self, least: impl Bound) -> Self {
         self.edit(|object| object.minimum = Some(least.into_number()))
     }
 
-    pub(in crate::server) fn at_most(self, most: impl Bound) -> Self {
+    pub(crate) fn at_most(self, most: impl Bound) -> Self {
         self.edit(|object| object.maximum = Some(most.into_number()))
     }
 
-    pub(in crate::server) fn above(self, bound: impl Bound) -> Self {
+    pub(crate) fn above(self, bound: impl Bound) -> Self {
         self.edit(|object| object.exclusive_minimum = Some(bound.into_number()))
     }
 
     /// A string of more than `length` characters, or a list of more than `length` items.
-    pub(in crate::server) fn longer_than(self, length: usize) -> Self {
+    pub(crate) fn longer_than(self, length: usize) -> Self {
         let least = Some(length + 1);
         self.edit_lengths(
             |object| object.min_length = least,
@@ -159,7 +159,7 @@ impl Shape {
 
     /// A string of at most `length` characters, or a list of at most `length` items. Strings whose bytes are limited
     /// have no more characters.
-    pub(in crate::server) fn up_to(self, length: usize) -> Self {
+    pub(crate) fn up_to(self, length: usize) -> Self {
         let most = Some(length);
         self.edit_lengths(
             |object| object.max_length = most,
@@ -167,20 +167,20 @@ impl Shape {
         )
     }
 
-    pub(in crate::server) fn fields_up_to(self, most: usize) -> Self {
+    pub(crate) fn fields_up_to(self, most: usize) -> Self {
         self.edit(|object| object.max_properties = Some(most))
     }
 
-    pub(in crate::server) fn like(self, pattern: &str) -> Self {
+    pub(crate) fn like(self, pattern: &str) -> Self {
         self.edit(|object| object.pattern = Some(pattern.to_owned()))
     }
 
     /// An object whose fields have such names, which are not [`named`].
-    pub(in crate::server) fn with_names(self, names: Self) -> Self {
+    pub(crate) fn with_names(self, names: Self) -> Self {
         self.edit(|object| object.property_names = Some(Box::new(names.0.into())))
     }
 
-    pub(in crate::server) fn or_null(mut self) -> Self {
+    pub(crate) fn or_null(mut self) -> Self {
         match &mut self.0 {
             RefOr::T(Schema::Object(Object {
                 schema_type,
@@ -248,7 +248,7 @@ fn add_null(kind: &mut SchemaType) {
     }
 }
 
-pub(in crate::server) trait Bound {
+pub(crate) trait Bound {
     fn into_number(self) -> utoipa::Number;
 }
 
@@ -266,42 +266,42 @@ impl<T: Into<Number>> Bound for T {
 }
 
 #[derive(Clone, Default)]
-pub(in crate::server) struct ObjectShape {
+pub(crate) struct ObjectShape {
     fields: Vec<(String, Shape)>,
     required: Vec<String>,
     is_closed: bool,
 }
 
 /// An object without fields. Fields that it does not name are ignored.
-pub(in crate::server) fn object() -> ObjectShape {
+pub(crate) fn object() -> ObjectShape {
     ObjectShape::default()
 }
 
 impl ObjectShape {
     /// A field that may be absent or null, which is the same.
-    pub(in crate::server) fn takes(mut self, name: &str, shape: Shape) -> Self {
+    pub(crate) fn takes(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape.or_null()));
         self
     }
 
-    pub(in crate::server) fn has(mut self, name: &str, shape: Shape) -> Self {
+    pub(crate) fn has(mut self, name: &str, shape: Shape) -> Self {
         self.required.push(name.to_owned());
         self.fields.push((name.to_owned(), shape));
         self
     }
 
-    pub(in crate::server) fn may_have(mut self, name: &str, shape: Shape) -> Self {
+    pub(crate) fn may_have(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape));
         self
     }
 
-    pub(in crate::server) fn and(mut self, other: Self) -> Self {
+    pub(crate) fn and(mut self, other: Self) -> Self {
         self.fields.extend(other.fields);
         self.required.extend(other.required);
         self
     }
 
-    pub(in crate::server) fn with_defaults(mut self, defaults: &Map<String, Value>) -> Self {
+    pub(crate) fn with_defaults(mut self, defaults: &Map<String, Value>) -> Self {
         for (name, shape) in &mut self.fields {
             if let Some(default) = defaults.get(name).filter(|value| !value.is_null()) {
                 *shape = shape.clone().or(default.clone());
@@ -310,7 +310,7 @@ impl ObjectShape {
         self
     }
 
-    pub(in crate::server) fn without(mut self, names: &[&str]) -> Self {
+    pub(crate) fn without(mut self, names: &[&str]) -> Self {
         self.fields
             .retain(|(name, _)| !names.contains(&name.as_str()));
         self.required.retain(|name| !names.contains(&name.as_str()));
@@ -318,12 +318,12 @@ impl ObjectShape {
     }
 
     /// Fields that it does not name are refused.
-    pub(in crate::server) fn nothing_else(mut self) -> Self {
+    pub(crate) fn nothing_else(mut self) -> Self {
         self.is_closed = true;
         self
     }
 
-    pub(in crate::server) fn shape(self) -> Shape {
+    pub(crate) fn shape(self) -> Shape {
         let mut object = ObjectBuilder::new().schema_type(Type::Object);
         for (name, shape) in self.fields {
             object = object.property(name, shape);

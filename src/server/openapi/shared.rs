@@ -5,14 +5,14 @@ use super::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
     number, object, text, token_id, whole,
 };
-use crate::server::cached::CachedTokens;
-use crate::server::call::MAX_RID_BYTES;
-use crate::server::constraint::MAX_PATTERN_BYTES;
-use crate::server::options::Options;
-use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
+use crate::cached::CachedTokens;
+use crate::call::MAX_RID_BYTES;
+use crate::constraint::MAX_PATTERN_BYTES;
+use crate::options::Options;
+use souffleur_state::sampling::{MAX_SAMPLES, SamplingParams};
 
 /// A text, or token ids, or a list of either.
-pub(in crate::server) fn prompts(facts: &Facts) -> Shape {
+pub(crate) fn prompts(facts: &Facts) -> Shape {
     let most = facts.max_requests;
     any_of([
         text(),
@@ -22,18 +22,18 @@ pub(in crate::server) fn prompts(facts: &Facts) -> Shape {
     ])
 }
 
-pub(in crate::server) fn ignored() -> Shape {
+pub(crate) fn ignored() -> Shape {
     anything().about("accepted and ignored")
 }
 
-pub(in crate::server) fn rid() -> Shape {
+pub(crate) fn rid() -> Shape {
     text()
         .longer_than(0)
         .up_to(MAX_RID_BYTES)
         .about("the request's id, of at most 256 bytes; a random one if it is absent. Two requests of one id cannot run at once")
 }
 
-pub(in crate::server) fn model() -> Shape {
+pub(crate) fn model() -> Shape {
     text().about("any name: the loaded model serves every request")
 }
 
@@ -135,7 +135,7 @@ fn samples() -> Shape {
 }
 
 /// SGLang's `sampling_params`, which take no other fields.
-pub(in crate::server) fn native_sampling(facts: &Facts) -> Shape {
+pub(crate) fn native_sampling(facts: &Facts) -> Shape {
     let plain = SamplingParams::default();
     let lengths = object()
         .takes(
@@ -167,7 +167,7 @@ fn seed() -> Shape {
 }
 
 /// The fields that all of OpenAI's endpoints that generate read alike.
-pub(in crate::server) fn common(facts: &Facts) -> ObjectShape {
+pub(crate) fn common(facts: &Facts) -> ObjectShape {
     let options = object()
         .takes(
             "include_usage",
@@ -322,7 +322,7 @@ pub(super) fn usage() -> Shape {
 }
 
 /// The fields of an answer that SGLang has in addition to OpenAI.
-pub(in crate::server) fn sglext() -> Shape {
+pub(crate) fn sglext() -> Shape {
     let fields = object().has("cached_tokens_details", CachedTokens::shape());
     fields.shape().about("with `return_cached_tokens_details`")
 }

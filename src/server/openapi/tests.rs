@@ -7,9 +7,9 @@ use actix_web::{App, HttpRequest, HttpResponse, test as app_test};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::openapi::facts::by_name;
-use crate::server::{ServerConfig, endpoints, routes};
-use crate::state::sampling::{ReadParams, SamplingParams};
+use crate::openapi::facts::by_name;
+use crate::{ServerConfig, endpoints, routes};
+use souffleur_state::sampling::{ReadParams, SamplingParams};
 
 const METHODS: [&str; 5] = ["get", "post", "put", "delete", "patch"];
 

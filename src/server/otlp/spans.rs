@@ -8,8 +8,8 @@ use opentelemetry::trace::{Span, SpanBuilder, SpanKind, Status, TraceContextExt,
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use crate::request::{Finished, Timings};
-use crate::server::traces::{CallEnd, Outcome, RequestTrace, Trace};
+use crate::traces::{CallEnd, Outcome, RequestTrace, Trace};
+use souffleur_request::{Finished, Timings};
 
 pub(super) struct CallTrace {
     pub(super) tracer: SdkTracer,

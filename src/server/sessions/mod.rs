@@ -26,8 +26,8 @@ use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{flag, object, seconds, text, whole};
 use super::state::AppState;
-use crate::field::check_bytes;
-use crate::request::{GenerateRequest, Prompt};
+use souffleur_base::field::check_bytes;
+use souffleur_request::{GenerateRequest, Prompt};
 
 pub(super) use params::SessionParams;
 use store::New;

@@ -1,13 +1,13 @@
 //! `session_params` of a request: the session, and the part of it that the request continues.
 
-use crate::field::check_bytes;
-use crate::ids::RequestId;
-use crate::server::call::{MAX_RID_BYTES, read_rid};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
+use crate::call::{MAX_RID_BYTES, read_rid};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use souffleur_base::field::check_bytes;
+use souffleur_base::ids::RequestId;
 
 #[derive(Clone, Debug, Default)]
-pub(in crate::server) struct SessionParams {
+pub(crate) struct SessionParams {
     pub(super) id: String,
     /// The request that it continues; `None` for the first.
     pub(super) rid: Option<RequestId>,
@@ -20,7 +20,7 @@ pub(in crate::server) struct SessionParams {
 }
 
 impl SessionParams {
-    pub(in crate::server) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "session_params";
         let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
             return Ok(None);

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use super::params::SessionParams;
-use crate::engine::Canceller;
-use crate::ids::RequestId;
-use crate::server::config::ServerConfig;
-use crate::server::error::ApiError;
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use souffleur_base::ids::RequestId;
+use souffleur_engine::Canceller;
 
 /// Bytes that a request takes in addition to its tokens.
 const TURN_BYTES: usize = 512;
@@ -20,7 +20,7 @@ const SESSION_BYTES: usize = 1024;
 const PARAMS: &str = "session_params";
 
 #[derive(Clone)]
-pub(in crate::server) struct SessionStore(Arc<Shelf>);
+pub(crate) struct SessionStore(Arc<Shelf>);
 
 struct Shelf {
     max_count: usize,
@@ -90,7 +90,7 @@ impl Turn {
 }
 
 impl SessionStore {
-    pub(in crate::server) fn new(config: &ServerConfig) -> Self {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
         Self(Arc::new(Shelf {
             max_count: config.sessions_max_count,
             max_bytes: config.sessions_max_bytes,
@@ -351,7 +351,7 @@ impl Open {
 }
 
 /// The place of a request that runs in its session; dropped before the request has ended, it is freed.
-pub(in crate::server) struct SessionTurn {
+pub(crate) struct SessionTurn {
     store: SessionStore,
     session: String,
     rid: RequestId,
@@ -361,7 +361,7 @@ pub(in crate::server) struct SessionTurn {
 }
 
 impl SessionTurn {
-    pub(in crate::server) fn ended(mut self, output: &[u32]) {
+    pub(crate) fn ended(mut self, output: &[u32]) {
         let store = self.store.clone();
         let mut open = store.lock();
         for (_, turn) in std::mem::take(&mut self.replaced) {

@@ -1,7 +1,7 @@
 //! Tests of the session store and its bounds.
 
 use super::*;
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
 
 const BOS: u32 = 77;
 

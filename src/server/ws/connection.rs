@@ -15,9 +15,9 @@ use tokio_tungstenite::tungstenite::{self, Bytes, Message};
 
 use super::inbound::Refusal;
 use super::wire::Wire;
-use crate::request::Event;
-use crate::server::lanes::Events;
-use crate::server::state::{AppState, OpenWebSocket};
+use crate::lanes::Events;
+use crate::state::{AppState, OpenWebSocket};
+use souffleur_request::Event;
 
 /// Pings without an answer after which a client is gone.
 const MAX_MISSED_PINGS: u32 = 2;

@@ -4,15 +4,15 @@ use serde::Serialize;
 
 use actix_web::web::Bytes;
 
-use crate::field::Field;
-use crate::ids::RequestId;
-use crate::server::budget::BodyCharge;
-use crate::server::call::MAX_RID_BYTES;
-use crate::server::error::{ApiError, ErrorBody};
-use crate::server::fields::Fields;
-use crate::server::native::{Meta, Shape};
-use crate::server::transcript::{News, Transcript};
-use crate::server::words::Dialect;
+use crate::budget::BodyCharge;
+use crate::call::MAX_RID_BYTES;
+use crate::error::{ApiError, ErrorBody};
+use crate::fields::Fields;
+use crate::native::{Meta, Shape};
+use crate::transcript::{News, Transcript};
+use crate::words::Dialect;
+use souffleur_base::field::Field;
+use souffleur_base::ids::RequestId;
 
 pub(super) enum Op {
     Generate(Fields),
@@ -152,9 +152,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::request::{Delta, FinishReason, Usage};
-    use crate::server::budget::BodyBudget;
-    use crate::server::transcript::TranscriptEnd;
+    use crate::budget::BodyBudget;
+    use crate::transcript::TranscriptEnd;
+    use souffleur_request::{Delta, FinishReason, Usage};
 
     #[track_caller]
     fn check(frame: &str, expected: Value) {

@@ -13,8 +13,8 @@ use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
 use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 
-use crate::server::budget::BodyCharge;
-use crate::server::error::ApiError;
+use crate::budget::BodyCharge;
+use crate::error::ApiError;
 
 const MAX_HEADER_BYTES: usize = 14;
 const MAX_CONTROL_BYTES: u64 = 125;
@@ -179,7 +179,7 @@ mod tests {
     use tokio_tungstenite::tungstenite::Error;
 
     use super::*;
-    use crate::server::budget::BodyBudget;
+    use crate::budget::BodyBudget;
 
     const LIMIT: usize = 100_000;
     const PATIENCE: Duration = Duration::from_secs(60);

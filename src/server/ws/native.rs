@@ -5,18 +5,18 @@ use std::rc::Rc;
 
 use super::connection::{CloseReason, Connection, Talk, count_aborts};
 use super::frames::{self, BadFrame, Op};
-use crate::engine::Canceller;
-use crate::ids::RequestId;
-use crate::request::Event;
-use crate::server::answers::AnswerCharge;
-use crate::server::call::{CallLimits, VectorLimits, WebSocketRoom};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::lanes::Lane;
-use crate::server::native::{NativeCall, Shape};
-use crate::server::open_requests::stands_for;
-use crate::server::sessions::{self, SessionParams, SessionTurn};
-use crate::server::transcript::News;
+use crate::answers::AnswerCharge;
+use crate::call::{CallLimits, VectorLimits, WebSocketRoom};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::lanes::Lane;
+use crate::native::{NativeCall, Shape};
+use crate::open_requests::stands_for;
+use crate::sessions::{self, SessionParams, SessionTurn};
+use crate::transcript::News;
+use souffleur_base::ids::RequestId;
+use souffleur_engine::Canceller;
+use souffleur_request::Event;
 
 pub(super) struct Named {
     canceller: Canceller,

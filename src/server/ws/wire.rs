@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_util::io::{ReaderStream, StreamReader};
 
 use super::inbound::Inbound;
-use crate::server::error::ApiError;
+use crate::error::ApiError;
 
 /// Bytes that wait for a client to read before writing waits for it too.
 const OUTPUT_BYTES: usize = 16 << 10;

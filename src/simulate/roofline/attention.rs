@@ -1,8 +1,8 @@
 //! The cost of attention in a model's layers: operations and bytes of queries and tokens.
 
 use super::storage::Sparsity;
-use crate::kv_layout::{KvLayout, PagedKv};
-use crate::model::config::ModelConfig;
+use souffleur_base::kv_layout::{KvLayout, PagedKv};
+use souffleur_model::config::ModelConfig;
 
 /// Layers with one window and the same K/V: operations per query and key, and K/V bytes per token, in all of them.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
 //! The element types in which a model is stored, and the bytes of its weights in them.
 
-use crate::error::LoadError;
-use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
-use crate::kv_layout::{KvDtype, KvLayout};
-use crate::model::config::ModelConfig;
-use crate::model::sparsity::LayersToLabel;
+use souffleur_base::error::LoadError;
+use souffleur_base::kv_layout::{KvDtype, KvLayout};
+use souffleur_kernels::dtype::{Dtype, MatrixRole, Quantization};
+use souffleur_model::config::ModelConfig;
+use souffleur_model::sparsity::LayersToLabel;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::ids::{RowId, SeqId, StateSlot, StepId};
-use crate::kernels::dtype::Dtype;
-use crate::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
-use crate::simulate::shape;
-use crate::state::pool::pages::PageRun;
-use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
+use crate::shape;
+use souffleur_base::ids::{RowId, SeqId, StateSlot, StepId};
+use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::step::{RowStart, StateSave, StateStart, StepRow};
 
 fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
     let row = |(index, (positions, sample)): (usize, &(std::ops::Range<u32>, bool))| StepRow {

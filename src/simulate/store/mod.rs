@@ -1,4 +1,4 @@
-//! Simulates the KV store in virtual time: the index, keys and cost rule of [`crate::state::tiers`], and a disk with a
+//! Simulates the KV store in virtual time: the index, keys and cost rule of [`souffleur_state::tiers`], and a disk with a
 //! latency and a rate.
 //!
 //! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. Finds are
@@ -13,11 +13,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::disk::StoreModel;
-use crate::ids::{SeqId, Ticket};
-use crate::state::cache::namespace::Namespace;
-use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
-use crate::state::step::{BlockCopies, BlockSource};
-use crate::state::tiers::{
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::step::{BlockCopies, BlockSource};
+use souffleur_state::tiers::{
     BlockIndex, BlockKind, BlockPlace, CostModel, FingerprintParts, Keys, Paths, Secret,
 };
 use work::{Fetch, Job, Write};

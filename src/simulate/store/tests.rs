@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
-use crate::config::EngineConfig;
-use crate::simulate::hardware::Hardware;
-use crate::simulate::pool::model_info;
-use crate::simulate::shape;
-use crate::state::step::{BlockLoad, BlockSave};
+use crate::hardware::Hardware;
+use crate::pool::model_info;
+use crate::shape;
+use souffleur_config::EngineConfig;
+use souffleur_state::step::{BlockLoad, BlockSave};
 
 /// A block of Qwen3-0.6B in 16 bits: 64 tokens of 28 layers with 8 heads of 128 keys and values.
 const BLOCK_BYTES: u64 = 64 * 28 * 8 * 128 * 2 * 2;
@@ -174,7 +174,7 @@ fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
     assert_eq!((bench.fetched[1].1, bench.fetched[1].2), (second, 0));
     let load = BlockLoad {
         ticket: first,
-        row: crate::ids::RowId::new(1),
+        row: souffleur_base::ids::RowId::new(1),
         skip_tokens: 0,
         positions: 0..192,
         states: Default::default(),

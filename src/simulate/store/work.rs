@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{StoreAnswer, VirtualStore};
-use crate::ids::Ticket;
-use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
+use souffleur_base::ids::Ticket;
+use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
 /// Fetches leave one in `SAVES_SHARE` buffers to saves, and one at least.
 const SAVES_SHARE: usize = 4;

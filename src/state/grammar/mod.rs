@@ -13,7 +13,7 @@ mod row;
 
 use std::fmt::Debug;
 
-use crate::state::sampling::TokenMask;
+use crate::sampling::TokenMask;
 pub use constraint::{Constraint, JsonWhitespace};
 pub use row::RowGrammar;
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
-use crate::state::sampling::TokenMask;
+use crate::sampling::TokenMask;
 
 #[derive(Debug)]
 pub struct RowGrammar {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::ids::{SeqId, Ticket};
-use crate::state::cache::namespace::Namespace;
-use crate::state::plan::preemption::Rank;
+use crate::cache::namespace::Namespace;
+use crate::plan::preemption::Rank;
+use souffleur_base::ids::{SeqId, Ticket};
 
 /// The part of a candidate's prefix that the store has, and the progress of its fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The last leg of a plan: the pools' grants, with the tree's verdict.
 
 use super::verdict::Verdict;
-use crate::ids::{RowId, SeqId, StepId};
-use crate::state::pool::pages::{Pages, WindowPages};
-use crate::state::pool::state_pool::OwnedState;
+use crate::pool::pages::{Pages, WindowPages};
+use crate::pool::state_pool::OwnedState;
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 /// Third leg: the pools' grants.
 #[derive(Debug)]

@@ -32,16 +32,16 @@ pub use self::candidate::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
 pub use self::verdict::{Admitted, CacheCounts, CheckpointedSeq, Preempt, Verdict};
-use crate::ids::{RowId, SeqId, StepId};
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::cache::prefix_cache::SaveAccount;
-use crate::state::plan::preemption::Preemption;
-use crate::state::plan::prefill_adder::PrefillAdder;
-use crate::state::plan::probe_key::ProbeKey;
-use crate::state::plan::save_rules::StateRules;
-use crate::state::plan::window_budget::WindowBudget;
-use crate::state::pool::pages::{EvictedPages, Pages, WindowPages};
-use crate::state::pool::state_pool::OwnedState;
+use crate::cache::eviction::EvictionPolicy;
+use crate::cache::prefix_cache::SaveAccount;
+use crate::plan::preemption::Preemption;
+use crate::plan::prefill_adder::PrefillAdder;
+use crate::plan::probe_key::ProbeKey;
+use crate::plan::save_rules::StateRules;
+use crate::plan::window_budget::WindowBudget;
+use crate::pool::pages::{EvictedPages, Pages, WindowPages};
+use crate::pool::state_pool::OwnedState;
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 /// First leg: the scheduler's request for one step.
 #[derive(Debug)]

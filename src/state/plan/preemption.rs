@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::ids::SeqId;
+use souffleur_base::ids::SeqId;
 
 /// A request's rank by priority: greater is served sooner. A missing priority ranks last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

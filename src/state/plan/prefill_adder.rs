@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use crate::state::plan::completion_order::CompletionOrder;
-use crate::state::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
+use crate::plan::completion_order::CompletionOrder;
+use crate::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
 
 /// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
 pub const CLIP_MAX_NEW_TOKENS: usize = 4096;

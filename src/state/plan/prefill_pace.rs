@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::state::step::{RowWork, StepRow};
+use crate::step::{RowWork, StepRow};
 
 /// Tokens of the first chunk, before anything is measured.
 const FIRST_TOKENS: usize = 64;

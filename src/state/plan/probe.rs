@@ -5,14 +5,14 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::ids::{RowId, SeqId, StepId};
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::PrefixCache;
-use crate::state::plan::plan_step::plan_step;
-pub use crate::state::plan::probe_key::ProbeKey;
-use crate::state::plan::{CheckpointedSeq, PlanStep, Settle};
-use crate::state::pool::pages::{Pages, WindowPages};
-use crate::state::pool::state_pool::OwnedState;
+use crate::cache::namespace::Namespace;
+use crate::cache::prefix_cache::PrefixCache;
+use crate::plan::plan_step::plan_step;
+pub use crate::plan::probe_key::ProbeKey;
+use crate::plan::{CheckpointedSeq, PlanStep, Settle};
+use crate::pool::pages::{Pages, WindowPages};
+use crate::pool::state_pool::OwnedState;
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 /// Requests of which the cache holds more than this are not compared with each other (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::ids::SeqId;
-use crate::state::cache::namespace::Namespace;
+use crate::cache::namespace::Namespace;
+use souffleur_base::ids::SeqId;
 
 #[derive(Clone, Debug)]
 pub struct ProbeKey {

@@ -1,9 +1,9 @@
 //! The pools' leg of a plan: take everything back, then grant all demands or none.
 
 use super::{Demand, Grant, Growth, Reservation, ReservePages, StepPlanned};
-use crate::ids::SeqId;
-use crate::state::pool::pages::WindowPages;
-use crate::state::pool::pools::Pools;
+use crate::pool::pages::WindowPages;
+use crate::pool::pools::Pools;
+use souffleur_base::ids::SeqId;
 
 /// Runs the second half of a plan.
 pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {

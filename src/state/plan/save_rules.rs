@@ -1,6 +1,6 @@
 //! Positions at which rows leave copies of their states, and the rules for them.
 
-use crate::state::pool::state_pool::{SaveReason, StateLimits};
+use crate::pool::state_pool::{SaveReason, StateLimits};
 
 /// A position in an extent at which the row's state is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use super::candidate::Candidate;
 pub use super::save_rules::{SaveAt, StateRules};
 use super::verdict::Admitted;
-use crate::state::cache::prefix_cache::{PrefixCache, Thinning};
-use crate::state::pool::state_pool::SaveReason;
+use crate::cache::prefix_cache::{PrefixCache, Thinning};
+use crate::pool::state_pool::SaveReason;
 
 /// Tokens with K/V beyond the state that a prompt resumes from, for a state at their end to be worth its memory.
 const MIN_BRANCH_TOKENS: usize = 64;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{RowId, SeqId, StepId};
-use crate::state::cache::namespace::Namespace;
-use crate::state::pool::pages::{NodeLock, Pages, RowWindows};
-use crate::state::pool::state_pool::{OwnedState, SavedState};
+use crate::cache::namespace::Namespace;
+use crate::pool::pages::{NodeLock, Pages, RowWindows};
+use crate::pool::state_pool::{OwnedState, SavedState};
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Debug)]
 pub enum Settle {

@@ -2,14 +2,14 @@
 
 use smallvec::SmallVec;
 
-use crate::ids::{SeqId, StateSlot};
-use crate::state::cache::prefix_cache::{CheckpointedWindows, SaveCounts, UnsavedBlock};
-use crate::state::cache::prefix_history::{Departure, EvictedEdge};
-use crate::state::plan::candidate::{FetchWish, LoadGrant};
-use crate::state::plan::prefill_adder::Budget;
-use crate::state::plan::save_rules::SaveAt;
-use crate::state::plan::settle::Pinned;
-use crate::state::pool::pages::{NodeLock, PageRun, Pages, WindowRun};
+use crate::cache::prefix_cache::{CheckpointedWindows, SaveCounts, UnsavedBlock};
+use crate::cache::prefix_history::{Departure, EvictedEdge};
+use crate::plan::candidate::{FetchWish, LoadGrant};
+use crate::plan::prefill_adder::Budget;
+use crate::plan::save_rules::SaveAt;
+use crate::plan::settle::Pinned;
+use crate::pool::pages::{NodeLock, PageRun, Pages, WindowRun};
+use souffleur_base::ids::{SeqId, StateSlot};
 
 #[derive(Debug, Default)]
 pub struct Verdict {

@@ -2,7 +2,7 @@
 //! it any more.
 
 use super::prefill_adder::CLIP_MAX_NEW_TOKENS;
-use crate::state::pool::pages::Window;
+use crate::pool::pages::Window;
 
 /// The window pages of one prefill step, in tokens.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl WindowBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::pages::PageSize;
+    use crate::pool::pages::PageSize;
 
     #[test]
     fn a_long_decode_needs_no_more_than_a_window() {

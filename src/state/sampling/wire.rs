@@ -11,16 +11,16 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serializer};
 
 use super::params::{BIAS_UNIT, STOP_TOKEN_UNIT, STOP_UNIT, SamplingParams};
-use crate::error::FieldError;
-use crate::field::{Cut, Field, Keep, Shallow, check_bytes, check_count};
-use crate::state::request_limits::RequestLimits;
+use crate::request_limits::RequestLimits;
+use souffleur_base::error::FieldError;
+use souffleur_base::field::{Cut, Field, Keep, Shallow, check_bytes, check_count};
 
 /// SGLang's output constraints, which are parsed separately.
-pub(crate) const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
+pub const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
 
 /// Fields of SGLang and vLLM that this engine does not support as sampling parameters. OpenAI's endpoints read vLLM's
 /// constraints before they reject the others.
-pub(crate) const NOT_YET: [&str; 14] = [
+pub const NOT_YET: [&str; 14] = [
     "stop_regex",
     "beam_width",
     "custom_params",
@@ -54,9 +54,9 @@ impl<'de> Deserialize<'de> for SamplingParams {
 }
 
 /// Parses an object of parameters; keeps no more list items than the limits allow.
-pub(crate) struct ReadParams<'a> {
-    pub(crate) limits: &'a RequestLimits,
-    pub(crate) read_elsewhere: &'a [&'a str],
+pub struct ReadParams<'a> {
+    pub limits: &'a RequestLimits,
+    pub read_elsewhere: &'a [&'a str],
 }
 
 impl<'de> DeserializeSeed<'de> for ReadParams<'_> {
@@ -96,10 +96,10 @@ impl<'de> Visitor<'de> for ReadParams<'_> {
 }
 
 /// Parses and sets one parameter. Errors name the parameter, even if they show a part of the value.
-pub(crate) struct SetParam<'a> {
-    pub(crate) params: &'a mut SamplingParams,
-    pub(crate) name: &'a str,
-    pub(crate) limits: &'a RequestLimits,
+pub struct SetParam<'a> {
+    pub params: &'a mut SamplingParams,
+    pub name: &'a str,
+    pub limits: &'a RequestLimits,
 }
 
 impl<'de> DeserializeSeed<'de> for SetParam<'_> {

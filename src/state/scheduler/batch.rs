@@ -1,8 +1,8 @@
 //! The running batch: decoding sequences, the chunked prefill, and sequences that have just ended.
 
 use super::sequence::Phase;
-use crate::ids::SeqId;
-use crate::state::plan::token_ratio::NewTokenRatio;
+use crate::plan::token_ratio::NewTokenRatio;
+use souffleur_base::ids::SeqId;
 
 pub(super) struct Batch {
     running: Vec<SeqId>,

@@ -1,7 +1,7 @@
 //! Timeouts of waiting and running requests. The caller passes the time; no clock is read here.
 
-use crate::error::RequestError;
-use crate::state::scheduler::sequence::{Phase, Sequence};
+use crate::scheduler::sequence::{Phase, Sequence};
+use souffleur_base::error::RequestError;
 
 use super::Scheduler;
 

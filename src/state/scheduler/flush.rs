@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::error::RequestError;
-use crate::state::plan::PlanStep;
+use crate::plan::PlanStep;
+use souffleur_base::error::RequestError;
 
 use super::pipeline::OpenPlan;
 use super::{Next, Scheduler};

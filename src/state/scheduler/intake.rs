@@ -1,13 +1,13 @@
 //! Submission and cancellation of requests.
 
-use crate::error::{PromptTokens, RequestError};
-use crate::ids::{IntakeId, RequestId, SeqId};
-use crate::state::pool::pages::PageSize;
-use crate::state::scheduler::news::FinishReason;
-use crate::state::scheduler::news::RequestEnd;
-use crate::state::scheduler::sequence::Sequence;
-use crate::state::scheduler::submission::CancelFlag;
-use crate::state::scheduler::submission::Submission;
+use crate::pool::pages::PageSize;
+use crate::scheduler::news::FinishReason;
+use crate::scheduler::news::RequestEnd;
+use crate::scheduler::sequence::Sequence;
+use crate::scheduler::submission::CancelFlag;
+use crate::scheduler::submission::Submission;
+use souffleur_base::error::{PromptTokens, RequestError};
+use souffleur_base::ids::{IntakeId, RequestId, SeqId};
 
 use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;

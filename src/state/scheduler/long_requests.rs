@@ -1,7 +1,7 @@
 //! Long-running requests, for the log: a prompt of 17,000 tokens may take minutes on two cores, and its user should see
 //! progress. The caller passes the time; no clock is read here.
 
-use crate::ids::RequestId;
+use souffleur_base::ids::RequestId;
 
 use super::Scheduler;
 use super::sequence::{Phase, Sequence};

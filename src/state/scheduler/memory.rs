@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::SchedulerLimits;
 use super::stats::EngineStats;
-use crate::state::plan::CacheCounts;
-use crate::state::pool::pages::{PageSize, PoolLedger};
+use crate::plan::CacheCounts;
+use crate::pool::pages::{PageSize, PoolLedger};
 
 pub(super) struct Memory {
     page_size: PageSize,

@@ -1,7 +1,7 @@
 //! Events for the diagnosis of misses: each prompt's miss point and the evictions, in order of occurrence.
 
-use crate::ids::{SeqId, StepId};
-use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
+use crate::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
+use souffleur_base::ids::{SeqId, StepId};
 
 use super::Scheduler;
 use super::outbox::Counter;

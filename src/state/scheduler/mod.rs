@@ -61,18 +61,16 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::error::RequestError;
-use crate::ids::{PageId, SeqId, StateSlot};
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::plan::prefill_pace::PrefillPace;
-use crate::state::plan::probe::ProbePrefixes;
-use crate::state::plan::saves::StateRules;
-use crate::state::plan::token_ratio::NewTokenRatio;
-use crate::state::plan::{PlanStep, ReservePages};
-use crate::state::pool::pages::{PageSize, PoolLedger, WindowPages};
-use crate::state::pool::state_pool::StateLimits;
-use crate::state::pool::window_pool::WindowLimits;
-use crate::state::step::StepPlan;
+use crate::cache::eviction::EvictionPolicy;
+use crate::plan::prefill_pace::PrefillPace;
+use crate::plan::probe::ProbePrefixes;
+use crate::plan::saves::StateRules;
+use crate::plan::token_ratio::NewTokenRatio;
+use crate::plan::{PlanStep, ReservePages};
+use crate::pool::pages::{PageSize, PoolLedger, WindowPages};
+use crate::pool::state_pool::StateLimits;
+use crate::pool::window_pool::WindowLimits;
+use crate::step::StepPlan;
 use batch::Batch;
 use hosts::Hosts;
 use memory::{Census, Memory};
@@ -84,6 +82,8 @@ use policy::SchedulePolicy;
 use queue::Queue;
 use requests::Requests;
 use sequence::Phase;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::{PageId, SeqId, StateSlot};
 use stats::EngineStats;
 use tier::{StoreOrder, Tier, TierLimits};
 

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::error::RequestError;
-use crate::ids::IntakeId;
-use crate::state::sampling::RowLogprobs;
+use crate::sampling::RowLogprobs;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::IntakeId;
 
 /// New tokens of a request, or its end.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use super::policy::{
 };
 use super::sequence::Phase;
 use super::{Next, Scheduler};
-use crate::ids::SeqId;
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::plan::probe::{PrefixesProbed, ProbeKey, ProbePrefixes};
+use crate::cache::eviction::EvictionPolicy;
+use crate::plan::probe::{PrefixesProbed, ProbeKey, ProbePrefixes};
+use souffleur_base::ids::SeqId;
 
 use super::pipeline::{Found, Returned};
 

@@ -6,9 +6,9 @@ use super::news::{FirstAdmission, RequestEnd, RequestTokens};
 use super::sequence::Sequence;
 use super::stats::EngineStats;
 use super::submission::Submission;
-use crate::ids::{IntakeId, SeqId};
-use crate::state::cache::prefix_history::PrefixEvent;
-use crate::state::sampling::RowLogprobs;
+use crate::cache::prefix_history::PrefixEvent;
+use crate::sampling::RowLogprobs;
+use souffleur_base::ids::{IntakeId, SeqId};
 
 #[derive(Default)]
 pub(super) struct Outbox {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::error::RequestError;
-use crate::state::cache::namespace::Namespace;
-use crate::state::plan::{PinDemand, Pinned, Settle};
-use crate::state::pool::pages::NodeLock;
+use crate::cache::namespace::Namespace;
+use crate::plan::{PinDemand, Pinned, Settle};
+use crate::pool::pages::NodeLock;
+use souffleur_base::error::RequestError;
 
 use super::Scheduler;
 use super::soft_pins::SoftPins;

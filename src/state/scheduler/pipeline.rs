@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ids::{PageId, RowId, SeqId, StepId};
-use crate::state::plan::prefill_pace::PrefillWork;
-use crate::state::plan::probe::Matched;
-use crate::state::pool::pages::{PageRun, Pages, WindowPages, WindowRun};
-use crate::state::pool::state_pool::OwnedState;
-use crate::state::step::{PIPELINE_DEPTH, RowResult, TableDelta};
+use crate::plan::prefill_pace::PrefillWork;
+use crate::plan::probe::Matched;
+use crate::pool::pages::{PageRun, Pages, WindowPages, WindowRun};
+use crate::pool::state_pool::OwnedState;
+use crate::step::{PIPELINE_DEPTH, RowResult, TableDelta};
+use souffleur_base::ids::{PageId, RowId, SeqId, StepId};
 
 /// At most one plan and [`PIPELINE_DEPTH`] steps.
 pub(super) struct Pipeline {

@@ -5,19 +5,17 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{SeqId, StepId};
-use crate::state::cache::prefix_cache::CheckpointedWindows;
-use crate::state::plan::prefill_adder::Budget;
-use crate::state::plan::prefill_pace::PrefillWork;
-use crate::state::plan::saves::SaveAt;
-use crate::state::plan::{
-    Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict,
-};
-use crate::state::pool::pages::{Pages, RowWindows, WindowPages};
-use crate::state::sampling::LogprobWish;
-use crate::state::scheduler::row_states::RowStates;
-use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
-use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
+use crate::cache::prefix_cache::CheckpointedWindows;
+use crate::plan::prefill_adder::Budget;
+use crate::plan::prefill_pace::PrefillWork;
+use crate::plan::saves::SaveAt;
+use crate::plan::{Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict};
+use crate::pool::pages::{Pages, RowWindows, WindowPages};
+use crate::sampling::LogprobWish;
+use crate::scheduler::row_states::RowStates;
+use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
+use crate::step::{RowStart, RowWork, StateStart, StepPlan, StepRow};
+use souffleur_base::ids::{SeqId, StepId};
 
 use super::batch::Extent;
 use super::outbox::Counter;
@@ -471,7 +469,11 @@ struct PrefillRows {
     placed: Vec<SeqId>,
 }
 
-fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate::ids::RowId {
+fn commit_row(
+    sequence: &mut Sequence,
+    step: StepId,
+    committed: usize,
+) -> souffleur_base::ids::RowId {
     sequence.last_step = step;
     sequence.rows_in_flight += 1;
     let kv = sequence.held_kv_mut();

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::SeqId;
-use crate::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
-use crate::state::plan::{
+use crate::plan::prefill_adder::{PrefillAdder, PrefillLimits};
+use crate::plan::{
     AdmitRequest, Candidate, DecodeDemand, PlanStep, PublishKey, ReservePages, Settle,
     SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::pool::pages::{EvictedPages, PageSize, Pages};
-use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
+use crate::pool::pages::{EvictedPages, PageSize, Pages};
+use crate::scheduler::sequence::{Phase, Sequence, SequenceKv};
+use souffleur_base::ids::SeqId;
 
 use super::pipeline::Returned;
 use super::{Next, Scheduler};

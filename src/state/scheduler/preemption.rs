@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use crate::error::RequestError;
-use crate::ids::SeqId;
-use crate::state::plan::preemption::{Preemption, Rank, Victim};
-use crate::state::plan::prefill_adder::RunningReserve;
-use crate::state::plan::{PlanStep, Preempt, Settle};
-use crate::state::scheduler::news::RequestEnd;
+use crate::plan::preemption::{Preemption, Rank, Victim};
+use crate::plan::prefill_adder::RunningReserve;
+use crate::plan::{PlanStep, Preempt, Settle};
+use crate::scheduler::news::RequestEnd;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::SeqId;
 
 use super::outbox::Counter;
 use super::pipeline::OpenPlan;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashSet;
 
 use super::order::QueueOrder;
-use crate::ids::SeqId;
+use souffleur_base::ids::SeqId;
 
 pub(super) struct Queue {
     order: QueueOrder,

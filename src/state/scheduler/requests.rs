@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::sequence::{Sequence, SequenceTable};
-use crate::ids::{IntakeId, RequestId, SeqId};
+use souffleur_base::ids::{IntakeId, RequestId, SeqId};
 
 #[derive(Default)]
 pub(super) struct Requests {

@@ -1,12 +1,12 @@
 //! Takes the results of steps: new tokens, ended requests, lost steps.
 
-use crate::error::{RequestError, StepError};
-use crate::ids::{SeqId, StepId};
-use crate::state::plan::PlanStep;
-use crate::state::scheduler::news::FinishReason;
-use crate::state::scheduler::news::RequestEnd;
-use crate::state::scheduler::sequence::Sequence;
-use crate::state::step::{RowResult, RowVerdict, StepOutput};
+use crate::plan::PlanStep;
+use crate::scheduler::news::FinishReason;
+use crate::scheduler::news::RequestEnd;
+use crate::scheduler::sequence::Sequence;
+use crate::step::{RowResult, RowVerdict, StepOutput};
+use souffleur_base::error::{RequestError, StepError};
+use souffleur_base::ids::{SeqId, StepId};
 
 use super::outbox::Counter;
 use super::pipeline::StepRecord;

@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use crate::error::RequestError;
-use crate::ids::SeqId;
-use crate::state::plan::token_ratio::RETRACT_DECODE_STEPS;
-use crate::state::plan::{PlanStep, Settle};
+use crate::plan::token_ratio::RETRACT_DECODE_STEPS;
+use crate::plan::{PlanStep, Settle};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::SeqId;
 
 use super::outbox::Counter;
 use super::pipeline::OpenPlan;

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::ids::StateSlot;
-use crate::state::plan::saves::SaveAt;
-use crate::state::pool::pages::PageSize;
-use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
-use crate::state::step::StateSave;
+use crate::plan::saves::SaveAt;
+use crate::pool::pages::PageSize;
+use crate::pool::state_pool::{OwnedState, SaveReason, SavedState};
+use crate::step::StateSave;
+use souffleur_base::ids::StateSlot;
 
 /// The states of an admitted sequence, if the model's layers keep any.
 #[derive(Debug)]

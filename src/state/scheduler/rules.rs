@@ -1,8 +1,8 @@
 //! Rules for sharing steps between prefills and decodes.
 
-use crate::ids::{SeqId, StepId};
-use crate::state::plan::preemption::PriorityRules;
-use crate::state::plan::prefill_adder::StepPace;
+use crate::plan::preemption::PriorityRules;
+use crate::plan::prefill_adder::StepPace;
+use souffleur_base::ids::{SeqId, StepId};
 
 use super::Scheduler;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::ids::{RowId, SeqId, StepId};
-use crate::state::cache::prefix_history::Departure;
-use crate::state::pool::pages::{NodeLock, Pages, RowWindows};
-use crate::state::pooling::Pooling;
-use crate::state::scheduler::row_states::RowStates;
-use crate::state::scheduler::submission::Submission;
-use crate::state::scheduler::tier::SequenceTier;
+use crate::cache::prefix_history::Departure;
+use crate::pool::pages::{NodeLock, Pages, RowWindows};
+use crate::pooling::Pooling;
+use crate::scheduler::row_states::RowStates;
+use crate::scheduler::submission::Submission;
+use crate::scheduler::tier::SequenceTier;
+use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::Scheduler;
-use crate::state::cache::namespace::Namespace;
-use crate::state::pool::pages::NodeLock;
+use crate::cache::namespace::Namespace;
+use crate::pool::pages::NodeLock;
 
 /// Soft pins hold at most 1/`SHARE_OF_POOL` of the pool's tokens; each pin counts its whole prefix.
 const SHARE_OF_POOL: usize = 2;

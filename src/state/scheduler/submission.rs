@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ids::{IntakeId, RequestId};
-use crate::state::cache::namespace::Namespace;
-use crate::state::grammar::Grammar;
-use crate::state::pooling::Pooling;
-use crate::state::prompt_vectors::PromptVectors;
-use crate::state::sampling::{LogprobWish, SamplingParams};
+use crate::cache::namespace::Namespace;
+use crate::grammar::Grammar;
+use crate::pooling::Pooling;
+use crate::prompt_vectors::PromptVectors;
+use crate::sampling::{LogprobWish, SamplingParams};
+use souffleur_base::ids::{IntakeId, RequestId};
 
 /// A request from the tokenizer: validated, clipped, encoded.
 #[derive(Clone, Debug)]

@@ -5,10 +5,10 @@
 use smallvec::SmallVec;
 
 use super::Scheduler;
-use crate::ids::SeqId;
-use crate::state::plan::window_budget::WindowBudget;
-use crate::state::pool::pages::{Window, WindowPages};
-use crate::state::scheduler::sequence::Sequence;
+use crate::plan::window_budget::WindowBudget;
+use crate::pool::pages::{Window, WindowPages};
+use crate::scheduler::sequence::Sequence;
+use souffleur_base::ids::SeqId;
 
 /// Tokens that an output may still lose at its end: a stop string, and tokens decoded while it was detected.
 const LOST_AT_END: usize = 8;

@@ -34,7 +34,7 @@ struct Journal {
 }
 
 #[derive(Clone)]
-pub(in crate::store) struct MemoryFiles(Arc<Mutex<Disk>>);
+pub(crate) struct MemoryFiles(Arc<Mutex<Disk>>);
 
 impl MemoryFiles {
     pub fn new() -> Self {

@@ -10,14 +10,14 @@ use std::ops::Range;
 use std::path::Path;
 
 #[cfg(test)]
-pub(in crate::store) use memory::MemoryFiles;
-pub(in crate::store) use system::SystemFiles;
+pub(crate) use memory::MemoryFiles;
+pub(crate) use system::SystemFiles;
 
 /// A lock that is held until this is dropped.
-pub(in crate::store) type Lock = Box<dyn Any + Send>;
+pub(crate) type Lock = Box<dyn Any + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Advice {
+pub(crate) enum Advice {
     /// The range is read soon.
     WillNeed,
     /// The range is not read soon.
@@ -25,7 +25,7 @@ pub(in crate::store) enum Advice {
 }
 
 /// A file system. Only the owner has access to folders and files.
-pub(in crate::store) trait Files: Send {
+pub(crate) trait Files: Send {
     /// Makes a folder and its parents, if they are missing.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
     /// Opens a file for reads and writes; makes it if it is missing.
@@ -47,7 +47,7 @@ pub(in crate::store) trait Files: Send {
     fn lock(&self, path: &Path) -> io::Result<Option<Lock>>;
 }
 
-pub(in crate::store) trait DataFile: Send + Sync {
+pub(crate) trait DataFile: Send + Sync {
     /// Fills `bytes`; an error where the file ends before.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;

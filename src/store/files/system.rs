@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use super::{Advice, DataFile, Files, Lock};
-use crate::store::record::ALIGN;
+use crate::record::ALIGN;
 
 #[derive(Debug, Default)]
-pub(in crate::store) struct SystemFiles;
+pub(crate) struct SystemFiles;
 
 impl Files for SystemFiles {
     fn make_folder(&self, path: &Path) -> io::Result<()> {

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::{MAX_FETCHES, Worker};
-use crate::store::tier::AT_ONCE;
-use crate::store::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
+use crate::tier::AT_ONCE;
+use crate::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
 
 /// Of the buffers of a kind, fetches leave one in this many to saves, and at least one.
 const SAVES_SHARE: usize = 4;

@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
-use crate::ids::Ticket;
-use crate::state::tiers::CostModel;
-use crate::store::files::Files;
-use crate::store::folder::Folder;
-use crate::store::pace::{Pace, Stopwatch};
-use crate::store::segments::Way;
-use crate::store::tier::{DiskTier, TierSetup, Writing};
-use crate::store::{
+use crate::files::Files;
+use crate::folder::Folder;
+use crate::pace::{Pace, Stopwatch};
+use crate::segments::Way;
+use crate::tier::{DiskTier, TierSetup, Writing};
+use crate::{
     Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
     FingerprintParts, HostBlock, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
 use fetches::Running;
+use souffleur_base::ids::Ticket;
+use souffleur_state::tiers::CostModel;
 
 /// Headers that are read between two checks of the stop flag.
 const HEADERS_AT_ONCE: usize = 64;
@@ -59,7 +59,7 @@ pub(super) struct Beginning {
     pub identify: Identify,
     pub pools: BlockPools,
     pub shared: Arc<Shared>,
-    /// As [`StoreConfig::write_share`](crate::store::StoreConfig::write_share).
+    /// As [`StoreConfig::write_share`](crate::StoreConfig::write_share).
     pub write_share: f64,
 }
 

@@ -12,9 +12,9 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::files::{Advice, MemoryFiles};
 use super::*;
-use crate::ids::SeqId;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::StoredMiss;
+use souffleur_base::ids::SeqId;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::StoredMiss;
 
 const TOKENS: usize = 4;
 const KV_BYTES: usize = 1000;

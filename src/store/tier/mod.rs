@@ -12,18 +12,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
-use crate::store::files::Files;
-use crate::store::folder::Folder;
-use crate::store::gone::Gone;
-use crate::store::log::{IndexLog, LogEntry};
-use crate::store::record::RecordSize;
-use crate::store::segments::Segments;
-use crate::store::stats::Counts;
-use crate::store::{Geometry, Outcome, Shared, StoreError};
-pub(in crate::store) use reading::AT_ONCE;
-pub(in crate::store) use writing::Writing;
+use crate::files::Files;
+use crate::folder::Folder;
+use crate::gone::Gone;
+use crate::log::{IndexLog, LogEntry};
+use crate::record::RecordSize;
+use crate::segments::Segments;
+use crate::stats::Counts;
+use crate::{Geometry, Outcome, Shared, StoreError};
+pub(crate) use reading::AT_ONCE;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
+pub(crate) use writing::Writing;
 
 /// Bytes that are written between two syncs.
 const SYNC_BYTES: u64 = 64 << 20;
@@ -77,7 +77,7 @@ pub(super) struct DiskTier {
     /// No write before then.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
-    pub(in crate::store) gone: Gone,
+    pub(crate) gone: Gone,
     shared: Arc<Shared>,
 }
 

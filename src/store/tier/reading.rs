@@ -6,14 +6,14 @@ use std::thread::Builder;
 use std::time::Instant;
 
 use super::DiskTier;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::tiers::{BlockPlace, Fingerprint};
-use crate::store::record::{self, RecordName};
-use crate::store::segments::SlotReader;
-use crate::store::{HostBlock, Short};
+use crate::record::{self, RecordName};
+use crate::segments::SlotReader;
+use crate::{HostBlock, Short};
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::tiers::{BlockPlace, Fingerprint};
 
 /// Maximum number of records read in parallel.
-pub(in crate::store) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
+pub(crate) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
 /// A record of fewer bytes is read faster than a thread starts.
 const MIN_SHARED_BYTES: usize = 1 << 20;
 

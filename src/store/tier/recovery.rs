@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::DiskTier;
-use crate::state::tiers::{BlockKind, StoredBlock};
-use crate::store::log::{self, IndexLog};
-use crate::store::record;
+use crate::log::{self, IndexLog};
+use crate::record;
+use souffleur_state::tiers::{BlockKind, StoredBlock};
 
 /// Headers being read, where there is no valid log.
-pub(in crate::store) struct Scan {
+pub(crate) struct Scan {
     slots: Vec<(BlockKind, u64)>,
     records: Vec<StoredBlock>,
 }

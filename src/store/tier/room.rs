@@ -6,9 +6,9 @@
 use std::io;
 
 use super::DiskTier;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
-use crate::store::segments::Segments;
+use crate::segments::Segments;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
 
 /// Upper bound on records, which bounds the memory of the index: some 300 bytes each.
 const MAX_RECORDS: usize = 1 << 20;

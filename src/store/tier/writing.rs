@@ -3,16 +3,16 @@
 use std::time::Instant;
 
 use super::{DiskTier, SYNC_BYTES};
-use crate::state::tiers::{BlockKind, BlockPlace, Stored};
-use crate::store::segments::Way;
-use crate::store::{HostBlock, Outcome, record};
+use crate::segments::Way;
+use crate::{HostBlock, Outcome, record};
+use souffleur_state::tiers::{BlockKind, BlockPlace, Stored};
 
 /// Fewest bytes of a part; it ends with a plane. Summed bytes are copied while they are still in the CPU cache.
 const PART_BYTES: usize = 256 << 10;
 /// The same for direct writes, where nothing is copied: a disk is faster with few long writes than many short ones.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
-pub(in crate::store) struct Writing {
+pub(crate) struct Writing {
     place: BlockPlace,
     kind: BlockKind,
     slot: u64,

@@ -2,9 +2,9 @@
 
 use std::f32::consts::LOG2_E;
 
-use souffleur::kernels::cuda::driver::{DeviceBuffer, DevicePtr};
-use souffleur::kernels::cuda::launch::{AttendShape, Attention};
-use souffleur::kernels::cuda::params::{AttendParams, ElementType, Segment, Tile};
+use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr};
+use souffleur_kernels::cuda::launch::{AttendShape, Attention};
+use souffleur_kernels::cuda::params::{AttendParams, ElementType, Segment, Tile};
 
 use super::{Elements, Gpu, Output, assert_close};
 

@@ -1,7 +1,7 @@
 //! Block copies between a pool and other memory are exact.
 
-use souffleur::kernels::cuda::driver::DevicePtr;
-use souffleur::kernels::cuda::launch::{BlockCopy, KvBlockParams, KvBlocks, MOST_BLOCK_PAGES};
+use souffleur_kernels::cuda::driver::DevicePtr;
+use souffleur_kernels::cuda::launch::{BlockCopy, KvBlockParams, KvBlocks, MOST_BLOCK_PAGES};
 
 use super::{Gpu, POISON};
 

@@ -15,9 +15,9 @@ mod sampling;
 use std::sync::OnceLock;
 
 use half::bf16;
-use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
-use souffleur::kernels::cuda::pack::Modules;
-use souffleur::kernels::cuda::params::{Element, ElementType};
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::params::{Element, ElementType};
 
 use crate::gpu;
 

@@ -1,8 +1,8 @@
 //! Matrix products of the built-in kernels and of cuBLASLt.
 
-use souffleur::kernels::cuda::driver::{DeviceBuffer, DevicePtr};
-use souffleur::kernels::cuda::gemm::{GemmWish, Products};
-use souffleur::kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
+use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr};
+use souffleur_kernels::cuda::gemm::{GemmWish, Products};
+use souffleur_kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
 
 use super::{ELEMENTS, Elements, Gpu, relative};
 use crate::gpu;

@@ -1,10 +1,10 @@
 //! Row-wise kernels.
 
-use souffleur::kernels::cuda::driver::DevicePtr;
-use souffleur::kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
-use souffleur::kernels::cuda::params::{ElementType, RopeStoreParams};
-use souffleur::kernels::dtype::Dtype;
-use souffleur::kernels::random::RandomTensor;
+use souffleur_kernels::cuda::driver::DevicePtr;
+use souffleur_kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
+use souffleur_kernels::cuda::params::{ElementType, RopeStoreParams};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::random::RandomTensor;
 
 use super::{ELEMENTS, Gpu, assert_close, relative};
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use souffleur::kernels::cuda::driver::{DeviceBuffer, DevicePtr};
-use souffleur::kernels::cuda::sampling::{
+use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr};
+use souffleur_kernels::cuda::sampling::{
     BeginRowsParams, LogprobParams, LogprobWork, NONE, RowBegin, RowSampler as DeviceSampler,
     RowState, SampleParams, SampleWork, Sampled, SamplingKernels, SamplingShape, TIE_MARGIN,
     TokenLogprob,
 };
-use souffleur::state::sampling::{DrawScratch, RowSampler, SamplingParams, token_logprobs};
+use souffleur_state::sampling::{DrawScratch, RowSampler, SamplingParams, token_logprobs};
 
 use super::Gpu;
 use crate::gpu;

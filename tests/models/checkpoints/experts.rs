@@ -1,6 +1,6 @@
 //! Experts and latent attention in quantised checkpoints.
 
-use souffleur::kernels::dtype::Dtype;
+use souffleur_kernels::dtype::Dtype;
 
 use super::{folders_of, logits};
 use crate::quantised::{bf16s, kinds};

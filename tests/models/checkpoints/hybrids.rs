@@ -6,7 +6,7 @@ use std::path::Path;
 use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
 
-use souffleur::kernels::dtype::Dtype;
+use souffleur_kernels::dtype::Dtype;
 
 use super::{logits, refused, relative_error};
 use crate::common::{fixture, load_from, options};

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use safetensors::Dtype as Element;
 use serde_json::{Value, json};
-use souffleur::error::LoadError;
-use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};
-use souffleur::kernels::dtype::{Dtype, Quantization};
-use souffleur::model::loader::{Checkpoint, LoadFormat};
+use souffleur_base::error::LoadError;
+use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe};
+use souffleur_kernels::dtype::{Dtype, Quantization};
+use souffleur_model::loader::{Checkpoint, LoadFormat};
 
 use crate::common::{load_from, options};
 use crate::invariance::{PROMPT_TOKENS, alone, alone_read_from, among_others, assert_same};

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use safetensors::Dtype as Element;
-use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur_kernels::dtype::{Dtype, Quantization};
 
 use super::{SIZES, broken, folders_of, logits, relative_error};
 use crate::quantised::{f32s, fine_kinds};

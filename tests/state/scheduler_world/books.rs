@@ -1,11 +1,11 @@
 //! Accounting while the engine runs, and its invariants.
 
-use souffleur::error::RequestError;
-use souffleur::ids::{PageId, StateSlot};
-use souffleur::state::plan::{PlanStep, Reservation, Settle, StepPlanned};
-use souffleur::state::scheduler::Next;
-use souffleur::state::scheduler::news::{RequestEnd, RequestTokens};
-use souffleur::state::step::StepPlan;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::{PageId, StateSlot};
+use souffleur_state::plan::{PlanStep, Reservation, Settle, StepPlanned};
+use souffleur_state::scheduler::Next;
+use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
+use souffleur_state::step::StepPlan;
 
 use crate::scheduler_waits::Promise;
 

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use souffleur::error::RequestError;
-use souffleur::ids::{IntakeId, RequestId};
-use souffleur::request::CancelFlag;
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::grammar::Grammar;
-use souffleur::state::sampling::LogprobWish;
-use souffleur::state::sampling::SamplingParams;
-use souffleur::state::scheduler::IntakeLimits;
-use souffleur::state::scheduler::submission::Submission;
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::{IntakeId, RequestId};
+use souffleur_request::CancelFlag;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::grammar::Grammar;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::scheduler::IntakeLimits;
+use souffleur_state::scheduler::submission::Submission;
 
 use crate::policy_model::worst_last;
 

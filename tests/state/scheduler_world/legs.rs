@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use souffleur::error::StepError;
-use souffleur::executor::Executor;
-use souffleur::state::control::{Carried, Leg};
-use souffleur::state::plan::probe::ProbeKey;
-use souffleur::state::sampling::{RowLogprobs, TokenLogprobs};
-use souffleur::state::scheduler::Next;
-use souffleur::state::step::{RowWork, StepOutput, StepPlan};
+use souffleur_base::error::StepError;
+use souffleur_executor::Executor;
+use souffleur_state::control::{Carried, Leg};
+use souffleur_state::plan::probe::ProbeKey;
+use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
+use souffleur_state::scheduler::Next;
+use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 
 use crate::scheduler_waits::Room;
 

@@ -1,6 +1,6 @@
 //! Misses with a store have a cause, at the position where the store's blocks end.
 
-use souffleur::state::cache::prefix_history::{Cause, StoredMiss};
+use souffleur_state::cache::prefix_history::{Cause, StoredMiss};
 
 use super::world::{TierWorld, Tiered, prompt};
 

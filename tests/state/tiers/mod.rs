@@ -9,7 +9,7 @@ mod misses;
 mod store;
 mod world;
 
-use souffleur::state::scheduler::tier::StoreOrder;
+use souffleur_state::scheduler::tier::StoreOrder;
 
 use self::world::{TierWorld, Tiered, prompt};
 use crate::scheduler_world::Fate;

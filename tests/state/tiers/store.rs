@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use souffleur::executor::host::{BlockPort, LoadedPart, Wanted};
-use souffleur::ids::{SeqId, Ticket};
-use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_history::StoredMiss;
-use souffleur::state::scheduler::Scheduler;
-use souffleur::state::scheduler::tier::{PrefixFound, StoreOrder};
-use souffleur::state::tiers::BlockKind;
+use souffleur_base::ids::{SeqId, Ticket};
+use souffleur_executor::host::{BlockPort, LoadedPart, Wanted};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::cache::prefix_history::StoredMiss;
+use souffleur_state::scheduler::Scheduler;
+use souffleur_state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur_state::tiers::BlockKind;
 
 type Path = (Namespace, Vec<u32>);
 

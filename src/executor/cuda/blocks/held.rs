@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::executor::host::HostBuffer;
-use crate::kernels::cuda::driver::Stream;
+use crate::host::HostBuffer;
+use souffleur_kernels::cuda::driver::Stream;
 
 /// Buffers that a stream copies to or from; dropping them earlier waits for the copies.
 pub(super) struct Held {

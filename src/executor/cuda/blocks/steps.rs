@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use super::held::Held;
 use super::{BlockCopier, StepBlocks, StepFailure};
-use crate::error::LoadError;
-use crate::executor::cuda::{CudaExecutor, DeviceStep, to_load_error};
-use crate::executor::host::BlockPort;
-use crate::kernels::cuda::driver::{DriverError, Stream};
-use crate::state::step::{StepPlan, TableDelta};
+use crate::cuda::{CudaExecutor, DeviceStep, to_load_error};
+use crate::host::BlockPort;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::cuda::driver::{DriverError, Stream};
+use souffleur_state::step::{StepPlan, TableDelta};
 
 impl CudaExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
@@ -31,7 +31,7 @@ impl CudaExecutor {
 
     /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose
     /// pages it gets.
-    pub(in crate::executor::cuda) fn save_blocks(
+    pub(in crate::cuda) fn save_blocks(
         &mut self,
         plan: &StepPlan,
     ) -> Result<StepBlocks, DriverError> {
@@ -51,7 +51,7 @@ impl CudaExecutor {
     }
 
     /// Copies the blocks that a step loads to the pages of its rows, after the edits of the page table.
-    pub(in crate::executor::cuda) fn load_blocks(
+    pub(in crate::cuda) fn load_blocks(
         &mut self,
         plan: &StepPlan,
         step: &mut StepBlocks,
@@ -69,10 +69,7 @@ impl CudaExecutor {
     }
 
     /// Hands a step's saved blocks to the store and returns the loaded ones. All its work but the saves has ended.
-    pub(in crate::executor::cuda) fn end_blocks(
-        &mut self,
-        step: StepBlocks,
-    ) -> Result<(), DriverError> {
+    pub(in crate::cuda) fn end_blocks(&mut self, step: StepBlocks) -> Result<(), DriverError> {
         let Some(blocks) = &mut self.blocks else {
             return Ok(());
         };

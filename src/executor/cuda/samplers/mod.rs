@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::error::StepError;
-use crate::executor::cuda::list_buffer::{ListBuffer, Section};
-use crate::ids::RowId;
-use crate::kernels::cuda::arena::{Arena, Part};
-use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
-use crate::kernels::cuda::sampling::{
+use crate::cuda::list_buffer::{ListBuffer, Section};
+use souffleur_base::error::StepError;
+use souffleur_base::ids::RowId;
+use souffleur_kernels::cuda::arena::{Arena, Part};
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
+use souffleur_kernels::cuda::sampling::{
     BeginRowsParams, CountParams, CountRun, NONE, RowBegin, RowSampler, RowState, SampleParams,
     SamplingKernels, TokenBias,
 };
-use crate::state::sampling::SamplingParams;
-use crate::state::step::RowStart;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::RowStart;
 
 /// Slots of counts at first; they are doubled when they do not suffice.
 const COUNT_SLOTS: usize = 8;

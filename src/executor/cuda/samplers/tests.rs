@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::executor::cuda::stage::{N_SLOTS, UploadRing};
-use crate::ids::{RowId, SeqId};
-use crate::kernels::cuda::driver::Priority;
-use crate::kernels::cuda::pack::Modules;
-use crate::kernels::cuda::sampling::{SampleWork, Sampled, SamplingShape, TIE_MARGIN};
-use crate::state::pool::pages::PageRun;
-use crate::state::sampling::{DrawScratch, RowSampler as HostSampler};
+use crate::cuda::stage::{N_SLOTS, UploadRing};
+use souffleur_base::ids::{RowId, SeqId};
+use souffleur_kernels::cuda::driver::Priority;
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::sampling::{SampleWork, Sampled, SamplingShape, TIE_MARGIN};
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::{DrawScratch, RowSampler as HostSampler};
 
 const VOCAB: usize = 1500;
 const ROWS: u32 = 12;

@@ -5,7 +5,7 @@ mod states;
 
 use super::reserve::HEADROOM_BYTES;
 use super::*;
-use crate::model::config::ModelConfig;
+use souffleur_model::config::ModelConfig;
 
 const GIB: u64 = 1 << 30;
 
@@ -321,7 +321,8 @@ fn available_memory_is_more_than_this_test_uses() {
 
 #[test]
 fn the_reserve_grows_with_the_step_and_the_vocabulary() {
-    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let models =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
     let config = ModelConfig::read(&models.join("llama")).expect("fixtures are supported");
     // 3 * 64 hidden, 2 * (64 + 32) heads, 3 * 112 in the MLP; 288 tokens in the vocabulary.
     assert_eq!(

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{compile, grammar, seat, wish};
-use crate::grammar::GrammarWish;
-use crate::grammar::tests::takes;
-use crate::grammar::tests::vocabularies::{large, tiny};
-use crate::grammar::tests::walk::walk;
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+use crate::GrammarWish;
+use crate::tests::takes;
+use crate::tests::vocabularies::{large, tiny};
+use crate::tests::walk::walk;
+use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
 #[test]
 fn walked_calls_have_valid_arguments() {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{compile, grammar, wish};
-use crate::grammar::tests::vocabularies::{messages, tiny};
-use crate::grammar::tests::{schema, takes};
-use crate::grammar::{AnswerFrame, GrammarWish};
-use crate::state::grammar::Grammar;
-use crate::state::output::{OutputStart, ToolChoice, ToolFormat};
+use crate::tests::vocabularies::{messages, tiny};
+use crate::tests::{schema, takes};
+use crate::{AnswerFrame, GrammarWish};
+use souffleur_state::grammar::Grammar;
+use souffleur_state::output::{OutputStart, ToolChoice, ToolFormat};
 
 const SEAT: &str = "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>{\"row\": 4, \"kind\": \"aisle\"}";
 const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::read::MAX_FILE_BYTES;
 use super::*;
-use crate::error::LoadError;
-use crate::kernels::Gate;
-use crate::kernels::routing::{Routing, WeightSum};
-use crate::model::rope::{MAX_POSITIONS, RopeScaling};
+use crate::rope::{MAX_POSITIONS, RopeScaling};
+use souffleur_base::error::LoadError;
+use souffleur_kernels::Gate;
+use souffleur_kernels::routing::{Routing, WeightSum};
 
 fn base(architecture: &str) -> Value {
     json!({
@@ -40,7 +40,7 @@ fn parse(config: &Value) -> Result<ModelConfig, LoadError> {
 }
 
 fn fixture(name: &str) -> ModelConfig {
-    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
     ModelConfig::read(&models.join(name)).expect("fixtures are supported")
 }
 

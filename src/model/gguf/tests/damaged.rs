@@ -2,9 +2,9 @@
 
 use super::models::tiny_llama;
 use super::*;
-use crate::kernels::blocks::BlockType;
-use crate::model::text::TextModel;
-use crate::state::detok::TokenText;
+use crate::text::TextModel;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_state::detok::TokenText;
 
 const HIDDEN: usize = 32;
 const INNER: usize = 256;

@@ -2,7 +2,7 @@
 
 use super::models::{config, described};
 use super::*;
-use crate::kernels::routing::Routing;
+use souffleur_kernels::routing::Routing;
 
 const VOCAB: usize = 5;
 const HIDDEN: usize = 4;

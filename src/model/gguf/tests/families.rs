@@ -3,7 +3,7 @@
 use super::models::{COMMON, QKV, config, described, with_tensors};
 use super::refused;
 use super::writer::{File, Tensor};
-use crate::model::rope::RopeScaling;
+use crate::rope::RopeScaling;
 
 fn tiny(architecture: &'static str) -> File {
     with_tensors(with_tensors(described(architecture), &COMMON), &QKV)

@@ -1,7 +1,7 @@
 //! Tests of folders with GGUF models.
 
 use super::*;
-use crate::model::location::ModelLocation;
+use crate::location::ModelLocation;
 
 const FIRST: &str = "a-b-00001-of-00002.gguf";
 const SECOND: &str = "a-b-00002-of-00002.gguf";

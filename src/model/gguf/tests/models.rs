@@ -1,10 +1,10 @@
 //! Tests of configurations and weights from GGUF.
 
 use super::*;
-use crate::kernels::dtype::Dtype;
-use crate::model::config::BiasConfig;
-use crate::model::layer_spec::QkNorm;
-use crate::model::rope::RopeScaling;
+use crate::config::BiasConfig;
+use crate::layer_spec::QkNorm;
+use crate::rope::RopeScaling;
+use souffleur_kernels::dtype::Dtype;
 
 const VOCAB: usize = 5;
 const HIDDEN: usize = 4;

@@ -5,9 +5,9 @@ use half::f16;
 use super::scales::GroupScales;
 use super::scheme::{Group, Packing};
 use super::tensors::{Module, Part};
-use crate::error::LoadError;
-use crate::kernels::blocks::BlockType;
-use crate::kernels::tensor_view::RowOrder;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::tensor_view::RowOrder;
 
 /// Outputs converted together: those of a word.
 pub const TILE: usize = 8;

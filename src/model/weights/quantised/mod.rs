@@ -32,11 +32,11 @@ pub use self::scheme::Scheme;
 use self::tensors::Module;
 use self::turned::TurnedBytes;
 use super::checkpoint::Weights;
-use crate::error::LoadError;
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
-use crate::model::json_file::format_error;
+use crate::json_file::format_error;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 
 const LEAST_ROWS: usize = 64;
 

@@ -1,6 +1,6 @@
 //! A matrix that consists of some rows of a quantised one.
 
-use crate::kernels::tensor_view::RowOrder;
+use souffleur_kernels::tensor_view::RowOrder;
 
 pub struct PartOf {
     pub whole: String,

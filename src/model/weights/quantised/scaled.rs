@@ -4,9 +4,9 @@ use half::{bf16, f16};
 
 use super::scheme::Scheme;
 use super::tensors::{Module, Part};
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::RowOrder;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::RowOrder;
 
 pub struct Scaled<'a> {
     codes: &'a [u8],

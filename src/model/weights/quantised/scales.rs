@@ -3,9 +3,9 @@
 use half::f16;
 
 use super::tensors::Part;
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::widen;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::widen;
 
 const LARGEST: f32 = 65504.0;
 /// The smallest normal f16.

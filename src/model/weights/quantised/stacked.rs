@@ -7,11 +7,11 @@
 //! | \[experts\], \[experts, 1\], \[experts, 1, 1\] | an expert |
 
 use super::scheme::Scheme;
-use crate::error::LoadError;
-use crate::kernels::tensor_view::{RowOrder, Stored};
-use crate::model::json_file::format_error;
-use crate::model::weights::checkpoint::Weights;
-use crate::model::weights::entry::Entry;
+use crate::json_file::format_error;
+use crate::weights::checkpoint::Weights;
+use crate::weights::entry::Entry;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::tensor_view::{RowOrder, Stored};
 
 const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
 

@@ -1,12 +1,12 @@
 //! Typed access to the tensors of a quantised module.
 
 use super::scheme::{Packing, Scheme};
-use crate::error::LoadError;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{Stored, widen};
-use crate::model::json_file::format_error;
-use crate::model::weights::checkpoint::Weights;
-use crate::model::weights::entry::Entry;
+use crate::json_file::format_error;
+use crate::weights::checkpoint::Weights;
+use crate::weights::entry::Entry;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::{Stored, widen};
 
 pub struct Module<'a> {
     weights: &'a Weights,

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::Stored;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::tensor_view::Stored;
 
 pub(super) const BLOCK: usize = 32;
 

@@ -12,12 +12,12 @@
 use std::ops::Range;
 
 use super::turned::{BLOCK, Turned, TurnedBytes};
-use crate::error::LoadError;
-use crate::kernels::tensor_view::{RowOrder, Stored};
-use crate::model::config::experts::ExpertsConfig;
-use crate::model::json_file::format_error;
-use crate::model::weights::checkpoint::Weights;
-use crate::model::weights::entry::Entry;
+use crate::config::experts::ExpertsConfig;
+use crate::json_file::format_error;
+use crate::weights::checkpoint::Weights;
+use crate::weights::entry::Entry;
+use souffleur_base::error::LoadError;
+use souffleur_kernels::tensor_view::{RowOrder, Stored};
 
 impl Weights {
     pub(in super::super) fn turned<'a>(&'a self, name: &str) -> Option<TurnedBytes<'a>> {

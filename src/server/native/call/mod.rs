@@ -5,42 +5,39 @@ mod vectors;
 use std::sync::Arc;
 
 use super::reply::Shape;
-use crate::field::{self, Field, Shallow, check_count};
-use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Prompt};
-use crate::server::budget::Charges;
-use crate::server::call::{
+use crate::budget::Charges;
+use crate::call::{
     CallLimits, Prompts, check_samples, check_size, read_rid, samples_of, texts, tokens,
 };
-use crate::server::constraint;
-use crate::server::error::ApiError;
-use crate::server::fields::{self, Fields};
-use crate::server::foreign;
-use crate::server::options::Urgency;
-use crate::server::raw::Raw;
-use crate::server::spelling::Spelling;
-use crate::state::cache::namespace::Namespace;
-use crate::state::grammar::Constraint;
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::LogprobWish;
-use crate::state::sampling::{self, ReadParams, SamplingParams};
+use crate::constraint;
+use crate::error::ApiError;
+use crate::fields::{self, Fields};
+use crate::foreign;
+use crate::options::Urgency;
+use crate::raw::Raw;
+use crate::spelling::Spelling;
+use souffleur_base::field::{self, Field, Shallow, check_count};
+use souffleur_base::ids::RequestId;
+use souffleur_request::{GenerateRequest, Prompt};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::grammar::Constraint;
+use souffleur_state::request_limits::RequestLimits;
+use souffleur_state::sampling::LogprobWish;
+use souffleur_state::sampling::{self, ReadParams, SamplingParams};
 
 /// One `/generate` call: a request for each prompt and sample, prompts first.
-pub(in crate::server) struct NativeCall {
-    pub(in crate::server) requests: Vec<GenerateRequest>,
+pub(crate) struct NativeCall {
+    pub(crate) requests: Vec<GenerateRequest>,
     /// The answer is a list.
-    pub(in crate::server) is_batch: bool,
-    pub(in crate::server) stream: bool,
-    pub(in crate::server) charges: Charges,
+    pub(crate) is_batch: bool,
+    pub(crate) stream: bool,
+    pub(crate) charges: Charges,
     wants_token_texts: bool,
 }
 
 impl NativeCall {
     /// Reads a call. A field that is one for all its prompts is parsed once and shared.
-    pub(in crate::server) fn parse(
-        mut fields: Fields,
-        limits: CallLimits<'_>,
-    ) -> Result<Self, ApiError> {
+    pub(crate) fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         let prompts = prompts(&mut fields, limits)?;
         let shape = PromptCount::of(&prompts);
         let sampling = sampling_params(&mut fields, shape, limits.request)?;
@@ -90,7 +87,7 @@ impl NativeCall {
     }
 
     /// The requests, read token by token regardless of `stream`, and their charges.
-    pub(in crate::server) fn into_streamed(self) -> (Vec<GenerateRequest>, Charges) {
+    pub(crate) fn into_streamed(self) -> (Vec<GenerateRequest>, Charges) {
         let streamed = |request| GenerateRequest {
             is_streaming: true,
             ..request
@@ -99,7 +96,7 @@ impl NativeCall {
         (requests.collect(), self.charges)
     }
 
-    pub(in crate::server) fn shapes(&self, spelling: &Spelling) -> Vec<Shape> {
+    pub(crate) fn shapes(&self, spelling: &Spelling) -> Vec<Shape> {
         let spelling = self.wants_token_texts.then_some(spelling);
         let shape = |request: &GenerateRequest| Shape::new(request.logprobs.as_ref(), spelling);
         self.requests.iter().map(shape).collect()

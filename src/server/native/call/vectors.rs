@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
-use crate::error::FieldError;
-use crate::field::{Field, Shallow};
-use crate::request::{Prompt, PromptVectors};
-use crate::server::call::{CallLimits, Prompts, VectorLimits, check_size};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::raw::Raw;
+use crate::call::{CallLimits, Prompts, VectorLimits, check_size};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::raw::Raw;
+use souffleur_base::error::FieldError;
+use souffleur_base::field::{Field, Shallow};
+use souffleur_request::{Prompt, PromptVectors};
 
 pub(super) const NAME: &str = "input_embeds";
 const VECTORS: &str = "a list of vectors, each a list of numbers";

@@ -7,27 +7,27 @@ use serde_json::{Map, Value};
 use super::messages;
 use super::reasoning::Reasoning;
 use super::tools::CallTools;
-use crate::field::{Field, Shallow};
-use crate::request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
-use crate::server::budget::Charges;
-use crate::server::call::{CallLimits, check_size, samples_of};
-use crate::server::constraint;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::openai::places::must_be;
-use crate::server::openai::{Common, alternatives, refusals};
+use crate::budget::Charges;
+use crate::call::{CallLimits, check_size, samples_of};
+use crate::constraint;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::openai::places::must_be;
+use crate::openai::{Common, alternatives, refusals};
+use souffleur_base::field::{Field, Shallow};
+use souffleur_request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 
 /// As many tokens as fit in the context: the engine clips it.
-pub(in crate::server) const UNLIMITED: u32 = u32::MAX;
+pub(crate) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
-pub(in crate::server) struct Call {
-    pub(in crate::server) common: Common,
-    pub(in crate::server) prompt: ChatPrompt,
-    pub(in crate::server) tools: Option<Arc<ToolUse>>,
-    pub(in crate::server) reasoning: Reasoning,
-    pub(in crate::server) logprobs: Option<u32>,
+pub(crate) struct Call {
+    pub(crate) common: Common,
+    pub(crate) prompt: ChatPrompt,
+    pub(crate) tools: Option<Arc<ToolUse>>,
+    pub(crate) reasoning: Reasoning,
+    pub(crate) logprobs: Option<u32>,
 }
 
 impl Call {
@@ -68,7 +68,7 @@ impl Call {
         Ok((call, fields.into_charges()))
     }
 
-    pub(in crate::server) fn into_requests(self) -> Vec<GenerateRequest> {
+    pub(crate) fn into_requests(self) -> Vec<GenerateRequest> {
         let parsing = self.parsing();
         let request = self
             .common
@@ -88,7 +88,7 @@ impl Call {
 }
 
 /// Reads the parts of a call's prompt, and no more.
-pub(in crate::server) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
+pub(crate) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
     fields.refuse(&["chat_template"])?;
     let messages = messages::read(fields)?;
     let ending = Ending::read(fields, &messages)?;
@@ -144,9 +144,7 @@ impl Ending {
     }
 }
 
-pub(in crate::server) fn template_kwargs(
-    fields: &mut Fields,
-) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
     match fields.take_tree(NAME)? {
         None => Ok(Map::new()),

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::server::openai::logprobs::ChatLogprobs;
-use crate::server::openai::wire::Matched;
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::wire::Matched;
 
 #[derive(Serialize)]
 pub(super) struct Choice {

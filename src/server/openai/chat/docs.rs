@@ -6,17 +6,17 @@ use utoipa::openapi::path::Operation;
 use super::messages::ROLES;
 use super::reasoning::EFFORTS;
 use super::tools::{MAX_NAME_BYTES, MAX_TOOLS};
-use crate::server::openai::MAX_TOP_LOGPROBS;
-use crate::server::openai::docs::matched_stop;
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
+use crate::openai::MAX_TOP_LOGPROBS;
+use crate::openai::docs::matched_stop;
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, name_of, named,
     number, object, text, token_id, whole,
 };
-use crate::server::openapi::shared;
+use crate::openapi::shared;
 
-pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+pub(crate) fn operation(facts: &Facts) -> Operation {
     let fields = prompt().and(shared::common(facts)).and(answer_fields());
     let example = json!({
         "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 16
@@ -29,7 +29,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn prompt() -> ObjectShape {
+pub(crate) fn prompt() -> ObjectShape {
     object()
         .has("messages", list(named("ChatMessage")).longer_than(0))
         .takes(
@@ -72,18 +72,18 @@ pub(in crate::server) fn prompt() -> ObjectShape {
 }
 
 /// The fields of `prompt`, all optional.
-pub(in crate::server) fn optional_prompt() -> ObjectShape {
+pub(crate) fn optional_prompt() -> ObjectShape {
     let messages = list(named("ChatMessage")).longer_than(0);
     let without = prompt().without(&["messages"]);
     object().takes("messages", messages).and(without)
 }
 
-pub(in crate::server) fn template_kwargs() -> Shape {
+pub(crate) fn template_kwargs() -> Shape {
     free_object().about("variables of the chat template")
 }
 
 /// The fields that request reasoning and show it.
-pub(in crate::server) fn reasoning() -> ObjectShape {
+pub(crate) fn reasoning() -> ObjectShape {
     let wish = object()
         .takes("effort", name_of(EFFORTS))
         .takes("enabled", flag())
@@ -142,7 +142,7 @@ fn tool_choice() -> Shape {
     .about("which tools may or must be called")
 }
 
-pub(in crate::server) fn function() -> Shape {
+pub(crate) fn function() -> Shape {
     object()
         .has(
             "name",
@@ -192,7 +192,7 @@ fn message() -> Shape {
         .shape()
 }
 
-pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+pub(crate) fn components() -> Vec<(&'static str, Shape)> {
     let tool = object()
         .has("type", name_of(["function"]))
         .has("function", function());

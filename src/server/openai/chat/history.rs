@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::server::digits;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{must_be, object, optional_text, text};
-use crate::server::raw::Raw;
+use crate::digits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{must_be, object, optional_text, text};
+use crate::raw::Raw;
 
 /// Brings the calls of a message into the form that templates expect: their arguments are objects. A message without
 /// calls has no list of them. `sent` is the message's JSON, if it may hold numbers that the message does not.
@@ -85,11 +85,7 @@ fn read_call(
 
 /// The object that a text of arguments holds, or the text if the object would lose digits. Malformed arguments of a
 /// model stay text: the conversation can continue.
-pub(in crate::server) fn arguments(
-    fields: &mut Fields,
-    path: &str,
-    text: String,
-) -> Result<Value, ApiError> {
+pub(crate) fn arguments(fields: &mut Fields, path: &str, text: String) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }

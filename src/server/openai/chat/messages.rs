@@ -4,11 +4,11 @@
 use serde_json::{Map, Value};
 
 use super::history::{self, FunctionCalls};
-use crate::field::Cut;
-use crate::server::digits;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{missing, must_be, object, optional_text};
+use crate::digits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{missing, must_be, object, optional_text};
+use souffleur_base::field::Cut;
 
 pub(super) const ROLES: [&str; 6] = [
     "system",

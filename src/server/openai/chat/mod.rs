@@ -1,14 +1,14 @@
 //! `POST /v1/chat/completions`.
 
-pub(in crate::server) mod call;
+pub(crate) mod call;
 mod choice;
-pub(in crate::server) mod docs;
-pub(in crate::server) mod history;
+pub(crate) mod docs;
+pub(crate) mod history;
 mod messages;
-pub(in crate::server) mod pieces;
-pub(in crate::server) mod reasoning;
-pub(in crate::server) mod tool_choice;
-pub(in crate::server) mod tools;
+pub(crate) mod pieces;
+pub(crate) mod reasoning;
+pub(crate) mod tool_choice;
+pub(crate) mod tools;
 mod writer;
 
 use actix_web::HttpResponse;
@@ -16,15 +16,15 @@ use actix_web::web::Data;
 
 use super::answer::{self, Received};
 use super::wire::Head;
-use crate::server::body::JsonBody;
-use crate::server::error::ApiError;
-use crate::server::lanes::Lane;
-use crate::server::state::AppState;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::lanes::Lane;
+use crate::state::AppState;
 use call::Call;
-pub(in crate::server) use docs::{components, operation};
+pub(crate) use docs::{components, operation};
 use writer::Writer;
 
-pub(in crate::server) async fn create(
+pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {

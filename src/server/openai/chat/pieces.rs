@@ -6,9 +6,9 @@ use super::choice::{
     Function, FunctionDelta, Message, MessageDelta, ReasoningText, ToolCall, ToolCallDelta,
 };
 use super::reasoning::Reasoning;
-use crate::ids::RequestId;
-use crate::request::OutputPiece;
-use crate::server::config::ReasoningField;
+use crate::config::ReasoningField;
+use souffleur_base::ids::RequestId;
+use souffleur_request::OutputPiece;
 
 /// Half of the digits of a call's id.
 const ID_BYTES: usize = 12;
@@ -209,12 +209,12 @@ fn call_delta(call: ToolCallDelta) -> MessageDelta {
     }
 }
 
-pub(in crate::server) fn call_id(rid: &RequestId, index: usize) -> String {
+pub(crate) fn call_id(rid: &RequestId, index: usize) -> String {
     call_id_with("call_", rid, index)
 }
 
 /// The id of a request's call, always the same.
-pub(in crate::server) fn call_id_with(prefix: &str, rid: &RequestId, index: usize) -> String {
+pub(crate) fn call_id_with(prefix: &str, rid: &RequestId, index: usize) -> String {
     let mut hash = Sha256::new();
     hash.update(rid.as_str());
     hash.update((index as u64).to_le_bytes());

@@ -2,18 +2,17 @@
 
 use serde_json::{Map, Value};
 
-use crate::field::{Field, Shallow};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{must_be, optional_flag, optional_text};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{must_be, optional_flag, optional_text};
+use souffleur_base::field::{Field, Shallow};
 
 /// Efforts of reasoning, from none on.
-pub(in crate::server) const EFFORTS: [&str; 7] =
-    ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// How the reasoning of an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Reasoning {
+pub(crate) enum Reasoning {
     /// In the text, as the model writes it.
     InText,
     /// Apart, as it comes.
@@ -26,7 +25,7 @@ pub(in crate::server) enum Reasoning {
 
 impl Reasoning {
     /// Reads the fields of a call, and passes them to the template, unless `template_kwargs` already do.
-    pub(in crate::server) fn read(
+    pub(crate) fn read(
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {
@@ -96,7 +95,7 @@ fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
     effort.map(|effort| known_effort(name, &effort)).transpose()
 }
 
-pub(in crate::server) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
+pub(crate) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
     if EFFORTS.contains(&effort) {
         Ok(effort.to_owned())
     } else {

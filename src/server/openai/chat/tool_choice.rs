@@ -2,15 +2,15 @@
 
 use serde_json::{Map, Value};
 
-use crate::field::{Field, Shallow};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{missing, must_be, object, text};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{missing, must_be, object, text};
+use souffleur_base::field::{Field, Shallow};
 
 const WANTED: &str = "none, auto, required, or an object that names a function";
 
 #[derive(Debug, PartialEq)]
-pub(in crate::server) enum Choice {
+pub(crate) enum Choice {
     /// The model does not see them.
     None,
     Mode(Mode),
@@ -25,14 +25,14 @@ pub(in crate::server) enum Choice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::server) enum Mode {
+pub(crate) enum Mode {
     Auto,
     Required,
 }
 
 impl Choice {
     /// Reads `tool_choice` or `function_call`, as `field` says; absent, it is automatic.
-    pub(in crate::server) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
+    pub(crate) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
         let raw = fields.take_raw(field);
         let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) else {
             return Ok(Self::Mode(Mode::Auto));
@@ -131,7 +131,7 @@ impl Choice {
     }
 
     /// Refuses a choice among tools of which there are none.
-    pub(in crate::server) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
+    pub(crate) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
         let shown = match self {
             Self::None | Self::Mode(Mode::Auto) => return Ok(()),
             Self::Mode(Mode::Required) => Shallow::Text("required".to_owned()),

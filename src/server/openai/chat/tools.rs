@@ -7,23 +7,23 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::tool_choice::{Choice, Mode};
-use crate::field::{Cut, Field, check_count};
-use crate::request::{Tool, ToolChoice, ToolUse};
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::places::{missing, must_be, object, optional_flag, optional_text, text};
-use crate::server::raw::Raw;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::places::{missing, must_be, object, optional_flag, optional_text, text};
+use crate::raw::Raw;
+use souffleur_base::field::{Cut, Field, check_count};
+use souffleur_request::{Tool, ToolChoice, ToolUse};
 
-pub(in crate::server) const MAX_TOOLS: usize = 1024;
+pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_TOOLS_BYTES: usize = 4 << 20;
-pub(in crate::server) const MAX_NAME_BYTES: usize = 64;
+pub(crate) const MAX_NAME_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
-pub(in crate::server) struct CallTools {
+pub(crate) struct CallTools {
     /// JSON for the chat template; `None` if it gets none.
-    pub(in crate::server) prompt: Option<Box<RawValue>>,
+    pub(crate) prompt: Option<Box<RawValue>>,
     /// As the model may call them; `None` if it may not.
-    pub(in crate::server) usage: Option<Arc<ToolUse>>,
+    pub(crate) usage: Option<Arc<ToolUse>>,
 }
 
 impl CallTools {
@@ -45,7 +45,7 @@ impl CallTools {
     }
 
     /// The tools of a list, of which some may or must be called, as `field` says.
-    pub(in crate::server) fn of(
+    pub(crate) fn of(
         list: ToolList,
         choice: Choice,
         field: &str,
@@ -157,7 +157,7 @@ impl Form {
 
 /// Functions in the forms for the template and for the engine.
 #[derive(Default)]
-pub(in crate::server) struct ToolList {
+pub(crate) struct ToolList {
     names: FxHashSet<String>,
     shown: Vec<String>,
     tools: Vec<Tool>,
@@ -165,7 +165,7 @@ pub(in crate::server) struct ToolList {
 
 impl ToolList {
     /// Adds the function at `path`, which is `shown` to the template.
-    pub(in crate::server) fn add(
+    pub(crate) fn add(
         &mut self,
         path: &str,
         function: &Map<String, Value>,
@@ -191,7 +191,7 @@ fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
 
 /// A function of another interface, as templates know functions: the fields that were `sent` and that a function has, in
 /// their order and as they were written. The model knows it by `name`, and its parameters are in the field `schema`.
-pub(in crate::server) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
+pub(crate) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
     let mut fields: Vec<(&str, String)> = Vec::new();
     for (key, value) in sent.entries() {
         let (key, text) = match key.as_str() {
@@ -215,7 +215,7 @@ pub(in crate::server) fn as_function(name: &str, sent: &Raw, schema: &str) -> St
 }
 
 /// The entries of a list of tools, within its limits, each with the text of it.
-pub(in crate::server) fn read_list(
+pub(crate) fn read_list(
     fields: &mut Fields,
     name: &str,
     raw: &Raw,

@@ -3,17 +3,17 @@
 use super::call::Call;
 use super::choice::{Choice, ChoiceDetails, ChunkChoice, MessageDelta};
 use super::pieces::{Pieces, ReasoningStyle};
-use crate::request::{FinishReason, Usage};
-use crate::server::call::sample_id;
-use crate::server::config::ReasoningField;
-use crate::server::openai::answer::Choices;
-use crate::server::openai::logprobs::ChatLogprobs;
-use crate::server::openai::matched_stop;
-use crate::server::openai::wire::{Extension, Head, Matched, Response, UsageReport};
-use crate::server::spelling::Spelling;
-use crate::server::sse::{Chunks, Render};
-use crate::server::transcript::{News, Transcript};
-use crate::state::sampling::TokenLogprobs;
+use crate::call::sample_id;
+use crate::config::ReasoningField;
+use crate::openai::answer::Choices;
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::matched_stop;
+use crate::openai::wire::{Extension, Head, Matched, Response, UsageReport};
+use crate::spelling::Spelling;
+use crate::sse::{Chunks, Render};
+use crate::transcript::{News, Transcript};
+use souffleur_request::{FinishReason, Usage};
+use souffleur_state::sampling::TokenLogprobs;
 
 pub(super) struct Writer {
     pub(super) head: Head,

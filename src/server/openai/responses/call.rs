@@ -14,19 +14,19 @@ use super::settings::Settings;
 use super::store::{KeptTokens, Owner, StoredResponse, Turn};
 use super::tools::{self, ToolNames};
 use super::writer::{Keeping, Writer, WriterParts};
-use crate::engine::EngineHandle;
-use crate::field::Keep;
-use crate::request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
-use crate::server::budget::Charges;
-use crate::server::call::{CallLimits, check_size};
-use crate::server::constraint;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::foreign;
-use crate::server::openai::chat::call::{UNLIMITED, template_kwargs};
-use crate::server::openai::chat::reasoning::Reasoning;
-use crate::server::openai::{Common, alternatives, refusals};
-use crate::server::spelling::Spelling;
+use crate::budget::Charges;
+use crate::call::{CallLimits, check_size};
+use crate::constraint;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::foreign;
+use crate::openai::chat::call::{UNLIMITED, template_kwargs};
+use crate::openai::chat::reasoning::Reasoning;
+use crate::openai::{Common, alternatives, refusals};
+use crate::spelling::Spelling;
+use souffleur_base::field::Keep;
+use souffleur_engine::EngineHandle;
+use souffleur_request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
 
 /// Fields that other endpoints read in place of those here.
 const OF_OTHERS: [&str; 4] = ["prompt", "messages", "max_tokens", "max_completion_tokens"];
@@ -275,7 +275,7 @@ impl Includes {
             return Ok(Self::default());
         };
         let list = raw.parse_seed(NAME, Keep(MAX_INCLUDES))?;
-        let field = crate::field::Field::new(NAME, &list);
+        let field = souffleur_base::field::Field::new(NAME, &list);
         let mut includes = Self::default();
         for name in field.list("a list of strings", MAX_INCLUDES, "names")? {
             match name.as_str() {

@@ -8,15 +8,15 @@ use serde_json::json;
 use super::call::Call;
 use super::store::Owner;
 use super::{asking, in_our_words};
-use crate::error::RequestError;
-use crate::model::text::{self, KnownBeginning, TextModel};
-use crate::request::ChatPrompt;
-use crate::server::body::JsonBody;
-use crate::server::error::ApiError;
-use crate::server::openai::answer::Received;
-use crate::server::state::AppState;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::openai::answer::Received;
+use crate::state::AppState;
+use souffleur_base::error::RequestError;
+use souffleur_model::text::{self, KnownBeginning, TextModel};
+use souffleur_request::ChatPrompt;
 
-pub(in crate::server) async fn input_tokens(
+pub(crate) async fn input_tokens(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {

@@ -4,21 +4,21 @@ use serde_json::json;
 use utoipa::openapi::path::Operation;
 
 use super::stored::{MAX_PAGE_ITEMS, PAGE_ITEMS};
-use crate::server::openai::MAX_TOP_LOGPROBS;
-use crate::server::openai::chat::docs::{reasoning, template_kwargs};
-use crate::server::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
-use crate::server::openapi::facts::Facts;
-use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
+use crate::openai::MAX_TOP_LOGPROBS;
+use crate::openai::chat::docs::{reasoning, template_kwargs};
+use crate::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
+use crate::openapi::facts::Facts;
+use crate::openapi::operation::{Group, describe};
+use crate::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
     number, object, text, whole,
 };
-use crate::server::openapi::shared;
+use crate::openapi::shared;
 
 const ID: &str = "the id of a stored response";
 const UNKNOWN: &str = "no such stored response";
 
-pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+pub(crate) fn operation(facts: &Facts) -> Operation {
     describe(Group::OpenAi, "Create a response")
         .takes(call(facts).shape(), example())
         .answers(named("Response"), "the response, or its events")
@@ -34,7 +34,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
+pub(crate) fn count_operation(_: &Facts) -> Operation {
     let counted = object()
         .has("object", name_of(["response.input_tokens"]))
         .has("input_tokens", count());
@@ -53,7 +53,7 @@ pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
     .done()
 }
 
-pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
+pub(crate) fn read_operation(_: &Facts) -> Operation {
     describe(Group::OpenAi, "A stored response")
         .at("id", ID)
         .query(
@@ -77,7 +77,7 @@ pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn delete_operation(_: &Facts) -> Operation {
+pub(crate) fn delete_operation(_: &Facts) -> Operation {
     let deleted = object()
         .has("id", text())
         .has("object", name_of(["response"]))
@@ -89,7 +89,7 @@ pub(in crate::server) fn delete_operation(_: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn cancel_operation(_: &Facts) -> Operation {
+pub(crate) fn cancel_operation(_: &Facts) -> Operation {
     describe(
         Group::OpenAi,
         "Cancel a response in the background, of which there are none",
@@ -101,7 +101,7 @@ pub(in crate::server) fn cancel_operation(_: &Facts) -> Operation {
     .done()
 }
 
-pub(in crate::server) fn items_operation(_: &Facts) -> Operation {
+pub(crate) fn items_operation(_: &Facts) -> Operation {
     let limit = whole().at_least(1).at_most(MAX_PAGE_ITEMS as u64);
     let page = object()
         .has("object", name_of(["list"]))
@@ -336,7 +336,7 @@ fn text_format() -> Shape {
     ])
 }
 
-pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+pub(crate) fn components() -> Vec<(&'static str, Shape)> {
     let event = object()
         .has(
             "type",

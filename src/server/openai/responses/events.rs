@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-pub(in crate::server) struct WrittenEvent {
-    pub(in crate::server) name: &'static str,
-    pub(in crate::server) json: Vec<u8>,
+pub(crate) struct WrittenEvent {
+    pub(crate) name: &'static str,
+    pub(crate) json: Vec<u8>,
 }
 
 pub(super) struct Events {

@@ -12,7 +12,7 @@ const ITEM_BYTES: usize = 16;
 /// to do with the id of the request, which clients choose and logs show.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
-pub(in crate::server) struct ResponseId(String);
+pub(crate) struct ResponseId(String);
 
 impl ResponseId {
     pub(super) fn random() -> Self {
@@ -22,7 +22,7 @@ impl ResponseId {
     }
 
     /// A name that a client sent.
-    pub(in crate::server) fn sent(name: &str) -> Self {
+    pub(crate) fn sent(name: &str) -> Self {
         Self(name.to_owned())
     }
 

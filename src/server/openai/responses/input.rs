@@ -7,11 +7,11 @@ use super::messages::Messages;
 use super::reasoning;
 use super::store::{Owner, ResponseStore, StoredItem};
 use super::tools::name_in;
-use crate::field::Cut;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::chat::history;
-use crate::server::openai::places::{must_be, object, optional_text, text};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::chat::history;
+use crate::openai::places::{must_be, object, optional_text, text};
+use souffleur_base::field::Cut;
 
 const NAME: &str = "input";
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::server::openai::logprobs::ChatToken;
+use crate::openai::logprobs::ChatToken;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::items::{OutputItem, Part};
 use super::tools::name_in;
-use crate::server::digits;
-use crate::server::raw::Raw;
+use crate::digits;
+use crate::raw::Raw;
 
 #[derive(Default)]
 pub(super) struct Messages {

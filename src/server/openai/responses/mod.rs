@@ -14,7 +14,7 @@ mod pinning;
 mod reasoning;
 mod replay;
 mod settings;
-pub(in crate::server) mod store;
+pub(crate) mod store;
 mod stored;
 mod tools;
 mod writer;
@@ -26,27 +26,27 @@ use actix_web::HttpResponse;
 use actix_web::web::Data;
 
 use super::answer::{self, Received};
-use crate::server::body::JsonBody;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::lanes::Lane;
-use crate::server::state::AppState;
-use crate::server::words::Dialect;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::lanes::Lane;
+use crate::state::AppState;
+use crate::words::Dialect;
 use call::{Asking, Call};
 use input::Shelf;
 
-pub(in crate::server) use count::input_tokens;
-pub(in crate::server) use docs::{
+pub(crate) use count::input_tokens;
+pub(crate) use docs::{
     cancel_operation, components, count_operation, delete_operation, items_operation, operation,
     read_operation,
 };
-pub(in crate::server) use events::WrittenEvent;
-pub(in crate::server) use ids::ResponseId;
-pub(in crate::server) use store::{ConnectionId, Owner};
-pub(in crate::server) use stored::{cancel, delete, input_items, retrieve};
-pub(in crate::server) use writer::Writer;
+pub(crate) use events::WrittenEvent;
+pub(crate) use ids::ResponseId;
+pub(crate) use store::{ConnectionId, Owner};
+pub(crate) use stored::{cancel, delete, input_items, retrieve};
+pub(crate) use writer::Writer;
 
-pub(in crate::server) async fn create(
+pub(crate) async fn create(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
@@ -55,13 +55,13 @@ pub(in crate::server) async fn create(
     answer.await.map_err(in_our_words)
 }
 
-pub(in crate::server) struct Begun {
-    pub(in crate::server) lane: Lane,
-    pub(in crate::server) writer: Writer,
+pub(crate) struct Begun {
+    pub(crate) lane: Lane,
+    pub(crate) writer: Writer,
     stream: bool,
 }
 
-pub(in crate::server) fn begin(
+pub(crate) fn begin(
     state: &Arc<AppState>,
     fields: Fields,
     owner: Owner,
@@ -83,7 +83,7 @@ pub(in crate::server) fn begin(
 
 fn asking<'a>(
     state: &'a AppState,
-    limits: crate::server::call::CallLimits<'a>,
+    limits: crate::call::CallLimits<'a>,
     owner: Owner,
 ) -> Result<Asking<'a>, ApiError> {
     let shelf = Shelf {
@@ -99,7 +99,7 @@ fn asking<'a>(
 }
 
 /// An error of the engine with the names that fields have here, in the words that clients look for.
-pub(in crate::server) fn in_our_words(error: ApiError) -> ApiError {
+pub(crate) fn in_our_words(error: ApiError) -> ApiError {
     error
         .renamed("response_format", "text.format")
         .in_words_of(Dialect::Responses)

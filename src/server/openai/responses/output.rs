@@ -12,10 +12,10 @@ use super::ids::{ItemKind, ResponseId};
 use super::items::{ItemStatus, OutputItem, Part};
 use super::reasoning;
 use super::tools::{Spoken, ToolNames};
-use crate::ids::RequestId;
-use crate::request::OutputPiece;
-use crate::server::openai::chat::pieces::call_id;
-use crate::server::openai::logprobs::ChatToken;
+use crate::openai::chat::pieces::call_id;
+use crate::openai::logprobs::ChatToken;
+use souffleur_base::ids::RequestId;
+use souffleur_request::OutputPiece;
 
 pub(super) struct Telling {
     pub(super) id: ResponseId,

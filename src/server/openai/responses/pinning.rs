@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::store::StoredResponse;
-use crate::engine::{EngineHandle, SoftPin};
-use crate::state::cache::namespace::Namespace;
+use souffleur_engine::{EngineHandle, SoftPin};
+use souffleur_state::cache::namespace::Namespace;
 
 pub(super) struct Pinning {
     pub(super) engine: EngineHandle,

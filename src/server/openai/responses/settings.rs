@@ -3,11 +3,11 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::Common;
-use crate::server::openai::places::must_be;
-use crate::server::raw::Raw;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::Common;
+use crate::openai::places::must_be;
+use crate::raw::Raw;
 
 /// Longest of the names and notes that are repeated, in bytes of JSON.
 const MAX_NOTE_BYTES: usize = 16 << 10;

@@ -9,8 +9,8 @@ use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::ids::ResponseId;
-use crate::engine::SoftPin;
-use crate::server::config::ServerConfig;
+use crate::config::ServerConfig;
+use souffleur_engine::SoftPin;
 
 /// Bytes that an entry takes in addition to its texts.
 const ENTRY_BYTES: usize = 1024;
@@ -19,10 +19,10 @@ const ITEM_BYTES: usize = 256;
 
 /// A connection that keeps responses for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::server) struct ConnectionId(u64);
+pub(crate) struct ConnectionId(u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Owner {
+pub(crate) enum Owner {
     /// Any client with its id.
     Anyone,
     /// One connection, until it ends.
@@ -43,7 +43,7 @@ impl Owner {
 }
 
 #[derive(Clone)]
-pub(in crate::server) struct ResponseStore(Arc<Shelf>);
+pub(crate) struct ResponseStore(Arc<Shelf>);
 
 struct Shelf {
     max_count: usize,
@@ -150,7 +150,7 @@ pub(super) struct StoredResponse {
 }
 
 impl ResponseStore {
-    pub(in crate::server) fn new(config: &ServerConfig) -> Self {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
         Self(Arc::new(Shelf {
             max_count: config.responses_max_count,
             ttl: Duration::from_secs(config.responses_ttl_s.into()),
@@ -163,7 +163,7 @@ impl ResponseStore {
         }))
     }
 
-    pub(in crate::server) fn connection(&self) -> ConnectionId {
+    pub(crate) fn connection(&self) -> ConnectionId {
         let next = self.0.next_connection.fetch_add(1, Ordering::Relaxed);
         ConnectionId(next as u64)
     }
@@ -212,7 +212,7 @@ impl ResponseStore {
     }
 
     /// Deletes a response that `owner` may see; false if there is none.
-    pub(in crate::server) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
+    pub(crate) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
         let is_there = entries
@@ -226,7 +226,7 @@ impl ResponseStore {
     }
 
     /// Deletes a response that is kept for this connection alone, if it was made on this lane.
-    pub(in crate::server) fn forget_own(
+    pub(crate) fn forget_own(
         &self,
         response: &ResponseId,
         connection: ConnectionId,
@@ -242,7 +242,7 @@ impl ResponseStore {
         }
     }
 
-    pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
+    pub(crate) fn forget_all_own(&self, connection: ConnectionId) {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
         let is_own = |stored: &&Arc<StoredResponse>| stored.owner.connection() == Some(connection);

@@ -12,17 +12,17 @@ use serde_json::value::RawValue;
 use super::ids::ResponseId;
 use super::replay;
 use super::store::{Owner, StoredItem, StoredResponse};
-use crate::server::error::ApiError;
-use crate::server::sse;
-use crate::server::state::AppState;
-use crate::server::whole;
+use crate::error::ApiError;
+use crate::sse;
+use crate::state::AppState;
+use crate::whole;
 
 /// Items of a page if a client sends no number.
 pub(super) const PAGE_ITEMS: usize = 20;
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
 #[derive(Deserialize)]
-pub(in crate::server) struct Wish {
+pub(crate) struct Wish {
     stream: Option<String>,
     starting_after: Option<String>,
 }
@@ -55,7 +55,7 @@ impl Wish {
     }
 }
 
-pub(in crate::server) async fn retrieve(
+pub(crate) async fn retrieve(
     state: Data<AppState>,
     id: Path<String>,
     wish: Query<Wish>,
@@ -87,7 +87,7 @@ async fn replay(
     Ok(sse::whole(events, charge))
 }
 
-pub(in crate::server) async fn delete(
+pub(crate) async fn delete(
     state: Data<AppState>,
     id: Path<String>,
 ) -> Result<HttpResponse, ApiError> {
@@ -103,7 +103,7 @@ pub(in crate::server) async fn delete(
 }
 
 /// Answers `POST /v1/responses/{id}/cancel`: stored responses have ended, and nothing runs in the background.
-pub(in crate::server) async fn cancel(
+pub(crate) async fn cancel(
     state: Data<AppState>,
     id: Path<String>,
 ) -> Result<HttpResponse, ApiError> {
@@ -114,7 +114,7 @@ pub(in crate::server) async fn cancel(
 }
 
 #[derive(Deserialize)]
-pub(in crate::server) struct Page {
+pub(crate) struct Page {
     limit: Option<String>,
     order: Option<String>,
     after: Option<String>,
@@ -130,7 +130,7 @@ struct ItemList<'a> {
 }
 
 /// Answers `GET /v1/responses/{id}/input_items`, the newest first.
-pub(in crate::server) async fn input_items(
+pub(crate) async fn input_items(
     state: Data<AppState>,
     id: Path<String>,
     page: Query<Page>,

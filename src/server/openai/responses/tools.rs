@@ -7,12 +7,12 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::chat::tool_choice::Choice;
-use crate::server::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
-use crate::server::openai::places::{missing, must_be, object, optional_text, text};
-use crate::server::raw::Raw;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::chat::tool_choice::Choice;
+use crate::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
+use crate::openai::places::{missing, must_be, object, optional_text, text};
+use crate::raw::Raw;
 
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";

@@ -13,16 +13,16 @@ use super::output::Output;
 use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
-use crate::engine::SoftPin;
-use crate::error::RequestError;
-use crate::request::{FinishReason, Usage};
-use crate::server::error::ApiError;
-use crate::server::openai::answer::Write;
-use crate::server::openai::logprobs::ChatLogprobs;
-use crate::server::openai::unix_now_s;
-use crate::server::spelling::Spelling;
-use crate::server::sse::{Chunks, Render};
-use crate::server::transcript::{News, Transcript, TranscriptEnd};
+use crate::error::ApiError;
+use crate::openai::answer::Write;
+use crate::openai::logprobs::ChatLogprobs;
+use crate::openai::unix_now_s;
+use crate::spelling::Spelling;
+use crate::sse::{Chunks, Render};
+use crate::transcript::{News, Transcript, TranscriptEnd};
+use souffleur_base::error::RequestError;
+use souffleur_engine::SoftPin;
+use souffleur_request::{FinishReason, Usage};
 
 /// The data for storing a response at its end.
 pub(super) struct Keeping {
@@ -48,7 +48,7 @@ pub(super) struct WriterParts {
     pub(super) keeping: Option<Keeping>,
 }
 
-pub(in crate::server) struct Writer {
+pub(crate) struct Writer {
     head: Head,
     output: Output,
     events: Events,
@@ -206,14 +206,14 @@ impl Writer {
         }
     }
 
-    pub(in crate::server) fn open(&mut self) {
+    pub(crate) fn open(&mut self) {
         for name in ["response.created", "response.in_progress"] {
             let response = response(&self.head, &self.output, None, Standing::IN_PROGRESS);
             self.events.push(name, &OfResponse { response });
         }
     }
 
-    pub(in crate::server) fn push(&mut self, news: News) {
+    pub(crate) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.usage = Some(delta.usage);
         if !self.is_warm_up {
@@ -230,7 +230,7 @@ impl Writer {
         }
     }
 
-    pub(in crate::server) fn fail(&mut self, error: &ApiError) {
+    pub(crate) fn fail(&mut self, error: &ApiError) {
         self.output.close(ItemStatus::Incomplete, &mut self.events);
         let standing = Standing {
             status: "failed",
@@ -244,7 +244,7 @@ impl Writer {
         self.keeping = None;
     }
 
-    pub(in crate::server) fn take(&mut self) -> Vec<WrittenEvent> {
+    pub(crate) fn take(&mut self) -> Vec<WrittenEvent> {
         self.events.take()
     }
 

@@ -7,11 +7,11 @@ use actix_web::web::Bytes;
 
 use super::super::connection::{CloseReason, Connection};
 use super::lanes::LaneName;
-use crate::field::Field;
-use crate::server::budget::BodyCharge;
-use crate::server::error::{ApiError, ErrorBody};
-use crate::server::fields::Fields;
-use crate::server::openai::responses::WrittenEvent;
+use crate::budget::BodyCharge;
+use crate::error::{ApiError, ErrorBody};
+use crate::fields::Fields;
+use crate::openai::responses::WrittenEvent;
+use souffleur_base::field::Field;
 
 pub(super) enum ClientFrame {
     /// A response, by the fields of a body.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::field::Cut;
-use crate::server::config::ServerConfig;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use souffleur_base::field::Cut;
 
 const MAX_NAME_BYTES: usize = 256;
 

@@ -11,17 +11,15 @@ mod lanes;
 use std::sync::Arc;
 
 use super::connection::{CloseReason, Connection, Talk};
-use crate::request::Event;
-use crate::server::error::ApiError;
-use crate::server::fields::Fields;
-use crate::server::openai::responses::store::ResponseStore;
-use crate::server::openai::responses::{
-    ConnectionId, Owner, ResponseId, Writer, begin, in_our_words,
-};
-use crate::server::state::AppState;
-use crate::server::transcript::News;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::responses::store::ResponseStore;
+use crate::openai::responses::{ConnectionId, Owner, ResponseId, Writer, begin, in_our_words};
+use crate::state::AppState;
+use crate::transcript::News;
 use frames::ClientFrame;
 use lanes::{LaneName, Lanes};
+use souffleur_request::Event;
 
 pub(super) struct Responses {
     id: ConnectionId,

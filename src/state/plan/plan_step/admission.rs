@@ -4,16 +4,14 @@ use smallvec::SmallVec;
 
 use super::Planning;
 use super::loads::passes_chunked;
-use crate::ids::StateSlot;
-use crate::state::cache::prefix_cache::{LockedPrefix, Thinning};
-use crate::state::cache::prefix_history::Departure;
-use crate::state::plan::preemption::{Deficit, Preemption};
-use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
-use crate::state::plan::saves::{Spare, StateRules, Wishes};
-use crate::state::plan::{
-    AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix,
-};
-use crate::state::pool::pages::{PageRun, WindowRun};
+use crate::cache::prefix_cache::{LockedPrefix, Thinning};
+use crate::cache::prefix_history::Departure;
+use crate::plan::preemption::{Deficit, Preemption};
+use crate::plan::prefill_adder::{Budget, Decision, PrefillAdder};
+use crate::plan::saves::{Spare, StateRules, Wishes};
+use crate::plan::{AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix};
+use crate::pool::pages::{PageRun, WindowRun};
+use souffleur_base::ids::StateSlot;
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;

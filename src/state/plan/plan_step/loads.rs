@@ -7,8 +7,8 @@
 
 use super::Planning;
 use super::admission::shared_tokens;
-use crate::state::plan::prefill_adder::{Decision, PrefillAdder};
-use crate::state::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
+use crate::plan::prefill_adder::{Decision, PrefillAdder};
+use crate::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
     /// Whether a candidate waits for blocks of its prefix: it requests them, or another candidate that shares them has.

@@ -6,17 +6,17 @@
 mod admission;
 mod loads;
 
-use crate::ids::SeqId;
-use crate::state::cache::prefix_cache::{
+use crate::cache::prefix_cache::{
     Checkpoint, Checkpointed, CheckpointedWindows, PrefixCache, SaveDemand, UnsavedPart,
 };
-use crate::state::plan::window_budget::WindowBudget;
-use crate::state::plan::{
+use crate::plan::window_budget::WindowBudget;
+use crate::plan::{
     CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
     SaveBudget, Settle, SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
-use crate::state::pool::state_pool::{OwnedState, SavedState};
+use crate::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
+use crate::pool::state_pool::{OwnedState, SavedState};
+use souffleur_base::ids::SeqId;
 
 /// Runs a plan against the tree and returns the demands on the pools.
 pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages {
@@ -105,7 +105,7 @@ struct Planning<'a> {
     cache: &'a mut dyn PrefixCache,
     page_size: usize,
     returned: Pages,
-    returned_rows: Vec<crate::ids::RowId>,
+    returned_rows: Vec<souffleur_base::ids::RowId>,
     returned_states: Vec<OwnedState>,
     returned_windows: WindowPages,
     max_pinned_states: usize,
@@ -354,7 +354,7 @@ impl PublishKey {
         &self,
         protected_pages: usize,
         private: Pages,
-        lock: crate::state::pool::pages::NodeLock,
+        lock: crate::pool::pages::NodeLock,
         states: Vec<SavedState>,
         windows: Option<Box<RowWindows>>,
     ) -> Checkpoint<'_> {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::rules::GREEDY_TEMPERATURE;
-use crate::error::{FieldError, Plain, RequestError};
-use crate::field::{check_bytes, check_count};
-use crate::state::detok::TextOptions;
-use crate::state::request_limits::RequestLimits;
+use crate::detok::TextOptions;
+use crate::request_limits::RequestLimits;
+use souffleur_base::error::{FieldError, Plain, RequestError};
+use souffleur_base::field::{check_bytes, check_count};
 
 /// Sampling and stopping parameters, with SGLang's names and defaults.
 ///
@@ -86,7 +86,7 @@ impl Default for SamplingParams {
     }
 }
 
-pub(crate) const MAX_SAMPLES: u32 = 128;
+pub const MAX_SAMPLES: u32 = 128;
 /// The units in length errors of `stop`, `stop_token_ids` and `logit_bias`.
 pub(super) const STOP_UNIT: &str = "strings";
 pub(super) const STOP_TOKEN_UNIT: &str = "ids";
@@ -217,7 +217,7 @@ impl SamplingParams {
     }
 
     /// Rejects a minimum above the maximum of new tokens, under the endpoint's names for both.
-    pub(crate) fn check_lengths(&self, min_name: &str, max_name: &str) -> Result<(), FieldError> {
+    pub fn check_lengths(&self, min_name: &str, max_name: &str) -> Result<(), FieldError> {
         let (min, max) = (self.min_new_tokens, self.max_new_tokens);
         if min <= max {
             Ok(())

@@ -3,7 +3,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::state::plan::probe::ProbeKind;
+use crate::plan::probe::ProbeKind;
 
 use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 

@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use crate::state::plan::probe::ProbeKind;
+use crate::plan::probe::ProbeKind;
 
 use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::state::plan::probe::ProbeKind;
+use crate::plan::probe::ProbeKind;
 
 use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 

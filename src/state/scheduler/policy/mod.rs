@@ -11,8 +11,8 @@ mod lpm;
 mod random;
 mod shortest_prefill_first;
 
-use crate::ids::SeqId;
-use crate::state::plan::probe::{Matched, ProbeKind};
+use crate::plan::probe::{Matched, ProbeKind};
+use souffleur_base::ids::SeqId;
 
 /// With more waiting requests, policies that [fall back](Crowd::FallsBack) probe nothing.
 pub const MAX_PROBED: usize = 128;

@@ -1,6 +1,6 @@
 //! Shortest prefill first: fewest uncached tokens; requests that share a prefix with an earlier one come last.
 
-use crate::state::plan::probe::ProbeKind;
+use crate::plan::probe::ProbeKind;
 
 use super::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
-use crate::ids::{RowId, SeqId, StateSlot, Ticket};
-use crate::state::cache::prefix_cache::SaveAccount;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::plan::{FetchWish, LoadGrant, StoredPrefix};
-use crate::state::scheduler::Scheduler;
-use crate::state::scheduler::outbox::Counter;
-use crate::state::scheduler::sequence::Phase;
-use crate::state::step::{BlockLoad, StepRow};
+use crate::cache::prefix_cache::SaveAccount;
+use crate::cache::prefix_history::StoredMiss;
+use crate::plan::{FetchWish, LoadGrant, StoredPrefix};
+use crate::scheduler::Scheduler;
+use crate::scheduler::outbox::Counter;
+use crate::scheduler::sequence::Phase;
+use crate::step::{BlockLoad, StepRow};
+use souffleur_base::ids::{RowId, SeqId, StateSlot, Ticket};
 
 impl Scheduler {
     /// The store becomes available or stops. Requests waiting for its lookup proceed without it.
@@ -134,7 +134,7 @@ impl Scheduler {
         }
     }
 
-    pub(in crate::state::scheduler) fn find_stored(&mut self, seq: SeqId) {
+    pub(in crate::scheduler) fn find_stored(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
         };
@@ -157,7 +157,7 @@ impl Scheduler {
     }
 
     /// The stored prefix that a plan may use.
-    pub(in crate::state::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
+    pub(in crate::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
         let sequence = &self.requests[seq];
         let (Some(tier), Some(of_sequence)) = (&self.tier, &sequence.tier) else {
             return StoredPrefix::None;
@@ -184,7 +184,7 @@ impl Scheduler {
     }
 
     /// Fetches the blocks that candidates miss in the tree. A candidate without a free buffer skips the store.
-    pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
+    pub(in crate::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
         for FetchWish { seq, cached_tokens } in wishes {
             let kept = self.kept_for_round(seq);
             let Some(tier) = &mut self.tier else {
@@ -244,7 +244,7 @@ impl Scheduler {
 
     /// Loads the fetched blocks into a row after its `prefix_len` tokens from the cache or earlier rounds; `live` is
     /// the slot of its state.
-    pub(in crate::state::scheduler) fn begin_load(
+    pub(in crate::scheduler) fn begin_load(
         &mut self,
         (seq, row, live): (SeqId, RowId, Option<StateSlot>),
         prefix_len: usize,
@@ -299,7 +299,7 @@ impl Scheduler {
     }
 
     /// Copies the loaded state once more where the row's extent would save it before computing anything.
-    pub(in crate::state::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
+    pub(in crate::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
         let first = work.work.positions().start;
         let (row, saves) = (work.row, &mut work.saves);
         if !saves.iter().any(|save| save.position == first) {
@@ -315,7 +315,7 @@ impl Scheduler {
     }
 
     /// A waiting sequence, or one that loads in rounds, leaves: its fetched blocks are discarded.
-    pub(in crate::state::scheduler) fn forget_store(&mut self, seq: SeqId) {
+    pub(in crate::scheduler) fn forget_store(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
         };
@@ -332,7 +332,7 @@ impl Scheduler {
     }
 
     /// A sequence starts over: its stored blocks can be fetched again, unless one of its steps was lost.
-    pub(in crate::state::scheduler) fn store_again(&mut self, seq: SeqId) {
+    pub(in crate::scheduler) fn store_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         let was_lost = sequence.losses > 0;
         let Some(of_sequence) = sequence.tier.as_deref_mut() else {
@@ -351,7 +351,7 @@ impl Tier {
         &mut self,
         seq: SeqId,
         ticket: Ticket,
-        path: Arc<[crate::state::tiers::BlockPlace]>,
+        path: Arc<[crate::tiers::BlockPlace]>,
         blocks: std::ops::Range<usize>,
     ) {
         self.stats.fetches += 1;

@@ -1,13 +1,13 @@
 //! Why the store provided no more of a prompt: input of the diagnosis of misses at a first admission.
 
 use super::{SequenceTier, TierPhase};
-use crate::ids::SeqId;
-use crate::state::cache::prefix_history::{StoredMiss, StoredPart};
-use crate::state::scheduler::Scheduler;
+use crate::cache::prefix_history::{StoredMiss, StoredPart};
+use crate::scheduler::Scheduler;
+use souffleur_base::ids::SeqId;
 
 impl Scheduler {
     /// A row's part from the store after `prefix_len` tokens from the tree, and why it ends; `None` if more may come.
-    pub(in crate::state::scheduler) fn stored_part(
+    pub(in crate::scheduler) fn stored_part(
         &self,
         seq: SeqId,
         prefix_len: usize,

@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::ids::{SeqId, StepId, Ticket};
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::SaveAccount;
-use crate::state::cache::prefix_history::StoredMiss;
-use crate::state::cache::radix_tree::SaveRules;
-use crate::state::step::BlockCopies;
-use crate::state::tiers::BlockPlace;
+use crate::cache::namespace::Namespace;
+use crate::cache::prefix_cache::SaveAccount;
+use crate::cache::prefix_history::StoredMiss;
+use crate::cache::radix_tree::SaveRules;
+use crate::step::BlockCopies;
+use crate::tiers::BlockPlace;
 use buffers::Buffers;
+use souffleur_base::ids::{SeqId, StepId, Ticket};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierLimits {

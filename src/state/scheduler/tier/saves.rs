@@ -1,11 +1,11 @@
 //! Saves the tree's unsaved blocks: steps copy them, and the store writes them once the steps have succeeded.
 
 use super::{Saved, Tier};
-use crate::ids::Ticket;
-use crate::state::cache::prefix_cache::{SaveAccount, SaveCounts, UnsavedBlock, UnsavedPart};
-use crate::state::plan::SaveBudget;
-use crate::state::scheduler::{Next, Scheduler};
-use crate::state::step::{BlockSave, BlockSource};
+use crate::cache::prefix_cache::{SaveAccount, SaveCounts, UnsavedBlock, UnsavedPart};
+use crate::plan::SaveBudget;
+use crate::scheduler::{Next, Scheduler};
+use crate::step::{BlockSave, BlockSource};
+use souffleur_base::ids::Ticket;
 
 impl Scheduler {
     /// Frees the buffers of blocks that were written or dropped. `kept` if the store has them: without one of them it
@@ -22,7 +22,7 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
+    pub(in crate::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
         let most = tier.room_to_save();
         let account = std::mem::take(&mut tier.account);
@@ -37,7 +37,7 @@ impl Scheduler {
     }
 
     /// Whether pending saves alone justify a plan; `decodes` if its step decodes anyway.
-    pub(in crate::state::scheduler) fn has_unsaved(&self, decodes: bool) -> bool {
+    pub(in crate::scheduler) fn has_unsaved(&self, decodes: bool) -> bool {
         let tier = self.tier.as_ref();
         tier.is_some_and(|tier| {
             let is_due = !decodes || tier.due_saves() > 0;
@@ -45,14 +45,14 @@ impl Scheduler {
         })
     }
 
-    pub(in crate::state::scheduler) fn take_save_counts(&mut self, counts: SaveCounts) {
+    pub(in crate::scheduler) fn take_save_counts(&mut self, counts: SaveCounts) {
         if let Some(tier) = &mut self.tier {
             tier.stats.queued_paths = counts.queued;
             tier.stats.dropped_tokens = counts.dropped_tokens;
         }
     }
 
-    pub(in crate::state::scheduler) fn save(&mut self, blocks: Vec<UnsavedBlock>) {
+    pub(in crate::scheduler) fn save(&mut self, blocks: Vec<UnsavedBlock>) {
         let Some(tier) = &mut self.tier else {
             return;
         };
@@ -62,7 +62,7 @@ impl Scheduler {
     }
 
     /// Emits a step without rows if there is something to copy: an otherwise idle engine still saves.
-    pub(in crate::state::scheduler) fn run_copies(&mut self) -> Next {
+    pub(in crate::scheduler) fn run_copies(&mut self) -> Next {
         match &self.tier {
             Some(tier) if !tier.copies.is_empty() => self.emit(Vec::new(), Vec::new()),
             _ => Next::Nothing,

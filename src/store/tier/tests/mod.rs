@@ -6,10 +6,10 @@ mod damage;
 mod parts;
 
 use super::*;
-use crate::state::cache::namespace::Namespace;
-use crate::state::tiers::{FingerprintParts, Needs};
-use crate::store::files::MemoryFiles;
-use crate::store::{BlockPools, BlockUse, HostBlock, Plane, Short};
+use crate::files::MemoryFiles;
+use crate::{BlockPools, BlockUse, HostBlock, Plane, Short};
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::tiers::{FingerprintParts, Needs};
 
 const PLENTY: u64 = 1 << 30;
 const TOKENS: usize = 4;

@@ -1,7 +1,7 @@
 //! Tests of large records: written in parts, several read at a time.
 
 use super::*;
-use crate::store::segments::Way;
+use crate::segments::Way;
 
 const PLANE_BYTES: usize = 1200 << 10;
 const PLANES: u32 = 2;

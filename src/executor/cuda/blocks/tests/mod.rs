@@ -9,9 +9,9 @@ use std::path::Path;
 use souffleur_cusim::Fault;
 
 use super::*;
-use crate::error::StepError;
-use crate::executor::Executor;
-use crate::model::loader::LoadFormat;
+use crate::Executor;
+use souffleur_base::error::StepError;
+use souffleur_model::loader::LoadFormat;
 use world::*;
 
 #[test]
@@ -133,8 +133,8 @@ fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
 fn staging_has_room_for_the_blocks_that_are_under_way() {
     let executor = plain_executor(27);
     let block = executor.backend.block_bytes(64).unwrap() as u64;
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama");
-    let described = crate::executor::cpu::describe(&dir, None, None, LoadFormat::Auto);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+    let described = crate::cpu::describe(&dir, None, None, LoadFormat::Auto);
     let layout = described.unwrap().kv_layout;
     assert_eq!(staging_bytes(&layout, 64), (LOAD_SLOTS as u64 + 1) * block);
 }

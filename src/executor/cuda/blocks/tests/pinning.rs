@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use souffleur_cusim::Fault;
 
 use super::world::*;
-use crate::error::StepError;
-use crate::executor::Executor;
-use crate::state::step::{BlockCopies, RowWork, StepPlan};
+use crate::Executor;
+use souffleur_base::error::StepError;
+use souffleur_state::step::{BlockCopies, RowWork, StepPlan};
 
 #[test]
 fn a_lost_context_loses_only_the_buffers_that_it_may_still_use() {

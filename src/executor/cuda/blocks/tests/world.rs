@@ -10,18 +10,18 @@ use memmap2::MmapMut;
 use souffleur_cusim::Fault;
 
 use super::super::*;
-use crate::executor::Executor;
-use crate::executor::Placement;
-use crate::executor::cuda::{CudaExecutor, CudaOptions};
-use crate::executor::host::{LoadedPart, Wanted};
-use crate::ids::{SeqId, StepId};
-use crate::kernels::cuda::gemm::GemmWish;
-use crate::kernels::cuda::pack::Modules;
-use crate::kernels::cuda::params::ElementType;
-use crate::model::loader::LoadFormat;
-use crate::state::pool::pages::PageRun;
-use crate::state::sampling::SamplingParams;
-use crate::state::step::{
+use crate::Executor;
+use crate::Placement;
+use crate::cuda::{CudaExecutor, CudaOptions};
+use crate::host::{LoadedPart, Wanted};
+use souffleur_base::ids::{SeqId, StepId};
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::params::ElementType;
+use souffleur_model::loader::LoadFormat;
+use souffleur_state::pool::pages::PageRun;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::step::{
     BlockCopies, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
@@ -175,7 +175,7 @@ pub(super) fn plain_executor(ordinal: usize) -> CudaExecutor {
     let device = Device::open(ordinal).unwrap();
     // SAFETY: to the emulated driver this text is an image that has every kernel.
     let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::error::LoadError;
-use crate::model::json_file::JsonFile;
+use crate::json_file::JsonFile;
+use souffleur_base::error::LoadError;
 
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 /// Inputs of an Affine4 block; groups must be multiples.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::call::UNLIMITED;
 use super::*;
-use crate::server::openai::tests::{fields, limits};
+use crate::openai::tests::{fields, limits};
 
 fn parse(value: Value) -> Result<Call, ApiError> {
     let mut fields = fields(value);

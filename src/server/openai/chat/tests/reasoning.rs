@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{call, refuses, refuses_field};
-use crate::server::openai::chat::reasoning::Reasoning;
+use crate::openai::chat::reasoning::Reasoning;
 
 fn kwargs(value: Value) -> Map<String, Value> {
     call(value).prompt.template_kwargs

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{call, parse, refuses_field};
-use crate::request::{Tool, ToolChoice, ToolUse};
+use souffleur_request::{Tool, ToolChoice, ToolUse};
 
 fn seat() -> Value {
     let row = json!({"type": "object", "properties": {"row": {"type": "integer"}}});

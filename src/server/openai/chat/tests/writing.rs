@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::call;
-use crate::request::{Delta, FinishReason, OutputPiece};
-use crate::server::config::ReasoningField;
-use crate::server::openai::answer::Choices;
-use crate::server::openai::chat::call::Call;
-use crate::server::openai::chat::writer::Writer;
-use crate::server::openai::tests::{events, head, news, spelling};
-use crate::server::sse::{Chunks, Render};
-use crate::server::transcript::{News, Transcript};
+use crate::config::ReasoningField;
+use crate::openai::answer::Choices;
+use crate::openai::chat::call::Call;
+use crate::openai::chat::writer::Writer;
+use crate::openai::tests::{events, head, news, spelling};
+use crate::sse::{Chunks, Render};
+use crate::transcript::{News, Transcript};
+use souffleur_request::{Delta, FinishReason, OutputPiece};
 
 fn writer(call: &Call) -> Writer {
     Writer::new(call, head(), spelling(), ReasoningField::ReasoningContent)

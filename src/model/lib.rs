@@ -3,7 +3,7 @@
 //! Each family has a file, [`llama`] being the simplest, with its record (`family.rs`): names, defaults, keys, tensors
 //! and layers; `families.rs` is the table. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
 //! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are written against
-//! [`Backend`](crate::kernels::Backend), without devices, requests or steps.
+//! [`Backend`](souffleur_kernels::Backend), without devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;
@@ -20,10 +20,10 @@ pub mod gguf;
 pub mod glm4_moe_lite;
 pub mod gpt_oss;
 pub mod granite;
-pub(crate) mod json_file;
+pub mod json_file;
 pub mod latent;
 pub mod layer_inputs;
-pub(crate) mod layer_spec;
+pub mod layer_spec;
 pub mod lfm2;
 pub mod llama;
 pub mod loader;

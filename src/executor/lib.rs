@@ -2,7 +2,7 @@
 //!
 //! A [`StepPlan`] contains rows, positions and pages only; tensors, weights and KV buffers stay on the executor's side.
 //! Every implementation runs on its own OS thread and is handed steps in the order of their
-//! [`StepId`](crate::ids::StepId).
+//! [`StepId`](souffleur_base::ids::StepId).
 
 #[doc(hidden)]
 pub mod calibration;
@@ -29,8 +29,8 @@ mod script;
 pub mod scripted;
 mod wanted;
 
-use crate::error::StepError;
-use crate::state::step::{RowResult, StepOutput, StepPlan};
+use souffleur_base::error::StepError;
+use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
 /// Runs steps: owns the weights, the KV buffers, the page table and the sampler.
 ///
@@ -48,7 +48,7 @@ pub trait Executor: Send {
 
     /// Begins a step, and returns its output if that ends it.
     ///
-    /// At most [`PIPELINE_DEPTH`](crate::state::step::PIPELINE_DEPTH) steps are in flight at once. Rows, pages and
+    /// At most [`PIPELINE_DEPTH`](souffleur_state::step::PIPELINE_DEPTH) steps are in flight at once. Rows, pages and
     /// tokens of a step may depend on the steps in flight: the device runs them in order.
     ///
     /// # Errors

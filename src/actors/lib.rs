@@ -11,7 +11,7 @@
 //! ```
 
 pub mod allocator;
-pub(crate) mod call;
+pub mod call;
 pub mod death;
 pub mod executor;
 pub mod kv_store;

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::LoadError;
+use souffleur_base::error::LoadError;
 
 pub const NAME: &str = "souffleur-tiny";
 
@@ -18,7 +18,7 @@ type File = (&'static str, &'static [u8]);
 
 macro_rules! bundled {
     ($($name:literal),*) => {
-        &[$(($name, include_bytes!(concat!("../models/souffleur-tiny/", $name)))),*]
+        &[$(($name, include_bytes!(concat!("souffleur-tiny/", $name)))),*]
     };
 }
 

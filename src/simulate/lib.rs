@@ -1,4 +1,4 @@
-//! Simulates the engine in virtual time: the real states of [`crate::state`], a trace or a synthetic load, and a roofline
+//! Simulates the engine in virtual time: the real states of [`souffleur_state`], a trace or a synthetic load, and a roofline
 //! model in place of the executor.
 //!
 //! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. The

@@ -1,7 +1,7 @@
 //! Structured output: grammars for the constraints of requests, by the crate llguidance.
 //!
 //! A [`GrammarWish`] describes the required form of an output. [`GrammarCompiler`] turns it into a
-//! [`Grammar`](crate::state::grammar::Grammar), outside of the engine, in three steps: it checks the wish and writes it
+//! [`Grammar`](souffleur_state::grammar::Grammar), outside of the engine, in three steps: it checks the wish and writes it
 //! as a grammar in Lark with JSON schemas in it (`source`); unless the cache has an equal grammar (`cache`), llguidance
 //! compiles it on a separate thread (`compiler`); and each output gets a copy of the compiled parser (`state`).
 //!

@@ -10,6 +10,8 @@
 
 pub mod control;
 pub mod grammar;
+#[cfg(feature = "actix")]
+mod messages;
 pub mod plan;
 pub mod pooling;
 pub mod sampling;

@@ -10,15 +10,15 @@ mod validate;
 
 use std::path::PathBuf;
 
-use crate::kernels::cpu::Numa;
-use crate::kernels::dtype::Quantization;
-use crate::kernels::gemm::GemmWish;
-use crate::model::loader::LoadFormat;
-use crate::model::sparsity::ChannelType;
-use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy};
 use keys::Flag;
+use souffleur_kernels::cpu::Numa;
+use souffleur_kernels::dtype::Quantization;
+use souffleur_kernels::gemm::GemmWish;
+use souffleur_model::loader::LoadFormat;
+use souffleur_model::sparsity::ChannelType;
+use souffleur_state::cache::eviction::EvictionPolicy;
+use souffleur_state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S,
     MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS,
@@ -32,7 +32,7 @@ const CLIENTS: Flag = Flag::under("Clients").rare();
 const LOG: Flag = Flag::under("Log");
 const FAILURE: Flag = Flag::under("Failure").rare();
 
-keys::keys! {
+crate::keys! {
     /// Everything that decides how an engine runs. `config/default.toml` says the same with reasons.
     pub struct EngineConfig {
         /// GGUF file of a model (the first one if it is split), folder of one in Hugging Face layout, or id of one on the
@@ -185,7 +185,7 @@ keys::keys! {
         /// as short as the measured rate asks for; 0 sets no limit. Needs chunked prefill.
         #[flag(SCHEDULING.takes("MS"))]
         #[range(..=validate::MAX_STEP_MS)]
-        max_prefill_step_ms: u32 = crate::state::scheduler::MAX_PREFILL_STEP_MS,
+        max_prefill_step_ms: u32 = souffleur_state::scheduler::MAX_PREFILL_STEP_MS,
         /// Lets decoding requests share a step with requests that prefill (mixed batches); needs chunked prefill.
         #[flag(SCHEDULING)]
         enable_mixed_chunk: bool = false,

@@ -9,12 +9,12 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod handle;
-pub(crate) mod memory;
+pub mod memory;
 mod origin;
 mod parts;
 mod pins;
 mod progress;
-pub(crate) mod store;
+pub mod store;
 mod text;
 mod threads;
 
@@ -26,15 +26,15 @@ use actix::Actor;
 use actix_rt::{ArbiterHandle, System};
 use tokio::sync::oneshot;
 
-use crate::actors::unit::{Blueprint, Unit};
-use crate::actors::watchdog::{
+use souffleur_actors::unit::{Blueprint, Unit};
+use souffleur_actors::watchdog::{
     AdoptUnit, DoorSlot, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog, survivor,
 };
-use crate::admission::Admission;
-use crate::config::EngineConfig;
-use crate::error::StartError;
-use crate::kv_events::KvEventsOutlet;
-use crate::metrics::{Capacity, RequestMetrics};
+use souffleur_base::error::StartError;
+use souffleur_config::EngineConfig;
+use souffleur_kv_events::KvEventsOutlet;
+use souffleur_metrics::{Capacity, RequestMetrics};
+use souffleur_request::admission::Admission;
 
 pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo};
@@ -46,9 +46,9 @@ use handle::Inner;
 /// Starts engines.
 ///
 /// ```no_run
-/// use souffleur::config::EngineConfig;
-/// use souffleur::engine::Engine;
-/// use souffleur::request::{GenerateRequest, Prompt};
+/// use souffleur_config::EngineConfig;
+/// use souffleur_engine::Engine;
+/// use souffleur_request::{GenerateRequest, Prompt};
 ///
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// // The model inside this library; `model_path` names another one.

@@ -31,8 +31,6 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::config::EngineConfig;
-use crate::model::weights::folder::{INDEX, SINGLE};
 use cache::{RepoCache, is_commit};
 use client::{Client, Listing, RemoteFile};
 use download::Downloads;
@@ -42,6 +40,8 @@ use files::{Choice, WeightFiles};
 pub use id::{HubModel, RepoId, Wish};
 pub use roots::trusted_roots;
 pub use settings::{HubSettings, Token};
+use souffleur_config::EngineConfig;
+use souffleur_model::weights::folder::{INDEX, SINGLE};
 
 const MAIN: &str = "main";
 const MAX_REVISION_BYTES: usize = 256;

@@ -1,20 +1,23 @@
 //! A client's request and the answers to it: the engine's public data types.
 
+pub mod admission;
+pub mod sink;
+
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::state::cache::namespace::Namespace;
-use crate::state::grammar::Constraint;
-use crate::state::output::push_piece;
-pub use crate::state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
-pub use crate::state::pooling::Pooling;
-pub use crate::state::prompt_vectors::PromptVectors;
-use crate::state::sampling::SamplingParams;
-use crate::state::sampling::{LogprobWish, TokenLogprobs};
-pub use crate::state::scheduler::news::FinishReason;
-pub use crate::state::scheduler::submission::{CancelFlag, RequestTimeouts};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
+use souffleur_state::cache::namespace::Namespace;
+use souffleur_state::grammar::Constraint;
+use souffleur_state::output::push_piece;
+pub use souffleur_state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
+pub use souffleur_state::pooling::Pooling;
+pub use souffleur_state::prompt_vectors::PromptVectors;
+use souffleur_state::sampling::SamplingParams;
+use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
+pub use souffleur_state::scheduler::news::FinishReason;
+pub use souffleur_state::scheduler::submission::{CancelFlag, RequestTimeouts};
 
 /// Bytes of text that usually make a token.
 const BYTES_PER_TOKEN: usize = 4;
@@ -134,7 +137,7 @@ impl ChatPrompt {
     /// A conversation of an array of OpenAI messages, which the assistant answers.
     ///
     /// ```
-    /// use souffleur::request::{ChatPrompt, GenerateRequest};
+    /// use souffleur_request::{ChatPrompt, GenerateRequest};
     ///
     /// let messages = serde_json::json!([{ "role": "user", "content": "Who are you?" }]);
     /// let request = GenerateRequest::new(ChatPrompt::new(messages).into());

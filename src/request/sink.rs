@@ -10,9 +10,9 @@ use actix::{Message, Recipient};
 use tokio::sync::mpsc;
 
 use crate::admission::{Admission, Permit};
-use crate::error::RequestError;
-use crate::ids::RequestId;
-use crate::request::{Delta, Event};
+use crate::{Delta, Event};
+use souffleur_base::error::RequestError;
+use souffleur_base::ids::RequestId;
 
 /// An event for an actor of the host's own, if the request was made with such a sink.
 #[derive(Debug, Message)]
@@ -97,7 +97,7 @@ impl EventSink {
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at a limit, [`RequestError::ShuttingDown`] once admission is closed.
-    pub(crate) fn admit(
+    pub fn admit(
         &mut self,
         admission: &Arc<Admission>,
         estimated_tokens: usize,

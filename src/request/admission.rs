@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::error::RequestError;
+use souffleur_base::error::RequestError;
 
 #[derive(Debug)]
 pub struct Admission {

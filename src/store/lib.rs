@@ -33,20 +33,20 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 
-pub use crate::state::tiers::{
-    BLOCK_TOKENS, BlockKey, BlockKind, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys,
-    Needs, Secret, block_tokens,
-};
 pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
 pub use config::{PrefetchTimeout, StoreConfig, StoreError};
 pub use geometry::{Geometry, Plane};
 pub use pace::StepBeat;
 pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};
+pub use souffleur_state::tiers::{
+    BLOCK_TOKENS, BlockKey, BlockKind, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys,
+    Needs, Secret, block_tokens,
+};
 pub use stats::StoreStats;
 
-use crate::ids::Ticket;
 use files::{Files, SystemFiles};
 use io::Urgent;
+use souffleur_base::ids::Ticket;
 use stats::Counts;
 use tier::TierSetup;
 

@@ -15,7 +15,7 @@ mod grpc {
     /// Makes messages and services of gRPC, as Rust.
     pub fn compile_protos() {
         let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-        let folder = root.join("src/server/grpc");
+        let folder = root.join("grpc");
         let protos = files(&folder, "proto");
         for proto in &protos {
             println!("cargo::rerun-if-changed={}", proto.display());

@@ -1,0 +1,26 @@
+//! The plan's messages as actix sends them. `souffleur_actors::messages` says who sends which.
+
+use actix::Message;
+
+use crate::plan::probe::{PrefixesProbed, ProbePrefixes};
+use crate::plan::{PlanStep, ReservePages, StepPlanned};
+
+impl Message for Box<ProbePrefixes> {
+    type Result = ();
+}
+
+impl Message for Box<PrefixesProbed> {
+    type Result = ();
+}
+
+impl Message for Box<PlanStep> {
+    type Result = ();
+}
+
+impl Message for Box<ReservePages> {
+    type Result = ();
+}
+
+impl Message for Box<StepPlanned> {
+    type Result = ();
+}
