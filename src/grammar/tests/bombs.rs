@@ -8,7 +8,7 @@ use super::super::GrammarWish;
 use super::vocabularies::tiny;
 use super::walk::walk_for;
 use super::{compiler, schema, wish};
-use crate::state::grammar::Constraint;
+use souffleur_state::grammar::Constraint;
 
 /// Compiles, and walks a little if that succeeds.
 fn survives(name: &str, constraint: Constraint) {
@@ -32,7 +32,7 @@ fn survives_wish(name: &str, wish: &GrammarWish) {
 }
 
 #[test]
-fn schemas_that_are_deep_or_large() {
+fn schemas_that_are_deep() {
     let deep = std::thread::Builder::new().stack_size(256 << 20).spawn(|| {
         // Only a large stack can drop such a value.
         let deep = (0..10_000).fold(
@@ -44,6 +44,10 @@ fn schemas_that_are_deep_or_large() {
     deep.expect("there is memory")
         .join()
         .expect("it is refused");
+}
+
+#[test]
+fn schemas_with_many_properties() {
     let wide = |n: usize| -> Value {
         let properties: serde_json::Map<String, Value> = (0..n)
             .map(|at| {
@@ -57,6 +61,10 @@ fn schemas_that_are_deep_or_large() {
     };
     survives("50 kB of properties", schema(wide(900)));
     survives("5,000 properties", schema(wide(5_000)));
+}
+
+#[test]
+fn schemas_with_long_enums_and_references() {
     let words: Vec<String> = (0..5_000)
         .map(|at| format!("word-{at}-{}", at * 7))
         .collect();
@@ -191,7 +199,7 @@ fn grammars_that_explode() {
 
 #[test]
 fn very_many_tools() {
-    use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+    use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
     for format in [
         ToolFormat::Hermes,
         ToolFormat::Qwen3Coder,
