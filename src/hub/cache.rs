@@ -1,9 +1,9 @@
-//! The folder of a repository in the cache, laid out as `huggingface_hub` does: either finds the other's downloads.
+//! The folder of a repository in the cache, laid out as `huggingface_hub` does, so that each finds the other's files.
 //!
 //! ```text
 //! models--owner--name/refs/main               the commit that the branch was at
 //! models--owner--name/blobs/<etag>            contents
-//! models--owner--name/blobs/<etag>.incomplete the part that has come
+//! models--owner--name/blobs/<etag>.incomplete the part downloaded so far
 //! models--owner--name/snapshots/<commit>/...  links to contents, by the names in the repository
 //! .locks/models--owner--name/<etag>.lock      held by the downloader of the blob
 //! ```
@@ -54,7 +54,7 @@ impl RepoCache {
     }
 
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
-        // Then a cache that cannot be written is as good as another.
+        // Without a write, so that a read-only cache works too.
         if self.known_commit().as_deref() == Some(commit) {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl RepoCache {
         self.folder.join("blobs").join(name)
     }
 
-    /// Waits until no other process downloads the blob. The lock ends with the file.
+    /// Waits until no other process downloads the blob. Dropping the file releases the lock.
     pub fn lock(&self, etag: &Etag) -> Result<File, HubError> {
         let path = self.locks.join(format!("{}.lock", etag.as_str()));
         let lock = || -> io::Result<File> {
@@ -140,7 +140,7 @@ impl RepoCache {
     }
 }
 
-/// True for a whole commit hash, which names itself and needs no reference.
+/// True for a full commit hash, which needs no reference.
 pub(super) fn is_commit(revision: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     revision.len() == 40 && revision.bytes().all(is_hex)

@@ -1,4 +1,4 @@
-//! Requests to the hub and to the hosts that it sends its readers on to.
+//! Requests to the hub, and to the hosts that it redirects to.
 //!
 //! Redirects are followed here and not by the HTTP client, because the token must go to the endpoint's own origin only.
 
@@ -73,7 +73,7 @@ impl Listing {
     }
 }
 
-/// The part of a file from a byte on, or the whole file if the host does not do parts.
+/// A file from byte `from` on: from 0 if the host does not support range requests.
 pub(super) struct Part {
     pub from: u64,
     pub body: Body,
@@ -152,7 +152,7 @@ impl<'a> Client<'a> {
             let size = |name: &str| text(name).and_then(|size| size.parse::<u64>().ok());
             etag = etag.or_else(|| text("x-linked-etag").and_then(Etag::parse));
             bytes = bytes.or_else(|| size("x-linked-size"));
-            // A redirect's own length and name are not the file's.
+            // A redirect's own length and etag are not the file's.
             if status.is_success() {
                 etag = etag.or_else(|| text("etag").and_then(Etag::parse));
                 bytes = bytes.or_else(|| size("content-length"));
@@ -242,7 +242,7 @@ impl<'a> Client<'a> {
         called.map_err(|error| unreachable_host(url, &explained(&error)))
     }
 
-    /// Explains a status, for which the hub also has a word.
+    /// Maps an HTTP status, and the hub's `x-error-code` if there is one, to an error.
     fn refusal(&self, status: StatusCode, headers: &HeaderMap, what: &str) -> HubError {
         let code = headers
             .get("x-error-code")
@@ -295,7 +295,7 @@ fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, Hub
     let location = answer.headers().get(LOCATION);
     let location = location.and_then(|location| location.to_str().ok());
     let next = location.and_then(|location| resolved(url, location));
-    let next = next.ok_or_else(|| unreachable_host(url, "it redirects to an invalid address"))?;
+    let next = next.ok_or_else(|| unreachable_host(url, "it redirects to an invalid URL"))?;
     if url.starts_with("https://") && !next.starts_with("https://") {
         Err(unreachable_host(
             url,
@@ -331,7 +331,7 @@ fn is_same_origin(url: &str, endpoint: &str) -> bool {
     origin(url).is_some_and(|url| Some(url) == origin(endpoint))
 }
 
-/// Host and port of an address: all that an error shows of it, since signed addresses and passwords are secrets.
+/// Host and port of a URL: errors show no more of it, since signed URLs and passwords are secrets.
 fn host_of(url: &str) -> String {
     let uri = url.parse::<Uri>().unwrap_or_default();
     match (uri.host(), uri.port_u16()) {
@@ -348,15 +348,15 @@ pub(super) fn unreachable_host(url: &str, reason: &str) -> HubError {
     }
 }
 
-/// An error of the client without the address, which may be signed.
+/// The text of a client error without the URL, which may be signed.
 fn explained(error: &ureq::Error) -> String {
     match error {
-        ureq::Error::BadUri(_) => "its address cannot be used".to_owned(),
+        ureq::Error::BadUri(_) => "its URL is invalid".to_owned(),
         error => error.to_string(),
     }
 }
 
-/// A text as a part of a path, in which only the given characters keep their meaning.
+/// Percent-encodes a text for a path, except for unreserved characters and those of `kept`.
 fn escaped(text: &str, kept: &[char]) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn locations_are_resolved_against_the_address_before() {
+    fn locations_are_resolved_against_the_previous_url() {
         let url = "http://h:1/a/b";
         assert_eq!(resolved(url, "/c?d").as_deref(), Some("http://h:1/c?d"));
         assert_eq!(resolved(url, "//i/c").as_deref(), Some("http://i/c"));

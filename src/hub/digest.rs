@@ -1,4 +1,4 @@
-//! Hashes of files, by which their etags name them: the hub takes SHA-256 for large files, git's for all others.
+//! The hashes in etags: SHA-256 for files in LFS, git's blob hash (SHA-1) for all others.
 
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
@@ -11,7 +11,7 @@ const MAX_ETAG_BYTES: usize = 128;
 pub(super) struct Etag(String);
 
 impl Etag {
-    /// Reads a header or a field; `None` if no file can be named like that.
+    /// Parses a header or a field; `None` if it cannot be a file name.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("W/").unwrap_or(text).trim_matches('"');
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -32,7 +32,7 @@ impl Etag {
 pub(super) enum Hasher {
     Sha256(Sha256),
     GitBlob(Sha1),
-    /// The etag is no hash: a mirror's, say.
+    /// The etag is not a hash, as from some mirrors.
     None,
 }
 

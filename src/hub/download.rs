@@ -1,4 +1,4 @@
-//! One file from the hub into the cache: resumes an earlier download, and counts only when its hash is right.
+//! Downloads one file from the hub into the cache: resumes an earlier download, and verifies the hash.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -12,7 +12,7 @@ use super::settings::HubSettings;
 
 const MAX_ATTEMPTS: u32 = 5;
 const BUFFER_BYTES: usize = 1 << 20;
-/// The status of a host that has nothing from the wanted byte on.
+/// HTTP 416: the file has no bytes from the requested one on.
 const NO_SUCH_PART: u16 = 416;
 
 pub(super) struct Downloads<'a> {
@@ -43,7 +43,7 @@ impl Downloads<'_> {
         let blob = self.cache.blob(&file.etag);
         let is_here = || size_of_file(&blob) == Some(file.bytes);
         let is_linked = || self.cache.is_linked(self.commit, &file.path, &file.etag);
-        // Without the lock: the cache may be one that cannot be written.
+        // Without the lock: the cache may be read-only.
         if !is_here() || !is_linked() {
             let _lock = self.cache.lock(&file.etag)?;
             if !is_here() {
@@ -64,7 +64,7 @@ impl Downloads<'_> {
         };
         let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
         match fetch.once() {
-            // The bytes that were there before may be the damaged ones.
+            // The bytes of the earlier download may be the corrupt ones.
             Err(HubError::Checksum { .. }) if resumed => fetch.once(),
             Err(HubError::Status {
                 status: NO_SUCH_PART,
@@ -81,13 +81,13 @@ impl Downloads<'_> {
 struct Fetch<'a> {
     downloads: &'a Downloads<'a>,
     file: &'a RemoteFile,
-    /// Where it is written until it is whole.
+    /// The file while it is incomplete.
     path: PathBuf,
     at: &'a mut dyn FnMut(u64),
 }
 
 impl Fetch<'_> {
-    /// Downloads the missing part, and gives the file its name if its hash is right. A wrong one is removed.
+    /// Downloads the missing part and verifies the hash, then renames the file, or removes it if it is corrupt.
     fn once(&mut self) -> Result<(), HubError> {
         let file = self.file;
         let mut partial = Partial::open(&self.path, file).map_err(self.io())?;
@@ -125,7 +125,7 @@ impl Fetch<'_> {
         let mut most_bytes = partial.bytes;
         while partial.bytes < file.bytes {
             let outcome = self.append(partial);
-            // A host that begins again each time brings nothing, however much it sends.
+            // A host that restarts from the first byte each time makes no progress.
             if partial.bytes > most_bytes {
                 most_bytes = partial.bytes;
                 attempts = 0;
@@ -166,10 +166,10 @@ impl Fetch<'_> {
         } = self.downloads;
         let part = client.part(commit, file, partial.bytes)?;
         if part.from != partial.bytes {
-            // The host does not do parts: it begins again.
+            // The host ignores ranges: it sends the file from its first byte.
             partial.restart(file).map_err(self.io())?;
         }
-        // One byte too many shows that it is another file.
+        // One byte more than expected: the host sends another file.
         let most = (file.bytes - partial.bytes).saturating_add(1);
         let body = part.body.into_with_config().limit(u64::MAX);
         let mut body = body.reader().take(most);
@@ -249,7 +249,7 @@ impl Partial {
     }
 }
 
-/// Waits before the next attempt: not at all the first time, then longer and longer.
+/// Waits before the next attempt, with exponential backoff; the first retry comes at once.
 pub(super) fn wait(settings: &HubSettings, attempts: u32) {
     if attempts > 1 {
         std::thread::sleep(settings.first_wait * 2u32.pow(attempts.min(10) - 2));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::id::RepoId;
 
-/// No text holds the token or the query of a signed address.
+/// No message contains the token, or the query of a signed URL.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     #[error("{name} is {value:?}, {reason}")]
@@ -15,7 +15,7 @@ pub enum HubError {
         /// The values that it may have.
         reason: String,
     },
-    /// The token has characters that no header carries. It is not shown.
+    /// The token has characters that an HTTP header cannot carry. The message does not show it.
     #[error("invalid Hugging Face token in {place}: copy it again")]
     BadToken { place: String },
     /// The repository is gated: only accounts that accepted its conditions have access.
@@ -55,26 +55,26 @@ pub enum HubError {
         cache: PathBuf,
         why: String,
     },
-    /// No answer came, or it broke off; trying again may help.
+    /// The host sent no response, or an incomplete one; a retry may succeed.
     #[error("{host}: {reason}")]
     Unreachable { host: String, reason: String },
-    /// An answer with a status that has no explanation of its own.
+    /// A response with a status that has no variant here.
     #[error("{host} answered {status} for {what}")]
     Status {
         host: String,
         status: u16,
         what: String,
     },
-    /// An answer that is not the hub's.
+    /// A response that violates the hub's protocol.
     #[error("{host} sent an invalid answer for {what}: {reason}")]
     Protocol {
         host: String,
         what: String,
         reason: String,
     },
-    /// Fewer bytes came than the file has, again and again.
+    /// Each attempt received fewer bytes than the file has.
     #[error(
-        "{file}: only {got_bytes} of {bytes} bytes came in {attempts} attempts: start again later, the download resumes"
+        "{file}: received only {got_bytes} of {bytes} bytes in {attempts} attempts: start again later, the download resumes"
     )]
     Truncated {
         file: String,
@@ -110,7 +110,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// True if the same request may be answered a little later.
+    /// True if a retry may succeed.
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -124,7 +124,7 @@ impl HubError {
         !matches!(self, Self::NoRevision { .. })
     }
 
-    /// True if the request is unusable without any answer of the hub.
+    /// True for errors in the configuration, which no response of the hub can resolve.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Setting { .. } | Self::BadToken { .. })
     }

@@ -31,11 +31,11 @@ const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
 const SHOWN_NAMES: usize = 12;
 
-/// How much of a model is wanted.
+/// The files of a model to download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     Whole,
-    /// The model's shape, without the weights if another file describes it.
+    /// Those that describe the model's architecture: no weights, except in GGUF files, which hold both.
     Shape,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// True if a choice among some files of a commit is the same among all of them.
+    /// True if the files that the cache lacks cannot change the choice.
     pub fn is_certain(&self, model: &HubModel) -> bool {
         match (&self.weights, &model.wish) {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,

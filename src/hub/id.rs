@@ -64,7 +64,7 @@ impl HubModel {
         }
         let (owner, rest) = text.split_once('/')?;
         let Some((name, file)) = rest.split_once('/') else {
-            // The path of a file that is not there, not a repository.
+            // A path that ends in .gguf is a missing file, not a repository.
             let repo = RepoId::parse(text).filter(|_| !text.ends_with(GGUF))?;
             return Some(Self {
                 repo,
@@ -89,7 +89,7 @@ fn is_name(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// True for the path of a file below a folder, which leads nowhere else.
+/// True for a relative path that stays within its folder.
 pub(super) fn is_plain_path(path: &str) -> bool {
     let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
     path.split('/').all(is_plain) && !path.contains(['\\', '\0', ':'])

@@ -51,7 +51,7 @@ const LISTING_ATTEMPTS: u32 = 3;
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
     pub file: &'a str,
-    /// Bytes of the model's weights that are here.
+    /// Bytes of the model's weights that are already present.
     pub done_bytes: u64,
     pub all_bytes: u64,
 }
@@ -336,7 +336,7 @@ fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> 
     Some(Found { path, is_certain })
 }
 
-/// Reads an index, of which a part is as good as none: other programs write to the cache too.
+/// Reads an index up to the size limit: the cache is shared, and its files may be of any size.
 fn read_index(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = File::open(path)?;
@@ -344,7 +344,7 @@ fn read_index(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A revision becomes a part of addresses and of the cache's paths.
+/// A revision becomes a part of URLs and of paths in the cache.
 fn check_revision(revision: &str) -> Result<(), HubError> {
     let is_char = |c: char| c.is_ascii_alphanumeric() || "-_./+".contains(c);
     let fits = revision.len() <= MAX_REVISION_BYTES

@@ -9,7 +9,7 @@ use ureq::tls::{Certificate, RootCerts};
 pub(super) const VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
 
 /// The certificates that TLS trusts, each in DER: those of the file that one of `VARIABLES` names, else the
-/// system's. There may be none, as in a bare container: Mozilla's are meant then.
+/// system's. Empty if the system has none, as in a bare container: callers then use Mozilla's.
 pub fn trusted_roots() -> Vec<Vec<u8>> {
     let mut files = VARIABLES.iter().filter_map(std::env::var_os);
     let file = files.find(|file| !file.is_empty()).map(PathBuf::from);
@@ -33,10 +33,10 @@ fn found(file: Option<&Path>) -> Vec<Vec<u8>> {
         None => load_native_certs(),
     };
     for error in &read.errors {
-        tracing::debug!(%error, "failed to read certificates");
+        tracing::debug!(%error, "failed to read a trusted root certificate");
     }
     if let (Some(file), true) = (file, read.certs.is_empty()) {
-        tracing::warn!(file = %file.display(), "no certificates in this file, using Mozilla's roots");
+        tracing::warn!(file = %file.display(), "found no certificates in this file, using Mozilla's roots");
     }
     read.certs.iter().map(|der| der.to_vec()).collect()
 }

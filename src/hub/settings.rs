@@ -9,7 +9,7 @@ use super::error::HubError;
 use super::roots;
 
 const ENDPOINT: &str = "https://huggingface.co";
-/// How long nothing may come before a download is tried again.
+/// Time without data after which a download is retried.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The wait before the third attempt; each further one is twice as long. The second attempt comes at once.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ pub struct Token(String);
 
 impl Token {
     /// # Errors
-    /// [`HubError::BadToken`], which names the place only.
+    /// [`HubError::BadToken`], which names the source of the token only.
     pub fn new(text: &str, place: impl Into<String>) -> Result<Self, HubError> {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(text.to_owned()))
@@ -54,7 +54,7 @@ pub struct HubSettings {
     pub is_offline: bool,
     /// PEM file with the roots that TLS trusts instead of the system's.
     pub roots: Option<PathBuf>,
-    /// How long nothing may come before a download is tried again.
+    /// Time without data after which a download is retried.
     pub idle_timeout: Duration,
     /// The wait before the third attempt.
     pub first_wait: Duration,
