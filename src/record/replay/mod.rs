@@ -1,7 +1,7 @@
 //! Replays a log call by call, until an outcome differs from the recorded one.
 //!
-//! A log is untrusted: its demands are bounded, an inconsistent record is an error, and a panic of the states is
-//! reported like a difference.
+//! A log is untrusted: the memory that it can request is bounded, an inconsistent record is an error, and a panic
+//! of the states is reported like a difference.
 
 mod unit;
 
@@ -97,10 +97,10 @@ pub enum ReplayError {
     /// The states cannot be built from the header.
     #[error("failed to build the log's states: {0}")]
     Setup(String),
-    /// The states panicked: as they did when the log was written, or because the log was made up.
+    /// The states panicked, as they did when the log was written or because the log is forged.
     #[error("record {record}, after {after}: the states panicked: {text}")]
     Panicked {
-        /// Its number, from 1.
+        /// The number of the record, from 1.
         record: u64,
         /// The message of the previous call.
         after: &'static str,
@@ -109,7 +109,7 @@ pub enum ReplayError {
     /// A record that cannot follow the previous ones.
     #[error("record {record} is inconsistent: {reason}")]
     Senseless {
-        /// Its number, from 1.
+        /// The number of the record, from 1.
         record: u64,
         reason: String,
     },
@@ -195,11 +195,11 @@ impl Replay<'_> {
                 _ => &[],
             };
             let applied = self.apply(entry, seen);
-            let senseless = |reason| ReplayError::Senseless {
+            let inconsistent = |reason| ReplayError::Senseless {
                 record: self.counts.records,
                 reason,
             };
-            if let Some(difference) = applied.map_err(senseless)? {
+            if let Some(difference) = applied.map_err(inconsistent)? {
                 return Ok(Some(difference));
             }
         }
@@ -222,9 +222,9 @@ impl Replay<'_> {
         if let Entry::Start { .. } = entry {
             return self.start();
         }
-        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let is_result = matches!(entry, Entry::Outcome(_) | Entry::CancelsSeen(_));
-        if unit.said.is_some() && !is_result {
+        if unit.returned.is_some() && !is_result {
             return Err(format!(
                 "{message} comes before the outcome of the last call"
             ));
@@ -236,7 +236,7 @@ impl Replay<'_> {
             Entry::News(recorded) => return self.compare_news(&recorded),
             Entry::Next => {
                 drop(unit.states.scheduler.take_store_orders());
-                unit.said = Some(unit.states.scheduler.next());
+                unit.returned = Some(unit.states.scheduler.next());
                 return Ok(None);
             }
             _ => self.after = message,
@@ -270,18 +270,18 @@ impl Replay<'_> {
     }
 
     fn start(&mut self) -> Applied {
-        let said = self.unit.take().and_then(|mut unit| {
+        let returned = self.unit.take().and_then(|mut unit| {
             unit.states.ledger.close();
-            unit.said.take()
+            unit.returned.take()
         });
-        if let Some(said) = said.filter(|_| !self.has_gap) {
+        if let Some(returned) = returned.filter(|_| !self.has_gap) {
             let died = FieldDifference {
                 field: "the scheduler".to_owned(),
                 recorded: "dead after this call".to_owned(),
                 replayed: "alive".to_owned(),
             };
-            let said = NextDigest::from(&said);
-            return Ok(Some(self.difference(said.message(), said.step(), died)));
+            let next = NextDigest::from(&returned);
+            return Ok(Some(self.difference(next.message(), next.step(), died)));
         }
         let states = (self.make)(&self.setup).map_err(|error| error.to_string())?;
         self.unit = Some(Unit::new(states));
@@ -292,14 +292,14 @@ impl Replay<'_> {
 
     /// Runs the open plan through tree and pools, and passes the answer to the scheduler if it equals the recorded one.
     fn planned(&mut self, recorded: &PlannedDigest) -> Applied {
-        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let states = &mut unit.states;
         let mut leg = unit.open.take();
         while let Some(open @ (Leg::PlanStep(_) | Leg::ReservePages(_))) = leg {
             leg = states.carry(open).on();
         }
         let Some(Leg::StepPlanned(planned)) = leg else {
-            return Err("an answer to a plan that is not open".to_owned());
+            return Err("an answer to a plan that was not requested".to_owned());
         };
         self.counts.plans += 1;
         let replayed = PlannedDigest::from(&*planned);
@@ -308,21 +308,21 @@ impl Replay<'_> {
             let step = Some(recorded.step());
             return Ok(Some(self.differs("StepPlanned", step, recorded, &replayed)));
         }
-        unit.said = states.carry(Leg::StepPlanned(planned)).back();
+        unit.returned = states.carry(Leg::StepPlanned(planned)).back();
         Ok(None)
     }
 
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
-        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let states = &mut unit.states;
-        let senseless = || "an answer to a probe that is not open".to_owned();
+        let inconsistent = || "an answer to a probe that was not requested".to_owned();
         let Some(Leg::ProbePrefixes(probe)) = unit.open.take() else {
-            return Err(senseless());
+            return Err(inconsistent());
         };
         let step = Some(probe.step);
         let leg = states.carry(Leg::ProbePrefixes(probe)).on();
         let Some(Leg::PrefixesProbed(probed)) = leg else {
-            return Err(senseless());
+            return Err(inconsistent());
         };
         let replayed = ProbedDigest::from(&*probed);
         if *recorded != replayed {
@@ -334,15 +334,15 @@ impl Replay<'_> {
                 &replayed,
             )));
         }
-        unit.said = states.carry(Leg::PrefixesProbed(probed)).back();
+        unit.returned = states.carry(Leg::PrefixesProbed(probed)).back();
         Ok(None)
     }
 
     fn compare_outcome(&mut self, recorded: &NextDigest) -> Applied {
-        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
-        let said = unit.said.take();
-        let said = said.ok_or("an outcome without a call that has one")?;
-        let replayed = NextDigest::from(&said);
+        let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
+        let returned = unit.returned.take();
+        let returned = returned.ok_or("an outcome that follows no call for a message")?;
+        let replayed = NextDigest::from(&returned);
         if *recorded != replayed {
             unit.states.ledger.close();
             let message = match (recorded.message(), replayed.message()) {
@@ -352,7 +352,7 @@ impl Replay<'_> {
             let step = recorded.step().or(replayed.step());
             return Ok(Some(self.differs(&message, step, recorded, &replayed)));
         }
-        match said {
+        match returned {
             Next::RunStep(_) => self.counts.steps += 1,
             next => {
                 if let Ok(leg) = Leg::try_from(next) {
@@ -364,7 +364,7 @@ impl Replay<'_> {
     }
 
     fn compare_news(&mut self, recorded: &NewsDigest) -> Applied {
-        let unit = self.unit.as_mut().ok_or("no unit has begun")?;
+        let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let news = unit.states.scheduler.take_news();
         let replayed = NewsDigest::from(news.as_slice());
         if *recorded != replayed {
@@ -406,5 +406,5 @@ impl Replay<'_> {
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("of no text").to_owned()
+    text.unwrap_or("no message").to_owned()
 }

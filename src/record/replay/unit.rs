@@ -23,7 +23,7 @@ pub(super) struct Unit {
     pub(super) states: ControlStates,
     pub(super) open: Option<Leg>,
     /// The message of the last call, until its outcome is read.
-    pub(super) said: Option<Next>,
+    pub(super) returned: Option<Next>,
     pub(super) requests: HashMap<IntakeId, Inside>,
     pub(super) prompt_tokens: usize,
 }
@@ -123,7 +123,7 @@ impl Unit {
             _closing: Closing(states.ledger.clone()),
             states,
             open: None,
-            said: None,
+            returned: None,
             requests: HashMap::new(),
             prompt_tokens: 0,
         }
@@ -163,7 +163,7 @@ impl Unit {
         self.prompt_tokens += prompt_tokens;
         if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
             return Err(format!(
-                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are inside at once"
+                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are in flight at once"
             ));
         }
         let inside = Inside {
@@ -192,7 +192,7 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// Calls of hosts and clocks. A call that was refused then is refused again.
+    /// Repeats a call of a host or clock. A call that was refused in the recording is refused again.
     pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {
