@@ -12,7 +12,7 @@ const NAP: Duration = Duration::from_millis(20);
 /// A hash of the source that a compiler was given.
 pub(super) type Key = [u8; 32];
 
-/// A compiled grammar, or why there is none.
+/// A compiled grammar, or the reason why it cannot be compiled.
 pub(super) type Compiled = Result<Arc<Template>, RequestError>;
 
 /// The cache slot of one grammar, shared by all requests for it.

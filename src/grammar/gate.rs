@@ -12,7 +12,7 @@ use souffleur_state::sampling::TokenMask;
 /// A tag as the vocabulary writes it.
 #[derive(Clone, Debug)]
 enum Tag {
-    /// One token. Its letters are not the tag.
+    /// One token. The same characters in other tokens are not the tag.
     Token(u32),
     Text(Arc<str>),
 }

@@ -9,7 +9,7 @@ use llguidance::{ParserFactory, TokenParser, panic_utils};
 /// The parser of a grammar.
 ///
 /// # Errors
-/// llguidance's message, also where a limit of work is reached.
+/// llguidance's message, also for a work limit that was reached.
 pub(super) fn parser(
     factory: &ParserFactory,
     grammar: TopLevelGrammar,

@@ -6,7 +6,7 @@ use llguidance::api::ParserLimits;
 
 use souffleur_base::error::FieldError;
 
-/// The most that one request's grammar may take. Each limit ends only the request that reaches it, and none changes a
+/// The limits of one request's grammar. Each limit ends only the request that reaches it, and none changes a
 /// mask: the work for a mask depends on the earlier inputs of the lexer, so such masks would differ between runs.
 #[derive(Clone, Debug)]
 pub struct GrammarLimits {
@@ -16,7 +16,7 @@ pub struct GrammarLimits {
     pub source_bytes: usize,
     /// Values in a JSON schema, counted with those in its constants.
     pub schema_nodes: usize,
-    /// Objects and arrays of a JSON schema inside one another.
+    /// Nesting depth of objects and arrays in a JSON schema.
     pub schema_depth: usize,
     /// Time limit of a request's wait for its grammar, from the start of the compilation.
     pub compile_time: Duration,

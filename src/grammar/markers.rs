@@ -7,7 +7,7 @@ use souffleur_model::text::TextModel;
 
 #[derive(Debug)]
 pub(super) struct Markers {
-    /// By the first letter of their names, the longest names first.
+    /// By the first character of their names, the longest names first.
     by_letter: HashMap<char, Vec<(String, u32)>>,
     /// The ids that free text may have, in order, without those that end a sequence.
     ids: Vec<u32>,

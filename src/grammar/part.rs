@@ -54,7 +54,7 @@ pub(super) struct Free {
     pub(super) matches: Vec<String>,
     /// A regular expression that its beginning does not match.
     pub(super) not_at_first: Option<String>,
-    /// It has letters only, no markers.
+    /// It contains no markers.
     pub(super) is_plain: bool,
 }
 

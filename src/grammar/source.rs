@@ -16,7 +16,7 @@ use souffleur_state::grammar::JsonWhitespace;
 
 /// White space that models write unprompted: a blank, or a line break with indentation.
 const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";
-/// The letters after a backslash in JSON strings. `\u` is left out: with it, a property could be named in two ways,
+/// The characters after a backslash in JSON strings. `\u` is left out: with it, a property could be named in two ways,
 /// and the second is not known to be taken.
 const ESCAPES: &str = "nrbtf\\\"";
 

@@ -279,7 +279,7 @@ impl Writer<'_> {
         for end in ends {
             match self.markers.spans(end).first() {
                 Some(Span::Marker(id)) => without.push(*id),
-                // Letters before a marker end nothing by themselves.
+                // Text before a marker alone ends nothing.
                 Some(Span::Text(text)) if text == end => letters.push(end.clone()),
                 _ => {}
             }

@@ -1,6 +1,6 @@
 //! The syntax tree of EBNF rules.
 
-/// A rule by its place in the grammar.
+/// The index of a rule in the grammar.
 pub(super) type RuleId = usize;
 
 /// The right side of a rule, or a part of it.
@@ -36,7 +36,7 @@ impl Expression {
         }
     }
 
-    /// Its parts, with those of the rules that it names.
+    /// The number of its parts, including those of the rules that it names.
     pub(super) fn size(&self, of_rules: &[u64]) -> u64 {
         let parts = match self {
             Self::Text(_) | Self::Class(_) => 0,

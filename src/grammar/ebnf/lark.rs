@@ -2,15 +2,15 @@
 //!
 //! llguidance's lexer takes the longest match and does not go back, so a grammar of single characters is slow, and one
 //! of overlapping words leaves texts out. Hence all that needs no recursion becomes a terminal, which is matched as one
-//! regular expression, exactly; only rules that name themselves, by way of others or not, remain rules, and neighbours
-//! in them that need no recursion are one terminal. A rule that ends with itself is a repetition.
+//! regular expression, exactly; only rules that refer to themselves, directly or through others, remain rules, and
+//! adjacent parts of them without recursion become one terminal. A rule that ends with itself is a repetition.
 
 use std::fmt::Write;
 
 use super::expression::{Expression, RuleId};
 use crate::source::quoted;
 
-/// The grammar of these rules, the first of which begins it.
+/// The grammar of these rules; the first is its start rule.
 pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     let rules: Vec<Expression> = rules
         .iter()
@@ -36,10 +36,10 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     Ok(writer.lark)
 }
 
-/// Parts that a terminal may have, with those of the terminals in it.
+/// Maximum parts of a terminal, including those of the terminals in it.
 const MAX_PARTS: u64 = 20_000;
 
-/// Which rules lead to no recursion, and are no larger than one expression may be.
+/// Which rules are not recursive, and fit into one expression.
 fn terminals(rules: &[Expression]) -> Vec<bool> {
     let mut named_by: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
     let mut open: Vec<usize> = Vec::with_capacity(rules.len());
@@ -186,7 +186,7 @@ impl Writer {
         }
     }
 
-    /// A sequence in which neighbours that need no rule are one.
+    /// A sequence in which adjacent parts without recursion become one terminal.
     fn merged(&self, parts: &[Expression]) -> Vec<Expression> {
         let runs =
             parts.chunk_by(|left, right| self.needs_no_rule(left) && self.needs_no_rule(right));

@@ -1,7 +1,7 @@
-//! Grammars that requests write as text: EBNF as in GBNF and XGrammar, or Lark.
+//! Grammars in the text of requests: EBNF as in GBNF and XGrammar, or Lark.
 //!
 //! EBNF is read ([`reader`]) and written in Lark ([`lark`]). Lark itself begins with a line `%llguidance {}`, as vLLM's
-//! users write it, and goes through as it is.
+//! users write it, and is passed through unchanged.
 
 mod expression;
 mod lark;

@@ -5,9 +5,9 @@ use std::fmt::Write;
 
 use super::expression::{Expression, RuleId};
 
-/// Groups inside one another.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
-/// The most that a repetition may count.
+/// Maximum count of a repetition.
 const MAX_COUNT: u32 = 1_000_000;
 
 /// The rules of a grammar, `root` first.
@@ -32,7 +32,7 @@ struct Reader<'a> {
     depth: usize,
 }
 
-/// A rule that was named, and where first.
+/// A rule, and the line that first names it; `body` is `None` until its definition is read.
 struct Named<'a> {
     name: &'a str,
     line: usize,
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
                 self.eat(".");
                 Ok(Expression::Class("(?s:.)".to_owned()))
             }
-            Some('\'') => Err(self.refused("a text in single quotes")),
+            Some('\'') => Err(self.refused("a string in single quotes")),
             Some('<') => Err(self.refused("a reference to a token")),
             Some('!' | '~') => Err(self.refused("a negation")),
             Some('%') => Err(self.refused("a directive")),
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
         let line = self.line;
         let name = self.name();
         let name =
-            name.ok_or_else(|| self.unexpected("a text, a class, a group or a rule's name"))?;
+            name.ok_or_else(|| self.unexpected("a string, a class, a group or a rule's name"))?;
         if self.rest.starts_with('(') && name.starts_with(|c: char| c.is_ascii_uppercase()) {
             return Err(self.refused(&format!("the macro {name}")));
         }
@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
         Ok(group)
     }
 
-    /// A part with the count that follows it.
+    /// Applies the quantifiers that follow a part.
     fn repeated(&mut self, part: Expression) -> Result<Expression, String> {
         let mut part = part;
         loop {
@@ -214,7 +214,7 @@ impl<'a> Reader<'a> {
         let counts = counts.filter(|(least, most)| most.is_none_or(|most| *least <= most));
         let line = self.line;
         self.rest = &self.rest[end + 1..];
-        counts.ok_or_else(|| format!("line {line}: {{{inner}}} is no count of at most {MAX_COUNT}"))
+        counts.ok_or_else(|| format!("line {line}: {{{inner}}} is not a count up to {MAX_COUNT}"))
     }
 
     fn text(&mut self) -> Result<Expression, String> {
@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next character of a text or class, and whether it was escaped.
+    /// The next character of a string or class, and whether it was escaped.
     fn character(&mut self) -> Result<Option<(char, bool)>, String> {
         let mut letters = self.rest.chars();
         let Some(letter) = letters.next() else {

@@ -7,7 +7,7 @@ use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, HirKind};
 
 use super::Dialect;
 
-/// Letters of ECMA-262's `\s`: white space and ends of lines.
+/// Characters of ECMA-262's `\s`: white space and ends of lines.
 const BLANKS: [(char, char); 10] = [
     ('\t', '\r'),
     (' ', ' '),

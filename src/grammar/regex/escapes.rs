@@ -13,7 +13,7 @@ enum Escaped {
 }
 
 impl Reader {
-    /// The part that begins with a backslash, which was read, outside of classes.
+    /// Parses an escape outside of classes, after its backslash.
     pub(super) fn escape_atom(&mut self) -> Result<Node, String> {
         let is_python = self.dialect == Dialect::Python;
         match self.peek() {
@@ -85,7 +85,7 @@ impl Reader {
         }
     }
 
-    /// `[:alpha:]`, after its bracket; a bracket if it is none.
+    /// `[:alpha:]`, after its bracket; a literal bracket if it is not such a class.
     fn posix(&mut self) -> Result<Escaped, String> {
         let before = self.at;
         self.eat(":");

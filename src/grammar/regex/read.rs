@@ -10,7 +10,7 @@ const MAX_DEPTH: usize = 100;
 
 /// Ranges of all classes of an expression: each is written out.
 const MAX_RANGES: usize = 50_000;
-/// Letters of a name or a count between braces, at most.
+/// Maximum characters of a name, or of a count in braces.
 const LONGEST_NAME: usize = 100;
 
 /// Beginnings of groups that no automaton can match, after the `(?`.
@@ -84,7 +84,7 @@ impl Reader {
         sees
     }
 
-    /// The text up to a letter, which is read too; `None`, and nothing is read, if the letter does not follow.
+    /// Consumes text up to and including a character; `None`, and nothing is consumed, if it does not follow.
     pub(super) fn until(&mut self, end: char) -> Option<String> {
         let rest = &self.letters[self.at..];
         let ahead = &rest[..rest.len().min(LONGEST_NAME)];
@@ -118,7 +118,7 @@ impl Reader {
         Ok(Node::sequence(parts))
     }
 
-    /// Reads the rest of an atom after its first letter.
+    /// Reads the rest of an atom after its first character.
     fn atom(&mut self, letter: char) -> Result<Node, String> {
         Ok(match letter {
             '^' => Node::Start,
@@ -127,9 +127,9 @@ impl Reader {
             '(' => self.group()?,
             '[' => Node::Class(self.class()?),
             '\\' => self.escape_atom()?,
-            '*' | '+' | '?' => return Err(format!("{letter:?} that repeats nothing")),
+            '*' | '+' | '?' => return Err(format!("a quantifier {letter:?} without an operand")),
             '{' if self.counts()?.is_some() => {
-                return Err("a count that repeats nothing".to_owned());
+                return Err("a count without an operand".to_owned());
             }
             letter => Node::Class(self.folded(class::of(&[(letter, letter)]))?),
         })
@@ -147,7 +147,7 @@ impl Reader {
     /// The set, with the other cases of its letters if case is ignored.
     ///
     /// # Errors
-    /// As [`Self::counted`]: each range is walked through, letter by letter.
+    /// As [`Self::counted`]: each range is walked through, one character at a time.
     pub(super) fn folded(&mut self, mut set: ClassUnicode) -> Result<ClassUnicode, String> {
         if self.options.ignores_case {
             let mut letters = set.clone();
@@ -214,7 +214,7 @@ impl Reader {
         }
     }
 
-    /// A part with the count that follows it.
+    /// Applies the quantifiers that follow a part.
     fn repeated(&mut self, node: Node) -> Result<Node, String> {
         let (least, most) = match self.next() {
             Some('*') => (0, None),
@@ -232,7 +232,7 @@ impl Reader {
                 return Ok(node);
             }
         };
-        // Greed changes no language.
+        // Lazy and greedy quantifiers match the same texts.
         self.eat("?");
         if self.eat("+") {
             return Err("a possessive quantifier".to_owned());
@@ -241,7 +241,7 @@ impl Reader {
         Ok(Node::Repeat { node, least, most })
     }
 
-    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, and nothing is read, if it is none of these.
+    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, and nothing is consumed, if it is no count.
     fn counts(&mut self) -> Result<Option<(u32, Option<u32>)>, String> {
         let before = self.at;
         let inner = self.until('}').unwrap_or_default();
@@ -271,7 +271,7 @@ impl Reader {
             Some(most) => number(most)?,
         };
         if upper.is_some_and(|upper| upper < lower) {
-            Err(format!("the count {{{inner}}} that is not a range"))
+            Err(format!("the count {{{inner}}} with reversed bounds"))
         } else {
             Ok(Some((lower, upper)))
         }

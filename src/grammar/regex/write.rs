@@ -227,7 +227,7 @@ fn write_class(set: &ClassUnicode, purpose: Purpose, text: &mut String) {
     }
 }
 
-/// A letter so that neither a regular expression nor Lark reads more into it.
+/// Escapes a character for regular expressions and Lark.
 pub(super) fn write_letter(letter: char, text: &mut String) {
     if letter.is_alphanumeric() {
         text.push(letter)

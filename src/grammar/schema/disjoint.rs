@@ -14,7 +14,7 @@ const MAX_STEPS: usize = 200_000;
 const PAIRS_A_STEP: usize = 128;
 /// Bytes of a text that count as one value.
 const BYTES_A_VALUE: usize = 64;
-/// Parts of parts that are compared.
+/// Maximum depth of the comparison.
 const MAX_DEPTH: usize = 12;
 /// Schemas that apply to one value.
 const MAX_TOGETHER: usize = 64;
@@ -69,7 +69,7 @@ fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
 
 /// Writes `oneOf` as `anyOf` in the objects with these addresses. A schema is checked before, so it is not deep.
 ///
-/// Entries move when their object is written anew: those inside come first.
+/// Rewriting an object moves its entries, so inner objects come first.
 fn open(value: &mut Value, opened: &FxHashSet<usize>) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| open(item, opened)),

@@ -11,7 +11,7 @@ pub(super) enum Keyword {
     Unique,
     Reference,
     Multiple,
-    /// How many there may be.
+    /// A count, such as `maxLength`.
     Count,
     /// Any other value that the compiler knows.
     Data,

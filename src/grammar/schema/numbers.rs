@@ -56,7 +56,7 @@ pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
     }
 }
 
-/// A multiple without its point, at most: the compiler looks through as many remainders for one that is 0.
+/// Largest multiple, without its decimal point: the compiler searches as many remainders for one that is 0.
 const MOST_REMAINDERS: u64 = 100_000;
 /// A larger multiple may have at most this before its zeros, with which that is found soon.
 const MOST_ROUND: u64 = 99;
@@ -155,7 +155,7 @@ fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<B
 /// A count such as `maxLength` as the compiler reads it; `None` if no text is as long.
 ///
 /// # Errors
-/// Why it is no count.
+/// The reason why it is not a count.
 pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> {
     const MOST: u64 = u32::MAX as u64 - 1;
     let whole = value
@@ -188,7 +188,7 @@ impl Multiple {
         });
         multiple.ok_or_else(|| {
             format!(
-                "multiples of {value} are not supported: without its point the number may be at most {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000, with at most {MOST_DECIMALS} decimals"
+                "multiples of {value} are not supported: without its decimal point the number may be at most {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000, with at most {MOST_DECIMALS} decimals"
             )
         })
     }

@@ -1,7 +1,7 @@
 //! Bounds the patterns that apply to one string together, since each multiplies the cost of the others.
 //!
 //! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty
-//! exhaust the memory, and its limits do not count this. So this module counts beforehand how many come together: it
+//! exhaust the memory, and its limits do not count this. So this module first counts how many apply together: it
 //! collects the schemas that apply to one value through references, `allOf` and branches of `anyOf` and `oneOf`, then
 //! those of its parts. It does the same for multiples, whose least common one must have few digits.
 
@@ -12,9 +12,9 @@ use super::numbers;
 
 /// Bound of the product of the patterns' sizes.
 const MAX_PRODUCT: u64 = 1_000_000;
-/// Letters of a pattern beyond which it is no harder.
+/// Characters of a pattern above which its cost no longer grows.
 const MAX_LETTERS: u64 = 256;
-/// Letters that a format counts for.
+/// Characters that a format counts as.
 const FORMAT_LETTERS: u64 = 16;
 /// Schemas that are looked at, each once for every value that it may apply to.
 const MAX_VISITS: usize = 500_000;
@@ -284,7 +284,7 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     }
 }
 
-/// The number of letters that a pattern distinguishes, at most.
+/// An upper bound of the number of characters that a pattern distinguishes.
 fn letters(pattern: &str) -> u64 {
     let signs = pattern
         .chars()

@@ -9,11 +9,11 @@ use percent_encoding::percent_decode_str;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
 
-/// Letters of the name of a definition that is made here.
+/// Maximum characters of a definition name that this module generates.
 const LONGEST_NAME: usize = 40;
-/// Bytes of a name of a definition that stays as it is written: it is looked up for each reference.
+/// Maximum bytes of a definition name that stays unchanged: each reference looks it up.
 const LONGEST_WRITTEN: usize = 200;
-/// Bytes of an `$id`, and of an address that is made of several: a longer one is none.
+/// Maximum bytes of an `$id`, and of a URI resolved from several; longer ones are ignored.
 const LONGEST_ID: usize = 1000;
 
 /// A schema that is referred to and still to be checked.
@@ -29,7 +29,7 @@ pub(super) struct References<'a> {
     /// Names that were given to schemas, by their places in memory.
     names: FxHashMap<*const Value, String>,
     used: FxHashSet<String>,
-    /// The next number for a name that is made of the same letters.
+    /// The next suffix for generated names that would be equal.
     numbers: FxHashMap<String, usize>,
     waiting: Vec<Target<'a>>,
     /// The named parts of the schema; collected on first use.

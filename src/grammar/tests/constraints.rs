@@ -58,7 +58,7 @@ fn a_regex_matches_the_whole_output() {
 #[test]
 fn regexes_that_cannot_be_enforced_are_refused() {
     let compiler = compiler(tiny());
-    for (pattern, told) in [
+    for (pattern, reason) in [
         ("(?=a)", "look-ahead"),
         ("(", "regex"),
         ("[^\\s\\S]", "no text"),
@@ -67,7 +67,7 @@ fn regexes_that_cannot_be_enforced_are_refused() {
         let refused = compiler.compile(&wish(Constraint::Regex(pattern.into())), &|| false);
         let error = refused.expect_err("it is refused");
         assert_eq!(error.code(), "invalid_request");
-        assert!(error.to_string().contains(told), "{pattern}: {error}");
+        assert!(error.to_string().contains(reason), "{pattern}: {error}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Answers and calls as messages with headers, as gpt-oss writes them.
 //!
-//! A call ends the turn, so an answer has at most one. Thoughts may come before it, and where an answer need not be a
-//! call, words to the user as well. Both ways in which the model addresses a function are allowed.
+//! A call ends the turn, so an answer has at most one. Reasoning may precede it and, unless a call is required, text
+//! for the user as well. Both ways in which the model addresses a function are allowed.
 
 use super::{Arguments, Calls};
 use crate::frame::AnswerFrame;

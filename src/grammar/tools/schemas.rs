@@ -66,7 +66,7 @@ pub(super) fn properties<'a>(
     Ok(properties.collect())
 }
 
-/// The values that a schema names, of which a value is one.
+/// The values that a schema enumerates (`enum`, `const`).
 pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
     match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => Some(vec![value]),
