@@ -1,4 +1,4 @@
-//! Why a command ends early, and with which exit code.
+//! The errors that end a command; each has an exit code.
 
 use std::fmt::Display;
 

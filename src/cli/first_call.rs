@@ -22,7 +22,7 @@ pub fn first_call(text: Option<&TextModel>) -> (&'static str, &'static str) {
     }
 }
 
-/// A template that does not compile, or refuses a single question, is as good as none.
+/// A template that does not compile, or refuses a single question, counts as none.
 fn chats(text: &TextModel) -> bool {
     let messages = json!([{"role": "user", "content": "Who are you?"}]);
     text.has_chat_template() && text.render_chat(&ChatPrompt::new(&messages)).is_ok()

@@ -165,7 +165,7 @@ fn read_prompt(argument: Option<&str>) -> Result<String, Failure> {
     }
     let mut text = String::new();
     let read = stdin.read_to_string(&mut text);
-    read.map_err(|error| Failure::failed(format_args!("prompt on stdin: {error}")))?;
+    read.map_err(|error| Failure::failed(format_args!("failed to read stdin: {error}")))?;
     Ok(text)
 }
 
@@ -187,7 +187,7 @@ async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<(), F
     stream(generation, &mut std::io::stdout().lock()).await
 }
 
-/// Writes the text as it comes. A reader that goes away ends the request: it is dropped.
+/// Writes the text as it is generated. If stdout is closed, the request is dropped, which cancels it.
 async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), Failure> {
     let mut put = |text: &str| {
         out.write_all(text.as_bytes())

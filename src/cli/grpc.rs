@@ -1,4 +1,4 @@
-//! The port for gRPC, in builds with the feature `grpc`. The configuration of others has none.
+//! The gRPC port, in builds with the feature `grpc`; other builds refuse a configuration with one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use souffleur::server::{AppState, ServerConfig};
 
 use super::failure::Failure;
 
-/// Time for clients to read after the engine has stopped; the rest is lost.
+/// Time that clients have to read their answers after the engine has stopped.
 const READING_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -98,19 +98,19 @@ mod tests {
     #[test]
     fn answers_under_way_are_waited_for() {
         System::new().block_on(async {
-            let is_told = Rc::new(Cell::new(false));
-            let telling = is_told.clone();
+            let is_read = Rc::new(Cell::new(false));
+            let read = is_read.clone();
             let server = rt::spawn(async move {
                 for _ in 0..100 {
                     rt::task::yield_now().await;
                 }
-                telling.set(true);
+                read.set(true);
             });
             let serving = GrpcServing {
                 server: Some(server),
             };
             serving.ended().await;
-            assert!(is_told.get());
+            assert!(is_read.get());
             GrpcServing::default().ended().await;
         });
     }

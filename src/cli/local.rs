@@ -1,4 +1,4 @@
-//! A model on this machine, which every command needs, and an engine in this process, which most start.
+//! Resolves the model of a command to local files, and starts the engine in this process.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(hub::localise(config, &mut progress::download_bar())?)
 }
 
-/// A path with the shape of a model: itself, or the downloaded files of the model with that id. Weights are not
+/// The local files that describe a model: the path itself, or the downloaded files of a hub id. Weights are not
 /// downloaded if they are in separate files.
 pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(model) = HubModel::of_path(path) else {
@@ -43,7 +43,6 @@ pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure>
     Ok(hub.fetch(&model, revision, Extent::Shape, watch)?)
 }
 
-/// True if the model says how a conversation becomes a prompt.
 pub fn has_chat_template(parts: &EngineParts) -> bool {
     let text = parts.text.as_ref();
     text.is_some_and(|text| text.has_chat_template())
@@ -52,19 +51,19 @@ pub fn has_chat_template(parts: &EngineParts) -> bool {
 /// The configuration of an engine that reads and writes text.
 pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.skip_tokenizer_init {
-        let reason = "--skip-tokenizer-init: text needs the tokenizer, leave it out";
+        let reason = "--skip-tokenizer-init: this command needs the tokenizer: leave the flag out";
         return Err(Failure::Usage(reason.to_owned()));
     }
     with_model(config)
 }
 
-/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees the parts
-/// before the weights are loaded, and may refuse them.
+/// Loads the model and starts the engine, with a progress bar on a terminal. Blocks until the engine is ready. `check`
+/// sees the parts before the weights are loaded, and may refuse them.
 pub fn start(
     config: EngineConfig,
-    look: impl FnOnce(&EngineParts) -> Result<(), Failure>,
+    check: impl FnOnce(&EngineParts) -> Result<(), Failure>,
 ) -> Result<EngineHandle, Failure> {
     let parts = EngineParts::from_model(&config, progress::weights_bar())?;
-    look(&parts)?;
+    check(&parts)?;
     Ok(Engine::start_with(config, parts)?)
 }

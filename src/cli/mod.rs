@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
     readahead::start();
     if let Err(error) = signals::survive_full_files() {
         let reason =
-            format!("souffleur: cannot ignore SIGXFSZ, a full file may end this process: {error}");
+            format!("souffleur: cannot handle SIGXFSZ, which can kill this process: {error}");
         let _ = writeln!(std::io::stderr(), "{reason}");
     }
     let cli = match parse(std::env::args_os()) {

@@ -1,10 +1,10 @@
-//! Bars on stderr while weights are downloaded and loaded. When stderr is no terminal, downloads are seen in the log.
+//! Progress bars on stderr for downloading and loading weights. Without a terminal, downloads are logged.
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use souffleur::engine::Progress;
 use souffleur::hub::Transfer;
 
-/// A download is logged after each such part of it.
+/// A download is logged each time this share of it completes.
 const LOGGED_PERCENT: u64 = 10;
 
 /// Shows bytes read of all bytes, and clears itself at the end.

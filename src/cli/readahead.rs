@@ -1,11 +1,11 @@
 //! Asks the system to read the program's file ahead, for a fast start.
 
-/// More than is ever loaded of the program: debug information, which comes after that, need not be read.
+/// Covers all that is loaded of the program; the debug information after it need not be read.
 #[cfg(target_os = "linux")]
 const LOADED_BYTES: std::num::NonZeroU64 = std::num::NonZeroU64::new(32 << 20).expect("not 0");
 
 /// Has the system read the program's file while the program begins. Without that, a start whose program is not in the
-/// page cache waits for one page after another, some 90 times, and a slow disk makes seconds of it.
+/// page cache waits for one page after another, some 90 times, which takes seconds on a slow disk.
 pub fn start() {
     // Any failure here, also a refused thread, makes a start slower, not wrong.
     #[cfg(target_os = "linux")]

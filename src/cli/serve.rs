@@ -50,7 +50,7 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-/// The outcome of a start: the engine, or why there is none.
+/// The outcome of a start: the engine, or the reason why it failed.
 type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(
@@ -61,7 +61,7 @@ async fn serve(
     traces: Tracing,
     began: Instant,
 ) -> Result<(), Failure> {
-    let refused = |error| Failure::Failed(format!("signals: {error}"));
+    let refused = |error| Failure::Failed(format!("failed to install signal handlers: {error}"));
     let mut signals = Signals::install().map_err(refused)?;
     let mut hang_ups = HangUps::install().map_err(refused)?;
     let address = listener.local_addr().map_err(Failure::failed)?;
@@ -131,8 +131,8 @@ async fn failure(slot: &EngineSlot) -> Arc<str> {
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
-    let ended = ended.map_err(|error| Failure::Failed(format!("server: {error}")))?;
-    ended.map_err(|error| Failure::Failed(format!("server: {error}")))
+    let ended = ended.map_err(|error| Failure::Failed(format!("HTTP server: {error}")))?;
+    ended.map_err(|error| Failure::Failed(format!("HTTP server: {error}")))
 }
 
 fn keep_up(metrics: PrometheusHandle) {
@@ -166,7 +166,7 @@ fn announce(engine: &EngineHandle, address: SocketAddr, began: Instant) {
     ));
 }
 
-/// An address to connect to: "all addresses" is none.
+/// An address that a client can connect to: loopback for the unspecified address.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),

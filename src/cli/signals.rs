@@ -61,7 +61,7 @@ pub struct HangUps(Signal);
 
 #[cfg(unix)]
 impl HangUps {
-    /// Takes it over from the default, which ends the process, for the rest of the process's life.
+    /// Replaces the default action, which ends the process, for the rest of the process's life.
     pub fn install() -> io::Result<Self> {
         signal(SignalKind::hangup()).map(Self)
     }
@@ -87,7 +87,7 @@ impl HangUps {
     }
 }
 
-/// Takes the signals over from the default, which ends the process.
+/// Replaces the default action of the signals, which ends the process.
 #[cfg(unix)]
 pub struct Signals {
     interrupt: Signal,
@@ -124,7 +124,7 @@ impl Signals {
     }
 }
 
-/// Takes Ctrl-C over from the default, which ends the process.
+/// Replaces the default action of Ctrl-C, which ends the process.
 #[cfg(not(unix))]
 pub struct Signals;
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Returns the `percent`-th percentile, linear between neighbours (as numpy's default); `None` of nothing.
+/// Returns the `percent`-th percentile, linear between neighbours (as numpy's default); `None` without samples.
 pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -14,7 +14,7 @@ pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
     Some(below + (above - below) * place.fract())
 }
 
-/// The middle of repeated samples, and how far they spread.
+/// Median and spread of repeated samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quartiles {
     pub lower: f64,
@@ -23,7 +23,7 @@ pub struct Quartiles {
 }
 
 impl Quartiles {
-    /// `None` of nothing.
+    /// `None` without samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         Some(Self {
             lower: percentile(samples, 25.0)?,
@@ -42,7 +42,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// `None` of nothing.
+    /// `None` without samples.
     pub fn of(samples: &[f64]) -> Option<Self> {
         Some(Self {
             mean: samples.iter().sum::<f64>() / samples.len() as f64,
@@ -55,14 +55,12 @@ impl Summary {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// The value at zero.
     pub intercept: f64,
-    /// For each step of one to the right.
     pub slope: f64,
 }
 
 impl Line {
-    /// The least squares through points; `None` when fewer than two have different places.
+    /// Fits a line by least squares; `None` unless two points differ in x.
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
         let n = points.len() as f64;
         let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;

@@ -13,7 +13,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::failure::Failure;
 use crate::cli::settings::log::LogConfig;
 
-/// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
+/// Messages that actix logs as errors although a client caused them, by target and prefix: invalid HTTP requests,
 /// broken WebSocket frames. The client gets an answer; any client could fill the log with them. `actix_http=trace`
 /// shows the first kind.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
@@ -32,7 +32,7 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();
-    started.map_err(|error| Failure::Failed(format!("log: {error}")))
+    started.map_err(|error| Failure::Failed(format!("failed to start the log: {error}")))
 }
 
 /// Leaves [`CLIENT_ERRORS`] out of the log.
@@ -66,7 +66,7 @@ pub fn install_recorder() -> Result<PrometheusHandle, Failure> {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
     });
     let handle = builder.and_then(PrometheusBuilder::install_recorder);
-    let handle = handle.map_err(|error| Failure::Failed(format!("metrics: {error}")))?;
+    let handle = handle.map_err(|error| Failure::Failed(format!("metrics recorder: {error}")))?;
     describe_all();
     Ok(handle)
 }

@@ -1,4 +1,4 @@
-//! Exports traces of requests, in builds with the feature `otlp`. Elsewhere the configuration requests none.
+//! Exports traces of requests, in builds with the feature `otlp`. Other builds refuse to.
 
 use souffleur::server::{AppState, ServerConfig};
 

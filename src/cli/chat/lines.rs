@@ -57,7 +57,8 @@ impl Lines {
         let spawned = thread::Builder::new()
             .name("lines".to_owned())
             .spawn(answer);
-        spawned.map_err(|error| Failure::failed(format_args!("a thread: {error}")))?;
+        spawned
+            .map_err(|error| Failure::failed(format_args!("failed to start a thread: {error}")))?;
         Ok(Self {
             asked,
             read,
@@ -84,7 +85,7 @@ impl Source {
             Ok(Self::Stdin)
         } else {
             let editor = DefaultEditor::new();
-            let editor = editor.map_err(|error| format!("terminal: {error}"))?;
+            let editor = editor.map_err(|error| format!("failed to open the terminal: {error}"))?;
             Ok(Self::Terminal(Box::new(editor)))
         }
     }
@@ -97,7 +98,7 @@ impl Source {
                 match io::stdin().lock().read_line(&mut text) {
                     Ok(0) => Line::End,
                     Ok(_) => Line::Text(text.trim_end_matches(['\n', '\r']).to_owned()),
-                    Err(error) => Line::Failed(format!("stdin: {error}")),
+                    Err(error) => Line::Failed(format!("failed to read stdin: {error}")),
                 }
             }
         }
@@ -129,7 +130,7 @@ fn edited(editor: &mut DefaultEditor) -> Line {
             },
             Err(ReadlineError::Interrupted) => return Line::Interrupted,
             Err(ReadlineError::Eof) => return Line::End,
-            Err(error) => return Line::Failed(format!("terminal: {error}")),
+            Err(error) => return Line::Failed(format!("failed to read the terminal: {error}")),
         }
     }
 }

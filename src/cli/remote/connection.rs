@@ -105,7 +105,7 @@ impl Drop for Connection {
 /// The body of an answer. Dropping it closes the connection, so that the server sees that the reader is gone.
 pub struct Answer {
     body: Incoming,
-    #[expect(dead_code, reason = "held for its end")]
+    #[expect(dead_code, reason = "its drop closes the connection")]
     connection: Connection,
 }
 

@@ -69,7 +69,7 @@ impl LogConfig {
     /// The configured filter for the subscriber.
     ///
     /// # Errors
-    /// Names a level that is none: alone, `EnvFilter` would take it for a target.
+    /// Names an invalid level: alone, `EnvFilter` would take it for a target.
     pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
         let level = &self.log_level;
         let is_target = |part: &str| part.contains(['=', '[', ']']);

@@ -292,7 +292,7 @@ fn with_disk(config: &EngineConfig, disk_bytes: Option<u64>) -> Cow<'_, EngineCo
 fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
     if args.tp_size > 1 && hardware.link_gb_s.is_none() {
         let reason = format!(
-            "tp_size is {}, {} has no link_gb_s",
+            "tp_size is {}, but {} has no link_gb_s: leave tp_size out, or add link_gb_s to the hardware file",
             args.tp_size, hardware.name
         );
         return Err(Failure::Usage(reason));

@@ -25,7 +25,7 @@ pub fn measure(ordinal: usize, dtype: Dtype) -> Result<(String, GpuRates), Failu
 /// The rates of a GPU that this build cannot use.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Copy, Debug, serde::Serialize)]
-#[allow(dead_code, reason = "no build makes one that has no feature for it")]
+#[allow(dead_code, reason = "builds without the feature never construct it")]
 pub struct GpuRates {
     pub copy_bytes_per_s: f64,
     pub read_bytes_per_s: f64,

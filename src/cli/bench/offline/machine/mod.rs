@@ -109,7 +109,7 @@ impl Machine {
         let bytes = buffer_bytes(last_cache_bytes(), available);
         let memory = ReadProbe::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         let memory = memory.map_err(|error| {
-            Failure::failed(format_args!("{bytes} bytes to measure reading: {error}"))
+            Failure::failed(format_args!("failed to allocate {bytes} bytes: {error}"))
         })?;
         Ok(Self::Cpu { memory, threads })
     }

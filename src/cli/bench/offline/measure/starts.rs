@@ -60,14 +60,14 @@ pub fn measure() -> Result<Start, Failure> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Failure::failed(format_args!("a second process: {error}")))?;
+        .map_err(|error| Failure::failed(format_args!("failed to start a process: {error}")))?;
     let watched = watch(&mut child, began);
     let output = child.wait_with_output().map_err(Failure::failed)?;
     match (watched, output.status.success()) {
         (Some(start), true) => Ok(start),
         _ => {
             let log = String::from_utf8_lossy(&output.stderr);
-            let last = log.lines().last().unwrap_or("it printed no reason");
+            let last = log.lines().last().unwrap_or("its stderr is empty");
             let reason = last.trim_start_matches("souffleur: ");
             Err(Failure::failed(format_args!(
                 "a start of this program failed: {reason}"
