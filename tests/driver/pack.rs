@@ -64,7 +64,7 @@ fn without_any_kernels_it_is_said_what_was_tried() {
             let text = error.to_string();
             for part in [
                 "sm_80",
-                "pack: left alone",
+                "pack: skipped",
                 "/nonexistent",
                 "SOUFFLEUR_NVRTC_DIR",
             ] {

@@ -39,7 +39,7 @@ impl PackedRows {
     }
 
     /// # Panics
-    /// If the shapes do not fit each other.
+    /// If the shapes do not match.
     pub fn pack(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,
@@ -141,7 +141,7 @@ impl<'a> RowGroups<'a> {
     }
 }
 
-/// Allocates the words of rows. Padding to whole tiles is zero, and a product that writes the rows leaves it zero.
+/// Allocates the words of rows. The padding to whole tiles is zero, and stays zero when a product writes the rows.
 pub fn uninit_words(scratch: &Scratch, encoding: Encoding, rows: usize, inputs: usize) -> Tensor {
     let row_words = encoding.row_words(inputs);
     let mut words = scratch.tensor(rows, row_words);
@@ -180,7 +180,7 @@ impl PackedRows {
                         | Encoding::Int8Rows
                         | Encoding::WideInt8
                         | Encoding::A32
-                        | Encoding::A256 => unreachable!("not asked for"),
+                        | Encoding::A256 => unreachable!("no test does this"),
                     });
                 }
             }

@@ -9,7 +9,7 @@ use super::sizes::Sizes;
 /// second-level cache of 1 MiB.
 const KEPT_BLOCKS: usize = 8;
 
-/// Packed blocks: a scratch place, overwritten again and again, followed by the kept ones.
+/// Packed blocks: a scratch block, overwritten repeatedly, followed by the kept ones.
 #[derive(Default)]
 pub struct BlockCache {
     keys: Lines<u32>,

@@ -1,5 +1,5 @@
-//! Attention for each KV element type. An item of work calls [`KvElement`]; floats implement it with [`FloatKv`], their
-//! mapping to lanes, and signed bytes in [`super::codes`].
+//! The KV element types: work items call the attention operations of [`KvElement`]. Floats implement them by
+//! [`FloatKv`], their mapping to lanes; int8 implements them in [`super::codes`].
 //!
 //! Both operands of a product are made of 32-bit words. A word is a pair of bf16 (`dot_pairs`), one f32 (`mul_add`) or a pair
 //! of i16 (`dot_shorts`).
@@ -29,7 +29,7 @@ pub trait KvElement: Kept {
     fn depth(key_dim: usize) -> usize;
     /// Rows of words that the values of the first `n_keys` keys of a block take.
     fn value_depth(n_keys: usize) -> usize;
-    /// Whether few queries of such heads take keys and values from the pool into registers.
+    /// Whether few queries of such heads can read keys and values from the pool directly, without packing.
     fn has_direct(key_dim: usize, value_dim: usize) -> bool;
     /// Whether a word of packed values holds neither infinity nor NaN.
     fn is_finite(word: u32) -> bool;
@@ -47,7 +47,7 @@ pub trait KvElement: Kept {
     unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
     /// Adds values in the pool, weighted, to the decayed sums of few queries.
     unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
-    /// A record's sums times a factor, in the order of the elements.
+    /// Multiplies the weighted sums of a softmax record by a factor, and restores the order of the elements.
     unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]);
 }
 
@@ -80,7 +80,7 @@ impl<F: FloatKv> KvElement for F {
     #[inline(always)]
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
         for (i, values) in query.chunks(LANES).enumerate() {
-            // SAFETY: the caller promises room, and the instruction set.
+            // SAFETY: the caller promises space for all words, and the instruction set.
             unsafe {
                 let values = load_up_to::<S>(values);
                 F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
@@ -93,7 +93,7 @@ impl<F: FloatKv> KvElement for F {
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]) {
         let to = fold.weights.wrapping_add(row * BLOCK / F::PER_WORD);
         for i in 0..VECTORS {
-            // SAFETY: the caller promises room for a row, and the instruction set.
+            // SAFETY: the caller promises space for a row, and the instruction set.
             unsafe { F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), weights[i]) };
         }
     }
@@ -133,7 +133,7 @@ impl<F: FloatKv> KvElement for F {
         const PAIR: usize = 2 * LANES;
         for (pair, out) in out.chunks_mut(PAIR).enumerate() {
             let values = sums.as_ptr().wrapping_add(pair * PAIR);
-            // SAFETY: the sums are whole pairs of vectors, `mean` holds one; the caller detected the instruction set.
+            // SAFETY: the sums are whole pairs of vectors, and `mean` is one; the caller detected the instruction set.
             unsafe {
                 let [first, second] =
                     F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);

@@ -70,7 +70,7 @@ impl<F: KvElement> Work<'_, F> {
         self.space.total = total;
     }
 
-    /// Merges the records of a span into the totals, or leaves them to be merged when all spans are there.
+    /// Merges the records of a span into the totals, or leaves them to be merged when all spans are computed.
     #[inline(always)]
     pub fn close_span<S: Lanes>(&mut self, sizes: Sizes, span: usize) {
         let len = self.n_records(sizes) * sizes.record;

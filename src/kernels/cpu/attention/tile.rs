@@ -31,7 +31,7 @@ pub struct Step<'a, F> {
     pub scales: &'a [bf16],
     pub table: &'a PageTable,
     pub plan: &'a AttentionPlan,
-    /// Records that rounds hand on, and those of spans that are merged at the end.
+    /// Records passed from round to round, and those of spans that are merged at the end.
     pub states: Shared<'a, f32>,
     pub out: Shared<'a, f32>,
 }

@@ -32,7 +32,7 @@ pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error(
-        "{wanted_bytes} bytes of activations do not fit next to those in use: the buffer has {arena_bytes}"
+        "{wanted_bytes} bytes of activations exceed the free part of the buffer of {arena_bytes} bytes"
     )]
     NoRoom {
         wanted_bytes: usize,

@@ -32,7 +32,7 @@ impl Archive {
     /// The pack embedded in this binary.
     ///
     /// # Errors
-    /// There is none, or it is damaged.
+    /// The binary has no pack, or the pack is damaged.
     pub fn embedded() -> Result<Self, String> {
         match EMBEDDED_PACK {
             [] => Err("this binary was built without kernels.pack".to_owned()),

@@ -33,7 +33,7 @@ pub fn folder_of_user() -> Option<PathBuf> {
 
 impl Cache {
     /// # Errors
-    /// There is none.
+    /// The cache has no such kernel, or its file is damaged.
     pub fn read(&self, sources: &SourceHash) -> Result<Vec<u8>, String> {
         let dir = self
             .0

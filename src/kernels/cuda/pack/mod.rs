@@ -140,7 +140,7 @@ impl Modules {
     /// Finds a kernel of a unit, such as `gemm.cu`.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// The unit has no kernel of this name.
     pub fn kernel(&self, unit: &str, name: &str) -> Result<Kernel, DriverError> {
         match self.0.get(unit) {
             Some((module, _)) => module.kernel(name),
@@ -173,7 +173,7 @@ struct Finder<'a> {
 impl<'a> Finder<'a> {
     fn new(device: &'a Device, places: Places) -> Self {
         let archive = if places.skips_pack {
-            Err("left alone".to_owned())
+            Err("skipped".to_owned())
         } else {
             Archive::embedded()
         };
