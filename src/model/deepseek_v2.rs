@@ -76,7 +76,7 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     })?;
     let lacks = |all: &ExpertsConfig| all.layers.contains(&true) && all.shared_width.is_none();
     if json.flag("mlp_bias")? == Some(true) && experts.as_ref().is_some_and(lacks) {
-        let reason = "is true with n_shared_experts 0: the bias of an MLP of no width is not added";
+        let reason = "is true with n_shared_experts 0: supported is false without shared experts";
         return Err(json.error("mlp_bias", reason));
     }
     Ok(experts)

@@ -76,7 +76,7 @@ pub(crate) struct Family {
     pub latent: Option<LatentDefaults>,
     pub gemma: Option<GemmaRules>,
     pub keys: KeyNames,
-    /// Parts of tensor names in its checkpoints, and ours.
+    /// Differing parts of tensor names: the checkpoints', the model's.
     pub tensor_names: &'static [(&'static str, &'static str)],
     /// Whether checkpoints fuse q, k and v, and gate and up.
     pub fused: bool,

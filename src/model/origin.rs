@@ -68,7 +68,7 @@ impl ModelFiles {
         if !self.files.iter().map(|(file, _)| file).eq(&now) {
             let then = self.files.len();
             let what = format!(
-                "it names other weight files now ({}, {then} before)",
+                "it names other weight files now ({} files, {then} before)",
                 now.len()
             );
             return replaced(&self.path, what);
@@ -124,7 +124,7 @@ impl Facts {
         let was_written = self.modified != now.modified;
         was_written.then(|| {
             let (then, now) = (seconds(self.modified), seconds(now.modified));
-            format!("it was written at {now}, before that at {then} (seconds since 1970)")
+            format!("its modification time is {now}, it was {then} (seconds since 1970)")
         })
     }
 }
@@ -190,7 +190,7 @@ mod tests {
             .open(dir.join("model.safetensors"));
         let file = file.expect("it is there");
         file.set_modified(UNIX_EPOCH).expect("its times can be set");
-        assert!(words(&files).contains("it was written at 0.000, before that at "));
+        assert!(words(&files).contains("its modification time is 0.000, it was "));
 
         let files = look();
         put(dir, "config.json", "[]");

@@ -149,7 +149,7 @@ pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), Str
     }
     if groups.n_used * size < n_used {
         return Err(format!(
-            "is {n_groups}, of which {} are used with {} experts, and a token goes through {n_used}",
+            "is {n_groups}: a token uses {} groups, whose {} experts are fewer than the {n_used} that it needs",
             groups.n_used,
             groups.n_used * size,
         ));

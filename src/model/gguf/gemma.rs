@@ -76,7 +76,7 @@ pub(super) fn read_fourth(
     };
     if let Some(other) = (0..layers).find(|layer| kv_heads[*layer] != like_first(*layer)) {
         let reason = format!(
-            "is {} in layer {other}, unlike the others of its kind",
+            "is {} in layer {other}, unlike other layers of its attention type",
             kv_heads[other]
         );
         return Err(keys.error(KV_HEADS, reason));
@@ -94,7 +94,7 @@ pub(super) fn read_fourth(
         widths[layer] == if doubles { 2 * narrow } else { narrow }
     });
     if !as_said {
-        let reason = "differs between layers otherwise than that those that share keys and values are twice as wide";
+        let reason = "differs between layers, supported is one width, doubled in the layers that share keys and values";
         return Err(keys.error(WIDTHS, reason));
     }
     let config = Gemma4Config {

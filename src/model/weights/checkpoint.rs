@@ -35,7 +35,7 @@ pub struct Weights {
     pub(super) turned: FxHashMap<String, Turned>,
     /// Matrices that are rows of quantised ones.
     pub(super) parts: FxHashMap<String, PartOf>,
-    /// Differing parts of names: the files', ours.
+    /// Differing parts of tensor names: the checkpoint's, the model's.
     pub(super) own_names: Vec<(&'static str, &'static str)>,
 }
 

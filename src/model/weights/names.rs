@@ -7,14 +7,14 @@ use crate::config::recurrent::Recurrence;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::tensor_view::RowOrder;
 
-/// Decoder prefixes in vision-language models, and ours.
+/// Decoder prefixes: those of vision-language models, the model's.
 const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
 
-/// Names of experts' projections: ours, LFM2's.
+/// Names of experts' projections: the model's, LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
     (".up_proj.", ".w3."),
@@ -31,7 +31,7 @@ impl Weights {
     /// [`LoadError::WrongShape`] for a fused tensor that differs from the configuration, [`LoadError::MissingTensor`].
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
-            // A missing tensor is named like its neighbours.
+            // Errors give a missing tensor the prefix of its neighbours.
             let neighbour = match *from {
                 "language_model.lm_head." => "language_model.model.",
                 from => from,
@@ -56,7 +56,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The files' name of one of our tensors, present or not.
+    /// The name that the checkpoint has for a tensor of the model, even if the tensor is missing.
     pub(super) fn file_name(&self, ours: &str) -> String {
         let is_prefix = |from: &&(&str, &str)| PREFIXES.contains(*from);
         let (prefixes, parts): (Vec<_>, Vec<_>) = self.own_names.iter().partition(is_prefix);
@@ -77,7 +77,7 @@ impl Weights {
         }
     }
 
-    /// Renames entries if `new` returns a free name.
+    /// Renames entries for which `new` returns an unused name.
     fn rename(&mut self, new: impl Fn(&str) -> Option<String>) {
         let renamed = self.entries.keys();
         let renamed: Vec<(String, String)> = renamed
@@ -140,8 +140,8 @@ impl Weights {
         }
     }
 
-    /// Splits a tensor of groups that each have rows of all parts; a quantised one is left whole, and its parts are
-    /// converted row by row. Without a width, rows are elements.
+    /// Splits a fused tensor whose rows form groups, each with rows of all parts. A quantised one is left whole, and
+    /// its parts are converted row by row. `width` is `None` for a vector.
     fn split(
         &mut self,
         fused: &str,

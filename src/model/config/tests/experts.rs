@@ -84,7 +84,7 @@ fn groups_of_experts_must_be_possible() {
         ),
         (
             json!({"n_routed_experts": 16, "topk_group": 2}),
-            "of which 2 are used with 4 experts, and a token goes through 8",
+            "a token uses 2 groups, whose 4 experts are fewer than the 8 that it needs",
         ),
         (
             json!({"mlp_layer_types": ["dense"], "architectures": ["Glm4MoeLiteForCausalLM"]}),

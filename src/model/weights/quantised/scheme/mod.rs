@@ -272,7 +272,7 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
         };
         let scheme = weights_scheme(of, &weights)?;
         if found.is_some_and(|found| found != scheme) {
-            let reason = "quantises weights otherwise than the groups before it, supported is one way for all: use \
+            let reason = "quantises weights differently from earlier groups, supported is one scheme for all: use \
                 the model in a supported quantisation, or the float16 or bfloat16 model";
             return Err(groups.error(key, reason));
         }
