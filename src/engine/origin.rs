@@ -11,7 +11,7 @@ use souffleur_model::origin::ModelFiles;
 /// Makes executors as `make` does, from the files that the first one was made from.
 ///
 /// # Errors
-/// [`LoadError::Replaced`] of files that were replaced since, or while an executor was made from them.
+/// [`LoadError::Replaced`] for files that were replaced since then, or while `make` ran.
 pub(super) fn from_the_same_files(
     model_path: &Path,
     make: Arc<ExecutorFactory>,
@@ -32,7 +32,7 @@ pub(super) fn from_the_same_files(
         if let Some(files) = first.as_ref().or(now.as_ref()) {
             files.check()?;
         }
-        first.get_or_insert_with(|| now.expect("looked at where there was none"));
+        first.get_or_insert_with(|| now.expect("the first call recorded its files"));
         Ok(executor)
     })
 }

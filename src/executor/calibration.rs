@@ -31,7 +31,7 @@ pub struct CalibrationRequest {
     pub recall: Option<RecallRequest>,
 }
 
-/// The choice whose recall is measured.
+/// The selection of tokens whose recall is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct RecallRequest {
     /// Channels of a label, at most those of a key; the engine's default if `None`.
@@ -43,8 +43,8 @@ pub struct RecallRequest {
 #[derive(Clone, Debug)]
 pub struct Calibrated {
     pub n_layers: usize,
-    /// For each ranking the share of the best tokens that labels find, in queries that see at least twice as many
-    /// tokens as they choose.
+    /// The recall of each ranking: the share of the best tokens that labels find. Only queries that see at least twice
+    /// as many tokens as they select count.
     pub recall: Vec<(ChannelType, f64)>,
 }
 
@@ -124,7 +124,7 @@ fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> Channe
     }
 }
 
-/// The recall of a ranking of the file that was written.
+/// Measures the recall of one of the rankings in the written file.
 fn measure(
     executor: &mut CpuExecutor,
     texts: &[&[u32]],

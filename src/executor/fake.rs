@@ -47,7 +47,7 @@ pub struct FakeOptions {
     pub verify: bool,
     /// Slots for states of sequences; 0 for a model whose layers keep none.
     pub n_states: usize,
-    /// Values of an embedding, which are made of the hashes; 0 for a model that makes none.
+    /// Length of an embedding, whose values derive from the hashes; 0 for a model without embeddings.
     pub hidden_size: usize,
     /// Steps that fail, and how.
     pub faults: Vec<(StepId, StepError)>,

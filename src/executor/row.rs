@@ -11,22 +11,22 @@ pub(super) struct Row {
     /// Prompt, and output from before the row started.
     pub(super) tokens: Arc<[u32]>,
     pub(super) prompt_tokens: usize,
-    /// The prompt is vectors.
+    /// The prompt consists of vectors, not tokens.
     pub(super) has_vectors: bool,
-    /// These, until the last of them is computed.
+    /// The prompt's vectors, until the last of them is computed.
     pub(super) vectors: Option<Arc<PromptVectors>>,
-    /// The states that the prompt's embedding is made of, until it is there.
+    /// The sum of states for the prompt's embedding, until the embedding is complete.
     pub(super) pool: Option<PoolSum>,
     pub(super) n_pages: usize,
     /// Window pages of the row's window table, where layers have windows, and the index of the first mapped one.
     pub(super) n_windows: usize,
     pub(super) first_window: usize,
-    /// Tokens that the steps launched since the row started sample.
+    /// The number of tokens sampled by the steps launched since the row started.
     pub(super) sampled_tokens: usize,
-    /// Positions whose K/V is stored once the steps launched so far have run: all below this.
+    /// The K/V of positions below this is stored once the steps launched so far have run.
     pub(super) computed: usize,
     /// The live state of its layers, where some keep one.
     pub(super) live: Option<StateSlot>,
-    /// It rotates as long ones do.
+    /// Its sequence uses long-context RoPE factors.
     pub(super) is_long: bool,
 }

@@ -11,9 +11,9 @@ pub(super) struct Wanted {
     pub(super) work: usize,
     pub(super) token: u32,
     pub(super) position: usize,
-    /// The logits choose the next token; otherwise they are the prompt's.
+    /// Whether the logits choose the next token; otherwise they give the prompt's log probabilities.
     pub(super) sample: bool,
-    /// It is not the logits that are needed but the normed state itself.
+    /// Whether the step needs the normed state itself instead of logits.
     pub(super) pools: bool,
 }
 

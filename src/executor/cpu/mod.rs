@@ -97,7 +97,7 @@ pub struct CpuExecutor {
 struct RowSampling {
     sampler: RowSampler,
     grammar: Option<Box<RowGrammar>>,
-    /// Its last token; means nothing while there is none.
+    /// The token that was sampled last; arbitrary before the first.
     last_token: u32,
 }
 
@@ -156,7 +156,7 @@ impl CpuExecutor {
         let kv_layout = kv.clone();
         let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
         let mut backend = CpuBackend::new(&sizes)
-            .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
+            .map_err(|error| LoadError::Memory(format!("starting the kernel threads: {error}")))?;
         let model =
             souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let limits = Limits {
