@@ -112,7 +112,7 @@ impl Row<'_> {
             return Ok(None);
         }
         let first_block = blocks.fresh(blocks_for(prompt_tokens)).ok_or_else(|| {
-            let reason = "is one prompt too many: there are 2^31 blocks before it";
+            let reason = "exceeds the limit of 2^31 blocks in all prompts";
             self.place.error(COLUMNS[1], reason)
         })?;
         let mut prompt = Prompt::default();

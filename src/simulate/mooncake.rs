@@ -135,7 +135,7 @@ fn prompt(
         })?;
         let first_block = blocks
             .of(hash_id)
-            .ok_or_else(|| place.error("hash_ids", "is one id too many: there are 2^31 others"))?;
+            .ok_or_else(|| place.error("hash_ids", "exceeds the limit of 2^31 different ids"))?;
         let tokens = left.min(BLOCK_TOKENS as u32);
         prompt.push(Segment {
             first_block,
