@@ -10,7 +10,7 @@ use crate::cache::radix_tree::Insert;
 use crate::pool::pages::{PageIds, PageSize, Pages, PoolLedger};
 use souffleur_base::ids::PageId;
 
-/// Second chance: a leaf with hits moves to the end of the queue once for all of them.
+/// Second chance: a leaf with hits moves to the end of the queue, and loses all its hits.
 const SECOND_CHANCE: EvictionPolicy =
     EvictionPolicy::with_queues("second-chance", || Box::new(SecondChance));
 
@@ -108,7 +108,7 @@ fn a_leaf_with_hits_is_moved_when_it_is_scanned() {
         (cache.evict(), cache.cached(&[A, B, C])),
         (2, vec![3, 0, 4])
     );
-    // The hit is spent, and C is older than A's new place.
+    // A has no hits left, and C precedes it in the queue.
     assert_eq!(
         (cache.evict(), cache.cached(&[A, B, C])),
         (4, vec![3, 0, 0])
