@@ -1,7 +1,7 @@
 //! Reads the user's lines in `souffleur chat`: edited on a terminal, else from stdin.
 //!
-//! Reading blocks, so a separate thread reads one line per request: between the questions the terminal is as usual,
-//! and Ctrl-C is a signal.
+//! Reading blocks, so a separate thread reads one line per request: between requests the terminal has its usual
+//! mode, and Ctrl-C is a signal.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::mpsc;

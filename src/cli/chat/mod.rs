@@ -3,7 +3,7 @@
 //! | part | role |
 //! |---|---|
 //! | [`lines`] | the user's input: a line that can be edited on a terminal, else the lines of stdin |
-//! | [`partner`] | who answers: an engine, or a server's `/v1/chat/completions` |
+//! | [`partner`] | the source of answers: an engine, or a server's `/v1/chat/completions` |
 //! | [`sampling`] | the flags of an answer |
 //! | [`screen`] | display of an answer |
 //! | [`terminal`] | saves and restores the settings that an editor changes |
@@ -162,7 +162,7 @@ impl Ending {
     }
 }
 
-/// Shows an answer as it comes. `said` holds the text so far, also when this future is dropped.
+/// Shows an answer as it is streamed. `said` holds the text so far, also when this future is dropped.
 async fn speak(
     args: &ChatArgs,
     partner: &Partner,
@@ -205,8 +205,8 @@ impl Conversation {
         self.messages.push(json!({"role": "user", "content": text}));
     }
 
-    /// Keeps an answer, or the part of it that came. A question without any answer is dropped: many templates want
-    /// the roles to take turns.
+    /// Keeps an answer, or the part of it that was received. A question without any answer is dropped: many templates
+    /// require alternating roles.
     fn model_said(&mut self, text: String) {
         if text.is_empty() {
             drop(self.messages.pop())

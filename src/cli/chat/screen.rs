@@ -10,7 +10,7 @@ pub struct Screen {
     is_terminal: bool,
     has_colours: bool,
     is_thinking: bool,
-    /// The reader is gone.
+    /// The reader has closed stdout.
     is_gone: bool,
 }
 

@@ -36,7 +36,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// TLS trusts the roots that `souffleur::hub` trusts. The error says why there can be no TLS.
+    /// TLS trusts the roots that `souffleur::hub` trusts. The error says why TLS is not possible.
     pub fn new(uri: &Uri) -> Result<Self, String> {
         let is_secure = uri.scheme_str() == Some("https");
         let tls = is_secure.then(tls).transpose()?;
@@ -70,13 +70,13 @@ impl Connector {
     }
 
     async fn open(&self, uri: &Uri) -> Result<Box<dyn Stream>, String> {
-        let host = uri.host().ok_or("the address names no host")?;
+        let host = uri.host().ok_or("the URL has no host")?;
         let port = uri
             .port_u16()
             .unwrap_or(if self.tls.is_some() { 443 } else { 80 });
         let connected = TcpStream::connect(format!("{host}:{port}")).await;
         let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
-        // An answer's pieces are small and each is waited for.
+        // A response comes in small chunks, and the reader waits for each.
         stream
             .set_nodelay(true)
             .map_err(|error| error.to_string())?;
@@ -102,7 +102,7 @@ impl Drop for Connection {
     }
 }
 
-/// The body of an answer. Dropping it closes the connection, so that the server sees that the reader is gone.
+/// The body of an answer. Dropping it closes the connection, so that the server notices.
 pub struct Answer {
     body: Incoming,
     #[expect(dead_code, reason = "its drop closes the connection")]
@@ -157,7 +157,7 @@ fn host_header(uri: &Uri) -> Result<HeaderValue, String> {
     HeaderValue::try_from(text).map_err(|error| error.to_string())
 }
 
-/// The part of an address that a server is sent.
+/// The path and query of a URL, which a request line contains.
 fn path_of(uri: &Uri) -> Result<Uri, String> {
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     path.parse()

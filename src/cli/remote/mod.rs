@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use connection::{Answer, Connector, explained};
 
-/// Longest part of a server's own words that is shown.
+/// Maximum length of a server's error text that is shown.
 const SHOWN_CHARS: usize = 300;
 const BODY_BYTES: usize = 16 << 20;
 const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
@@ -77,7 +77,7 @@ impl Remote {
         Ok((status, answer.into_body().read(BODY_BYTES).await?))
     }
 
-    /// Sends a JSON body; the bytes of the answer as they come. A refusal's error holds the server's own words.
+    /// Sends a JSON body; returns the body of the response as a stream. The error for a refusal quotes the server.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
         let answer = self.send(Method::POST, path, body).await?;
         let (status, body) = (answer.status(), answer.into_body());
@@ -141,7 +141,7 @@ pub fn size(value: &Value) -> Option<u32> {
     size.filter(|size| *size > 0)
 }
 
-/// A server's own words, in one line of bounded length that cannot steer a terminal.
+/// A server's error text, in one line of bounded length and without control characters.
 pub fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let words: Vec<&str> = text.split_whitespace().collect();

@@ -10,7 +10,7 @@ use crate::cli::failure::Failure;
 /// Where OpenAI's clients and the benches of other engines look for a key.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
-/// A key on its way into a header, which nothing prints.
+/// A key for a header; no output contains it.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -27,7 +27,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The value of a header of authorization. The error does not repeat the key.
+    /// The value of an Authorization header. The error does not repeat the key.
     pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
         ApiKey::new(&self.0)?;
         let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))
@@ -37,12 +37,12 @@ impl Secret {
     }
 }
 
-/// The header that shows the key: that of the flag, else that of the environment.
+/// The Authorization header: with the key of the flag, else of the environment.
 pub fn header(flag: Option<&Secret>) -> Result<Option<HeaderValue>, Failure> {
     bearer(flag, std::env::var(KEY_VARIABLE).ok())
 }
 
-/// An empty variable is none.
+/// An empty variable counts as unset.
 fn bearer(flag: Option<&Secret>, variable: Option<String>) -> Result<Option<HeaderValue>, Failure> {
     let variable = variable.filter(|key| !key.is_empty()).map(Secret::from);
     let (name, key) = match (flag, &variable) {

@@ -5,9 +5,9 @@
 //! | [`args`] | the flags |
 //! | [`load`] | the loads |
 //! | [`subject`] | the measured model and where it computes |
-//! | [`machine`] | how fast the machine is, and the least time that a step can take on it |
+//! | [`machine`] | the machine's peak rates, and the least time that a step can take at them |
 //! | [`measure`] | runs starts and loads, and times them |
-//! | [`report`] | record, tables and picture |
+//! | [`report`] | record, tables and plot |
 
 pub mod args;
 mod load;

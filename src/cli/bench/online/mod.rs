@@ -27,7 +27,7 @@ use client::Server;
 use load::Arrival;
 use report::{OnlineRecord, Outcome};
 
-/// Vocabulary of a server that does not say; --vocab-size overrules it.
+/// Vocabulary size of a server that does not report it; --vocab-size overrides it.
 const USUAL_VOCAB_SIZE: u32 = 32_000;
 
 /// Measures the server under the load that the flags describe. Without `model`, requests name its first model.

@@ -77,7 +77,7 @@ struct Seen {
 }
 
 impl OnlineRecord {
-    /// Adds up the outcomes of a load that took so long.
+    /// Adds up the outcomes of a load that took this time.
     pub fn new(
         args: &OnlineArgs,
         server: &Server,

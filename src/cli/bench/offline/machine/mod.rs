@@ -18,7 +18,7 @@ use gpu::GpuRates;
 
 /// Caches that are reported smaller count as this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
-/// The buffer that is read, in caches: so large that a pass finds nothing of the one before in cache.
+/// Size of the buffer, in multiples of the last-level cache: so large that no pass hits data of the previous one.
 const CACHES: u64 = 16;
 const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
 /// The buffer takes at most this part of the available memory.

@@ -16,7 +16,7 @@ const WARM_UP: Load = Load {
     output_tokens: 4,
 };
 
-/// Runs all loads again and again; the machine is measured at the start of each round. The record has the samples taken
+/// Runs all loads repeatedly; the machine is measured at the start of each round. The record has the samples taken
 /// so far after each of them, in `json` too.
 pub async fn run(
     bench: &mut Bench<'_>,

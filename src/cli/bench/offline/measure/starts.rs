@@ -1,8 +1,8 @@
 //! Start-up and peak memory, each in a separate process: earlier loads and frees do not count.
 //!
 //! The process is this program with the same arguments and `--start-once`. It prints a line when it is ready and one
-//! when a short prompt's first token is there; its parent takes the times. Then it answers one more prompt and prints
-//! the most memory that it ever had.
+//! when it has the first token of a short prompt; its parent takes the times. Then it answers one more prompt and
+//! prints its peak memory.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -36,7 +36,7 @@ pub struct Start {
     pub ready_s: f64,
     /// From the process's start to the first token of a short prompt.
     pub first_token_s: f64,
-    /// The most memory that was resident; absent where the system does not say.
+    /// Peak resident memory; absent where the system does not report it.
     pub peak_resident_bytes: Option<u64>,
     /// Tokens whose K/V was computed by then.
     pub computed_tokens: u64,
@@ -54,7 +54,7 @@ pub fn measure() -> Result<Start, Failure> {
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .arg("--start-once")
-        // The parent has downloaded the model: a question to the hub is no part of a start.
+        // The parent has downloaded the model: requests to the hub do not belong to a start.
         .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -44,7 +44,7 @@ pub struct Row {
 }
 
 impl Sample {
-    /// Something of which less is better.
+    /// A row whose unit is better when smaller.
     pub fn of_cost(value: f64, floor: Option<f64>) -> Self {
         Self {
             value,
