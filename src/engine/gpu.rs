@@ -35,7 +35,7 @@ impl Gpu {
     /// Opens GPU `ordinal`.
     ///
     /// # Errors
-    /// It cannot be used, or not with this configuration.
+    /// The GPU cannot be used, or not with this configuration.
     pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
         check_types(config)?;
         let device = Device::open(ordinal).map_err(refused)?;
@@ -120,7 +120,7 @@ impl Gpu {
         })
     }
 
-    /// The kernels that keys and values are computed by: blocks of others are another engine's. The number of
+    /// The identity of the kernels that compute keys and values: blocks of other kernels are not reused. The number of
     /// multiprocessors decides how sums are split. The version of cuBLASLt is not known before it is used.
     ///
     /// # Errors

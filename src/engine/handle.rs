@@ -82,7 +82,7 @@ impl EngineHandle {
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends a request of a server's own, on a place that no client's request takes: a full queue does not refuse it.
+    /// Sends a server's own request on a separate permit, so that a full queue does not refuse it.
     pub fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.stream(vec![request], Admission::admit_probe)?;
         Ok(generations.pop().expect("one request makes one generation"))
@@ -273,7 +273,7 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// The engine's recipients, for hosts that speak in messages. They belong to the actors that live now: after a
+    /// The engine's recipients, for hosts that send messages. They belong to the current actors: after a
     /// rebuild take new ones ([`Doors::are_open`]).
     ///
     /// # Errors

@@ -95,7 +95,7 @@ impl Engine {
                         Err(error) => drop(ready.send(Err(error))),
                         Ok((watched, stopped)) => {
                             let _ = ready.send(Ok(watched));
-                            // Ends with the watchdog, whichever way it goes.
+                            // Ends with the watchdog, for any reason.
                             let _ = stopped.await;
                         }
                     }

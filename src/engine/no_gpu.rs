@@ -1,4 +1,4 @@
-//! A build without the feature `cuda`: a configuration that names a GPU is refused with the way to get one.
+//! Builds without the feature `cuda`: they refuse a configuration that names a GPU, and name the feature.
 
 use std::sync::Arc;
 

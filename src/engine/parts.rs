@@ -55,7 +55,7 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Values in a vector that replaces a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
-    /// Length (prompt and longest output) above which a sequence rotates as long ones do; `None`: all alike.
+    /// Length (prompt and longest output) above which a sequence uses long-context RoPE factors; `None` without them.
     pub long_above: Option<usize>,
     pub eos_token_ids: Vec<u32>,
     pub generation: GenerationConfig,
@@ -158,11 +158,11 @@ impl EngineParts {
     }
 
     /// Reads a model's tokenizer and chat template as [`Self::from_model`] does, and nothing else; `None` where the
-    /// configuration goes without.
+    /// configuration skips the tokenizer.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`], where a parser does not go with
-    /// the model.
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`] for a parser that does not
+    /// match the model.
     pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
         let config = with_a_model(config)?;
         Ok(text_side(&config)?.text)
@@ -171,7 +171,7 @@ impl EngineParts {
     /// The bounds of the scheduler of an engine with this model.
     ///
     /// # Errors
-    /// A page of no tokens, an eviction policy that does not exist.
+    /// A page size of 0, or an unknown eviction policy.
     pub fn scheduler_limits(
         info: &ModelInfo,
         config: &EngineConfig,
@@ -312,7 +312,7 @@ fn kernel_path() -> Result<Arc<str>, LoadError> {
     Ok(said.into())
 }
 
-/// The text side of a model, whose formats the configuration goes with.
+/// The tokenizer side of a model, with the formats that the configuration selects.
 fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     let side = TextSide::read(config)?;
     if let Some(text) = &side.text {

@@ -256,7 +256,7 @@ fn cpu_kernels() -> String {
     format!("cpu {isa} {KERNEL_EPOCH}")
 }
 
-/// Everything but the weights that bits depend on: no name, pool or thread count is among it.
+/// Everything but the weights that determines the bits of K/V; names, pools and thread counts do not.
 fn fingerprint(
     config: &EngineConfig,
     model: &CpuDescription,
