@@ -19,7 +19,7 @@ fn program() -> Option<PathBuf> {
     npm::program(PACKAGE, "claude", |_| Ok(()))
 }
 
-/// A call of its shell.
+/// A call to its shell tool.
 fn call(command: &str) -> String {
     let arguments = json!({"command": command, "description": "A step of the task."});
     npm::call("Bash", &arguments)

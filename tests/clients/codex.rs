@@ -1,4 +1,4 @@
-//! Codex, unmodified from its package, finishes a task with two calls of its shell.
+//! Codex, unmodified from its package, finishes a task with two calls to its shell tool.
 //!
 //! 0.94.0 is its last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
 
@@ -22,7 +22,7 @@ fn program() -> Option<PathBuf> {
     npm::program(PACKAGE, "codex", drop_other_machines)
 }
 
-/// The package brings programs for six kinds of machines, 65 MB each.
+/// The package contains binaries for six platforms, 65 MB each.
 fn drop_other_machines(folder: &Path) -> Result<(), String> {
     let vendor = folder.join("node_modules/@openai/codex/vendor");
     let error = |error| format!("{}: {error}", vendor.display());
@@ -44,7 +44,7 @@ fn call(script: &str) -> String {
     npm::call("shell", &json!({"command": ["bash", "-c", script]}))
 }
 
-/// A home with nothing but the configuration, and a folder to work in.
+/// A home folder with only the configuration and a working directory.
 fn home(url: &str, wire_api: &str) -> TempDir {
     let home = npm::home();
     let settings = format!(
@@ -113,16 +113,16 @@ fn finishes_a_task(wire_api: &str) {
             )
         })
         .collect();
-    let told = format!("{NOTE}\n");
+    let text = format!("{NOTE}\n");
     assert_eq!(
         ran,
-        [(Some("written\n"), Some(0)), (Some(told.as_str()), Some(0))],
+        [(Some("written\n"), Some(0)), (Some(text.as_str()), Some(0))],
         "{events:?}"
     );
     let said = items.iter().filter(|item| item["type"] == "agent_message");
     let said: Vec<_> = said.filter_map(|item| item["text"].as_str()).collect();
     assert_eq!(said, ["The note says that row 4 is yours."], "{events:?}");
     let note = fs::read_to_string(home.path().join("work/note.txt")).expect("it was written");
-    assert_eq!(note, told);
+    assert_eq!(note, text);
     world.wait_until_whole();
 }

@@ -53,7 +53,7 @@ fn install(folder: &Path, package: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A home folder that contains only a folder to work in.
+/// A home folder that contains only a working directory.
 pub fn home() -> TempDir {
     let home = TempDir::new().expect("a folder can be made");
     fs::create_dir(home.path().join("work")).expect("it is empty");
@@ -96,7 +96,7 @@ pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -
     printed
 }
 
-/// A call of a tool as the scripted model writes it.
+/// A tool call as the scripted model writes it.
 pub fn call(tool: &str, arguments: &serde_json::Value) -> String {
     format!("<tool_call>\n{{\"name\": \"{tool}\", \"arguments\": {arguments}}}\n</tool_call>")
 }

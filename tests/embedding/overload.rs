@@ -6,7 +6,7 @@ use souffleur::request::Event;
 use super::world::{Build, collect, request};
 
 #[tokio::test]
-async fn a_request_too_many_is_refused_at_the_door() {
+async fn a_request_above_the_limit_is_refused_at_admission() {
     let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),
@@ -46,7 +46,7 @@ async fn requests_that_belong_together_are_refused_together() {
         queued: 2,
         limit: 2,
     };
-    // Each would end long before the next one came, if it were admitted.
+    // Were they admitted one by one, each would end before the next arrives.
     for _ in 0..20 {
         let refused = world.engine.generate_all(requests(3)).err();
         assert_eq!(refused.as_ref(), Some(&overloaded));
@@ -74,7 +74,7 @@ async fn a_permit_is_back_before_the_terminal_event_is_out() {
 }
 
 #[tokio::test]
-async fn prompt_tokens_too_many_are_refused() {
+async fn prompt_tokens_above_the_limit_are_refused() {
     let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),

@@ -1,4 +1,4 @@
-//! Files that changed between two lives: damage is a counted miss, never another output.
+//! Files that change between two runs of a server: damage is a counted miss, and never changes an output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 const ALIGN: usize = 4096;
 /// The file of records of keys and values.
 const RECORDS: &str = "seg-kv-0000";
-/// Lives within which all damage is repaired.
+/// Runs of the server within which all damage is repaired.
 const MAX_LIVES: usize = 3;
 /// The magic bytes of a header, and where it has the number of its block.
 const MAGIC: &[u8] = b"SFKVBLK1";
@@ -162,7 +162,7 @@ fn what_is_damaged_is_computed_again_and_then_found_again() {
         assert_eq!(server.damages() > 0, is_counted, "{what}");
         let misses = server.metric("souffleur_prefix_misses_total", "stored_damaged");
         assert_eq!(misses > 0.0, is_counted, "{what}");
-        // Blocks after a damaged one are read in the next life, and may be damaged, too.
+        // The next run reads blocks after a damaged one, which may be damaged too.
         for _ in 0..MAX_LIVES {
             if found.stored == STORED_TOKENS {
                 break;

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use crate::server::Launch;
 use crate::{STORED_TOKENS, model, prompt};
 
-/// The second life computes the second chunk of the first life: on a GPU bits depend on the number of rows of a product.
+/// The second run computes the second chunk of the first run: on a GPU bits depend on the number of rows of a product.
 const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"];
 
 #[test]

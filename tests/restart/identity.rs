@@ -31,7 +31,7 @@ impl Stored {
         }
     }
 
-    /// Sends the prompt in another life of the server.
+    /// Sends the prompt to a new run of the server.
     fn ask(&self, launch: &Launch) -> Answer {
         launch.start_serving().ask(&prompt(1))
     }
@@ -131,7 +131,7 @@ fn a_salt_separates_users_across_a_restart() {
     let said = first.ask_salted(&prompt(1), "a").said;
     first.wait_until_written(STORED_TOKENS);
     first.kill();
-    // Each is the first request of a life: later ones would not be loaded if they were computed as fast.
+    // Each is the first request of a run: later ones would not be loaded if they were computed as fast.
     let second_life = |salt| launch.start_serving().ask_salted(&prompt(1), salt);
     for other in ["b", ""] {
         let other = second_life(other);

@@ -1,7 +1,7 @@
 //! A server that is killed and restarted on the same KV store: black box, with real processes and real files.
 //!
-//! `SOUFFLEUR_RESTART_KILLS` says how often a server under load is killed (twice otherwise); with it, the other tests take
-//! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` says at which moments (the same ones otherwise).
+//! `SOUFFLEUR_RESTART_KILLS` sets the number of kills of a server under load (default: 2); if set, the other tests run
+//! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` sets the seed of the moments of the kills.
 
 mod bits;
 mod damage;
@@ -40,7 +40,7 @@ fn model(name: &str) -> PathBuf {
     }
 }
 
-/// A prompt of whole blocks and some more, of tokens that every model has.
+/// A prompt of whole blocks and some more tokens, which every vocabulary has.
 fn prompt(seed: u32) -> Vec<u32> {
     let tokens = 0..STORED_TOKENS as u32 + 22;
     tokens

@@ -74,7 +74,7 @@ impl Launch {
         }
     }
 
-    /// Limits files to `blocks` times 512 bytes: writes beyond fail as on a full disk.
+    /// Limits files to `blocks` times 512 bytes: further writes fail as on a full disk.
     pub fn with_files_of(self, blocks: u32) -> Self {
         Self {
             file_blocks: Some(blocks),
@@ -128,7 +128,7 @@ impl Launch {
         command
     }
 
-    /// Starts it; it is ready, but its store may not be.
+    /// Starts the server and waits until it is ready; its store may not be.
     pub fn start(&self) -> Server {
         let mut child = self.command().spawn().expect("the binary runs");
         let log = Log::of(child.stderr.take().expect("it is piped"));
@@ -149,7 +149,7 @@ impl Launch {
         }
     }
 
-    /// Starts it and waits until its store serves.
+    /// Starts the server and waits until its store serves.
     pub fn start_serving(&self) -> Server {
         let server = self.start();
         server.wait_until("the store serves", || server.store()["serves"] == true);
@@ -248,7 +248,7 @@ impl Server {
         self.answer(&call(prompt))
     }
 
-    /// The same in the namespace of a salt.
+    /// As [`Self::ask`], in the namespace of a salt.
     #[track_caller]
     pub fn ask_salted(&self, prompt: &[u32], salt: &str) -> Answer {
         let mut call = call(prompt);
@@ -342,7 +342,7 @@ impl Server {
         self.log.text()
     }
 
-    /// Ends it as SIGKILL does: at once.
+    /// Kills the server by SIGKILL.
     pub fn kill(self) {
         drop(self);
     }
