@@ -162,7 +162,7 @@ fn what_is_damaged_is_computed_again_and_then_found_again() {
         assert_eq!(server.damages() > 0, is_counted, "{what}");
         let misses = server.metric("souffleur_prefix_misses_total", "stored_damaged");
         assert_eq!(misses > 0.0, is_counted, "{what}");
-        // The next run reads blocks after a damaged one, which may be damaged too.
+        // Blocks after a damaged one are read in the next run, and may be damaged too.
         for _ in 0..MAX_LIVES {
             if found.stored == STORED_TOKENS {
                 break;
