@@ -60,14 +60,14 @@ fn a_made_up_log_is_refused_with_its_record() {
         let text = error.to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
-    check(&[Entry::Next], &["record 1", "no unit"]);
+    check(&[Entry::Next], &["record 1", "no start record"]);
     check(
         &[start.clone(), first("StepPlanned")],
-        &["record 2", "not open"],
+        &["record 2", "not requested"],
     );
     check(
         &[start.clone(), first("PlanStep")],
-        &["record 2", "without a call"],
+        &["record 2", "follows no call"],
     );
     check(
         &[start.clone(), Entry::Next, Entry::CancelAll],

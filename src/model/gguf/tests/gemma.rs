@@ -122,12 +122,12 @@ fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
         (
             "feed_forward_length",
             Value::I32s(vec![6, 7]),
-            "differs between layers otherwise",
+            "differs between layers, supported",
         ),
         (
             "feed_forward_length",
             Value::I32s(vec![6, 12]),
-            "differs between layers otherwise",
+            "differs between layers, supported",
         ),
         (
             "attention.shared_kv_layers",
