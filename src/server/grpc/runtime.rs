@@ -251,6 +251,9 @@ mod tests {
             ..GenerateRequest::default()
         };
         let error = body(long, limits).expect_err("it has no room");
-        assert!(error.message().contains("limit is 10"), "{error:?}");
+        assert!(
+            error.message().contains("maximum context length is 10"),
+            "{error:?}"
+        );
     }
 }
