@@ -8,18 +8,24 @@ use super::simd::unaligned::{read, write};
 #[derive(Clone, Copy)]
 pub struct Portable;
 
+// Loops, not `map` and `from_fn` of arrays: those are not inlined into large kernels, which then call a function a lane.
+
 #[inline(always)]
-fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
-    let mut out = [0f32; LANES];
+fn each<A: Copy, B: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
+    let mut out = [B::default(); LANES];
     for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
+        out[i] = f(a[i]);
     }
     out
 }
 
 #[inline(always)]
-fn zip_words(a: [u32; LANES], b: [u32; LANES], f: impl Fn(u32, u32) -> f32) -> [f32; LANES] {
-    let mut out = [0f32; LANES];
+fn zip<A: Copy, B: Copy + Default>(
+    a: [A; LANES],
+    b: [A; LANES],
+    f: impl Fn(A, A) -> B,
+) -> [B; LANES] {
+    let mut out = [B::default(); LANES];
     for i in 0..LANES {
         out[i] = f(a[i], b[i]);
     }
@@ -49,18 +55,14 @@ impl Lanes for Portable {
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
         // SAFETY: the caller's pointer is valid for sixteen values; bf16 is a transparent u16.
         let raw: [u16; LANES] = unsafe { read(p) };
-        let mut out = [0f32; LANES];
-        for i in 0..LANES {
-            out[i] = f32::from_bits(u32::from(raw[i]) << 16);
-        }
-        out
+        each(raw, |bits| f32::from_bits(u32::from(bits) << 16))
     }
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
         // SAFETY: the caller's pointer is valid for sixteen values.
         let raw: [f16; LANES] = unsafe { read(p) };
-        raw.map(f16::to_f32)
+        each(raw, f16::to_f32)
     }
 
     #[inline(always)]
@@ -122,7 +124,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        let narrow = v.map(|x| bf16::from_f32(x).to_bits());
+        let narrow = each(v, |x| bf16::from_f32(x).to_bits());
         // SAFETY: the caller's pointer is valid for sixteen values.
         unsafe { write(p, narrow) };
     }
@@ -149,8 +151,8 @@ impl Lanes for Portable {
         let low = |word: u32| f32::from_bits(word << 16);
         let high = |word: u32| f32::from_bits(word & 0xffff_0000);
         // Products of two bf16 are exact in f32, so only the sums round.
-        let first = zip_words(a, b, |a, b| low(a) * low(b));
-        let second = zip_words(a, b, |a, b| high(a) * high(b));
+        let first = zip(a, b, |a, b| low(a) * low(b));
+        let second = zip(a, b, |a, b| high(a) * high(b));
         zip(zip(acc, first, |a, b| a + b), second, |a, b| a + b)
     }
 
@@ -159,9 +161,9 @@ impl Lanes for Portable {
         let mut out = acc;
         for i in 0..LANES {
             for byte in 0..4 {
-                let a = i32::from((a[i] >> (8 * byte)) as u8 as i8);
+                let a = (a[i] << (24 - 8 * byte)) as i32 >> 24;
                 let b = ((b[i] >> (8 * byte)) & 0xff) as i32;
-                out[i] = out[i].wrapping_add((a * b) as u32);
+                out[i] = out[i].wrapping_add(a.wrapping_mul(b) as u32);
             }
         }
         out
@@ -169,49 +171,54 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn and(a: Self::W, b: Self::W) -> Self::W {
-        std::array::from_fn(|i| a[i] & b[i])
+        zip(a, b, |a, b| a & b)
     }
 
     #[inline(always)]
     unsafe fn or(a: Self::W, b: Self::W) -> Self::W {
-        std::array::from_fn(|i| a[i] | b[i])
+        zip(a, b, |a, b| a | b)
     }
 
     #[inline(always)]
     unsafe fn shift_left(words: Self::W, n: u32) -> Self::W {
-        words.map(|word| word << n)
+        each(words, |word| word << n)
     }
 
     #[inline(always)]
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W {
-        words.map(|word| word >> n)
+        each(words, |word| word >> n)
     }
 
     #[inline(always)]
     unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W {
-        let value = |byte: u8| values[usize::from(byte & 15)];
-        bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(value)))
+        let value = |word: u32, byte: u32| {
+            u32::from(values[(word >> (8 * byte)) as usize & 15]) << (8 * byte)
+        };
+        each(bytes, |word| {
+            value(word, 0) | value(word, 1) | value(word, 2) | value(word, 3)
+        })
     }
 
     #[inline(always)]
     unsafe fn extend_bytes(words: Self::W) -> Self::W {
         let extend = |byte: u32| u32::from(i16::from(byte as u8 as i8) as u16);
-        words.map(|word| extend(word) | extend(word >> 16) << 16)
+        each(words, |word| extend(word) | extend(word >> 16) << 16)
     }
 
     #[inline(always)]
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
-        std::array::from_fn(|i| a[i].wrapping_sub(b[i]))
+        zip(a, b, u32::wrapping_sub)
     }
 
     #[inline(always)]
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W {
         let low = |word: u32| i32::from(word as i16);
         let high = |word: u32| word as i32 >> 16;
-        std::array::from_fn(|i| {
-            let sum = low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]);
-            acc[i].wrapping_add(sum as u32)
-        })
+        let sums = zip(a, b, |a, b| {
+            let first = low(a).wrapping_mul(low(b));
+            first.wrapping_add(high(a).wrapping_mul(high(b))) as u32
+        });
+        zip(acc, sums, u32::wrapping_add)
     }
 
     const NARROW_SUMS: bool = false;
@@ -224,32 +231,32 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W {
-        std::array::from_fn(|i| acc[i].wrapping_add(sums[i].wrapping_mul(scales[i])))
+        zip(acc, zip(sums, scales, u32::wrapping_mul), u32::wrapping_add)
     }
 
     #[inline(always)]
     unsafe fn low_scales(pairs: Self::W) -> Self::W {
-        pairs.map(|pair| i32::from(pair as i16) as u32)
+        each(pairs, |pair| i32::from(pair as i16) as u32)
     }
 
     #[inline(always)]
     unsafe fn high_scales(pairs: Self::W) -> Self::W {
-        pairs.map(|pair| (pair as i32 >> 16) as u32)
+        each(pairs, |pair| (pair as i32 >> 16) as u32)
     }
 
     #[inline(always)]
     unsafe fn words_to_f32(words: Self::W) -> Self::V {
-        words.map(|word| word as i32 as f32)
+        each(words, |word| word as i32 as f32)
     }
 
     #[inline(always)]
     unsafe fn to_words(v: Self::V) -> Self::W {
-        v.map(f32::to_bits)
+        each(v, f32::to_bits)
     }
 
     #[inline(always)]
     unsafe fn from_words(words: Self::W) -> Self::V {
-        words.map(f32::from_bits)
+        each(words, f32::from_bits)
     }
 
     #[inline(always)]

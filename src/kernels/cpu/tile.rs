@@ -257,11 +257,13 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
                         S::prefetch_near(later);
                     }
                 }
-                let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
-                    F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))
-                });
+                // No closure: that would be compiled without the instruction set.
+                let offset = step * F::STEP_WORDS;
+                let mut weights = [F::load::<S>(panels[0].wrapping_add(offset)); N];
+                for n in 1..N {
+                    weights[n] = F::load::<S>(panels[n].wrapping_add(offset));
+                }
                 for word in 0..F::ROW_WORDS {
-                    // No closure: that would be compiled without the instruction set.
                     let mut factors = [F::factor::<S>(weights[0], word); N];
                     for n in 1..N {
                         factors[n] = F::factor::<S>(weights[n], word);
