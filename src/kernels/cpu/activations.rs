@@ -157,7 +157,7 @@ pub fn most_group_rows(isa: Isa) -> usize {
     dispatch(isa, GroupRows)
 }
 
-#[cfg(test)]
+/// For tests.
 impl PackedRows {
     /// The values of all rows after encoding as floats; quantised rows are not supported.
     pub fn values(&self) -> Vec<f32> {

@@ -202,6 +202,8 @@ pub enum Storage {
 
 /// Runs an expression with `$data` bound to the elements of a [`Storage`] and `$scales` to their scales, as slices; floats
 /// have no scales.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! with_elements {
     ($storage:expr, $data:ident, $scales:ident => $body:expr) => {{
         use $crate::cpu::element::{Borrowed, Storage};
@@ -225,7 +227,7 @@ macro_rules! with_elements {
         }
     }};
 }
-pub(super) use with_elements;
+pub use with_elements;
 
 impl Storage {
     /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.

@@ -107,7 +107,7 @@ impl FormatRule {
         }
     }
 
-    #[cfg(test)]
+    /// For tests.
     pub fn all(format: Format) -> Self {
         Self {
             plain: format,

@@ -8,53 +8,53 @@
 // Tiles are index loops over constant bounds.
 #![allow(clippy::needless_range_loop)]
 
-mod activations;
+pub mod activations;
 mod ahead;
-mod attention;
+pub mod attention;
 mod backend;
-mod batch;
+pub mod batch;
 mod block32;
 pub mod calibration;
 mod caps;
 mod cores;
-mod element;
-mod experts;
-mod format;
+pub mod element;
+pub mod experts;
+pub mod format;
 mod gates;
 mod homes;
 mod k_quants;
-mod kept;
-pub(crate) mod kv;
+pub mod kept;
+pub mod kv;
 mod kv_blocks;
 mod labels;
 mod latent;
-mod matmul;
-mod matrix;
-mod memory;
+pub mod matmul;
+pub mod matrix;
+pub mod memory;
 mod nibbles;
-mod nodes;
+pub mod nodes;
 mod norms;
 mod packing;
-mod panel;
+pub mod panel;
 mod path;
-mod planes;
-mod portable;
+pub mod planes;
+pub mod portable;
 pub mod probe;
-mod quantise;
+pub mod quantise;
 mod readout;
 pub mod recall;
 mod recurrent;
 mod residual;
-mod row_source;
+pub mod row_source;
 mod rows;
-mod rowwise;
-mod seats;
-mod simd;
-mod stack;
+pub mod rowwise;
+pub mod seats;
+pub mod simd;
+pub mod stack;
 mod strip_product;
 mod strips;
-mod tensor;
-mod threads;
+pub mod tensor;
+pub mod threads;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -125,8 +125,8 @@ pub struct CpuSizes {
 pub struct Operand(SmallVec<[PackedRows; 2]>);
 
 impl Operand {
-    #[cfg(test)]
-    pub(super) fn values(&self) -> Vec<f32> {
+    /// For tests.
+    pub fn values(&self) -> Vec<f32> {
         self.0[0].values()
     }
 

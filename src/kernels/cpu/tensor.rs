@@ -36,8 +36,8 @@ impl Scratch {
 }
 
 pub struct Tensor {
-    rows: usize,
-    width: usize,
+    pub rows: usize,
+    pub width: usize,
     /// At least `rows * width` values.
     data: Lines<f32>,
     scratch: Scratch,
@@ -102,6 +102,10 @@ impl<'a, T> Shared<'a, T> {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// # Panics

@@ -16,8 +16,8 @@ mod direct;
 mod float_kv;
 mod kv_element;
 mod pack;
-mod plan;
-mod prefix;
+pub mod plan;
+pub mod prefix;
 mod product;
 mod records;
 mod scale_loads;
@@ -25,10 +25,8 @@ mod scales;
 mod seen;
 mod sizes;
 mod space;
-mod sparse;
+pub mod sparse;
 mod state;
-#[cfg(test)]
-mod tests;
 mod tile;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,14 +53,14 @@ use crate::HeadShape;
 pub struct Attention {
     shares_prefixes: bool,
     /// The plans of the step `serial`, one for each window among the layers and position at which queries become sparse.
-    plans: Vec<((HeadShape, usize), AttentionPlan)>,
+    pub plans: Vec<((HeadShape, usize), AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
     /// Parts of the step's segments that are not sparse, where some are.
     dense: Vec<Segment>,
-    sparse: SparseAttention,
-    states: Lines<f32>,
+    pub sparse: SparseAttention,
+    pub states: Lines<f32>,
     /// One for each thread, all of the same size, so that no assignment of items makes one grow.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,

@@ -4,10 +4,8 @@
 //! projections, another all down projections; an item of the latter owns some outputs of every token of a block and
 //! sums over the experts in ascending id.
 
-pub(super) mod routes;
+pub mod routes;
 pub(super) mod rows;
-#[cfg(test)]
-mod tests;
 
 use smallvec::SmallVec;
 
@@ -116,17 +114,17 @@ pub fn add(
     mixing.add(experts, x, residual);
 }
 
-struct Mixing<'a> {
-    pool: &'a mut ThreadPool,
-    isa: Isa,
-    scratch: &'a Scratch,
-    routes: &'a Routes,
+pub struct Mixing<'a> {
+    pub pool: &'a mut ThreadPool,
+    pub isa: Isa,
+    pub scratch: &'a Scratch,
+    pub routes: &'a Routes,
     /// Reused, so that steps allocate nothing.
-    runs: &'a mut Vec<ItemRun>,
+    pub runs: &'a mut Vec<ItemRun>,
 }
 
 impl<'a> Mixing<'a> {
-    fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
+    pub fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
         }

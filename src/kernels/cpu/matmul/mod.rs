@@ -121,6 +121,3 @@ fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRow
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
     found.expect("activations encoded for the weights")
 }
-
-#[cfg(test)]
-pub mod tests;

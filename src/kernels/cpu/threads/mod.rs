@@ -430,7 +430,7 @@ fn run_claimed(shared: &Shared, rest: usize) {
     shared.pending.fetch_sub(1, Ordering::Release);
 }
 
-#[cfg(test)]
+/// For tests.
 impl ThreadPool {
     pub fn new(n_threads: usize) -> std::io::Result<Self> {
         Self::on_nodes(&[n_threads])

@@ -83,10 +83,10 @@ pub struct TokenList {
 
 /// A matrix of activations; dropping it frees its memory.
 pub struct Tensor {
-    rows: usize,
-    width: usize,
+    pub rows: usize,
+    pub width: usize,
     value_bytes: usize,
-    start: DevicePtr<u8>,
+    pub start: DevicePtr<u8>,
     _part: Option<Part>,
 }
 
@@ -125,16 +125,16 @@ struct Launches {
 
 pub struct CudaBackend {
     device: Device,
-    stream: Arc<Stream>,
+    pub stream: Arc<Stream>,
     launches: Launches,
-    element: ElementType,
+    pub element: ElementType,
     kv: KvPool,
-    page_table: DeviceBuffer<u32>,
-    table_stride: usize,
+    pub page_table: DeviceBuffer<u32>,
+    pub table_stride: usize,
     page_size: usize,
     context_tokens: usize,
     arena: Arena,
-    activations: DeviceBuffer<u8>,
+    pub activations: DeviceBuffer<u8>,
     loader: Option<WeightLoader>,
     vectors: VectorUploads,
     failure: Option<CudaFailure>,
@@ -338,7 +338,3 @@ impl CudaBackend {
             .ok()
     }
 }
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests;

@@ -257,13 +257,12 @@ impl SparseAttention {
     }
 
     /// For tests: the positions that each query of the last item of a thread has selected.
-    #[cfg(test)]
     pub fn chosen(&self, n_rows: usize) -> Vec<Vec<u32>> {
         let best = self.spaces[0].best[..n_rows].iter();
         best.map(|best| best.chosen().to_vec()).collect()
     }
 
-    #[cfg(test)]
+    /// For tests.
     pub fn n_tiles(&self) -> usize {
         self.tiles.len()
     }

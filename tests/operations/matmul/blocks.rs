@@ -2,14 +2,19 @@
 
 use half::f16;
 
-use super::super::super::format::{Format, FormatRule};
-use super::super::super::memory::WeightArena;
-use super::super::super::tensor::Scratch;
-use super::super::*;
-use super::{Activations, values};
-use crate::blocks::BlockType;
-use crate::dtype::{Dtype, MatrixRole};
-use crate::tensor_view::{RowOrder, Stored, TensorView};
+use super::values;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::cpu::activations::PackedRows;
+use souffleur_kernels::cpu::format::{Format, FormatRule};
+use souffleur_kernels::cpu::matmul::{Product, Write, matmul};
+use souffleur_kernels::cpu::memory::WeightArena;
+use souffleur_kernels::cpu::row_source::Activations;
+use souffleur_kernels::cpu::stack::Stack;
+use souffleur_kernels::cpu::tensor::Scratch;
+use souffleur_kernels::cpu::threads::ThreadPool;
+use souffleur_kernels::dtype::{Dtype, MatrixRole};
+use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 
 pub const TYPES: [BlockType; 13] = [
     BlockType::Affine4,

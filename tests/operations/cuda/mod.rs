@@ -6,15 +6,21 @@ mod model;
 use half::bf16;
 
 use self::model::{Model, Seen, model, run};
-use super::*;
-use crate::HeadShape;
-use crate::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
-use crate::cuda::driver::Priority;
-use crate::cuda::gemm::GemmWish;
-use crate::dtype::Dtype;
-use crate::shape::AttentionShape;
 use souffleur_base::ids::{PageId, RowId};
+use souffleur_base::kv_layout::KvLayout;
 use souffleur_base::kv_layout::{PagedKv, Values};
+use souffleur_kernels::HeadShape;
+use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
+use souffleur_kernels::cuda::backend::{CudaBackend, CudaBatch, CudaSizes, Tensor, TokenList};
+use souffleur_kernels::cuda::driver::Priority;
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer};
+use souffleur_kernels::cuda::gemm::GemmWish;
+use souffleur_kernels::cuda::pack::Modules;
+use souffleur_kernels::cuda::params::{ElementType, Segment, Tile};
+use souffleur_kernels::dtype::Dtype;
+use souffleur_kernels::shape::AttentionShape;
+use souffleur_kernels::shape::DecoderShape;
+use std::sync::Arc;
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;

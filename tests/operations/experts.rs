@@ -1,14 +1,20 @@
 //! Tests of MoE experts in every format: bit by bit against dense layers, and against sums in f64.
 
-use super::super::format::Format;
-use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack_on};
-use super::super::matmul::tests::{FORMATS, seeded_weight, seeded_weight_on, values};
-use super::super::panel::PANEL;
-use super::super::stack::Stack;
-use super::*;
-use crate::Gate;
-use crate::blocks::BlockType;
-use crate::routing::Routing;
+use crate::matmul::blocks::{TYPES, product, seeded_stack_on};
+use crate::matmul::{FORMATS, seeded_weight, seeded_weight_on, values};
+use souffleur_kernels::Gate;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::cpu::experts::routes::Routes;
+use souffleur_kernels::cpu::experts::{Experts, Mixing};
+use souffleur_kernels::cpu::format::Format;
+use souffleur_kernels::cpu::panel::PANEL;
+use souffleur_kernels::cpu::rowwise;
+use souffleur_kernels::cpu::stack::Stack;
+use souffleur_kernels::cpu::tensor::Scratch;
+use souffleur_kernels::cpu::threads::ThreadPool;
+use souffleur_kernels::cpu::{CpuBackend, Isa};
+use souffleur_kernels::routing::Routing;
+use souffleur_kernels::{Expert, Linear};
 
 const EXPERTS: usize = 6;
 const USED: usize = 3;
@@ -282,7 +288,7 @@ fn experts_on_nodes_of_memory_give_the_bits_of_one_node_in_every_format() {
 fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
     let isa = Isa::detect();
     let mut pool = ThreadPool::new(2).expect("threads start");
-    let most = super::super::activations::most_group_rows(isa);
+    let most = souffleur_kernels::cpu::activations::most_group_rows(isa);
     for n_tokens in [0, 1, 2, 33, 300] {
         let routes = routes(isa, &mut pool, n_tokens, 5);
         assert_eq!(routes.rows(), n_tokens * USED);

@@ -2,7 +2,10 @@
 
 use super::world::Sparse;
 use super::*;
-use crate::cpu::nodes::Nodes;
+use souffleur_kernels::cpu::CpuBatch;
+use souffleur_kernels::cpu::attention::plan::AttentionPlan;
+use souffleur_kernels::cpu::attention::prefix::Prefixes;
+use souffleur_kernels::cpu::nodes::Nodes;
 
 const fn shape(n_heads: usize, n_kv_heads: usize, values: Values) -> HeadShape {
     HeadShape {

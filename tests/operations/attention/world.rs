@@ -4,15 +4,21 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::super::*;
-use crate::cpu::element::{Borrowed, Element, Storage};
-use crate::cpu::kept::Kept;
-use crate::cpu::portable::Portable;
-use crate::cpu::seats::{Numa, Seats};
-use crate::cpu::tensor::Scratch;
-use crate::sparsity::{DoubleSparsity, LabelChannels};
 use souffleur_base::ids::{PageId, RowId};
 use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
+use souffleur_kernels::HeadShape;
+use souffleur_kernels::cpu::attention::Attention;
+use souffleur_kernels::cpu::element::with_elements;
+use souffleur_kernels::cpu::element::{Borrowed, Element, Storage};
+use souffleur_kernels::cpu::kept::Kept;
+use souffleur_kernels::cpu::kv::{KvPool, PageTable};
+use souffleur_kernels::cpu::planes::Planes;
+use souffleur_kernels::cpu::portable::Portable;
+use souffleur_kernels::cpu::seats::{Numa, Seats};
+use souffleur_kernels::cpu::tensor::Scratch;
+use souffleur_kernels::cpu::threads::ThreadPool;
+use souffleur_kernels::cpu::{CpuBatch, Isa};
+use souffleur_kernels::sparsity::{DoubleSparsity, LabelChannels};
 
 /// A number in [-1, 1] that depends on all of the arguments.
 fn noise(kind: u64, content: u64, i: usize) -> f32 {

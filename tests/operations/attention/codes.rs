@@ -3,7 +3,8 @@
 use half::bf16;
 
 use super::*;
-use crate::cpu::element::{Borrowed, Storage};
+use souffleur_kernels::cpu::element::{Borrowed, Storage};
+use souffleur_kernels::cpu::planes::Planes;
 
 const LEN: usize = 300;
 

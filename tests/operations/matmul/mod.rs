@@ -5,16 +5,20 @@ mod nodes;
 
 use half::{bf16, f16};
 
-use super::super::format::{Encoding, Format, FormatRule};
-use super::super::memory::WeightArena;
-use super::super::panel::{INT8_GROUP, INT8_STEPS};
-use super::super::quantise::quantise;
-use super::super::row_source::Activations;
-use super::super::simd::{Kernel, LANES, Lanes, dispatch};
-use super::super::tensor::Scratch;
-use super::*;
-use crate::dtype::{Dtype, MatrixRole};
-use crate::tensor_view::TensorView;
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::cpu::activations::PackedRows;
+use souffleur_kernels::cpu::format::{Encoding, Format, FormatRule};
+use souffleur_kernels::cpu::matmul::{Product, Write, matmul};
+use souffleur_kernels::cpu::memory::WeightArena;
+use souffleur_kernels::cpu::panel::{INT8_GROUP, INT8_STEPS};
+use souffleur_kernels::cpu::quantise::quantise;
+use souffleur_kernels::cpu::row_source::Activations;
+use souffleur_kernels::cpu::simd::{Kernel, LANES, Lanes, dispatch};
+use souffleur_kernels::cpu::stack::Stack;
+use souffleur_kernels::cpu::tensor::Scratch;
+use souffleur_kernels::cpu::threads::ThreadPool;
+use souffleur_kernels::dtype::{Dtype, MatrixRole};
+use souffleur_kernels::tensor_view::TensorView;
 
 pub const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 

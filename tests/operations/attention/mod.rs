@@ -6,9 +6,11 @@ mod sparse;
 mod widths;
 mod world;
 
-use super::*;
 use souffleur_base::ids::RowId;
 use souffleur_base::kv_layout::{KvDtype, Values};
+use souffleur_kernels::HeadShape;
+use souffleur_kernels::cpu::Isa;
+use souffleur_kernels::cpu::element::with_elements;
 use world::{HEADS, Part, SLOTS, Setup, World, keep, part, places, setup};
 
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::BF16, KvDtype::F16, KvDtype::Int8];

@@ -1,11 +1,11 @@
 //! Tests of weights divided among NUMA nodes: same bits as one node, and panels on their owner's node.
 
-use super::super::super::matrix::Matrix;
-use super::super::super::nodes::Nodes;
-use super::super::super::panel::PANEL;
 use super::blocks::{TYPES, seeded_stack_on};
 use super::*;
-use crate::blocks::BlockType;
+use souffleur_kernels::blocks::BlockType;
+use souffleur_kernels::cpu::matrix::Matrix;
+use souffleur_kernels::cpu::nodes::Nodes;
+use souffleur_kernels::cpu::panel::PANEL;
 
 const GROUPINGS: [&[usize]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 2, 1], &[1, 1, 1, 1]];
 

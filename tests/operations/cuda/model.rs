@@ -3,10 +3,10 @@
 use half::bf16;
 
 use super::{Case, VOCAB};
-use crate::dtype::{Dtype, MatrixRole};
-use crate::rope::Rope;
-use crate::tensor_view::TensorView;
-use crate::{Backend, Gate, Linear, QkvWeights};
+use souffleur_kernels::dtype::{Dtype, MatrixRole};
+use souffleur_kernels::rope::Rope;
+use souffleur_kernels::tensor_view::TensorView;
+use souffleur_kernels::{Backend, Gate, Linear, QkvWeights};
 
 pub(super) struct Model<B: Backend> {
     embedding: B::Matrix,

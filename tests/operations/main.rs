@@ -1,0 +1,12 @@
+//! The operations of the backends: the CPU's against plain references and against themselves in other batches, and
+//! the CUDA backend's, on the emulated driver, against the CPU's.
+
+// Kernels are called with vectors and pointers.
+#![allow(unsafe_code)]
+
+mod attention;
+#[cfg(feature = "cuda")]
+#[allow(clippy::unwrap_used)]
+mod cuda;
+mod experts;
+mod matmul;
