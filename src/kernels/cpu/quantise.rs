@@ -88,7 +88,7 @@ unsafe fn quantise_group<S: Lanes>(
     }
 }
 
-/// Quantises, each 32 inputs by their largest magnitude; see [`super::block32`].
+/// Quantises, each 32 inputs by their largest magnitude; see `super::block32`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -125,7 +125,7 @@ fn sum_of_bytes(word: u32) -> i32 {
     bytes.iter().sum()
 }
 
-/// Quantises, each 256 inputs by their largest magnitude; see [`super::k_quants`].
+/// Quantises, each 256 inputs by their largest magnitude; see `super::k_quants`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

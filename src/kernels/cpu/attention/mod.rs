@@ -1,6 +1,6 @@
 //! Attention over paged KV, for prefill and decode alike.
 //!
-//! A query's keys are visited in blocks of [`BLOCK`](seen::BLOCK) and spans of [`SPAN`](seen::SPAN) keys that begin at
+//! A query's keys are visited in blocks of `BLOCK` and spans of `SPAN` keys that begin at
 //! multiples of those in the sequence. Each span has its own running maximum and sum (online softmax); spans are
 //! merged in ascending order.
 //! So a query's result depends on its position, its own vector and the keys that it sees: not on the chunk it came in,

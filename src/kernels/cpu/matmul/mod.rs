@@ -1,7 +1,7 @@
 //! Matrix products of activations with packed weights.
 //!
 //! Weight panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few panels
-//! with all rows before the next panels, so weights are read from memory once. [`super::tile`] has the inner loops and
+//! with all rows before the next panels, so weights are read from memory once. `super::tile` has the inner loops and
 //! the order of the sums.
 //!
 //! A thread keeps its share in every kernel: with few rows a contiguous part of the outputs, whose weights are one

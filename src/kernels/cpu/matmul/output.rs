@@ -15,7 +15,7 @@ use super::super::tensor::Shared;
 pub enum Write {
     Store,
     Add,
-    /// Adds each row, times its weight, to the row of the output that [`Output::weighted`] names.
+    /// Adds each row, times its weight, to the row of the output that `Output::weighted` names.
     AddWeighted,
     /// The first half of the outputs is gate, the second half up: `silu(gate) * up`.
     GatedSilu,
