@@ -3,24 +3,22 @@
 
 mod model;
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use self::model::{Model, Seen, model, run};
 use souffleur_base::ids::{PageId, RowId};
-use souffleur_base::kv_layout::KvLayout;
-use souffleur_base::kv_layout::{PagedKv, Values};
+use souffleur_base::kv_layout::{KvLayout, PagedKv, Values};
 use souffleur_kernels::HeadShape;
 use souffleur_kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
 use souffleur_kernels::cuda::backend::{CudaBackend, CudaBatch, CudaSizes, Tensor, TokenList};
-use souffleur_kernels::cuda::driver::Priority;
-use souffleur_kernels::cuda::driver::{Device, DeviceBuffer};
+use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, Priority};
 use souffleur_kernels::cuda::gemm::GemmWish;
 use souffleur_kernels::cuda::pack::Modules;
 use souffleur_kernels::cuda::params::{ElementType, Segment, Tile};
 use souffleur_kernels::dtype::Dtype;
-use souffleur_kernels::shape::AttentionShape;
-use souffleur_kernels::shape::DecoderShape;
-use std::sync::Arc;
+use souffleur_kernels::shape::{AttentionShape, DecoderShape};
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;
