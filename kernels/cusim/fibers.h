@@ -1,9 +1,11 @@
 // The threads of a block as fibers, and the barriers they wait at.
 #pragma once
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "language.h"
@@ -15,6 +17,11 @@
 #endif
 
 namespace cusim {
+
+// OS threads that run the blocks of a launch.
+#ifndef CUSIM_DEFAULT_THREADS
+#define CUSIM_DEFAULT_THREADS 1
+#endif
 
 struct Options {
   unsigned order;
@@ -39,7 +46,7 @@ inline Options& opts() {
   constexpr unsigned kStackKb = 64;
 #endif
   static Options options{environment("CUSIM_ORDER", 0), environment("CUSIM_LAZY", 1) != 0,
-                         environment("CUSIM_THREADS", 1), environment("CUSIM_STACK_KB", kStackKb) << 10,
+                         environment("CUSIM_THREADS", CUSIM_DEFAULT_THREADS), environment("CUSIM_STACK_KB", kStackKb) << 10,
                          getenv("CUSIM_SKIP_BARRIER"), environment("CUSIM_WEAK_WAIT", 0)};
   return options;
 }
@@ -62,18 +69,22 @@ struct Fiber {
 #endif
   uint3 thread_index{};
   unsigned thread = 0, lane = 0;
+  unsigned bit = 0;  // of its lane's place in the schedule
   Warp* warp = nullptr;
-  // Waits until *counter differs from `seen`; null when it runs.
-  const volatile unsigned* counter = nullptr;
-  unsigned seen = 0;
   const char* operation = "";
   bool done = false;
   std::vector<CopyGroup> committed;
   CopyGroup open;
 };
 
+constexpr unsigned kMaxThreads = 1024;
+
+// A mask of lanes for each warp. Bits are the lanes' places in the schedule.
+using LanesOfWarps = unsigned[kMaxThreads / 32];
+
 struct Barrier {
-  unsigned arrived = 0, generation = 0;
+  unsigned arrived = 0;
+  LanesOfWarps waiting = {};
 };
 
 struct Block {
@@ -86,6 +97,7 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barriers[16];
   unsigned votes = 0;  // of __syncthreads_count
+  LanesOfWarps ready = {};
   // The schedule, and each lane's and warp's place in it.
   unsigned lanes[32], lane_place[32];
   std::vector<unsigned> warp_order, warp_place;
@@ -148,6 +160,7 @@ inline std::string place() {
 // A group of lanes, named by a mask, that meet in collectives.
 struct LaneGroup {
   unsigned mask = 0, arrived = 0, generation = 0, operation = 0;
+  unsigned waiting = 0;  // bits as in LanesOfWarps
   // Two generations: a lane may be one meeting ahead of lanes that still read.
   alignas(16) unsigned char values[2][32][64];
 };
@@ -155,7 +168,6 @@ struct LaneGroup {
 struct Warp {
   LaneGroup full;
   std::vector<LaneGroup*> partial;
-  unsigned n_live = 0;
   Warp() = default;
   Warp(Warp&&) = default;
   ~Warp() {
@@ -163,48 +175,42 @@ struct Warp {
   }
 };
 
-inline bool is_ready(const Fiber& fiber) { return !fiber.done && (!fiber.counter || *fiber.counter != fiber.seen); }
-
 // The next fiber that can run: of the own warp first, then of the others, in the order of the schedule.
 inline Fiber* next_ready() {
   Block& b = *blk;
-  const unsigned own_warp = cur->thread / 32, own_place = b.lane_place[cur->lane];
+  const unsigned own_warp = cur->thread / 32, first = b.lane_place[cur->lane] + 1;
   unsigned place = b.warp_place[own_warp];
   for (unsigned k = 0; k < b.n_warps; ++k, place = place + 1 < b.n_warps ? place + 1 : 0) {
     const unsigned warp = b.warp_order[place];
-    if (!b.warps[warp].n_live) continue;
-    for (unsigned i = 1; i <= 32; ++i) {
-      const unsigned thread = warp * 32 + b.lanes[(own_place + i) % 32];
-      if (thread < b.n_threads && is_ready(b.fibers[thread])) return &b.fibers[thread];
-    }
+    const unsigned ready = std::rotr(b.ready[warp], static_cast<int>(first % 32));
+    if (ready) return &b.fibers[warp * 32 + b.lanes[(first + std::countr_zero(ready)) % 32]];
   }
   return nullptr;
 }
 
-// Suspends the current fiber while *counter is `seen`.
-inline void wait_while(const volatile unsigned* counter, unsigned seen, const char* operation) {
-  cur->counter = counter;
-  cur->seen = seen;
-  cur->operation = operation;
-  while (*counter == seen) {
-    Fiber* next = next_ready();
-    if (!next)
-      fail("deadlock in " + place() + ": thread " + std::to_string(cur->thread) + " waits in " + operation +
-           " for threads that exited or took another branch");
-    if (next != cur) switch_to(next);
-  }
-  cur->counter = nullptr;
+// Suspends the current fiber, one of those `waiting`, until another makes it ready.
+inline void wait_among(unsigned& waiting, const char* operation) {
+  Fiber& own = *cur;
+  waiting |= own.bit;
+  blk->ready[own.thread / 32] &= ~own.bit;
+  own.operation = operation;
+  Fiber* next = next_ready();
+  if (!next)
+    fail("deadlock in " + place() + ": thread " + std::to_string(own.thread) + " waits in " + operation +
+         " for threads that exited or took another branch");
+  switch_to(next);
+}
+
+inline void release(Barrier& barrier) {
+  barrier.arrived = 0;
+  for (unsigned i = 0; i < blk->n_warps; ++i) blk->ready[i] |= std::exchange(barrier.waiting[i], 0);
 }
 
 // Waits for `n_threads` arrivals at a barrier; 0 is every thread that has not exited.
 inline void arrive_and_wait(unsigned id, unsigned n_threads, const char* operation) {
   Barrier& barrier = blk->barriers[id];
-  if (++barrier.arrived >= (n_threads ? n_threads : blk->n_live)) {
-    barrier.arrived = 0;
-    ++barrier.generation;
-  } else {
-    wait_while(&barrier.generation, barrier.generation, operation);
-  }
+  if (++barrier.arrived >= (n_threads ? n_threads : blk->n_live)) release(barrier);
+  else wait_among(barrier.waiting[cur->thread / 32], operation);
 }
 
 // The entry point of a fiber.
@@ -216,12 +222,9 @@ inline void fiber_main() {
   Block& b = *blk;
   cur->done = true;
   --b.n_live;
-  --cur->warp->n_live;
+  b.ready[cur->thread / 32] &= ~cur->bit;
   Barrier& all = b.barriers[0];
-  if (all.arrived && all.arrived >= b.n_live) {  // a thread that exited counts as arrived
-    all.arrived = 0;
-    ++all.generation;
-  }
+  if (all.arrived && all.arrived >= b.n_live) release(all);  // a thread that exited counts as arrived
   Fiber* next = b.n_live ? next_ready() : nullptr;
   if (!next && b.n_live) {
     for (const Fiber& fiber : b.fibers) {

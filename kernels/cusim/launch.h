@@ -20,7 +20,6 @@
 
 namespace cusim {
 
-constexpr unsigned kMaxThreads = 1024;
 constexpr unsigned kMaxSharedBytes = 227 << 10;
 constexpr unsigned char kPoison = 0xff;  // NaN in every float type
 
@@ -112,7 +111,7 @@ inline void arrange_schedule(Block& b) {
   arrange(b.warp_order.data(), b.warp_place.data(), b.n_warps, random);
 }
 
-inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
+inline void prepare_fiber(Fiber& fiber, Block& b, unsigned thread) {
   // Stacks begin in different lines of the cache, or those of a warp would evict each other.
   unsigned char* const first_frame = fiber.stack + opts().stack_bytes - 64 - thread % 64 * 192;
 #if defined(__SANITIZE_ADDRESS__)
@@ -121,7 +120,8 @@ inline void prepare_fiber(Fiber& fiber, const Block& b, unsigned thread) {
   __asan_unpoison_memory_region(first_frame - kFirstFramesBytes, kFirstFramesBytes);
 #endif
   fiber.thread_index = {thread % b.size.x, thread / b.size.x % b.size.y, thread / b.size.x / b.size.y};
-  fiber.counter = nullptr;
+  fiber.bit = 1u << b.lane_place[fiber.lane];
+  b.ready[thread / 32] |= fiber.bit;
   fiber.done = false;
   fiber.committed.clear();
   fiber.open.clear();
@@ -152,13 +152,14 @@ inline void prepare_block(Block& b, uint3 index, Memory static_shared) {
   for (Barrier& barrier : b.barriers) barrier = Barrier{};
   for (unsigned i = 0; i < b.n_warps; ++i) {
     Warp& warp = b.warps[i];
-    warp.n_live = std::min(32u, b.n_threads - i * 32);
-    warp.full.mask = warp.n_live == 32 ? ~0u : (1u << warp.n_live) - 1;
-    warp.full.arrived = 0;
-    for (LaneGroup* group : warp.partial) group->arrived = 0;
+    const unsigned n_lanes = std::min(32u, b.n_threads - i * 32);
+    b.ready[i] = 0;
+    warp.full.mask = n_lanes == 32 ? ~0u : (1u << n_lanes) - 1;
+    warp.full.arrived = warp.full.waiting = 0;
+    for (LaneGroup* group : warp.partial) group->arrived = group->waiting = 0;
   }
-  for (unsigned t = 0; t < b.n_threads; ++t) prepare_fiber(b.fibers[t], b, t);
   arrange_schedule(b);
+  for (unsigned t = 0; t < b.n_threads; ++t) prepare_fiber(b.fibers[t], b, t);
 }
 
 inline void run_block(Block& b, uint3 index, Memory static_shared) {
@@ -227,12 +228,12 @@ inline std::string launch(dim3 grid, dim3 size, unsigned dynamic_bytes, const st
   if (!refusal.empty()) return "launch refused: " + refusal;
   std::atomic<uint64_t> next{0};
   const uint64_t n_blocks = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-  if (opts().threads <= 1 || n_blocks == 1) return run_blocks(grid, size, dynamic_bytes, body, next);
-  std::vector<std::string> errors(opts().threads);
-  std::vector<std::thread> workers;
-  for (std::string& error : errors)
-    workers.emplace_back([&] { error = run_blocks(grid, size, dynamic_bytes, body, next); });
-  for (std::thread& worker : workers) worker.join();
+  std::vector<std::string> errors(std::min<uint64_t>(n_blocks, std::max(1u, opts().threads)));
+  const auto work = [&](std::string& error) { error = run_blocks(grid, size, dynamic_bytes, body, next); };
+  std::vector<std::thread> helpers;
+  for (size_t i = 1; i < errors.size(); ++i) helpers.emplace_back(work, std::ref(errors[i]));
+  work(errors[0]);
+  for (std::thread& helper : helpers) helper.join();
   for (const std::string& error : errors)
     if (!error.empty()) return error;
   return "";

@@ -49,16 +49,16 @@ Values meet(unsigned mask, const T& value, unsigned operation, const char* name,
   LaneGroup& group = group_of(mask);
   if (group.arrived == 0) group.operation = operation;
   else if (group.operation != operation) fail(std::string(name) + ": lanes of one mask meet in different operations");
-  const unsigned generation = group.generation;
-  unsigned char(*values)[64] = group.values[generation & 1];
+  unsigned char(*values)[64] = group.values[group.generation & 1];
   memcpy(values[cur->lane], &value, sizeof(T));
   group.arrived |= 1u << cur->lane;
   if (group.arrived == group.mask) {
     last(values);
     group.arrived = 0;
     ++group.generation;
+    blk->ready[cur->thread / 32] |= std::exchange(group.waiting, 0);
   } else {
-    wait_while(&group.generation, generation, name);
+    wait_among(group.waiting, name);
   }
   return values;
 }
