@@ -39,8 +39,8 @@ pub(super) enum Input {
 #[derive(Debug)]
 pub(super) struct Lexer {
     markers: Arc<Markers>,
-    /// Tags without a token.
-    written: Vec<(Tag, &'static str)>,
+    /// Tags without a token, each with its first character.
+    written: Vec<(char, Tag, &'static str)>,
     items: VecDeque<Item>,
 }
 
@@ -56,6 +56,7 @@ enum Match {
 impl Lexer {
     pub(super) fn new(formats: OutputFormats, markers: Arc<Markers>) -> Self {
         let written = formats.tags().filter(|(_, text)| !markers.has(text));
+        let written = written.filter_map(|(tag, text)| Some((text.chars().next()?, tag, text)));
         Self {
             written: written.collect(),
             items: VecDeque::new(),
@@ -95,8 +96,8 @@ impl Lexer {
             Item::Token(index) => return Some((self.token(index), 1)),
             Item::Char(c) => c,
         };
-        for &(tag, text) in &self.written {
-            if !enabled.has(tag) || !text.starts_with(first) {
+        for &(start, tag, text) in &self.written {
+            if start != first || !enabled.has(tag) {
                 continue;
             }
             let is_token = false;
