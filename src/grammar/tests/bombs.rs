@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::super::GrammarWish;
 use super::vocabularies::tiny;
 use super::walk::walk_for;
-use super::{compiler, schema, wish};
+use super::{schema, wish};
 use souffleur_state::grammar::Constraint;
 
 /// Compiles, and walks a little if that succeeds.
@@ -18,7 +18,7 @@ fn survives(name: &str, constraint: Constraint) {
 fn survives_wish(name: &str, wish: &GrammarWish) {
     let started = Instant::now();
     let vocabulary = tiny();
-    let compiled = compiler(vocabulary).compile(wish, &|| false);
+    let compiled = vocabulary.compiler().compile(wish, &|| false);
     let outcome = match compiled {
         Ok(grammar) => {
             let walk = walk_for(grammar.expect("it constrains").as_ref(), vocabulary, 1, 200);

@@ -2,15 +2,15 @@
 
 use super::vocabularies::{large, sentence_piece, tiny};
 use super::walk::walk;
-use super::{compile, compiler, takes, wish};
+use super::{compile, takes, wish};
 use souffleur_state::grammar::{Constraint, GrammarFailure, GrammarProgress, JsonWhitespace};
 
 #[test]
 fn a_json_object_constraint_yields_an_object() {
     for vocabulary in [tiny(), large(), sentence_piece()] {
-        let compiler = compiler(vocabulary);
+        let compiler = vocabulary.compiler();
         let constraint = Constraint::JsonObject(JsonWhitespace::Bounded);
-        let grammar = compile(&compiler, constraint).expect("it compiles");
+        let grammar = compile(compiler, constraint).expect("it compiles");
         for seed in 0..5 {
             let walk = walk(grammar.as_ref(), vocabulary, seed);
             match serde_json::from_str::<serde_json::Value>(&walk.text) {
@@ -26,7 +26,7 @@ fn a_json_object_constraint_yields_an_object() {
 #[test]
 fn a_regex_matches_the_whole_output() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let cases: [(&str, &[&str], &[&str]); 5] = [
         ("^a|b$", &["a", "b"], &["ab", ""]),
         (r"\d{3}-\d{4}", &["555-1234"], &["555-12345", "x"]),
@@ -39,7 +39,7 @@ fn a_regex_matches_the_whole_output() {
         (".+", &["a b"], &["a\nb", ""]),
     ];
     for (pattern, good, bad) in cases {
-        let grammar = compile(&compiler, Constraint::Regex(pattern.into())).expect("it compiles");
+        let grammar = compile(compiler, Constraint::Regex(pattern.into())).expect("it compiles");
         for text in good {
             assert!(
                 takes(grammar.as_ref(), vocabulary, text),
@@ -57,7 +57,7 @@ fn a_regex_matches_the_whole_output() {
 
 #[test]
 fn regexes_that_cannot_be_enforced_are_refused() {
-    let compiler = compiler(tiny());
+    let compiler = tiny().compiler();
     for (pattern, reason) in [
         ("(?=a)", "look-ahead"),
         ("(", "regex"),
@@ -74,10 +74,9 @@ fn regexes_that_cannot_be_enforced_are_refused() {
 #[test]
 fn a_choice_yields_one_of_its_strings() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let texts = ["left", "left-hand", "a \"b\" \\n\u{7f}", "日本"].map(str::to_owned);
-    let grammar =
-        compile(&compiler, Constraint::Choice(texts.clone().into())).expect("it compiles");
+    let grammar = compile(compiler, Constraint::Choice(texts.clone().into())).expect("it compiles");
     for seed in 0..20 {
         let walk = walk(grammar.as_ref(), vocabulary, seed);
         assert_eq!(walk.end, Ok(GrammarProgress::Done));
@@ -92,8 +91,8 @@ fn a_choice_yields_one_of_its_strings() {
 #[test]
 fn a_token_that_is_not_allowed_fails_the_output() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
-    let grammar = compile(&compiler, Constraint::Regex("[0-9]+".into())).expect("it compiles");
+    let compiler = vocabulary.compiler();
+    let grammar = compile(compiler, Constraint::Regex("[0-9]+".into())).expect("it compiles");
     for token in [
         vocabulary.tokens("a")[0],
         vocabulary.eos[0],
@@ -107,6 +106,6 @@ fn a_token_that_is_not_allowed_fails_the_output() {
 #[test]
 fn nothing_is_constrained_without_a_constraint() {
     let wish = super::GrammarWish::default();
-    let compiled = compiler(tiny()).compile(&wish, &|| false);
+    let compiled = tiny().compiler().compile(&wish, &|| false);
     assert!(compiled.expect("it is no error").is_none());
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::super::{GrammarWish, ReasoningGate};
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::{feed, mask_after};
-use super::{compiler, schema, takes};
+use super::{schema, takes};
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
@@ -17,7 +17,7 @@ fn gated(vocabulary: &Vocabulary, starts_inside: bool) -> Arc<dyn Grammar> {
         reasoning: Some(gate(starts_inside)),
         ..GrammarWish::default()
     };
-    let compiled = compiler(vocabulary).compile(&wish, &|| false);
+    let compiled = vocabulary.compiler().compile(&wish, &|| false);
     compiled.expect("it compiles").expect("it constrains")
 }
 
@@ -101,7 +101,7 @@ fn a_call_ends_the_reasoning() {
         reasoning: Some(gate(true)),
         ..GrammarWish::default()
     };
-    let compiled = compiler(vocabulary).compile(&wish, &|| false);
+    let compiled = vocabulary.compiler().compile(&wish, &|| false);
     let grammar = compiled.expect("it compiles").expect("it constrains");
     let call = "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>";
     for before in ["", "hm", "hm</think>"] {
@@ -119,6 +119,6 @@ fn reasoning_alone_constrains_nothing() {
         reasoning: Some(gate(false)),
         ..GrammarWish::default()
     };
-    let compiled = compiler(tiny()).compile(&wish, &|| false);
+    let compiled = tiny().compiler().compile(&wish, &|| false);
     assert!(compiled.expect("it is no error").is_none());
 }

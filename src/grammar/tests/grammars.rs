@@ -2,7 +2,7 @@
 
 use super::vocabularies::{large, tiny};
 use super::walk::walk;
-use super::{compile, compiler, takes, wish};
+use super::{compile, takes, wish};
 use souffleur_state::grammar::{Constraint, GrammarProgress};
 
 fn ebnf(text: &str) -> Constraint {
@@ -24,8 +24,8 @@ ws     ::= ([ \t\n] ws)?
 #[test]
 fn a_grammar_of_json_writes_json() {
     for vocabulary in [tiny(), large()] {
-        let compiler = compiler(vocabulary);
-        let grammar = compile(&compiler, ebnf(JSON)).expect("it compiles");
+        let compiler = vocabulary.compiler();
+        let grammar = compile(compiler, ebnf(JSON)).expect("it compiles");
         for seed in 0..12 {
             let walk = walk(grammar.as_ref(), vocabulary, seed);
             assert_eq!(walk.end, Ok(GrammarProgress::Done), "{}", walk.text);
@@ -95,10 +95,10 @@ const CASES: [(&str, &[&str], &[&str]); 9] = [
 #[test]
 fn grammars_derive_their_texts_and_no_others() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     for (text, good, bad) in CASES {
         let grammar =
-            compile(&compiler, ebnf(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
+            compile(compiler, ebnf(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
         for output in good {
             assert!(
                 takes(grammar.as_ref(), vocabulary, output),
@@ -126,9 +126,9 @@ fn grammars_derive_their_texts_and_no_others() {
 #[test]
 fn lark_is_compiled_as_it_is() {
     let vocabulary = large();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let text = "%llguidance {}\nstart: \"a\" B <tool_call> /-?[0-9]/ \"&\"\nB: /[0-9]+/\n";
-    let grammar = compile(&compiler, ebnf(text)).expect("it compiles");
+    let grammar = compile(compiler, ebnf(text)).expect("it compiles");
     assert!(takes(grammar.as_ref(), vocabulary, "a12<tool_call>7&"));
     assert!(!takes(grammar.as_ref(), vocabulary, "a12<tool_call>x"));
     for text in [

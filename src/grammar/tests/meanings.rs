@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::vocabularies::tiny;
-use super::{compile, compiler, schema, takes};
+use super::{compile, schema, takes};
 
 /// Which of the texts a schema accepts, or why it is refused.
 fn taken(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
-    let grammar = compile(&compiler(tiny()), schema(written.clone()));
+    let grammar = compile(tiny().compiler(), schema(written.clone()));
     let grammar = grammar.map_err(|error| error.to_string())?;
     Ok(texts
         .iter()

@@ -23,10 +23,6 @@ use souffleur_base::error::RequestError;
 use souffleur_state::grammar::{Constraint, Grammar, JsonWhitespace};
 use vocabularies::Vocabulary;
 
-fn compiler(vocabulary: &Vocabulary) -> GrammarCompiler {
-    compiler_within(vocabulary, GrammarLimits::default())
-}
-
 fn compiler_within(vocabulary: &Vocabulary, limits: GrammarLimits) -> GrammarCompiler {
     let text = vocabulary.text.clone();
     GrammarCompiler::new(text, &vocabulary.eos, vocabulary.size, limits)

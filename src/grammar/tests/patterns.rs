@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::vocabularies::{large, tiny};
 use super::walk::{feed, walk};
-use super::{compile, compiler, schema, takes};
+use super::{compile, schema, takes};
 use souffleur_state::grammar::GrammarProgress;
 
 /// Patterns, and the characters that an output must not have.
@@ -36,10 +36,10 @@ fn text_of(output: &str) -> String {
 #[test]
 fn no_output_has_what_a_class_leaves_out() {
     for vocabulary in [tiny(), large()] {
-        let compiler = compiler(vocabulary);
+        let compiler = vocabulary.compiler();
         for (pattern, excluded) in PATTERNS {
             let written = json!({"type": "string", "pattern": pattern, "maxLength": 12});
-            let grammar = compile(&compiler, schema(written)).expect("it is supported");
+            let grammar = compile(compiler, schema(written)).expect("it is supported");
             for seed in 0..40 {
                 let walk = walk(grammar.as_ref(), vocabulary, seed);
                 assert_eq!(
@@ -58,7 +58,7 @@ fn no_output_has_what_a_class_leaves_out() {
 #[test]
 fn escapes_follow_the_class_that_they_decode_to() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     for (pattern, taken, refused) in [
         (
             "^[^\"]*$",
@@ -82,7 +82,7 @@ fn escapes_follow_the_class_that_they_decode_to() {
         ("^a|b$", &[r#""ac""#, r#""cb""#], &[r#""ca""#]),
     ] {
         let written = json!({"type": "string", "pattern": pattern});
-        let grammar = compile(&compiler, schema(written)).expect("it is supported");
+        let grammar = compile(compiler, schema(written)).expect("it is supported");
         for text in taken {
             assert!(
                 takes(grammar.as_ref(), vocabulary, text),
@@ -101,11 +101,11 @@ fn escapes_follow_the_class_that_they_decode_to() {
 #[test]
 fn names_of_properties_follow_their_patterns() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let written = json!({
         "type": "object", "patternProperties": {"^[^\"]+$": {"type": "integer"}}, "additionalProperties": false,
     });
-    let grammar = compile(&compiler, schema(written)).expect("it is supported");
+    let grammar = compile(compiler, schema(written)).expect("it is supported");
     assert!(feed(grammar.as_ref(), vocabulary, r#"{"a\\b":1}"#).is_some());
     assert!(feed(grammar.as_ref(), vocabulary, r#"{"a\"b":1}"#).is_none());
     assert!(feed(grammar.as_ref(), vocabulary, r#"{"\"":1}"#).is_none());

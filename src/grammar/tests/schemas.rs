@@ -5,17 +5,17 @@ use serde_json::{Value, json};
 use super::schema_list::schemas;
 use super::vocabularies::{Vocabulary, large, sentence_piece, tiny};
 use super::walk::{feed, mask_after, tokens_in, walk};
-use super::{compile, compiler, schema, wish};
+use super::{compile, schema, wish};
 use souffleur_state::grammar::{Allowed, Constraint, GrammarProgress, JsonWhitespace};
 
 fn walks_are_valid(vocabulary: &Vocabulary, seeds: std::ops::Range<u64>) {
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     for (at, written) in schemas().into_iter().enumerate() {
         let validator = jsonschema::options()
             .should_validate_formats(true)
             .build(&written)
             .expect("the schema is valid");
-        let grammar = compile(&compiler, schema(written.clone()));
+        let grammar = compile(compiler, schema(written.clone()));
         let grammar = grammar.unwrap_or_else(|error| panic!("{written}: {error}"));
         for seed in seeds.clone() {
             let walk = walk(grammar.as_ref(), vocabulary, seed * 1000 + at as u64);
@@ -58,10 +58,10 @@ fn walks_with_pieces_are_valid() {
 #[test]
 fn the_end_is_allowed_exactly_where_the_value_is_complete() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     for written in schemas() {
         let validator = jsonschema::validator_for(&written).expect("the schema is valid");
-        let grammar = compile(&compiler, schema(written.clone())).expect("it compiles");
+        let grammar = compile(compiler, schema(written.clone())).expect("it compiles");
         let walk = walk(grammar.as_ref(), vocabulary, 5);
         let last = walk.tokens.last().copied();
         let output = match last {
@@ -92,8 +92,8 @@ fn the_end_is_allowed_exactly_where_the_value_is_complete() {
 #[test]
 fn raw_controls_never_get_into_a_string() {
     for vocabulary in [tiny(), large()] {
-        let compiler = compiler(vocabulary);
-        let grammar = compile(&compiler, schema(json!({"type": "string"}))).expect("it compiles");
+        let compiler = vocabulary.compiler();
+        let grammar = compile(compiler, schema(json!({"type": "string"}))).expect("it compiles");
         let output = vocabulary.tokens("\"ab");
         let masked = mask_after(grammar.as_ref(), vocabulary, &output);
         assert_eq!(masked.allowed, Allowed::Masked);
@@ -111,8 +111,8 @@ fn raw_controls_never_get_into_a_string() {
 #[test]
 fn tokens_that_are_no_text_are_never_allowed() {
     let vocabulary = large();
-    let compiler = compiler(vocabulary);
-    let grammar = compile(&compiler, Constraint::Regex("(?s:.*)".into())).expect("it compiles");
+    let compiler = vocabulary.compiler();
+    let grammar = compile(compiler, Constraint::Regex("(?s:.*)".into())).expect("it compiles");
     let masked = mask_after(grammar.as_ref(), vocabulary, &[]);
     let markers = ["<think>", "<tool_call>", "[ARGS]"];
     for marker in markers.map(|marker| vocabulary.text.token_id(marker).expect("it is there")) {
@@ -129,7 +129,7 @@ fn tokens_that_are_no_text_are_never_allowed() {
 #[test]
 fn white_space_is_what_was_asked_for() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let with = |whitespace| Constraint::JsonSchema {
         schema: std::sync::Arc::new(
             json!({"type": "object", "properties": {"a": {"type": "integer"}},
@@ -161,7 +161,7 @@ fn white_space_is_what_was_asked_for() {
             [true, true, false, true, false, false, false],
         ),
     ] {
-        let grammar = compile(&compiler, with(whitespace.clone())).expect("it compiles");
+        let grammar = compile(compiler, with(whitespace.clone())).expect("it compiles");
         let found = texts.map(|text| feed(grammar.as_ref(), vocabulary, text).is_some());
         assert_eq!(found, allowed, "{whitespace:?}");
     }
@@ -170,7 +170,7 @@ fn white_space_is_what_was_asked_for() {
 #[test]
 fn strict_objects_are_closed() {
     let vocabulary = tiny();
-    let compiler = compiler(vocabulary);
+    let compiler = vocabulary.compiler();
     let with = |is_strict| Constraint::JsonSchema {
         schema: std::sync::Arc::new(
             json!({"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -179,7 +179,7 @@ fn strict_objects_are_closed() {
         is_strict,
     };
     for is_strict in [false, true] {
-        let grammar = compile(&compiler, with(is_strict)).expect("it compiles");
+        let grammar = compile(compiler, with(is_strict)).expect("it compiles");
         let fed = feed(grammar.as_ref(), vocabulary, "{\"b\":1}");
         assert_eq!(fed.is_none(), is_strict);
     }
@@ -189,7 +189,7 @@ fn strict_objects_are_closed() {
 fn orders_to_the_compiler_are_ignored() {
     let vocabulary = tiny();
     let schema = schema(json!({"type": "object", "x-guidance": {"lenient": true}, "not": {}}));
-    let refused = compiler(vocabulary).compile(&wish(schema), &|| false);
+    let refused = vocabulary.compiler().compile(&wish(schema), &|| false);
     assert!(
         refused
             .expect_err("`not` is not supported")

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk_for;
-use super::{compile, compiler, takes, wish};
+use super::{compile, takes, wish};
 use souffleur_state::grammar::Constraint;
 
 fn tag(value: Value) -> Constraint {
@@ -20,8 +20,8 @@ fn format(format: Value) -> Constraint {
 /// The texts that are and are not of a format.
 fn check(vocabulary: &Vocabulary, constraint: Constraint, good: &[&str], bad: &[&str]) {
     let told = format!("{constraint:?}");
-    let compiler = compiler(vocabulary);
-    let grammar = compile(&compiler, constraint).unwrap_or_else(|error| panic!("{told}: {error}"));
+    let compiler = vocabulary.compiler();
+    let grammar = compile(compiler, constraint).unwrap_or_else(|error| panic!("{told}: {error}"));
     for text in good {
         assert!(
             takes(grammar.as_ref(), vocabulary, text),
@@ -173,9 +173,8 @@ fn flags_say_how_many_tags_there_are() {
         (false, true, [true, true, true, true, false, false, false]),
         (true, true, [false, false, true, false, false, false, false]),
     ] {
-        let compiler = compiler(tiny());
-        let grammar =
-            compile(&compiler, with(at_least_one, stop_after_first)).expect("it compiles");
+        let compiler = tiny().compiler();
+        let grammar = compile(compiler, with(at_least_one, stop_after_first)).expect("it compiles");
         let found = texts.map(|text| takes(grammar.as_ref(), tiny(), text));
         assert_eq!(found, wanted, "{at_least_one} {stop_after_first}");
     }
@@ -195,7 +194,7 @@ fn a_tag_ends_what_is_free_inside() {
 
 #[test]
 fn what_is_not_supported_is_told_with_its_place() {
-    let compiler = compiler(tiny());
+    let compiler = tiny().compiler();
     for (value, told) in [
         (json!({"type": "structural_tag"}), "format"),
         (json!({"type": "other", "format": {}}), "#/type"),

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::super::GrammarWish;
 use super::vocabularies::{Vocabulary, large, tiny};
 use super::walk::walk;
-use super::{compiler, schema, takes};
+use super::{schema, takes};
 use souffleur_base::error::RequestError;
 use souffleur_state::grammar::{Grammar, GrammarProgress};
 use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse, strict_openings};
@@ -70,7 +70,7 @@ fn compile(
     vocabulary: &Vocabulary,
     wish: &GrammarWish,
 ) -> Result<Option<Arc<dyn Grammar>>, RequestError> {
-    compiler(vocabulary).compile(wish, &|| false)
+    vocabulary.compiler().compile(wish, &|| false)
 }
 
 fn grammar(vocabulary: &Vocabulary, wish: &GrammarWish) -> Arc<dyn Grammar> {

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 
 use super::tokenizers::{byte_level, metaspace};
+use super::{GrammarCompiler, GrammarLimits, compiler_within};
 use souffleur_model::text::{TextModel, TokenPiece};
 
 pub(super) struct Vocabulary {
@@ -21,6 +22,7 @@ pub(super) struct Vocabulary {
     pub(super) text_closers: Vec<u32>,
     markers: HashMap<String, u32>,
     by_bytes: HashMap<Vec<u8>, Vec<u32>>,
+    compiler: OnceLock<GrammarCompiler>,
 }
 
 const CLOSERS: [&str; 10] = ["}", "]", "\"", ")", "Z", "W", ">", ":", ",", "0"];
@@ -53,8 +55,16 @@ impl Vocabulary {
             pieces,
             markers: text.markers().into_iter().collect(),
             by_bytes,
+            compiler: OnceLock::new(),
             text: Arc::new(text),
         }
+    }
+
+    /// A compiler with the default limits, the same for all tests: building the trie of a vocabulary takes longer than
+    /// most of them.
+    pub(super) fn compiler(&self) -> &GrammarCompiler {
+        self.compiler
+            .get_or_init(|| compiler_within(self, GrammarLimits::default()))
     }
 
     /// The text of tokens, with markers by name.
