@@ -38,6 +38,12 @@ pub fn run_on_each(skipped: &str) {
     }
 }
 
+/// Whether this run forces an instruction set whose kernels for floats another run of this binary covers.
+pub fn repeats_floats() -> bool {
+    let forced = std::env::var_os(ISA_VARIABLE).map(|name| Isa::named(&name));
+    forced.is_some_and(|isa| isa.is_ok_and(|isa| isa.of_floats() != isa))
+}
+
 /// Writes to the terminal: the test runner captures `eprintln` output of tests that pass.
 pub fn say(isa: Isa, what: &str) {
     let line = format!("kernel path {}: {what}\n", isa.name());

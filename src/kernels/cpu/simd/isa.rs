@@ -76,6 +76,15 @@ impl Isa {
         }
     }
 
+    /// The instruction set whose kernels for floats this one shares: VNNI has integer products only.
+    pub fn of_floats(self) -> Self {
+        match self {
+            Self::Avx2Vnni => Self::Avx2,
+            Self::Avx512Vnni => Self::Avx512,
+            other => other,
+        }
+    }
+
     /// # Panics
     /// If this machine lacks it.
     pub(super) fn assert_present(self) {

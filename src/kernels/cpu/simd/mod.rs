@@ -23,18 +23,17 @@ use super::x86;
 /// If this machine lacks `isa`.
 pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     isa.assert_present();
-    match isa {
+    match isa.of_floats() {
         Isa::Portable => kernel.run::<Portable>(),
         // SAFETY: the features of each were detected above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx2Vnni => unsafe { x86::run_avx2(kernel) },
+        Isa::Avx2 => unsafe { x86::run_avx2(kernel) },
         // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { x86::run_avx512(kernel) },
+        Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
         // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 | Isa::Amx => unsafe { x86::run_avx512_bf16(kernel) },
-        #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is missing on this machine", isa.name()),
     }
 }
