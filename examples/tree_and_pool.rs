@@ -14,7 +14,6 @@ use std::sync::Arc;
 use anyhow::Context;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::PrefixCache;
 use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{PageSize, PoolLedger};

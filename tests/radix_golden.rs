@@ -19,7 +19,6 @@ use serde_json::Value;
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};

@@ -55,7 +55,7 @@ impl PrefixIndex {
         let pools = Pools::new(pages, rows, page_size, ledger.clone());
         let note = DeathNote::unread("allocator", ledger.clone());
         let allocator = Allocator::new(pools, PlannedTo::Host(planned), note).start();
-        let tree = Box::new(RadixTree::new(page_size, policy, ledger.clone()));
+        let tree = RadixTree::new(page_size, policy, ledger.clone());
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let note = DeathNote::unread("radix_cache", ledger.clone());
         let radix_cache = RadixCache::new(tree, reserve, note).start();

@@ -9,7 +9,7 @@ use crate::mailbox::{Mailbox, Posted};
 use crate::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
 use souffleur_kv_events::ChangeFeed;
 use souffleur_metrics::CacheMetrics;
-use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::control::plan_step;
 use souffleur_state::control::probe_prefixes;
 
@@ -17,7 +17,7 @@ use souffleur_state::control::probe_prefixes;
 const FEED_INTERVAL: Duration = Duration::from_millis(10);
 
 pub struct RadixCache {
-    cache: Box<dyn PrefixCache>,
+    cache: RadixTree,
     allocator: Mailbox<Box<ReservePages>>,
     /// The Scheduler; a host that plans by itself has none.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
@@ -29,11 +29,7 @@ pub struct RadixCache {
 }
 
 impl RadixCache {
-    pub fn new(
-        cache: Box<dyn PrefixCache>,
-        allocator: Mailbox<Box<ReservePages>>,
-        note: DeathNote,
-    ) -> Self {
+    pub fn new(cache: RadixTree, allocator: Mailbox<Box<ReservePages>>, note: DeathNote) -> Self {
         Self {
             cache,
             allocator,
@@ -63,7 +59,7 @@ impl RadixCache {
         let Some(feed) = &mut self.feed else {
             return;
         };
-        if feed.pass_on(self.cache.as_mut()) && !self.feeds_later {
+        if feed.pass_on(&mut self.cache) && !self.feeds_later {
             self.feeds_later = true;
             ctx.run_later(FEED_INTERVAL, |this, ctx| {
                 this.feeds_later = false;
@@ -87,7 +83,7 @@ impl Handler<Posted<Box<PlanStep>>> for RadixCache {
     fn handle(&mut self, posted: Posted<Box<PlanStep>>, ctx: &mut Context<Self>) {
         let (plan, _timer) = posted.open();
         let started = Instant::now();
-        let reserve = plan_step(self.cache.as_mut(), *plan);
+        let reserve = plan_step(&mut self.cache, *plan);
         if reserve.verdict.evicted_tokens > 0 {
             let tokens = reserve.verdict.evicted_tokens as u64;
             self.metrics
@@ -103,7 +99,7 @@ impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
 
     fn handle(&mut self, posted: Posted<Box<ProbePrefixes>>, ctx: &mut Context<Self>) {
         let (probe, _timer) = posted.open();
-        let probed = Box::new(probe_prefixes(self.cache.as_mut(), *probe));
+        let probed = Box::new(probe_prefixes(&mut self.cache, *probe));
         self.scheduler
             .as_ref()
             .expect("only the scheduler that gets the answer asks")

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
 use souffleur_metrics::KvEventMetrics;
 use souffleur_state::cache::changes::CacheChange;
-use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::RadixTree;
 
 /// Capacity of the queue in lists of changes, one per plan.
 pub(super) const MAX_WAITING_NEWS: usize = 1024;
@@ -85,7 +85,7 @@ impl ChangeFeed {
 
     /// Sends the changes since the last call. Returns true if it should be called again soon without another change,
     /// because the cache has more to report or the publisher lags.
-    pub fn pass_on(&mut self, cache: &mut dyn PrefixCache) -> bool {
+    pub fn pass_on(&mut self, cache: &mut RadixTree) -> bool {
         self.take_back();
         if self.news.is_closed() {
             self.forget(cache);
@@ -112,7 +112,7 @@ impl ChangeFeed {
     }
 
     /// The publisher has stopped or died: discards changes and the pending resynchronisation.
-    fn forget(&mut self, cache: &mut dyn PrefixCache) {
+    fn forget(&mut self, cache: &mut RadixTree) {
         self.has_lost = false;
         let mut changes = self.spare.pop().unwrap_or_default();
         cache.take_changes(&mut changes);
@@ -120,7 +120,7 @@ impl ChangeFeed {
     }
 
     /// Whether the cache should hold its next part back until the publisher has read more.
-    fn pauses(&self, cache: &dyn PrefixCache) -> bool {
+    fn pauses(&self, cache: &RadixTree) -> bool {
         let is_behind = self.waiting_changes > self.max_changes / 2
             || self.waiting_tokens > MAX_WAITING_TOKENS / 2;
         is_behind
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use souffleur_state::cache::eviction::EvictionPolicy;
     use souffleur_state::cache::namespace::Namespace;
-    use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+    use souffleur_state::cache::radix_tree::Insert;
     use souffleur_state::pool::page_pool::PagePool;
     use souffleur_state::pool::pages::{PageSize, PoolLedger};
 

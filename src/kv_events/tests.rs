@@ -15,7 +15,6 @@ use super::batch::KvEvent;
 use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{PageSize, PoolLedger};

@@ -11,7 +11,7 @@ use super::SimulateError;
 use super::trace::Trace;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur_state::cache::prefix_cache::Checkpoint;
 use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{PageSize, PoolLedger};

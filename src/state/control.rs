@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::plain_cache::PlainCache;
-use crate::cache::prefix_cache::PrefixCache;
+use crate::cache::eviction::EvictionPolicy;
 use crate::cache::radix_tree::RadixTree;
 use crate::plan::probe::{PrefixesProbed, ProbePrefixes};
 use crate::plan::{PlanStep, ReservePages, StepPlanned, reserve_pages};
@@ -36,7 +35,7 @@ pub struct ControlSetup {
 /// The states of one unit, initially empty. `S` is the Scheduler's state or a wrapper.
 pub struct ControlStates<S = Scheduler> {
     pub scheduler: S,
-    pub cache: Box<dyn PrefixCache>,
+    pub cache: RadixTree,
     pub pools: Pools,
     pub ledger: Arc<PoolLedger>,
     pub evicted_nodes: u64,
@@ -133,7 +132,7 @@ impl<S: Plans> ControlStates<S> {
     fn carry_back(&mut self, leg: Leg) -> Next {
         match leg {
             Leg::ProbePrefixes(probe) => {
-                let probed = probe_prefixes(self.cache.as_mut(), *probe);
+                let probed = probe_prefixes(&mut self.cache, *probe);
                 self.scheduler.prefixes_probed(probed)
             }
             Leg::PrefixesProbed(probed) => self.scheduler.prefixes_probed(*probed),
@@ -151,7 +150,7 @@ impl<S: Plans> ControlStates<S> {
     }
 
     fn plan(&mut self, plan: PlanStep) -> ReservePages {
-        let reserve = plan_step(self.cache.as_mut(), plan);
+        let reserve = plan_step(&mut self.cache, plan);
         self.evicted_nodes += reserve.verdict.evicted_nodes as u64;
         reserve
     }
@@ -159,7 +158,7 @@ impl<S: Plans> ControlStates<S> {
     pub fn carry(&mut self, leg: Leg) -> Carried {
         match leg {
             Leg::ProbePrefixes(probe) => {
-                let probed = probe_prefixes(self.cache.as_mut(), *probe);
+                let probed = probe_prefixes(&mut self.cache, *probe);
                 Carried::On(Leg::PrefixesProbed(Box::new(probed)))
             }
             Leg::PrefixesProbed(probed) => Carried::Back(self.scheduler.prefixes_probed(*probed)),
@@ -230,25 +229,29 @@ impl ControlSetup {
         })
     }
 
-    fn cache(&self, ledger: &Arc<PoolLedger>) -> Box<dyn PrefixCache> {
-        let page_size = self.limits.page_size;
-        let tree = |policy| {
-            let tree = RadixTree::new(page_size, policy, ledger.clone());
-            let tree = match self.limits.tier {
-                Some(tier) => tree.with_saves(tier.saves),
-                None => tree,
-            };
-            match (self.limits.states, self.limits.windows) {
-                (Some(_), _) => tree.with_states(),
-                (None, Some(windows)) => tree.with_windows(windows.window(page_size)),
-                (None, None) => tree,
-            }
+    fn cache(&self, ledger: &Arc<PoolLedger>) -> RadixTree {
+        let tree = match self.limits.queue.eviction_policy {
+            Some(policy) => self.tree(policy, ledger),
+            None => RadixTree::disabled(self.limits.page_size, ledger.clone()),
         };
-        match (self.limits.queue.eviction_policy, self.diagnoses_misses) {
-            (Some(policy), true) => Box::new(tree(policy).with_diagnostics()),
-            (Some(policy), false) => Box::new(tree(policy)),
-            (None, true) => Box::new(PlainCache::new(page_size).with_diagnostics()),
-            (None, false) => Box::new(PlainCache::new(page_size)),
+        if self.diagnoses_misses {
+            tree.with_diagnostics()
+        } else {
+            tree
+        }
+    }
+
+    fn tree(&self, policy: EvictionPolicy, ledger: &Arc<PoolLedger>) -> RadixTree {
+        let page_size = self.limits.page_size;
+        let tree = RadixTree::new(page_size, policy, ledger.clone());
+        let tree = match self.limits.tier {
+            Some(tier) => tree.with_saves(tier.saves),
+            None => tree,
+        };
+        match (self.limits.states, self.limits.windows) {
+            (Some(_), _) => tree.with_states(),
+            (None, Some(windows)) => tree.with_windows(windows.window(page_size)),
+            (None, None) => tree,
         }
     }
 }

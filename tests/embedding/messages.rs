@@ -9,12 +9,12 @@ use souffleur::actors::mailbox::Mailbox;
 use souffleur::actors::messages::{ActorDied, PeekPrefix, PlanStep, StepPlanned};
 use souffleur::actors::prefix_index::{IndexCapacity, PrefixIndex};
 use souffleur::actors::radix_cache::RadixCache;
-use souffleur::ids::{PageId, StepId};
+use souffleur::ids::StepId;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
-use souffleur::state::cache::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
-use souffleur::state::plan::{PinDemand, Reservation};
-use souffleur::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages, PoolLedger};
+use souffleur::state::cache::radix_tree::{Insert, RadixTree};
+use souffleur::state::plan::{Reservation, Settle};
+use souffleur::state::pool::pages::{NodeLock, PageSize, PoolLedger};
 use souffleur::state::pool::pools::Pools;
 
 use super::doubles::Probe;
@@ -62,18 +62,16 @@ async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
     let (died, mut deaths) = Probe::<ActorDied>::spawn();
     let (planned, mut answers) = Probe::<Box<StepPlanned>>::spawn();
     let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
-    let pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
+    let mut pools = Pools::new(8, 2, PageSize::ONE, ledger.clone());
+    let tree = || RadixTree::new(PageSize::ONE, EvictionPolicy::default(), ledger.clone());
+    let foreign = lock_in(&mut tree(), &mut pools);
     let note = |actor| DeathNote::new(actor, 7, died.clone(), ledger.clone());
     let allocator = Allocator::new(pools, PlannedTo::Host(planned), note("allocator")).start();
     let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
-    let cache = RadixCache::new(Box::new(Poisoned), reserve, note("radix_cache")).start();
+    let cache = RadixCache::new(tree(), reserve, note("radix_cache")).start();
     let plan = Mailbox::of(&cache, "radix_cache", "PlanStep");
     let mut request = PlanStep::empty(StepId::new(1), 8, 2);
-    request.pins.push(PinDemand {
-        pin: 1,
-        namespace: Namespace::default(),
-        tokens: [1, 2].into(),
-    });
+    request.settle.push(Settle::Unlock(foreign));
     plan.post(Box::new(request));
     let death = within(deaths.recv()).await.expect("a death is reported");
     assert_eq!(
@@ -87,55 +85,17 @@ async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
     assert!(answers.try_recv().is_err(), "nothing was planned");
 }
 
-/// A tree that cannot be locked.
-struct Poisoned;
-
-impl PrefixCache for Poisoned {
-    fn lock_prefix(&mut self, _: &Namespace, _: &[u32]) -> LockedPrefix {
-        panic!("a poisoned tree")
-    }
-
-    fn unlock(&mut self, _: NodeLock) {}
-
-    fn touch_prefix(&mut self, _: &Namespace, _: &[u32]) -> usize {
-        0
-    }
-
-    fn peek(&self, _: &Namespace, _: &[u32]) -> usize {
-        0
-    }
-
-    fn checkpoint(&mut self, _: Checkpoint<'_>) -> Checkpointed {
-        panic!("a poisoned tree")
-    }
-
-    fn evict(&mut self, _: usize) -> EvictedPages {
-        EvictedPages::empty()
-    }
-
-    fn clear(&mut self) -> Pages {
-        Pages::empty()
-    }
-
-    fn evictable_size(&self) -> usize {
-        0
-    }
-
-    fn protected_size(&self) -> usize {
-        0
-    }
-
-    fn n_nodes(&self) -> usize {
-        0
-    }
-
-    fn page_size(&self) -> PageSize {
-        PageSize::ONE
-    }
-
-    fn for_each_page(&self, _: &mut dyn FnMut(PageId)) {}
-
-    fn check_integrity(&self) -> Result<(), String> {
-        Ok(())
-    }
+/// Caches one page and locks it: no other tree can release the lock.
+fn lock_in(tree: &mut RadixTree, pools: &mut Pools) -> NodeLock {
+    let namespace = &Namespace::default();
+    let inserted = tree.insert(Insert {
+        namespace,
+        tokens: &[1],
+        owner: None,
+        pages: pools.pages.alloc(1).expect("the pool has eight pages"),
+        priority: 0,
+        inserted_tokens: 0,
+    });
+    assert!(inserted.rest.is_empty());
+    tree.lock_prefix(namespace, &[1]).lock
 }

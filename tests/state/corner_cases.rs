@@ -3,9 +3,9 @@
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::plain_cache::PlainCache;
-use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
-use souffleur_state::pool::pages::{NodeLock, PageSize};
+use souffleur_state::cache::prefix_cache::Checkpoint;
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
+use souffleur_state::pool::pages::NodeLock;
 
 use crate::{Held, Memory, panics};
 
@@ -375,9 +375,9 @@ fn unknown_policy_error_lists_the_names() {
 }
 
 #[test]
-fn plain_cache_keeps_nothing_and_gives_everything_back() {
+fn a_disabled_tree_keeps_nothing_and_gives_everything_back() {
     let mut memory = Memory::new(4, "lru", 8);
-    let mut plain: Box<dyn PrefixCache> = Box::new(PlainCache::new(PageSize::ONE));
+    let mut plain = RadixTree::disabled(memory.page_size, memory.ledger.clone());
     let namespace = &Namespace::default();
     let tokens = numbers(0..8);
     let private = memory.alloc(8);
@@ -415,6 +415,15 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
         (0, 0, 0)
     );
     plain.unlock(done.lock);
-    memory.pool.free(done.private);
+    let inserted = plain.insert(Insert {
+        namespace,
+        tokens: &tokens,
+        owner: None,
+        pages: done.private,
+        priority: 0,
+        inserted_tokens: 0,
+    });
+    assert_eq!((inserted.rest.len(), plain.n_nodes()), (2, 0));
+    memory.pool.free(inserted.rest);
     memory.assert_idle();
 }

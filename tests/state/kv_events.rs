@@ -8,8 +8,7 @@ use souffleur_kv_events::config::IdFormat;
 use souffleur_kv_events::mirror::BlockMirror;
 use souffleur_state::cache::changes::{Above, CacheChange};
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
-use souffleur_state::cache::radix_tree::Insert;
+use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::pages::{NodeLock, PageSize};
 
 use crate::Memory;
@@ -59,7 +58,7 @@ impl Account {
     }
 
     /// Applies the cache's changes, and at times compares everything.
-    pub fn hear(&mut self, cache: &mut dyn PrefixCache) {
+    pub fn hear(&mut self, cache: &mut RadixTree) {
         cache.take_changes(&mut self.changes);
         if self.changes.is_empty() {
             return;
@@ -133,7 +132,7 @@ impl Account {
     }
 
     /// Compares the nodes with the cache, and the blocks with the nodes.
-    pub fn compare(&self, cache: &dyn PrefixCache) {
+    pub fn compare(&self, cache: &RadixTree) {
         if cache.has_more_to_tell() {
             return;
         }
@@ -165,7 +164,7 @@ impl Account {
     }
 
     /// As [`compare`](Self::compare), for a tree whose layers keep no states or windows.
-    fn compare_plain(&self, cache: &dyn PrefixCache) {
+    fn compare_plain(&self, cache: &RadixTree) {
         self.compare(cache);
         if cache.has_more_to_tell() {
             return;
@@ -282,8 +281,8 @@ fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
         chaos.run(N_REQUESTS);
         let world = &mut chaos.world;
         let account = world.account.as_mut().expect("it is kept");
-        account.hear(world.states.cache.as_mut());
-        account.compare(&*world.states.cache);
+        account.hear(&mut world.states.cache);
+        account.compare(&world.states.cache);
         assert!(account.heard > 20, "{} of run {number}", account.heard);
         cleared += account.cleared - 1;
     }

@@ -9,8 +9,7 @@ use proptest::prelude::*;
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::plain_cache::PlainCache;
-use souffleur_state::cache::prefix_cache::{Checkpoint, PrefixCache};
+use souffleur_state::cache::prefix_cache::Checkpoint;
 use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
@@ -97,7 +96,7 @@ struct Sequence {
 struct Engine {
     page_size: PageSize,
     pool: PagePool,
-    cache: Box<dyn PrefixCache>,
+    cache: RadixTree,
     /// The content of each slot: a digest of the namespace and all tokens up to its own.
     kv: HashMap<usize, u64>,
     running: Vec<Sequence>,
@@ -108,9 +107,9 @@ impl Engine {
     fn new(page_size: u32, policy: &str) -> Self {
         let page_size = PageSize::new(page_size).expect("page sizes are positive");
         let ledger = Arc::new(PoolLedger::new(page_size));
-        let cache: Box<dyn PrefixCache> = match EvictionPolicy::from_name(policy) {
-            Ok(policy) => Box::new(RadixTree::new(page_size, policy, ledger.clone())),
-            Err(_) => Box::new(PlainCache::new(page_size)),
+        let cache = match EvictionPolicy::from_name(policy) {
+            Ok(policy) => RadixTree::new(page_size, policy, ledger.clone()),
+            Err(_) => RadixTree::disabled(page_size, ledger.clone()),
         };
         let pool = PagePool::new(POOL_PAGES, page_size, ledger.clone());
         Self {
@@ -284,7 +283,7 @@ impl Engine {
     fn check(&self) {
         assert_eq!(self.cache.check_integrity(), Ok(()));
         let mut owned: Vec<PageId> = self.pool.iter().collect();
-        self.cache.for_each_page(&mut |page| owned.push(page));
+        owned.extend(self.cache.iter_pages());
         let n_cached = owned.len() - self.pool.free_pages();
         assert_eq!(self.page_size.tokens_in(n_cached), self.cache.total_size());
         for sequence in &self.running {

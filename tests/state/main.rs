@@ -47,7 +47,7 @@ use std::sync::Arc;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use souffleur_state::cache::prefix_cache::{Checkpoint, Checkpointed};
 use souffleur_state::cache::radix_tree::{Insert, RadixTree};
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
 use souffleur_state::cache::radix_tree::Insert;
 
 use crate::Memory;

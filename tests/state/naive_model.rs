@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::{EvictionParameters, EvictionPolicy};
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
 use souffleur_state::cache::radix_tree::Insert;
 use souffleur_state::pool::pages::NodeLock;
 

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
-use souffleur_state::cache::prefix_cache::PrefixCache;
+use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::plan::PlanStep;
 use souffleur_state::plan::probe::ProbeKey;
 use souffleur_state::scheduler::policy::PriorityOrder;
@@ -72,7 +72,7 @@ impl OrderCheck {
     }
 
     /// Matching adds and removes nothing, so a later peek finds the same match.
-    pub fn note_probe(&mut self, cache: &dyn PrefixCache, numbers: &[usize], keys: &[ProbeKey]) {
+    pub fn note_probe(&mut self, cache: &RadixTree, numbers: &[usize], keys: &[ProbeKey]) {
         let policy = self.asking.expect("a policy asks");
         let (_, falls_back) = PROBING
             .iter()

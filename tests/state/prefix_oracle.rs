@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use souffleur_base::ids::{RequestId, StepId};
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::PrefixCache;
 use souffleur_state::cache::prefix_history::{
     Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft, StoredPart,
 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use souffleur_state::cache::eviction::EvictionPolicy;
 use souffleur_state::cache::namespace::Namespace;
-use souffleur_state::cache::prefix_cache::{Checkpoint, LockedPrefix, PrefixCache};
+use souffleur_state::cache::prefix_cache::{Checkpoint, LockedPrefix};
 use souffleur_state::cache::prefix_history::Cause;
 use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};

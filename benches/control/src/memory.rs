@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use souffleur::state::cache::prefix_cache::PrefixCache;
 
 use crate::prompts::prompt;
 use crate::subjects::{Ours, Subject};

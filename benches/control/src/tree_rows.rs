@@ -3,7 +3,6 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use souffleur::state::cache::prefix_cache::PrefixCache;
 
 use crate::clock::{Times, time_us};
 use crate::prompts::{NEW_TOKENS, SHARED_TOKENS, prompt, tokens_of};

@@ -6,7 +6,7 @@
 use rustc_hash::FxHashSet;
 
 use crate::cache::namespace::Namespace;
-use crate::cache::prefix_cache::PrefixCache;
+use crate::cache::radix_tree::RadixTree;
 use crate::plan::plan_step::plan_step;
 pub use crate::plan::probe_key::ProbeKey;
 use crate::plan::{CheckpointedSeq, PlanStep, Settle};
@@ -62,7 +62,7 @@ pub struct PrefixesProbed {
     pub matches: Vec<(SeqId, Matched)>,
 }
 
-pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> PrefixesProbed {
+pub fn probe_prefixes(cache: &mut RadixTree, request: ProbePrefixes) -> PrefixesProbed {
     let settled = plan_step(
         cache,
         PlanStep {
@@ -92,7 +92,7 @@ pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> Pr
 /// The in-batch rule: of the requests that share an uncached prefix, the first is computed and the others wait for it.
 /// SGLang matches them against a scratch tree of the queue; the match is long enough exactly if an earlier key has the
 /// same first [`DEPRIORITISE_TOKENS`] tokens, so the scratch tree is a set of those.
-fn match_in_batch(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched> {
+fn match_in_batch(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
     let mut heads: FxHashSet<(&Namespace, &[u32])> = FxHashSet::default();
     let matched = keys.iter().map(|key| {
         let tokens = cache.touch_prefix(&key.namespace, &key.tokens);
@@ -109,9 +109,9 @@ fn match_in_batch(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched
     matched.collect()
 }
 
-fn match_paths(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched> {
-    let mut keys = keys.iter().map(|key| (&key.namespace, &key.tokens[..]));
-    let touched = cache.touch_paths(&mut keys);
+fn match_paths(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
+    let keys = keys.iter().map(|key| (&key.namespace, &key.tokens[..]));
+    let touched = cache.touch_paths(keys);
     let matched = touched.into_iter().map(|(tokens, path)| Matched {
         tokens,
         is_deprioritised: false,

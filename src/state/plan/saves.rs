@@ -13,7 +13,8 @@ use smallvec::SmallVec;
 use super::candidate::Candidate;
 pub use super::save_rules::{SaveAt, StateRules};
 use super::verdict::Admitted;
-use crate::cache::prefix_cache::{PrefixCache, Thinning};
+use crate::cache::prefix_cache::Thinning;
+use crate::cache::radix_tree::RadixTree;
 use crate::pool::state_pool::SaveReason;
 
 /// Tokens with K/V beyond the state that a prompt resumes from, for a state at their end to be worth its memory.
@@ -104,7 +105,7 @@ impl Spare {
     /// Allocates states for copies: the requested ones in turn, then the grid. Drops cached states that are worth less.
     pub(super) fn grant(
         self,
-        cache: &mut dyn PrefixCache,
+        cache: &mut RadixTree,
         rules: &StateRules,
         wishes: &[Option<Wishes>],
         admitted: &mut [Admitted],

@@ -171,9 +171,7 @@ impl World {
     /// Every page is free, cached or private to one sequence.
     pub(super) fn check_pages(&self) {
         let mut pages: Vec<PageId> = self.states.pools.pages.iter().collect();
-        self.states
-            .cache
-            .for_each_page(&mut |page| pages.push(page));
+        pages.extend(self.states.cache.iter_pages());
         pages.extend(self.states.scheduler.private_pages());
         pages.sort_unstable();
         let all: Vec<PageId> = (1..=self.setup.n_pages).map(PageId::new).collect();
@@ -183,9 +181,7 @@ impl World {
     /// Every state is free, cached or private to one sequence.
     pub(super) fn check_states(&self) {
         let mut slots: Vec<StateSlot> = self.states.pools.states.iter().collect();
-        self.states
-            .cache
-            .for_each_state(&mut |slot| slots.push(slot));
+        slots.extend(self.states.cache.iter_states());
         slots.extend(self.states.scheduler.held_states());
         slots.sort_unstable();
         let total = self.setup.states.map_or(0, |states| states.total_slots);
@@ -200,9 +196,7 @@ impl World {
     /// Every window page is free, cached or private to one sequence.
     pub(super) fn check_windows(&self) {
         let mut pages: Vec<PageId> = self.states.pools.windows.iter().collect();
-        self.states
-            .cache
-            .for_each_window_page(&mut |page| pages.push(page));
+        pages.extend(self.states.cache.iter_window_pages());
         pages.extend(self.states.scheduler.private_windows());
         pages.sort_unstable();
         let all: Vec<PageId> = (1..=self.n_windows() as u32).map(PageId::new).collect();

@@ -36,7 +36,7 @@ impl World {
         match self.states.carry(leg) {
             Carried::On(leg) => {
                 if let Some(account) = &mut self.account {
-                    account.hear(self.states.cache.as_mut());
+                    account.hear(&mut self.states.cache);
                 }
                 self.look_after(before, &leg);
                 self.leg = Some(leg);
@@ -70,7 +70,7 @@ impl World {
             (Before::Probe(keys), _) if self.looks_at_sets() => {
                 assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
-                self.order.note_probe(&*self.states.cache, &numbers, &keys);
+                self.order.note_probe(&self.states.cache, &numbers, &keys);
             }
             (Before::Plan { is_flush }, _) => {
                 if let Leg::ReservePages(reserve) = leg

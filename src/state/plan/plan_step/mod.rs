@@ -7,8 +7,9 @@ mod admission;
 mod loads;
 
 use crate::cache::prefix_cache::{
-    Checkpoint, Checkpointed, CheckpointedWindows, PrefixCache, SaveDemand, UnsavedPart,
+    Checkpoint, Checkpointed, CheckpointedWindows, SaveDemand, UnsavedPart,
 };
+use crate::cache::radix_tree::RadixTree;
 use crate::plan::window_budget::WindowBudget;
 use crate::plan::{
     CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
@@ -19,7 +20,7 @@ use crate::pool::state_pool::{OwnedState, SavedState};
 use souffleur_base::ids::SeqId;
 
 /// Runs a plan against the tree and returns the demands on the pools.
-pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages {
+pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
     let mut plan = Planning {
         page_size: cache.page_size().get(),
         cache,
@@ -90,7 +91,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
     }
 }
 
-fn cache_counts(cache: &dyn PrefixCache) -> CacheCounts {
+fn cache_counts(cache: &RadixTree) -> CacheCounts {
     CacheCounts {
         evictable_tokens: cache.evictable_size(),
         protected_tokens: cache.protected_size(),
@@ -102,7 +103,7 @@ fn cache_counts(cache: &dyn PrefixCache) -> CacheCounts {
 }
 
 struct Planning<'a> {
-    cache: &'a mut dyn PrefixCache,
+    cache: &'a mut RadixTree,
     page_size: usize,
     returned: Pages,
     returned_rows: Vec<souffleur_base::ids::RowId>,

@@ -47,8 +47,9 @@ impl Changes {
 }
 
 impl RadixTree {
-    /// Records changes from now on; the first voids everything before them.
-    pub(super) fn begin_changes(&mut self) {
+    /// Records node changes for [`take_changes`](Self::take_changes) from now on: first a `Cleared`, then all nodes of
+    /// the tree, a part per call, together with every new change. Another call starts over.
+    pub fn note_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
             noted: vec![CacheChange::Cleared],
             telling: Some(Telling {
@@ -107,7 +108,9 @@ impl RadixTree {
         }
     }
 
-    pub(super) fn take_noted_changes(&mut self, into: &mut Vec<CacheChange>) {
+    /// Appends the changes since the last call, in the order in which they happened. A caller that has them recorded
+    /// must take them after every plan: the tree keeps them until then.
+    pub fn take_changes(&mut self, into: &mut Vec<CacheChange>) {
         let Some(mut changes) = self.changes.take() else {
             return;
         };
@@ -116,7 +119,8 @@ impl RadixTree {
         self.changes = Some(changes);
     }
 
-    pub(super) fn is_telling_again(&self) -> bool {
+    /// Whether [`take_changes`](Self::take_changes) has yet to report a part of the nodes.
+    pub fn has_more_to_tell(&self) -> bool {
         let changes = self.changes.as_deref();
         changes.is_some_and(|changes| changes.telling.is_some())
     }

@@ -5,6 +5,11 @@ use crate::cache::prefix_cache::{Checkpoint, Checkpointed};
 use crate::pool::pages::{PageRun, Pages};
 
 impl RadixTree {
+    /// Publishes the computed tokens of a sequence and moves its lock to their end.
+    ///
+    /// Mutates: touches, splits, adds nodes, moves the lock. `checkpoint.lock` must protect the sequence's
+    /// first `protected_pages` pages. Nothing is evicted.
+    ///
     /// The owners of the sequence's pages, `p` = protected pages, `h` = pages the tree held when asked, `k` = whole
     /// pages of the key:
     ///
@@ -14,7 +19,11 @@ impl RadixTree {
     /// | `p..h` | sequence, and the tree has its own | `duplicates`; the sequence uses the tree's (`remap`) |
     /// | `h..k` | sequence | tree, under the new lock |
     /// | `k..`  | sequence | sequence |
-    pub(super) fn publish(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
+    ///
+    /// # Panics
+    /// If `protected_pages` and `private` together do not reach to the end of the page-floored tokens, or the lock does
+    /// not protect the former (caller bugs).
+    pub fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
         let Checkpoint {
             namespace,
             tokens,
@@ -33,7 +42,7 @@ impl RadixTree {
         );
         let key = Key {
             namespace,
-            tokens: &tokens[..self.page_size.floor(tokens.len())],
+            tokens: self.kept_part(tokens),
             owner,
         };
         let n_key_pages = self.page_size.full_pages(key.tokens.len());
@@ -64,7 +73,7 @@ impl RadixTree {
             };
         }
         let new_lock = self.lock_node(node);
-        self.unlock_node(lock);
+        self.unlock(lock);
         if let Some(windows) = windows
             .as_deref_mut()
             .filter(|it| !it.duplicates.is_empty())

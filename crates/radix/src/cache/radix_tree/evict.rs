@@ -11,10 +11,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
 
+use rustc_hash::FxHashMap;
+
+use super::arena::Arena;
 use super::states::rank;
 use super::{Edge, RadixTree};
-use crate::cache::eviction::{EvictionKey, KeyTrend, NodeUse};
-use crate::pool::pages::EvictedPages;
+use crate::cache::eviction::{EvictionKey, EvictionPolicy, KeyTrend, NodeUse};
+use crate::pool::pages::{EvictedPages, Pages};
 
 type Entry = (EvictionKey, u32);
 
@@ -86,7 +89,11 @@ impl Victims {
 }
 
 impl RadixTree {
-    pub(super) fn evict_leaves(&mut self, tokens: usize) -> EvictedPages {
+    /// Evicts whole unlocked leaves in the policy's order until at least `tokens` are freed or none is left; a
+    /// parent that becomes a leaf joins within the call. May free more than asked; `evict(0)` does nothing.
+    ///
+    /// Mutates: removes nodes. Locked paths are never touched.
+    pub fn evict(&mut self, tokens: usize) -> EvictedPages {
         if tokens == 0 {
             return EvictedPages::empty();
         }
@@ -100,6 +107,48 @@ impl RadixTree {
             return self.evict_more(tokens, first);
         }
         EvictedPages::of(first)
+    }
+
+    /// Evicts by another policy from now on.
+    pub fn set_eviction_policy(&mut self, policy: EvictionPolicy) {
+        let identity = |policy: EvictionPolicy| (policy.name(), policy.parameters());
+        if identity(policy) == identity(self.policy) {
+            return;
+        }
+        self.policy = policy;
+        self.fill_queues();
+        self.rebuild_victims();
+    }
+
+    /// Empties the tree and returns its pages. Locked paths stay: to flush everything, call it when
+    /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then returns the
+    /// first pages that it held.
+    pub fn clear(&mut self) -> Pages {
+        self.note_flush();
+        self.clear_saves();
+        let noted = self.take_evicted_edges();
+        if self.protected_tokens > 0 {
+            let evicted = self.evict(usize::MAX);
+            self.put_noted_back(noted);
+            return evicted.into();
+        }
+        let ids = self.iter_pages().collect();
+        self.arena = Arena::new(self.page_size);
+        self.roots = FxHashMap::default();
+        self.root_names = FxHashMap::default();
+        self.victims = Victims::default();
+        self.fill_queues();
+        if let Some(states) = &mut self.states {
+            states.clear();
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.clear();
+        }
+        self.notes = self.notes.take().map(|_| Box::default());
+        self.note_cleared();
+        self.put_noted_back(noted);
+        self.evictable_tokens = 0;
+        Pages::adopt(ids, &self.ledger)
     }
 
     #[inline(never)]

@@ -8,7 +8,11 @@ use crate::cache::eviction::KeyTrend;
 use souffleur_base::ids::PageId;
 
 impl RadixTree {
-    pub(super) fn check_all(&self) -> Result<(), String> {
+    /// Walks everything and compares it with the incremental counts. O(size of the cache).
+    ///
+    /// # Errors
+    /// A sentence that names the first thing that is wrong.
+    pub fn check_integrity(&self) -> Result<(), String> {
         let mut seen = FxHashSet::default();
         let mut below: FxHashMap<u32, (u32, u32)> = FxHashMap::default();
         let (mut evictable, mut protected) = (0, 0);

@@ -31,7 +31,10 @@ impl RadixTree {
         NodeLock::on(node, &self.ledger)
     }
 
-    pub(super) fn unlock_node(&mut self, lock: NodeLock) {
+    /// Releases a lock. Nodes that it alone protected become evictable.
+    ///
+    /// Mutates lock counts only: no touch. A lock on the root does nothing.
+    pub fn unlock(&mut self, lock: NodeLock) {
         let part = lock.part();
         let Some(node) = lock.surrender() else { return };
         if self.windows.is_some() {

@@ -9,7 +9,6 @@
 //! - Time is a counter inside, so the same calls give the same tree and the same victims.
 
 mod arena;
-mod cache;
 mod changes;
 mod checkpoint;
 mod children;
@@ -17,6 +16,7 @@ mod compare;
 mod evict;
 mod integrity;
 mod lock;
+mod matches;
 mod notes;
 mod queues;
 mod saving;
@@ -30,7 +30,6 @@ use rustc_hash::FxHashMap;
 
 use crate::cache::eviction::{EvictionPolicy, NodeUse};
 use crate::cache::namespace::Namespace;
-use crate::cache::prefix_cache::PrefixCache;
 use crate::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, PoolLedger};
 use arena::{Arena, NO_NODE, Node, Past};
 use changes::Changes;
@@ -44,8 +43,13 @@ use windows::Windows;
 
 pub use saving::SaveRules;
 
+/// A cache of computed KV by token prefix.
+///
+/// Sizes are in tokens. Matches and keys are cut to whole pages.
 pub struct RadixTree {
     page_size: PageSize,
+    /// Nothing is ever inserted.
+    is_disabled: bool,
     policy: EvictionPolicy,
     ledger: Arc<PoolLedger>,
     arena: Arena,
@@ -167,6 +171,7 @@ impl RadixTree {
         );
         Self {
             page_size,
+            is_disabled: false,
             policy,
             ledger,
             arena: Arena::new(page_size),
@@ -186,8 +191,43 @@ impl RadixTree {
         }
     }
 
+    /// Makes a tree that keeps nothing: every page stays private to its sequence.
+    pub fn disabled(page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            is_disabled: true,
+            ..Self::new(page_size, EvictionPolicy::default(), ledger)
+        }
+    }
+
+    /// True when nothing is ever cached, so that policies which order by cached length make no sense.
+    pub fn is_disabled(&self) -> bool {
+        self.is_disabled
+    }
+
     pub fn policy(&self) -> EvictionPolicy {
         self.policy
+    }
+
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Tokens that [`evict`](Self::evict) could free.
+    pub fn evictable_size(&self) -> usize {
+        self.evictable_tokens
+    }
+
+    pub fn protected_size(&self) -> usize {
+        self.protected_tokens
+    }
+
+    pub fn total_size(&self) -> usize {
+        self.evictable_tokens + self.protected_tokens
+    }
+
+    /// Number of nodes that hold tokens.
+    pub fn n_nodes(&self) -> usize {
+        self.arena.n_live() - self.roots.len()
     }
 
     /// Matches the longest cached prefix of `tokens`.
@@ -211,7 +251,7 @@ impl RadixTree {
     pub fn insert(&mut self, insert: Insert<'_>) -> Inserted {
         let key = Key {
             namespace: insert.namespace,
-            tokens: &insert.tokens[..self.page_size.floor(insert.tokens.len())],
+            tokens: self.kept_part(insert.tokens),
             owner: insert.owner,
         };
         let mut pages = insert.pages;
@@ -233,6 +273,14 @@ impl RadixTree {
         self.arena
             .iter()
             .flat_map(|(_, node)| node.edge.pages(self.page_size))
+    }
+
+    /// The part of a published key that the tree keeps: its whole pages.
+    fn kept_part<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
+        if self.is_disabled {
+            return &[];
+        }
+        &tokens[..self.page_size.floor(tokens.len())]
     }
 
     fn tick(&mut self) -> u64 {

@@ -105,15 +105,15 @@ impl RadixTree {
         self.notes = Some(notes);
     }
 
-    /// Replaces the result of the next [`take_noted`](Self::take_noted) with `noted`.
+    /// Replaces the result of the next [`take_evicted_edges`](Self::take_evicted_edges) with `noted`.
     pub(super) fn put_noted_back(&mut self, noted: Vec<EvictedEdge>) {
         if let Some(notes) = &mut self.notes {
             notes.evicted = noted;
         }
     }
 
-    /// The evictions that were noted since the last call.
-    pub(super) fn take_noted(&mut self) -> Vec<EvictedEdge> {
+    /// The tokens of nodes that were evicted, or cleared, since the last call, if the tree diagnoses misses.
+    pub fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
         match &mut self.notes {
             Some(notes) => std::mem::take(&mut notes.evicted),
             None => Vec::new(),
@@ -147,7 +147,10 @@ impl RadixTree {
         hash
     }
 
-    pub(super) fn departure_at(
+    /// Describes the cache at the miss point of a prompt that was just matched and locked. `matched` counts its tokens
+    /// that come from the cache, and those that have K/V there. `None` if the tree does not diagnose misses. Mutates
+    /// nothing.
+    pub fn departure(
         &self,
         namespace: &Namespace,
         lock: &NodeLock,
@@ -167,7 +170,7 @@ impl RadixTree {
                 .filter(|_| kv_tokens > matched_tokens && self.windows.is_none())
                 .map(|node| self.missing_state(node, tokens, matched_tokens, kv_tokens)),
             match_limit: limit,
-            is_cache_disabled: false,
+            is_cache_disabled: self.is_disabled,
             branch: node.and_then(|node| self.branch_below(notes, node)),
             elsewhere: is_missing
                 .then(|| self.longest_elsewhere(namespace, &tokens[..limit], matched_tokens))

@@ -157,7 +157,11 @@ impl RadixTree {
         self.saves = Some(saves);
     }
 
-    pub(super) fn take_unsaved_blocks(&mut self, demand: SaveDemand) -> Vec<UnsavedBlock> {
+    /// Takes cached blocks that the store does not have, each path's in order from its start, and the states at their
+    /// ends. They count as stored from then on. Empty if the tree does not track the store's blocks.
+    ///
+    /// Mutates nothing else: no touch, no split, no lock. The same plan may still evict the pages and drop the states.
+    pub fn take_unsaved(&mut self, demand: SaveDemand) -> Vec<UnsavedBlock> {
         let Some(mut saves) = self.saves.take() else {
             return Vec::new();
         };
@@ -249,7 +253,8 @@ impl RadixTree {
         path
     }
 
-    pub(super) fn counts_of_saves(&self) -> SaveCounts {
+    /// The blocks to be saved, and those that were evicted before they could be.
+    pub fn save_counts(&self) -> SaveCounts {
         let saves = self.saves.as_ref();
         saves.map_or_else(SaveCounts::default, |saves| SaveCounts {
             queued: saves.queue.len(),

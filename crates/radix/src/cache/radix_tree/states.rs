@@ -45,10 +45,6 @@ impl States {
         self.nodes.contains_key(&node)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
     fn is_kept(&self, node: u32) -> bool {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
@@ -99,6 +95,15 @@ impl RadixTree {
     pub fn with_states(mut self) -> Self {
         self.states = Some(Box::default());
         self
+    }
+
+    /// Whether prefixes are cached with the states of layers that keep some: a match then ends where there is one.
+    pub fn keeps_states(&self) -> bool {
+        self.states.is_some()
+    }
+
+    pub fn cached_states(&self) -> usize {
+        self.states.as_ref().map_or(0, |states| states.nodes.len())
     }
 
     /// The deepest node on the path of a match of `tokens` tokens that a sequence can resume from, and its end.
@@ -203,8 +208,10 @@ impl RadixTree {
         }
     }
 
-    /// The state of the locked node, which a row may start from: it stays until the plan is made.
-    pub(super) fn hold_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
+    /// The state at the end of a prefix that was just locked, for a row that may start from it.
+    ///
+    /// Mutates: it is not dropped before [`forget_used_states`](Self::forget_used_states).
+    pub fn hold_state(&mut self, lock: &NodeLock) -> Option<StateSlot> {
         let node = lock.node()?;
         let states = self.states.as_deref_mut()?;
         let slot = states.nodes.get(&node)?.state.slot();
@@ -212,9 +219,12 @@ impl RadixTree {
         Some(slot)
     }
 
-    /// A row starts from the state of the locked node: it is young now. Of the states above it only those at anchors
-    /// are young too: later prompts diverge there.
-    pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) {
+    /// A row starts from the state that was [held](Self::hold_state). `anchors` are positions at which other prompts
+    /// are likely to diverge from the row's. All states of the plan are held by now.
+    ///
+    /// Mutates: the state is young now, and so are those of the prefix at the anchors, which are not dropped for a copy
+    /// before [`forget_used_states`](Self::forget_used_states).
+    pub fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) {
         let Some(node) = lock.node() else {
             return;
         };
@@ -251,8 +261,8 @@ impl RadixTree {
         }
     }
 
-    /// One row fewer may start from the state of this node.
-    pub(super) fn forget_source(&mut self, lock: &NodeLock) {
+    /// No row starts from the state that was [held](Self::hold_state) after all.
+    pub fn forget_held_state(&mut self, lock: &NodeLock) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && let Some(at) = states.sources.iter().position(|source| *source == node)
         {
@@ -260,15 +270,15 @@ impl RadixTree {
         }
     }
 
-    /// Allows drops of the states that rows of this plan start from.
-    pub(super) fn forget_sources(&mut self) {
+    /// The plan is made: states that rows start from may be dropped, since only a later step overwrites them.
+    pub fn forget_used_states(&mut self) {
         if let Some(states) = &mut self.states {
             states.forget_plan();
         }
     }
 
-    /// Keeps the state of the node that a pin's lock is on, if no more than `most` are kept then.
-    pub(super) fn pin_state_at(&mut self, lock: &NodeLock, most: usize) {
+    /// Keeps the state at the end of a pinned prefix, if no more than `most` are kept for pins then.
+    pub fn pin_state(&mut self, lock: &NodeLock, most: usize) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && states.has(node)
             && (states.pinned.contains_key(&node) || states.pinned.len() < most)
@@ -277,7 +287,8 @@ impl RadixTree {
         }
     }
 
-    pub(super) fn unpin_state_at(&mut self, lock: &NodeLock) {
+    /// Undoes [`pin_state`](Self::pin_state), before the lock is released.
+    pub fn unpin_state(&mut self, lock: &NodeLock) {
         let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node()) else {
             return;
         };
@@ -290,7 +301,7 @@ impl RadixTree {
     }
 
     /// States that [`thin_states`](Self::thin_states) could drop.
-    pub(super) fn droppable_states(&self, thinning: Thinning) -> usize {
+    pub fn droppable_states(&self, thinning: Thinning) -> usize {
         let Some(states) = &self.states else {
             return 0;
         };
@@ -298,11 +309,12 @@ impl RadixTree {
         matching.filter(|one| states.takes(thinning, *one)).count()
     }
 
-    /// Drops one state after the other: first states of turns that their conversation has passed, which are rarely used
-    /// again, regardless of age. Within each part, the least recently used ones come first, by powers of two of the
-    /// clock; of these, states that no prompt of the plan names, then states of the grid, then the ones nearest to the
-    /// state above them.
-    pub(super) fn thin_states(&mut self, n: usize, thinning: Thinning) {
+    /// Drops `n` states, or as many as it can; their pages stay.
+    ///
+    /// First come states of turns that their conversation has passed, which are rarely used again, regardless of age.
+    /// Within each part, the least recently used ones come first, by powers of two of the clock; of these, states that
+    /// no prompt of the plan names, then states of the grid, then the ones nearest to the state above them.
+    pub fn thin_states(&mut self, n: usize, thinning: Thinning) {
         for _ in 0..n {
             let Some(node) = self.next_to_thin(thinning) else {
                 return;
@@ -348,12 +360,14 @@ impl RadixTree {
         self.arena.usage(node).start_tokens as usize + self.arena[node].edge.len()
     }
 
-    pub(super) fn take_freed(&mut self) -> Vec<OwnedState> {
+    /// The states that left the tree since the last call.
+    pub fn take_freed_states(&mut self) -> Vec<OwnedState> {
         let states = self.states.as_deref_mut();
         states.map_or_else(Vec::new, |states| std::mem::take(&mut states.freed))
     }
 
-    pub(super) fn state_slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
+    /// The slots of the cached states, in no order.
+    pub fn iter_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let states = self.states.iter().flat_map(|states| states.nodes.values());
         states.map(|kept| kept.state.slot())
     }
@@ -384,7 +398,7 @@ impl RadixTree {
                 return Err(format!("node {node} is pinned without a state or a lock"));
             }
         }
-        let mut slots: Vec<StateSlot> = self.state_slots().collect();
+        let mut slots: Vec<StateSlot> = self.iter_states().collect();
         slots.sort_unstable();
         match slots.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(format!("state {} is cached twice", pair[0])),

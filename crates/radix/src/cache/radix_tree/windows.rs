@@ -134,19 +134,6 @@ impl Windows {
         nodes.sort_unstable();
         nodes.into_iter().for_each(|node| self.drop_of(node));
     }
-
-    pub(super) fn evictable_pages(&self) -> usize {
-        self.evictable_pages
-    }
-
-    pub(super) fn protected_pages(&self) -> usize {
-        self.protected_pages
-    }
-
-    pub(super) fn iter_pages(&self) -> impl Iterator<Item = PageId> + '_ {
-        let nodes = self.nodes.values();
-        nodes.flat_map(|held| held.pages.iter().copied())
-    }
 }
 
 impl RadixTree {
@@ -154,6 +141,24 @@ impl RadixTree {
     pub fn with_windows(mut self, window: Window) -> Self {
         self.windows = Some(Box::new(Windows::new(window)));
         self
+    }
+
+    /// Window pages that [`evict_windows`](Self::evict_windows) could free.
+    pub fn evictable_windows(&self) -> usize {
+        let windows = self.windows.as_ref();
+        windows.map_or(0, |windows| windows.evictable_pages)
+    }
+
+    /// Window pages that locks keep.
+    pub fn protected_windows(&self) -> usize {
+        let windows = self.windows.as_ref();
+        windows.map_or(0, |windows| windows.protected_pages)
+    }
+
+    /// The cached window pages, in no order.
+    pub fn iter_window_pages(&self) -> impl Iterator<Item = PageId> + '_ {
+        let nodes = self.windows.iter().flat_map(|it| it.nodes.values());
+        nodes.flat_map(|held| held.pages.iter().copied())
     }
 
     /// The deepest node on the path down to `node` from whose end a sequence can resume, and that end.
@@ -372,8 +377,8 @@ impl RadixTree {
         }
     }
 
-    /// Takes window pages from their nodes until at least `n_pages` are freed, or only locked ones are left.
-    pub(super) fn evict_window_pages(&mut self, n_pages: usize) {
+    /// Drops at least `n_pages` window pages, or as many as no lock keeps; the pages that they belong to stay.
+    pub fn evict_windows(&mut self, n_pages: usize) {
         let Some(windows) = self.windows.as_deref_mut() else {
             return;
         };
@@ -385,7 +390,8 @@ impl RadixTree {
         }
     }
 
-    pub(super) fn take_freed_window_pages(&mut self) -> WindowPages {
+    /// The window pages that left the tree since the last call.
+    pub fn take_freed_windows(&mut self) -> WindowPages {
         let Some(windows) = self.windows.as_deref_mut() else {
             return WindowPages::empty();
         };

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::*;
 use crate::cache::eviction::EvictionPolicy;
 use crate::cache::namespace::Namespace;
-use crate::cache::prefix_cache::PrefixCache;
 use crate::cache::radix_tree::Insert;
 use crate::pool::pages::{PageIds, PageSize, Pages, PoolLedger};
 use souffleur_base::ids::PageId;

@@ -1,0 +1,58 @@
+//! Matches of prompts against the tree.
+
+use super::RadixTree;
+use crate::cache::namespace::Namespace;
+use crate::cache::prefix_cache::LockedPrefix;
+
+impl RadixTree {
+    /// Matches and locks in one: returns the longest cached prefix of `tokens`, which stays cached until
+    /// the lock is handed to [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
+    ///
+    /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
+    pub fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix {
+        let (node, kv_tokens) = self.match_and_split(namespace, tokens);
+        let (node, tokens) = self.usable(node, kv_tokens);
+        self.value_windows(node);
+        LockedPrefix {
+            lock: self.lock_node(node),
+            pages: self.run_behind(node, 0),
+            windows: self.window_run(node),
+            tokens,
+            kv_tokens,
+        }
+    }
+
+    /// Matches as [`lock_prefix`](Self::lock_prefix) does, but takes no lock: returns the length only.
+    ///
+    /// Mutates: touches the matched path, may split a node. The length may be stale after any other call.
+    pub fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let (node, tokens) = self.match_and_split(namespace, tokens);
+        self.usable(node, tokens).1
+    }
+
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
+    /// nodes from the top down to its end, as they are after the last key.
+    pub fn touch_paths<'a>(
+        &mut self,
+        keys: impl Iterator<Item = (&'a Namespace, &'a [u32])>,
+    ) -> Vec<(usize, Vec<u32>)> {
+        let touched: Vec<(u32, usize)> = keys
+            .map(|(namespace, tokens)| self.match_and_split(namespace, tokens))
+            .collect();
+        let paths = touched.into_iter();
+        paths
+            .map(|(node, tokens)| {
+                let (node, tokens) = self.usable(node, tokens);
+                (tokens, self.path_to(node))
+            })
+            .collect()
+    }
+
+    /// How much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
+    pub fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let Some(&root) = self.roots.get(namespace) else {
+            return 0;
+        };
+        self.peek_from(root, tokens)
+    }
+}
