@@ -1,7 +1,7 @@
-//! A host's actor that exchanges messages with the engine.
+//! An actor of the host program that exchanges messages with the engine.
 //!
-//! `Listener` makes two requests. Their tokens arrive in its mailbox as [`TokenEvent`]s, like any other message. One
-//! answer it reads to the end; the other it cancels after a few tokens, with a [`CancelRequest`] through the engine's
+//! `Listener` makes two requests. Their tokens arrive in its mailbox as [`TokenEvent`]s, like any other message. It
+//! reads one answer to the end, and cancels the other after a few tokens with a [`CancelRequest`] to the engine's
 //! doors.
 //!
 //! ```text
@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 const PATIENT: &str = "patient";
 const IMPATIENT: &str = "impatient";
-/// Tokens that the impatient request waits for.
+/// Tokens after which the impatient request is cancelled.
 const ENOUGH_TOKENS: u32 = 8;
 
 /// Sends both prompts, receives their events, and sends the ends of both to `ends`.
@@ -39,7 +39,7 @@ impl Actor for Listener {
     type Context = Context<Self>;
 }
 
-/// A question under a name.
+/// A question and its request id.
 #[derive(Message)]
 #[rtype(result = "anyhow::Result<()>")]
 struct Ask {
@@ -63,7 +63,7 @@ impl Handler<Ask> for Listener {
         request.rid = ask.rid;
         request.sampling.temperature = 0.0;
         request.sampling.max_new_tokens = ask.max_new_tokens;
-        // Runs past its natural end, so that there is something to cancel.
+        // Continues past the end-of-sequence token, so that there is something to cancel.
         request.sampling.ignore_eos = request.rid.as_str() == IMPATIENT;
         self.engine
             .generate_to(request, ctx.address().recipient())?;
@@ -98,7 +98,7 @@ impl Handler<TokenEvent> for Listener {
 }
 
 impl Listener {
-    /// A second cancel of a request that is on its way out is ignored.
+    /// The engine ignores a second cancel of the same request.
     fn cancel(&self, rid: RequestId) {
         if let Ok(doors) = self.engine.doors() {
             doors.cancel.do_send(CancelRequest { rid, flag: None });
@@ -137,11 +137,11 @@ async fn run() -> anyhow::Result<()> {
 
     let ends = all_ended.await.context("the listener stopped")?;
     for (rid, end) in ends {
-        let is_as_wished = match rid.as_str() {
+        let is_expected = match rid.as_str() {
             PATIENT => matches!(end, Event::Finished(_)),
             _ => matches!(end, Event::Cancelled(_)),
         };
-        ensure!(is_as_wished, "{rid} ended with {end:?}");
+        ensure!(is_expected, "{rid} ended with {end:?}");
     }
     engine.shutdown(std::time::Duration::from_secs(5)).await;
     Ok(())

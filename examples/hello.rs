@@ -1,4 +1,4 @@
-//! The shortest host: an engine with default settings and the bundled model answers a question.
+//! The shortest program: an engine with default settings and the bundled model answers a question.
 //!
 //! ```text
 //! cargo run --example hello
@@ -21,7 +21,7 @@ fn main() -> anyhow::Result<()> {
             match event {
                 Event::Delta(delta) => print!("{}", delta.text),
                 Event::Finished(finished) => println!("{}", finished.delta.text),
-                other => anyhow::bail!("it ended with {other:?}"),
+                other => anyhow::bail!("the request ended with {other:?}"),
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! An engine on the host's Arbiter, used through messages only.
+//! An engine on the host program's Arbiter, used through messages only.
 //!
-//! `Listener` lives on the same Arbiter as the engine's actors. It sends [`Generate`] through the engine's doors
-//! itself: two samples of one prompt as one call, so that the prompt is encoded once. It takes no permits: a request
-//! that comes through the doors takes one when it is read, and a request above the limit fails with `overloaded`.
+//! `Listener` runs on the same Arbiter as the engine's actors. It sends [`Generate`] to the engine's doors: several
+//! samples of one prompt in one message, so that the prompt is tokenized once. It needs no permits: the engine takes a
+//! permit for each request that it reads from the doors, and fails requests above the limit with `overloaded`.
 //!
 //! ```text
 //! cargo run --example own_arbiter
@@ -24,7 +24,7 @@ use souffleur::request::{CancelFlag, Event, GenerateRequest, Prompt};
 use souffleur::sink::EventSink;
 use tokio::sync::mpsc;
 
-/// Requests that the engine takes at once.
+/// Most requests that the engine accepts at once.
 const MAX_REQUESTS: usize = 2;
 
 /// Sends requests on command, and reports to `ends` how each request ended.
@@ -62,7 +62,7 @@ impl Handler<Sample> for Listener {
                 cancel: CancelFlag::default(),
             }
         });
-        // Doors belong to one life of the engine: after a rebuild the handle has others.
+        // These doors are valid until the engine is rebuilt: then the handle has new ones.
         self.doors.generate.do_send(Generate::call(asked.collect()));
     }
 }
@@ -105,11 +105,11 @@ async fn run() -> anyhow::Result<()> {
     listener.send(sample).await?;
     for _ in 0..=MAX_REQUESTS {
         let (rid, end) = ended.recv().await.context("the listener stopped")?;
-        let is_as_wished = match (rid.as_str(), &end) {
+        let is_expected = match (rid.as_str(), &end) {
             ("one too many", Event::Failed(error)) => error.code() == "overloaded",
             (_, end) => matches!(end, Event::Finished(_)),
         };
-        ensure!(is_as_wished, "{rid} ended with {end:?}");
+        ensure!(is_expected, "{rid} ended with {end:?}");
     }
     engine.shutdown(Duration::from_secs(5)).await;
     Ok(())

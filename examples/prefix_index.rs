@@ -1,4 +1,4 @@
-//! The radix cache and the page allocator without any model: a gateway's prefix index.
+//! A gateway's prefix index, made of the radix cache and the page allocator without a model.
 //!
 //! A gateway in front of several workers wants to send a prompt where most of it is cached. It keeps one index for each
 //! worker: a RadixCache and an Allocator as large as the worker's KV pool, with the gateway's actor `WorkerIndex` in
@@ -37,11 +37,11 @@ use tokio::sync::oneshot;
 const PAGE_TOKENS: u32 = 16;
 const WORKER_PAGES: u32 = 64;
 
-/// The gateway's knowledge of one worker's cache.
+/// The gateway's view of one worker's cache.
 struct WorkerIndex {
     index: PrefixIndex,
     waiting: VecDeque<Routed>,
-    /// Granted by the last plan, to be published by the next.
+    /// Pages granted by the last plan, which the next plan publishes.
     granted: Option<(Settle, oneshot::Sender<()>)>,
     open: Option<OpenPlan>,
     next_step: StepId,
@@ -62,19 +62,19 @@ struct OpenPlan {
     asks_for: Option<Routed>,
 }
 
-/// Gateway -> WorkerIndex: this prompt went to the worker. Answers when the index has it.
+/// Gateway -> WorkerIndex: the worker got this prompt. Answered when the index has recorded it.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct RecordPrompt {
     tokens: Arc<[u32]>,
 }
 
-/// Gateway -> WorkerIndex: the recipient of prefix queries.
+/// Gateway -> WorkerIndex: asks for the recipient of prefix queries.
 #[derive(Message)]
 #[rtype(result = "Recipient<PeekPrefix>")]
 struct GetPeek;
 
-/// Gateway -> WorkerIndex: where the worker's tokens are.
+/// Gateway -> WorkerIndex: asks how many tokens are free, evictable and protected.
 #[derive(Message)]
 #[rtype(result = "Account")]
 struct GetAccount;
@@ -96,11 +96,11 @@ impl WorkerIndex {
             let capacity = IndexCapacity {
                 pages: WORKER_PAGES,
                 rows: 1,
-                page_size: PageSize::new(PAGE_TOKENS).expect("it is not 0"),
+                page_size: PageSize::new(PAGE_TOKENS).expect("the page size is not 0"),
             };
             let index = PrefixIndex::start(
                 capacity,
-                EvictionPolicy::from_name("lru").expect("it is a policy"),
+                EvictionPolicy::from_name("lru").expect("lru is a policy"),
                 ctx.address().recipient(),
             );
             Self {
@@ -213,7 +213,7 @@ impl Handler<Box<StepPlanned>> for WorkerIndex {
         self.cache = verdict.cache.unwrap_or(self.cache);
         let grants = match reservation {
             Reservation::Granted { grants, .. } => grants,
-            Reservation::Short { .. } => unreachable!("admitted only what fits"),
+            Reservation::Short { .. } => unreachable!("a plan admits only requests that fit"),
         };
         let OpenPlan {
             publishes,
@@ -286,7 +286,7 @@ impl Gateway {
         Ok(Self { workers })
     }
 
-    /// Tokens of a prompt that each worker holds.
+    /// The number of tokens of a prompt that each worker holds.
     async fn held(&self, prompt: &str) -> anyhow::Result<Vec<usize>> {
         let tokens = tokens(prompt);
         let mut held = Vec::new();
@@ -322,7 +322,7 @@ impl Gateway {
     }
 }
 
-/// One token a byte; a real gateway has the model's tokenizer.
+/// One token per byte; a real gateway has the model's tokenizer.
 fn tokens(prompt: &str) -> Arc<[u32]> {
     prompt.bytes().map(u32::from).collect()
 }
@@ -341,12 +341,12 @@ async fn run() -> anyhow::Result<()> {
     gateway.record(1, &shop).await?;
     for question in ["What comes after 'to be'?", "Who enters next?"] {
         let worker = gateway.route(&format!("{play}{question}")).await?;
-        ensure!(worker == 0, "worker 0 holds the play");
+        ensure!(worker == 0, "worker {worker} got the play");
     }
     let worker = gateway
         .route(&format!("{shop}Two seats for tonight, please."))
         .await?;
-    ensure!(worker == 1, "worker 1 holds the shop");
+    ensure!(worker == 1, "worker {worker} got the shop");
 
     // Far more than worker 0 can hold.
     for visitor in 0..12 {
@@ -355,7 +355,7 @@ async fn run() -> anyhow::Result<()> {
     }
     let held = gateway.held(&play).await?;
     println!("{held:?}  the play, after twelve other prompts went to worker 0");
-    ensure!(held[0] == 0, "worker 0 has forgotten the play");
+    ensure!(held[0] == 0, "worker 0 still holds the play");
 
     for (worker, (index, _)) in gateway.workers.iter().enumerate() {
         let account = index.send(GetAccount).await?;

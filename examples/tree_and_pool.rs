@@ -1,7 +1,7 @@
 //! The radix tree and the page pool alone: no actor, no model, no runtime.
 //!
-//! The pool hands out pages, which are values with one owner; the tree takes them over with the tokens that they hold, and
-//! gives those back that it evicts. `prefix_index` shows the same as actors.
+//! The pool allocates pages, which are values with one owner. The tree takes ownership of the pages whose tokens it
+//! caches, and returns pages on eviction. The example `prefix_index` does the same with actors.
 //!
 //! ```text
 //! cargo run --example tree_and_pool
@@ -19,7 +19,7 @@ use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{PageSize, PoolLedger};
 
 fn main() -> anyhow::Result<()> {
-    let page_size = PageSize::new(1).context("it is not 0")?;
+    let page_size = PageSize::new(1).context("the page size is 0")?;
     let policy = EvictionPolicy::from_name("lru")?;
     let ledger = Arc::new(PoolLedger::new(page_size));
     let mut pool = PagePool::new(64, page_size, ledger.clone());
@@ -31,9 +31,7 @@ fn main() -> anyhow::Result<()> {
         namespace: &namespace,
         tokens: &prompt,
         owner: None,
-        pages: pool
-            .alloc(prompt.len())
-            .context("the pool is large enough")?,
+        pages: pool.alloc(prompt.len()).context("the pool is too small")?,
         priority: 0,
         inserted_tokens: 0,
     });

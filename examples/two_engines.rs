@@ -1,4 +1,4 @@
-//! Two engines inside the host's actix-web app.
+//! Two engines inside one actix-web app.
 //!
 //! Each engine has a separate thread, actix System and KV pool; the app only holds two handles. A question posted to
 //! `/first` or `/second` is answered as a stream of text; a client that disconnects cancels its request.
@@ -8,7 +8,7 @@
 //! curl -N -d 'Who are you?' http://127.0.0.1:8080/first
 //! ```
 //!
-//! With `--check` the program calls both engines over a socket, stops the first, shows that the second still answers,
+//! With `--check` the program calls both engines over a socket, stops the first, checks that the second still answers,
 //! and ends.
 
 #![allow(clippy::print_stdout, reason = "an example prints its results")]
@@ -88,7 +88,7 @@ async fn main() -> anyhow::Result<()> {
             .service(web::resource("/second").app_data(second).post(answer))
     })
     .workers(2)
-    // With actix-web's default a client that goes away is not noticed.
+    // By default, actix-web does not notice that a client has disconnected.
     .h1_allow_half_closed(false)
     .listen(listener)?
     .run();
@@ -128,7 +128,7 @@ async fn check(address: SocketAddr, first: &EngineHandle) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Posts a question and reads the reply to its end, as any client would.
+/// Posts a question and reads the whole reply.
 async fn post(address: SocketAddr, path: &'static str) -> anyhow::Result<String> {
     let exchange = move || -> io::Result<String> {
         let question = "Who are you?";

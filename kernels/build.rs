@@ -1,32 +1,39 @@
 //! Embeds the kernels' sources, and the pack of compiled kernels if there is one.
 //!
-//! A file that is new here is seen once this or one of the others changes: cargo could watch the folder only with all
-//! that is below.
+//! Cargo notices a new source file only when a listed one changes: watching the folder would include its subfolders.
 
 use std::env;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const STRING: &str = "writing to a String does not fail";
+
 fn main() {
-    let kernels = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let kernels =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let mut list = String::new();
     for (doc, constant, extension) in [
         (
-            "The files of kernels, with their text, by name.",
+            "The CUDA source files, sorted by name: name and text.",
             "UNITS",
             "cu",
         ),
-        ("The files that they include, likewise.", "HEADERS", "cuh"),
+        (
+            "The header files, sorted by name: name and text.",
+            "HEADERS",
+            "cuh",
+        ),
     ] {
-        writeln!(list, "/// {doc}").expect("memory");
-        writeln!(list, "pub const {constant}: &[(&str, &str)] = &[").expect("memory");
+        writeln!(list, "/// {doc}").expect(STRING);
+        writeln!(list, "pub const {constant}: &[(&str, &str)] = &[").expect(STRING);
         for file in files(&kernels, extension) {
-            let name = file.file_name().expect("it is a file").to_string_lossy();
-            writeln!(list, "    ({name:?}, include_str!({file:?})),").expect("memory");
+            let name = file.file_name().expect("a file has a name");
+            let name = name.to_string_lossy();
+            writeln!(list, "    ({name:?}, include_str!({file:?})),").expect(STRING);
             println!("cargo::rerun-if-changed={}", file.display());
         }
-        writeln!(list, "];").expect("memory");
+        writeln!(list, "];").expect(STRING);
     }
     let pack = kernels.join("kernels.pack");
     let bytes = if pack.is_file() {
@@ -34,21 +41,21 @@ fn main() {
     } else {
         "&[]".to_owned()
     };
-    writeln!(list, "/// The pack; empty where it was not made.").expect("memory");
-    writeln!(list, "pub const PACK: &[u8] = {bytes};").expect("memory");
+    writeln!(list, "/// The kernel pack; empty without `kernels.pack`.").expect(STRING);
+    writeln!(list, "pub const PACK: &[u8] = {bytes};").expect(STRING);
     if pack.is_file() {
         println!("cargo::rerun-if-changed={}", pack.display());
     }
     println!("cargo::rerun-if-changed=build.rs");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    fs::write(out.join("kernels.rs"), list).expect("the folder is cargo's for this");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    fs::write(out.join("kernels.rs"), list).expect("OUT_DIR is writable");
 }
 
-/// In the order of their names.
+/// The files in `dir` with this extension, sorted by name.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).expect("the sources are in the folder");
+    let entries = fs::read_dir(dir).expect("the kernels' folder is readable");
     let mut files: Vec<_> = entries
-        .map(|entry| entry.expect("the folder can be read").path())
+        .map(|entry| entry.expect("the kernels' folder is readable").path())
         .filter(|path| path.extension().is_some_and(|found| found == extension))
         .collect();
     files.sort();

@@ -2,5 +2,5 @@
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// The first line is the version of NVRTC that the pack is made with, the others are its options.
+/// First line: the NVRTC version that compiles the pack; other lines: its options.
 pub const COMPILER: &str = include_str!("nvrtc.txt");

@@ -1,6 +1,6 @@
 //! Souffleur: an LLM inference engine made of actors.
 //!
-//! A host starts an engine, hands it requests and reads their events:
+//! A host program starts an engine, submits requests and reads their events:
 //!
 //! ```
 //! use souffleur::config::EngineConfig;
@@ -28,22 +28,22 @@
 //!         }
 //!     }
 //! });
-//! let finished = finished.expect("nothing else uses the engine");
+//! let finished = finished.expect("no other request uses the engine");
 //! assert_eq!(tokens + finished.delta.tokens.len(), 8);
 //! assert_eq!(finished.reason, FinishReason::Length { max_new_tokens: 8 });
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # For hosts
+//! # For host programs
 //!
-//! - [`engine`]: starts an engine, on its own thread or on an Arbiter of the host's; the handle
+//! - [`engine`]: starts an engine, on its own thread or on an Arbiter of the host; the engine's handle
 //! - [`request`], [`sink`], [`admission`]: requests and their events, and the admission limits
-//! - `hub` (the feature `hub`): downloads models that a configuration names by their ids on the Hugging Face hub
-//! - [`bundled`]: the model inside this library, on which an engine with the default configuration starts
-//! - [`config`]: every key, its default and its bounds; [`error`]: every way to fail
-//! - `server` (the feature `server`): the HTTP and WebSocket routes, for the host's own actix-web app
-//! - [`actors`]: the actors and every message between them; [`actors::prefix_index`] is the cache without a model
+//! - `hub` (with the feature `hub`): downloads models that a configuration names by their ids on the Hugging Face hub
+//! - [`bundled`]: the small model in this library, which an engine with the default configuration runs
+//! - [`config`]: all configuration keys with defaults and limits; [`error`]: all errors
+//! - `server` (with the feature `server`): the HTTP and WebSocket routes, for the host's own actix-web app
+//! - [`actors`]: the actors and the messages between them; [`actors::prefix_index`] is the cache without a model
 //! - [`state`]: the pure data structures that the actors own, some of which travel in messages
 //! - [`grammar`]: compiles constraints on an output into grammars (structured output)
 //! - [`executor`]: the trait that runs steps, for executors of hosts
@@ -51,12 +51,12 @@
 //! - [`ids`]: the newtypes of all ids
 //!
 //! The features `server`, `cli` (the binary, with `server` and `hub`), `hub` and `cuda` are on by default; without them
-//! the engine on the CPU remains. In a dev build of a host the kernels are not optimised unless its `Cargo.toml` says
-//! so: `[profile.dev.package.souffleur-kernels]` with `opt-level = 3` (`docs/embedding.md`).
+//! only the engine on the CPU is built. In a dev build of a host, the kernels are optimised only if the `Cargo.toml`
+//! has `[profile.dev.package.souffleur-kernels]` with `opt-level = 3` (`docs/embedding.md`).
 //!
 //! The library installs no metrics recorder, log subscriber, panic hook or signal handler.
 //!
-//! All else is public for the binary and the tests only, hidden from this documentation, and may change at any time.
+//! All other items are public only for the binary and the tests, hidden from this documentation, and may change.
 
 pub use souffleur_base::{error, ids};
 #[doc(inline)]

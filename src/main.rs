@@ -1,5 +1,5 @@
-//! The binary: a command line around the library. Everything that is global to a process (metrics recorder, log
-//! subscriber, signal handlers, exit codes) is here and in `cli`, never in the library.
+//! The binary `souffleur`, a command line around the library. Process-wide state (metrics recorder, log subscriber,
+//! signal handlers, exit codes) is set in `cli`, never in the library.
 
 use std::process::ExitCode;
 

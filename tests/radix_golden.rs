@@ -1,9 +1,9 @@
-//! Replays operations that another implementation recorded, and fails on the first different result.
+//! Replays prefix-cache operations recorded from SGLang's `RadixCache`, and fails at the first different result.
 //!
 //! The committed fixture (`tests/fixtures/radix/`) is always replayed. `SOUFFLEUR_RADIX_TRACES=<file or folder>`
-//! names further files of the same format, `.jsonl` or `.jsonl.gz`; of a folder, all such files in it and in its
-//! folders, in order of name. A new run, with an empty tree, starts where the page size, the policy or the seed
-//! changes; without seeds also where the number `i` of the operation does not grow.
+//! names more files of the same format (`.jsonl` or `.jsonl.gz`); a folder is searched recursively, in order of name.
+//! A new run, with an empty tree, starts where the page size, the policy or the seed changes; without seeds, also where
+//! the operation's number `i` does not increase.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -27,7 +27,7 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// The whole tree is walked after every this many operations.
+/// The number of operations between two checks of the whole tree.
 const INTEGRITY_INTERVAL: usize = 32;
 
 #[test]
@@ -60,7 +60,7 @@ fn files_named_by_the_environment_give_the_recorded_results() -> Result<()> {
 }
 
 #[test]
-fn first_difference_is_named_with_file_line_expected_and_got() -> Result<()> {
+fn first_difference_is_reported_with_file_line_expected_and_got() -> Result<()> {
     let insert = r#"{"ps":4,"policy":"lru","seed":1,"op":"insert","key":[1,2,3,4],"extra_key":null,
         "cache_salt":null,"value":[7,8,9,10],"priority":0,"prefix_len":0,"evictable":4,"protected":0,"total":4}"#
         .replace('\n', "");
@@ -99,7 +99,7 @@ fn first_difference_is_named_with_file_line_expected_and_got() -> Result<()> {
 }
 
 #[test]
-fn runs_are_told_apart_by_seeds_of_any_kind_or_else_by_their_count() -> Result<()> {
+fn runs_are_separated_by_seeds_of_any_type_or_by_operation_numbers() -> Result<()> {
     let insert = |seed: &str, i: u32| {
         format!(
             r#"{{"ps":1,"policy":"lru",{seed}"i":{i},"op":"insert","key":[1],"extra_key":null,"cache_salt":null,"value":[{}],"priority":0,"prefix_len":0,"evictable":1,"protected":0,"total":1}}"#,
@@ -207,7 +207,7 @@ enum Operation {
     },
 }
 
-/// A tree, and the recorded slots of its pages, which are not aligned as ours are.
+/// A tree, and the recorded slots of each page; recorded slots are not aligned to pages.
 struct Run {
     page_size: PageSize,
     tree: RadixTree,
@@ -218,14 +218,14 @@ struct Run {
 }
 
 impl Run {
-    /// A run with a page for everything that `lines` insert.
+    /// Creates a run with enough pages for all inserts in `lines`.
     fn new(ps: u32, policy: &str, lines: &[(usize, Line)]) -> Result<Self> {
         let page_size = PageSize::new(ps).context("page size 0")?;
         let policy = EvictionPolicy::from_name(policy)?;
         let ledger = Arc::new(PoolLedger::new(page_size));
         let inserted = lines.iter().map(|(_, line)| line.inserted_tokens());
         let n_pages: usize = inserted.map(|tokens| page_size.full_pages(tokens)).sum();
-        let n_pages = u32::try_from(n_pages).context("pages of the run")?;
+        let n_pages = u32::try_from(n_pages).context("the run inserts more than u32::MAX pages")?;
         Ok(Self {
             page_size,
             tree: RadixTree::new(page_size, policy, ledger.clone()),
@@ -309,7 +309,7 @@ impl Run {
         let pages = self
             .pool
             .alloc(n_pages)
-            .context("the harness has too few pages")?;
+            .context("the pool of the test has too few pages")?;
         for (page, slots) in pages.ids().iter().zip(value.chunks(self.page_size.get())) {
             self.slots.insert(*page, slots.to_vec());
         }
@@ -339,7 +339,7 @@ impl Run {
             .collect()
     }
 
-    /// Releases everything, after a difference too, and checks that each page is free exactly once.
+    /// Releases everything (also after a difference) and checks that every page is free exactly once.
     fn finish(&mut self) -> Result<()> {
         for (_, lock) in self.locks.drain() {
             self.tree.unlock(lock);
@@ -377,7 +377,7 @@ fn replay(file: &str, lines: impl Read) -> Result<usize> {
             let last = run.last();
             last.is_some_and(|(_, last)| line.begins_run_after(last))
         };
-        // Operations before an unreadable line may differ already.
+        // An operation before an unreadable line may already differ.
         if parsed.as_ref().map_or(true, is_over) {
             replay_run(file, std::mem::take(&mut run))?;
         }
@@ -399,7 +399,7 @@ fn replay_run(file: &str, lines: Vec<(usize, Line)>) -> Result<()> {
         let applied = run.apply(line.operation);
         let sizes = (line.evictable, line.protected, line.total);
         if let Err(error) = applied.and_then(|()| run.check_sizes(sizes.0, sizes.1, sizes.2)) {
-            // A second difference, at the end of the run, would only follow from the first.
+            // An error at the end of the run would only follow from the first difference.
             let _ = run.finish();
             return Err(error.context(at(number)));
         }

@@ -1,4 +1,4 @@
-"""The engines: start, requests, pause and stop of each. All take prompts of token ids and stream."""
+"""Starts, pauses and stops each engine, and sends it requests: prompts of token ids with streamed answers."""
 
 import hashlib
 import json
@@ -25,27 +25,27 @@ RETRY_S = 0.01
 
 @dataclass(frozen=True)
 class Room:
-    """The capacity of an engine: tokens of KV, and streams at once."""
+    """The capacity of an engine: tokens of KV cache, and concurrent streams."""
 
     tokens: int = KV_TOKENS
     streams: int = STREAMS
 
 
-# For starts that are measured alone: nearly all of the memory is the model's.
+# For measures of starts: nearly all of the memory is then for the model.
 SMALL = Room(tokens=256, streams=1)
 
 
 class EngineFailed(Exception):
-    """An engine that did not start, or did not answer as requested; the text says why."""
+    """An engine did not start, or did not answer as requested."""
 
 
 class NotReady(EngineFailed):
-    """The answer of a server whose model is not loaded yet."""
+    """A server has not loaded its model yet."""
 
 
 @dataclass
 class Stream:
-    """The tokens of one request by arrival, in seconds of the monotonic clock."""
+    """Arrival times of the tokens of one request, in seconds of the monotonic clock."""
 
     start: float
     events: list = field(default_factory=list)
@@ -69,14 +69,14 @@ class Stream:
 
 
 class Engine:
-    """A running engine. Only one is awake at a time; the others are stopped by signal and use no processor."""
+    """A running engine. Only one runs at a time; SIGSTOP keeps the others from using the processor."""
 
     name = ""
-    # Seconds from waking to the first request.
+    # Seconds to wait between SIGCONT and the first request.
     settle_s = 0.0
 
     def __init__(self, scratch, model, kind, forced=None, room=Room()):
-        """`forced` is the instruction set to limit it to; without one it takes the processor's best."""
+        """`forced` is the instruction set to limit the engine to; without it the engine chooses for the processor."""
         self.scratch, self.model, self.kind, self.forced, self.room = scratch, model, kind, forced, room
         self.process = None
 
@@ -85,7 +85,7 @@ class Engine:
         raise NotImplementedError
 
     def weights(self):
-        """The file or folder that is read at start."""
+        """The file or folder of weights that the engine reads at start."""
         raise NotImplementedError
 
     def program(self):
@@ -93,14 +93,14 @@ class Engine:
         raise NotImplementedError
 
     def forget(self):
-        """Removes the caches that earlier starts left for later ones."""
+        """Removes caches that speed up later starts."""
 
     def ask(self, prompts, tokens):
-        """Sends all prompts at once; one `Stream` for each."""
+        """Sends all prompts at once. Returns one `Stream` for each."""
         raise NotImplementedError
 
     def spawn(self):
-        """Starts the process; returns when that was."""
+        """Starts the process. Returns the start time."""
         for path in (self.weights(), self.program()):
             machine.read_through(path)
         command, more = self.command()
@@ -121,10 +121,10 @@ class Engine:
         return subprocess.DEVNULL
 
     def check_alive(self):
-        """Fails with the end of the log if the process ended."""
+        """Raises `EngineFailed` with the last lines of the log if the process has ended."""
         if self.process.poll() is not None:
             tail = "\n  ".join(self.log.read_text(errors="replace").strip().splitlines()[-5:])
-            raise EngineFailed(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n  {tail}")
+            raise EngineFailed(f"{self.name} exited with {self.process.returncode}; the last lines of {self.log}:\n  {tail}")
 
     def run(self, prompts, tokens):
         """Sends the prompts and checks that each stream has exactly `tokens` tokens."""
@@ -135,24 +135,24 @@ class Engine:
         return streams
 
     def signal(self, number):
-        """To the process and all its descendants."""
+        """Sends a signal to the process and its descendants."""
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass
 
     def pause(self):
-        """Stops it from using the processor."""
+        """Suspends the engine."""
         self.signal(signal.SIGSTOP)
 
     def resume(self, rng):
-        """Wakes it and warms it up: it has answered when this returns."""
+        """Continues a suspended engine, and waits for its answer to a short prompt."""
         self.signal(signal.SIGCONT)
         time.sleep(self.settle_s)
         self.run([fresh(rng, 32)], 4)
 
     def stop(self):
-        """Ends it."""
+        """Terminates the engine."""
         if self.process is None:
             return
         self.signal(signal.SIGCONT)
@@ -167,7 +167,7 @@ class Engine:
 
 
 def fresh(rng, count):
-    """A new prompt, which no cache holds."""
+    """A random prompt, which is in no cache."""
     return [rng.randrange(300, 31000) for _ in range(count)]
 
 
@@ -193,7 +193,7 @@ class HttpEngine(Engine):
                 "temperature": 0, "return_token_ids": True}
 
     def count(self, event, before):
-        """New tokens in an event, `before` of which came earlier."""
+        """The number of new tokens in an event, after `before` earlier tokens."""
         return sum(len(choice.get("token_ids") or []) for choice in event.get("choices", []))
 
     def stream(self, start, events):
@@ -216,7 +216,7 @@ class HttpEngine(Engine):
             raise failure(f"{self.name}: {error}") from error
 
     def start(self, rng):
-        """Starts it; seconds until the first token of a 16-token prompt."""
+        """Starts the engine. Returns the seconds until the first token of a 16-token prompt."""
         started, prompt = self.spawn(), fresh(rng, 16)
         while time.monotonic() - started < START_LIMIT_S:
             self.check_alive()
@@ -226,11 +226,11 @@ class HttpEngine(Engine):
                 except NotReady:
                     pass
             time.sleep(RETRY_S)
-        raise EngineFailed(f"{self.name} gave no token in {START_LIMIT_S} s")
+        raise EngineFailed(f"{self.name} produced no token within {START_LIMIT_S} s of its start")
 
 
 def listens(port):
-    """Whether a server accepts connections there."""
+    """Whether a server accepts connections at the port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -249,10 +249,10 @@ class LlamaCpp(HttpEngine):
 
     def command(self):
         sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512]
-        # A start that is measured alone has one run of the model, not two.
+        # Without its warm-up, a measured start runs the model once.
         once = ["--no-warmup"] if self.room == SMALL else []
         server = [install.llama_server(self.scratch), "-m", self.weights(), *sizes, *once]
-        # Before the folder that the server itself names.
+        # The loader searches LD_LIBRARY_PATH before the RUNPATH of the server.
         return [*server, "--host", "127.0.0.1", "--port", self.port], {"LD_LIBRARY_PATH": str(self.program())}
 
     def body(self, prompt, tokens):
@@ -260,7 +260,7 @@ class LlamaCpp(HttpEngine):
                 "samplers": ["top_k"], "top_k": 1, "return_tokens": True}
 
     def count(self, event, before):
-        # A token that ends inside a character comes with a later event or, at the end, only in the total.
+        # A token that ends inside a character has no event: a later event has it, or at the end only the total counts it.
         return event["tokens_predicted"] - before if event.get("stop") else len(event.get("tokens") or [])
 
 
@@ -273,14 +273,14 @@ class IkLlamaCpp(LlamaCpp):
         return install.ik_server(self.scratch).parents[1]
 
     def command(self):
-        # One stream at a time: where two are in a step, attention stops the process (`GGML_ASSERT(S > 0)`, its issue 1910).
+        # One stream at a time: with two in a step, its attention aborts (`GGML_ASSERT(S > 0)`).
         sizes = ["-c", self.room.tokens, "-np", 1, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
         once = ["--no-warmup"] if self.room == SMALL else []
         server = [install.ik_server(self.scratch), "-m", self.weights(), *sizes, *once]
         return [*server, "--host", "127.0.0.1", "--port", self.port], {}
 
     def count(self, event, before):
-        # Each event is a token, without its id; one that ends inside a character comes only in the total.
+        # Each event is one token without its id. Tokens that end inside a character are only in the total.
         return event["tokens_predicted"] - before if event.get("stop") else 1
 
 
@@ -313,11 +313,11 @@ class Souffleur(HttpEngine):
 
     name = "souffleur"
     binary = None
-    # actix-web reads the clock for its time limits every half second; right after a pause it takes every request for late.
+    # actix-web updates its clock every half second: right after SIGCONT, requests seem to have exceeded their time limits.
     settle_s = 0.75
 
     def folder(self):
-        """The model that it serves, in a separate folder that its caches go to as well."""
+        """A separate folder with hard links to the model, which the caches are written to as well."""
         return self.scratch / "served" / (f"{self.model}-{self.kind}" if self.kind in install.GGUF_KINDS else self.model)
 
     def weights(self):
@@ -327,7 +327,7 @@ class Souffleur(HttpEngine):
         return self.binary
 
     def forget(self):
-        """A new folder of hard links to the model, with no cache next to the weights: the next start is its first."""
+        """Makes the folder of links anew, without caches, so that the next start is a first start."""
         shutil.rmtree(self.folder(), ignore_errors=True)
         self.folder().mkdir(parents=True)
         if self.kind in install.GGUF_KINDS:
@@ -361,7 +361,7 @@ class DriverEngine(Engine):
         return json.loads(line)
 
     def start(self, rng):
-        """Starts it; seconds until the first token of a 16-token prompt, Python's imports included."""
+        """Like `HttpEngine.start`; Python's imports count too."""
         started = self.spawn()
         self._line()
         return self.run([fresh(rng, 16)], 1)[0].first - started
@@ -406,7 +406,7 @@ class MistralRs(DriverEngine):
     def command(self):
         driver = [self.scratch / "venv-mistralrs" / "bin" / "python", install.HERE / "mistralrs_driver.py"]
         package = self.scratch / "llama.cpp" / "gguf-py"
-        # One stream at a time: prompts of one step, of more than one request, end with "input tensor is not contiguous".
+        # One stream at a time: a step with prompts of several requests fails with "input tensor is not contiguous".
         return [*driver, self.weights().resolve(), 1, package], {"RAYON_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
 
 
@@ -414,7 +414,7 @@ ENGINES = {engine.name: engine for engine in (LlamaCpp, IkLlamaCpp, MistralRs, V
 
 
 def take_souffleur(scratch, path):
-    """Copies the binary, so that a build during a run changes nothing; returns its hash."""
+    """Copies the binary, so that a build during a run does not replace it. Returns its hash."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     program = scratch / "bin" / f"souffleur-{digest}"
     program.parent.mkdir(exist_ok=True)
@@ -430,11 +430,11 @@ def knows_int8(program):
 
 
 def warm_up(engine, rng):
-    """Every kind of work once, so that no measure pays for a first time."""
+    """Runs every kind of work once, so that measures contain no first-time costs."""
     engine.run([fresh(rng, 512)], 4)
     engine.run([fresh(rng, 16) for _ in range(STREAMS)], 4)
 
 
 def seeded(*parts):
-    """Random numbers that depend on these names only."""
+    """A random number generator whose seed is these names."""
     return random.Random("/".join(map(str, parts)))

@@ -4,7 +4,7 @@ import sys
 
 from shapes import FileShape
 
-# Bits of a weight up to which products are held against the peak of 4 bits.
+# Matrices with at most this many bits per weight are compared with the peak of 4-bit products.
 NIBBLE_BITS = 5.5
 
 
@@ -18,7 +18,7 @@ def read(package, path):
     arch = value("general.architecture")
     of = lambda key: value(f"{arch}.{key}")
     if of("expert_count") or of("ssm.state_size"):
-        raise SystemExit(f"--gguf: {path} has experts or states, and floors are known of dense transformers only")
+        raise SystemExit(f"--gguf: {path} has experts or recurrent states; --gguf measures only dense transformers")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     head = tensors.get("output.weight", tensors["token_embd.weight"])
     matrices = [tensor for name, tensor in tensors.items() if len(tensor.shape) == 2 and name.startswith("blk.")] + [head]

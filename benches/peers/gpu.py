@@ -1,11 +1,11 @@
-"""What other programs reach on the same GPU, for scripts/gpu-check: a line of JSON for each result.
+"""Measures other programs on the same GPU for scripts/gpu-check; prints a line of JSON for each result.
 
     gpu.py torch                       products and attention of PyTorch
     gpu.py transformers SHAPE LOAD..   transformers' continuous batching
-    gpu.py mini-sglang SHAPE LOAD..    mini-SGLang over FlashInfer; both must be importable
+    gpu.py mini-sglang SHAPE LOAD..    mini-SGLang with FlashInfer; both must be importable
 
-SHAPE is a file of config/shapes, LOAD is STREAMS:PROMPT:OUTPUT in tokens. Models have random weights. Rates count as
-`souffleur bench` does: from the last stream's first token to the last token of all.
+SHAPE is a file of config/shapes, LOAD is STREAMS:PROMPT:OUTPUT in tokens. Models have random weights. As in `souffleur
+bench`, rates are measured from the first token of the stream that starts last to the last token of all.
 """
 import json
 import pathlib
@@ -15,7 +15,7 @@ import tempfile
 import time
 
 ROTATED_BYTES = 512 << 20
-# Fields that config/shapes leaves out, as in the models' public configurations.
+# Fields that are missing in config/shapes, with the values of the models' public configurations.
 DETAILS = {
     "LlamaForCausalLM": {"model_type": "llama", "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     "Qwen3ForCausalLM": {"model_type": "qwen3", "rope_theta": 1000000.0, "rms_norm_eps": 1e-6},
@@ -29,7 +29,7 @@ def show(name, unit=None, value=None, note=None):
 
 
 class Clock:
-    """Times calls as `souffleur gpu kernels` does: in a graph, taking turns at copies larger than the cache."""
+    """Times calls as `souffleur gpu kernels` does: in a CUDA graph, alternating between copies of the operands that exceed the cache."""
 
     def __init__(self, torch):
         self.torch = torch
@@ -123,7 +123,7 @@ def prompts_of(config, streams, tokens):
 
 
 def show_decoded(who, name, load, seen):
-    """seen: for each stream the times of its tokens."""
+    """`seen` has the times of the tokens of each stream."""
     streams, prompt, output = load
     began = max(times[0] for times in seen)
     ended = max(times[-1] for times in seen)
@@ -191,7 +191,7 @@ def run_mini_sglang(shape, loads):
     scheduler.load_tokenizer = lambda path: NoTokenizer()
 
     def small_weights(self, config):
-        """Its own are so large that activations overflow."""
+        """Random weights that are small enough: activations overflow with the dummy weights of mini-SGLang."""
         def tensor(value):
             made = torch.empty_like(value, device=self.device)
             return made.normal_(0.0, 0.02) if made.dim() > 1 else made.fill_(1.0)

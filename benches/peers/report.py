@@ -1,4 +1,4 @@
-"""The table of the records, and its summary as JSON."""
+"""Makes the table of the measured rows, and writes it as JSON too."""
 
 import json
 import platform
@@ -31,7 +31,7 @@ def quartiles(values):
 
 
 def latest(records, model, row, kind, max_other):
-    """`{engine: {round: record}}`: the latest records, without failures and contaminated measures."""
+    """`{engine: {round: record}}`: the latest records, without failures and rounds in which others used more than `max_other` cores."""
     found = {}
     for one in records:
         if (one["model"], one["row"], one["kind"]) != (model, row, kind) or "error" in one:
@@ -43,7 +43,7 @@ def latest(records, model, row, kind, max_other):
 
 
 def compare(found, metric, against=None):
-    """Souffleur's per-round ratios to one peer, or to the one with the best median, and that peer's name."""
+    """The medians, the compared peer (`against`, or the one with the best median), and Souffleur's ratio to it in each round."""
     medians = {name: statistics.median(one["metrics"][metric.key] for one in per.values()) for name, per in found.items()}
     ours, peers = found.get("souffleur", {}), {name: value for name, value in medians.items() if name == against or (against is None and name != "souffleur")}
     together = {name: value for name, value in peers.items() if set(found[name]) & set(ours)}
@@ -58,7 +58,7 @@ def compare(found, metric, against=None):
 
 
 def fraction(per, metric):
-    """The median over rounds of the part of the floor that was reached; None where the row has no floor."""
+    """The median over rounds of the reached fraction of the floor; None if the row has no floor."""
     parts = []
     for one in per.values():
         if "floor" in one:
@@ -68,24 +68,24 @@ def fraction(per, metric):
 
 
 def failures(records, model, row, found):
-    """Why engines of a row failed, or did not start, if there is no measure of them."""
+    """The errors of the engines that have no measure of a row."""
     tried = [one for one in records if (one["model"], one["kind"]) == (model, row.kind) and one["row"] in (row.name, rows.START) and "error" in one]
     return {one["engine"]: one["error"] for one in tried if one["engine"] in (*row.peers, "souffleur") and one["engine"] not in found}
 
 
 def limit_text(found):
-    """The limits that set the floor of a row, over all its measures."""
+    """The titles of the limits that determine the floors of a row's measures."""
     return " or ".join(sorted({one["limit"] for per in found.values() for one in per.values() if "limit" in one}))
 
 
 def size_bar(model, metric, found):
-    """The largest size that reaches the bar, in MiB, for a start that is measured alone."""
+    """The largest resident size that reaches the bar of a load, in MiB."""
     file = max(one["file_mib"] for per in found.values() for one in per.values())
     return metric.times_file * file + SMALL.tokens * SHAPES[model].kv_bytes / 2**20
 
 
 def size_verdict(per, metric, limit):
-    """Whether all sizes reach the bar."""
+    """Whether the sizes of all rounds reach the bar."""
     if not per:
         return "not measured"
     return "yes" if max(one["metrics"][metric.key] for one in per.values()) <= limit else "NO"
@@ -98,7 +98,7 @@ def verdict(metric, ratios, reached, peer_reached):
     low, middle, _ = quartiles(ratios)
     holds = middle >= metric.bar and low >= 1.0
     if metric.alternative is not None and reached is not None and reached >= metric.alternative:
-        # Only where the peer is so close to the floor that the ratio would require more than that.
+        # Applies only if the peer is so close to the floor that `bar` times its rate exceeds `alternative`.
         holds = holds or peer_reached * metric.bar >= metric.alternative
     if metric.needed is not None and (reached is None or reached < metric.needed):
         holds = False
@@ -138,7 +138,7 @@ def line(model, row, metric, records, max_other):
 
 
 def start_line(model, records, max_other):
-    """From the start of the process to the first token of a 16-token prompt."""
+    """The line of the times from the start of the process to the first token of a 16-token prompt."""
     metric = rows.Metric("s", "first token of a 16-token prompt, second start", "s", 0.0, False)
     made = line(model, rows.Row(rows.START, "bf16", (metric,)), metric, records, max_other)
     if made is not None:
@@ -149,7 +149,7 @@ def start_line(model, records, max_other):
 
 
 def memory_line(model, records, title, row, key="mib"):
-    """Largest resident memory, against weights, KV pool and an allowance."""
+    """A line of the largest resident memory; its bar is the weights, the KV pool and an allowance."""
     metric = rows.Metric(key, title, "MiB", 0.0, False)
     made = line(model, rows.Row(row, "bf16", (metric,)), metric, records, None)
     if made is not None:
@@ -162,7 +162,7 @@ def memory_line(model, records, title, row, key="mib"):
 
 
 def lines(model, session, max_other):
-    """All lines of a model; lines with failures only where the command line names their row."""
+    """All lines of a model. Lines without a measure are included only for rows that the command line selects."""
     records, held_to = session.records, session.held_to
     made = [line(model, row, metric.on(held_to), records, max_other) for row in rows.ROWS for metric in row.metrics]
     made.append(start_line(model, records, max_other))
@@ -172,14 +172,14 @@ def lines(model, session, max_other):
 
 
 def cell(value):
-    """A number in four digits at most."""
+    """Formats a number with three digits, or more before the decimal point."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def table(made):
-    """Markdown."""
+    """Formats lines as a Markdown table."""
     out = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for one in made:
         ratio = ""
@@ -196,7 +196,7 @@ def table(made):
 
 
 def limits(records):
-    """The machine's rates, in Gunits a second: quartiles over all records, by measure."""
+    """Quartiles of the machine's rates over all records, by measure, in 1e9 units per second."""
     seen = {}
     for one in records:
         limits = one.get("limits", {})
@@ -216,13 +216,13 @@ def processor():
 
 
 def commit():
-    """The repository's commit, with a + where the working tree differs; empty where it is no git clone."""
+    """The repository's commit, with a + if the working tree differs; empty outside a git clone."""
     git = ["git", "-C", str(install.HERE), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
 def head(session, options, missing):
-    """The conditions of the table."""
+    """The date, machine, versions and options of the measures."""
     notes = [f"{engine} is left out: {reason}" for engine, reason in missing.items()]
     if options.forced:
         notes += [f"{engine}: {text}" for engine, text in isa.REMAINS.items() if engine in options.engines]
@@ -234,7 +234,7 @@ def head(session, options, missing):
 
 
 def failed_text(made):
-    """Why engines failed, each reason once."""
+    """Formats each different error of the engines once, with its rows."""
     reasons = {}
     for one in made:
         for engine, error in one["failed"].items():
@@ -245,7 +245,7 @@ def failed_text(made):
 def show(session, options, missing):
     """Prints the table and writes the summary next to the records."""
     summary = head(session, options, missing) | {"lines": []}
-    how = "all engines held to it" if summary["forced"] else "the processor's best"
+    how = "all engines are limited to it" if summary["forced"] else "the processor's best"
     print(f"\n{summary['date']}, {summary['processor']}, ISA {summary['isa']} ({how}), {summary['threads']} threads each, "
           f"commit {summary['commit'] or 'unknown'}, binary {summary['binary']}")
     print(", ".join(f"{name}: {text}" for name, text in VERSIONS.items()))

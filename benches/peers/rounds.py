@@ -1,4 +1,4 @@
-"""The rounds: in each, every engine once on every row, one right after the other."""
+"""Runs the rounds, each of which measures every row on every engine in turn."""
 
 import gc
 import json
@@ -12,21 +12,21 @@ import rows
 from engines import ENGINES, EngineFailed, Souffleur
 from shapes import SHAPES
 
-# Taken and given back before a start that is measured alone: more than an engine takes.
+# Allocated and freed before each measure of a load: more than an engine needs.
 WARM_BYTES = 2 << 30
-# The peers whose start is measured each round; vLLM's takes minutes, so it starts once for a model. GGUF files have rows for that.
+# The peers whose start is measured each round. vLLM takes minutes, so it starts once per model. GGUF files have rows of loads instead.
 START_PEERS = {"bf16": ["llama.cpp", "openvino"], "int8": []}
 START_PEERS_QUICK = {"bf16": ["llama.cpp"], "int8": []}
 
 
 def load(path):
-    """The records of earlier runs; a line that a killed run left half written is dropped."""
+    """Reads the records of earlier runs, without the incomplete line of a killed run."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
-            print(f"[rounds] {path}: a line is cut short and is left out", flush=True)
+            print(f"[rounds] {path}: ignored an incomplete line", flush=True)
     return found
 
 
@@ -47,10 +47,10 @@ class Session:
         self.broken = set()
         self.began = time.monotonic()
         if binary is not None and not self.int8:
-            print("[rounds] this Souffleur has no --quantization: the int8 rows are its peers' only", flush=True)
+            print("[rounds] this binary has no --quantization: int8 rows are measured without Souffleur", flush=True)
 
     def record(self, model, row, kind, engine, number, **more):
-        """Appends a record and says so."""
+        """Appends a record to the file, and prints it."""
         made = {"model": model, "row": row, "kind": kind, "engine": engine, "round": number, "isa": self.held_to.name, "when": round(time.time(), 1)} | more
         self.records.append(made)
         with open(self.results, "a") as file:
@@ -60,7 +60,7 @@ class Session:
         print(f"[{time.monotonic() - self.began:5.0f} s] {model} round {number} {row} {engine}: {shown}{other}", flush=True)
 
     def has(self, model, row, kind, engine, number=None):
-        """Whether a good record exists."""
+        """Whether a record without an error exists."""
         key = (model, row, kind, engine)
         return any(
             (one["model"], one["row"], one["kind"], one["engine"]) == key and "error" not in one and number in (None, one["round"])
@@ -68,7 +68,7 @@ class Session:
         )
 
     def wanted(self, model, row):
-        """The engines that a row is to have."""
+        """The engines on which a row is measured."""
         peers = row.peers_of(model, self.options.quick, self.held_to)
         names = [peer for peer in peers if peer in self.options.engines]
         if "souffleur" in self.options.engines and (row.kind != "int8" or self.int8):
@@ -80,7 +80,7 @@ class Session:
         return not self.options.rows or name in self.options.rows
 
     def missing_rows(self, model, kind, number):
-        """Rows of which a record is missing. All their engines are measured again, because ratios are of one sitting."""
+        """Rows that lack a record. All their engines are measured again, because ratios compare measures of the same run."""
         return [
             row for row in rows.ROWS
             if row.kind == kind and self.asked(row.name)
@@ -96,7 +96,7 @@ class Session:
         return [name for name in names if not self.has(model, rows.START, kind, name, number)]
 
     def run(self):
-        """Everything that is missing."""
+        """Makes the missing measures."""
         try:
             for model in self.options.models:
                 for number in range(1, self.options.rounds + 1):
@@ -107,7 +107,7 @@ class Session:
             self.stop_all()
 
     def group(self, model, kind, number):
-        """One round of the rows that share a kind of weights, and with it their engines."""
+        """Runs one round of the rows with one kind of weights."""
         todo = self.missing_rows(model, kind, number)
         for row in [row for row in todo if row.alone]:
             for name in rotated(self.wanted(model, row), number):
@@ -130,7 +130,7 @@ class Session:
                     self.live.pop((name, kind)).stop()
 
     def ensure(self, model, kind, name, number):
-        """Starts an engine unless it lives, and leaves it paused."""
+        """Starts an engine if it is not running, and pauses it."""
         if (name, kind) in self.live or (model, name, kind) in self.broken:
             return
         engine = ENGINES[name](self.scratch, model, kind, self.options.forced)
@@ -151,7 +151,7 @@ class Session:
             self.record(model, rows.START, kind, name, number, error=str(error))
 
     def first_start(self, engine, number, rng):
-        """The start that makes the caches of later starts, once; never during a measure."""
+        """Starts and stops an engine once, so that later starts find its caches."""
         fresh_folder = not engine.weights().exists()
         if self.has(engine.model, rows.FIRST_START, engine.kind, engine.name) and not fresh_folder:
             return
@@ -166,7 +166,7 @@ class Session:
         self.record(engine.model, rows.FIRST_START, engine.kind, engine.name, number, metrics=metrics, other_cores=others.cores, steal=others.steal)
 
     def measure(self, model, row, name, number):
-        """One engine on one row, with the machine's limits right before."""
+        """Measures the machine's limits, then a row on an engine."""
         engine = self.live[name, row.kind]
         # The same prompts for every engine.
         rng = engines.seeded(model, row.name, number)
@@ -189,7 +189,7 @@ class Session:
         self.record(model, row.name, row.kind, name, number, **measured)
 
     def measure_alone(self, model, row, name, number):
-        """A start with little room for KV and nothing prepared: until the first token, and the memory that it took."""
+        """Measures a start with a small KV pool and no caches: the time to the first token, and the resident memory."""
         engine = ENGINES[name](self.scratch, model, row.kind, self.options.forced, engines.SMALL)
         try:
             engine.forget()
@@ -205,12 +205,12 @@ class Session:
             engine.stop()
 
     def stop_all(self):
-        """Ends every engine."""
+        """Stops every engine."""
         while self.live:
             self.live.popitem()[1].stop()
 
 
 def rotated(names, number):
-    """Each round begins with another one, so that none is always first."""
+    """Rotates the names, so that each round starts with a different one."""
     shift = number % len(names) if names else 0
     return names[shift:] + names[:shift]

@@ -1,4 +1,4 @@
-"""The measures: the loads, the bars, and the least time that each could take."""
+"""Defines the rows of the table: their loads, their bars, and the floor of each time."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ PREFILLS = 3
 
 
 def percentile(values, share):
-    """With linear interpolation."""
+    """A percentile with linear interpolation; `share` is from 0 to 1."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * share
     low = int(place)
@@ -26,7 +26,7 @@ def percentile(values, share):
 
 
 def prefill(engine, rng):
-    """One prompt of 512 tokens, one token out; the median of three."""
+    """Prefills a prompt of 512 tokens; the median of three."""
     times = []
     for _ in range(PREFILLS):
         (stream,) = engine.run([fresh(rng, PROMPT)], 1)
@@ -35,13 +35,13 @@ def prefill(engine, rng):
 
 
 def decode(engine, rng):
-    """128 tokens after a prompt of 512."""
+    """Decodes 128 tokens after a prompt of 512."""
     (stream,) = engine.run([fresh(rng, PROMPT)], DECODED + 1)
     return {"tok_s": (stream.tokens - stream.events[0][1]) / (stream.last - stream.first)}
 
 
 def batch(streams):
-    """`streams` streams: all their tokens in the time in which all of them decode."""
+    """Decodes `streams` streams. Counts all tokens from when the last one has started until the first one ends."""
 
     def measure(engine, rng):
         seen = engine.run([fresh(rng, BATCH_PROMPT) for _ in range(streams)], BATCH_DECODED)
@@ -55,7 +55,7 @@ def batch(streams):
 
 
 def shared(warm):
-    """16 users at once with a common prefix of 512 tokens and 64 private ones each, 64 tokens out; the prefix is cached, or new."""
+    """16 concurrent prompts of a shared prefix of 512 tokens and 64 own ones, with 64 output tokens. `warm` caches the prefix before."""
 
     def measure(engine, rng):
         prefix = fresh(rng, SHARED_PREFIX)
@@ -70,7 +70,7 @@ def shared(warm):
 
 
 def prefill_floor(kind="bf16"):
-    """tok/s of the matrices' and the attention's operations at the peak."""
+    """tok/s if the operations of matrices and attention run at the peak."""
 
     def floor(shape, limits):
         least = shapes.prefill(shape, limits, PROMPT, kind=kind)
@@ -80,7 +80,7 @@ def prefill_floor(kind="bf16"):
 
 
 def step_floor(streams, context, kind="bf16"):
-    """tok/s when each step reads weights and K/V at full bandwidth, or computes at the peak if that takes longer."""
+    """tok/s if each step reads weights and KV at full bandwidth, or computes at the peak if that takes longer."""
 
     def floor(shape, limits):
         least = shapes.step(shape, limits, streams, context, kind=kind)
@@ -90,7 +90,7 @@ def step_floor(streams, context, kind="bf16"):
 
 
 def shared_floor(warm):
-    """Seconds when the prefix is computed once, or not at all, and read once a step."""
+    """Seconds if the prefix is computed once, or not at all with `warm`, and read once per step."""
 
     def floor(shape, limits):
         own = shapes.prefill(shape, limits, STREAMS * SHARED_OWN, SHARED_PREFIX, STREAMS)
@@ -105,70 +105,70 @@ def shared_floor(warm):
 
 @dataclass(frozen=True)
 class Metric:
-    """One line of the table: `bar` is the least ratio to the best peer, above 1 being better in any unit."""
+    """A line of the table. `bar` is the required ratio to the peer; above 1, Souffleur is better in any unit."""
 
     key: str
     title: str
     unit: str
     bar: float
     more_is_better: bool = True
-    # The fraction of the floor that also counts as reached (`alternative`), or is needed as well (`needed`).
+    # Fractions of the floor: `alternative` suffices if the ratio does not reach the bar, `needed` is required in addition.
     alternative: float | None = None
     needed: float | None = None
-    # Differences on instruction sets of 256 bits and fewer.
+    # Fields that differ for instruction sets with vectors of up to 256 bits.
     narrow: dict | None = None
-    # The bar of a size instead of a ratio: a multiple of the model's file, in addition to the KV pool.
+    # The bar for a size, which replaces the ratio: this multiple of the size of the model's file, plus the KV pool.
     times_file: float | None = None
 
     def on(self, held_to):
-        """The metric with the bars of an instruction set."""
+        """The metric with the bars for an instruction set."""
         return self if held_to.wide or not self.narrow else replace(self, **self.narrow)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One load on engines of one kind of weights."""
+    """A load on engines with one kind of weights."""
 
     name: str
     kind: str
     metrics: tuple
     measure: Callable | None = None
     floor: Callable | None = None
-    # Engines that have the load in a full run, and the best of them on AVX-512, for each model, in a quick one.
+    # The peers of a full run, and for each model those of a quick run: the best ones on AVX-512.
     peers: tuple = ("llama.cpp", "vllm", "openvino")
     best: dict | None = None
-    # The one peer that the bar is about; the best one if there is none.
+    # The peer that Souffleur is compared with; None for the best one.
     against: str | None = None
-    # Measured on a separate start, with nothing else running.
+    # Measured on a separate start while no other engine runs.
     alone: bool = False
 
     def peers_of(self, model, quick, held_to):
-        """The peers that the row is measured on. Which are the best is known where there are 512 bits."""
+        """The peers on which the row is measured. The best ones are known only for vectors of 512 bits."""
         return self.best.get(model, self.peers) if quick and held_to.wide else self.peers
 
 
 def best(qwen, llama):
-    """The peers of a quick run."""
+    """The peers of a quick run, by model."""
     return {"qwen3-0.6b": tuple(qwen.split()), "llama-160m": tuple(llama.split())}
 
 
 def best_peer(bar, alternative=None, needed=None):
-    """The bars of bf16 and int8: as said with 512 bits, and the best peer elsewhere."""
+    """The bars of bf16 and int8 rows: these with vectors of 512 bits, and a ratio of 1 with shorter ones."""
     return {"bar": bar, "alternative": alternative, "needed": needed, "narrow": {"bar": 1.0, "alternative": None, "needed": None}}
 
 
 def seconds(key, title, bar):
-    """A time, of which less is better."""
+    """A metric in seconds."""
     return Metric(key, title, "s", more_is_better=False, **best_peer(bar))
 
 
 def rate(title, **bars):
-    """Tokens a second."""
+    """A metric in tokens per second."""
     return Metric("tok_s", title, "tok/s", **bars)
 
 
 def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
-    """The rows of one GGUF file, which Souffleur and its peers both read."""
+    """The rows of a GGUF file, which Souffleur and its peers read."""
     quick = {model: ("llama.cpp", "ik_llama.cpp") for model in shapes.SHAPES}
     common = {"kind": kind, "peers": peers, "best": quick, "against": None if kind == GIVEN else "llama.cpp"}
     together = common | {"peers": tuple(peer for peer in peers if peer not in ONE_STREAM), "best": {model: ("llama.cpp",) for model in shapes.SHAPES}}
@@ -192,7 +192,7 @@ def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
 FILE_MEMORY = 1.1
 INT8_PEERS = ("llama.cpp", "openvino")
 FILE_PEERS = ("llama.cpp", "ik_llama.cpp", "mistral.rs")
-# Peers that end with an error where streams decode together.
+# Peers that fail when streams decode together.
 ONE_STREAM = ("ik_llama.cpp", "mistral.rs")
 LOAD_PEERS = ("llama.cpp", "ik_llama.cpp")
 ROWS = [
@@ -234,14 +234,14 @@ ROWS = [
         prefill_bars={"bar": 1.0}, decode_bars={"bar": 1.0}, batch_bars={8: {"bar": 1.0}, 16: {"bar": 1.0}},
     ),
 ]
-# Rows that come with the starts of the others' engines.
+# Rows that are measured when the engines of other rows start.
 START, FIRST_START, MEMORY = "start", "first-start", "memory"
 START_LIMIT_S = 2.0
 MEMORY_ALLOWANCE = 300e6
 
 
 def kinds_of(model):
-    """The kinds of weights that a model is measured with: a file of the user's has the types that it has."""
+    """The kinds of weights with which a model is measured."""
     return [GIVEN] if isinstance(shapes.SHAPES[model], FileShape) else ["bf16", "int8", "q4_k_m", "q8_0"]
 
 

@@ -1,4 +1,4 @@
-"""The models and the least cost of their work: bytes to read and operations to do."""
+"""Defines the models' shapes, and computes the floors of times from the bytes and operations of the work."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from isa import READ, TITLES
 # Bytes of a weight. Q4_K_M has two sizes: `Shape.read_bytes`.
 BYTES = {"bf16": 2, "int8": 1, "q8_0": 34 / 32}
 Q4_K, Q6_K = 144 / 256, 210 / 256
-# The peak that the products with weights of a kind are held against.
+# The peak with which products of each kind of weights are compared.
 PEAK = {"bf16": "bf16", "int8": "int8", "q8_0": "int8", "q4_k_m": "int4"}
 
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Gated delta nets of all layers but every `every`th, whose attention then has a gate for each of its outputs."""
+    """Gated delta nets in all layers except every `every`th, which has attention with gated outputs."""
 
     every: int
     # Heads of keys and of values, and their widths.
@@ -30,7 +30,7 @@ class DeltaNet:
 
     @property
     def state(self):
-        """Values of a layer's state, but for the convolution's few."""
+        """Values of a layer's recurrent state, without the small state of the convolution."""
         return self.value_heads * self.key * self.value
 
     def weights(self, hidden):
@@ -55,7 +55,7 @@ class Shape:
     theta: float
     eps: float
     context: int
-    # How many experts of width `ffn` a layer has, and how many of them a token goes through.
+    # The number of experts of width `ffn` in a layer, and the number that a token uses.
     experts: int = 0
     used: int = 0
     delta: DeltaNet | None = None
@@ -84,23 +84,23 @@ class Shape:
 
     @property
     def layer_weights(self):
-        """Weights of all layers' matrices that a token is multiplied with."""
+        """Weights of all layers' matrices that are used for a token."""
         return self.attention_weights + self.mlp_weights * (self.used or 1)
 
     def experts_read(self, tokens):
-        """Experts of a layer that `tokens` tokens choose together, if all are as likely; 1 where there are none."""
+        """Expected number of different experts that `tokens` tokens choose in a layer, at equal probabilities; 1 without experts."""
         if not self.experts:
             return 1
         return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
 
     @property
     def head_weights(self):
-        """Weights of the matrix that makes logits."""
+        """Weights of the output matrix."""
         return self.vocab * self.hidden
 
     @property
     def weights(self):
-        """All weights, as in memory."""
+        """All weights in memory."""
         layers = self.attention_weights + self.mlp_weights * (self.experts or 1)
         return layers + self.head_weights * (1 if self.tied else 2)
 
@@ -120,31 +120,31 @@ class Shape:
             layers = self.attention_weights + self.mlp_weights * self.experts_read(tokens)
             return (layers + self.head_weights) * BYTES[kind]
         if self.experts or self.delta:
-            raise ValueError(f"{kind}: known of dense transformers only")
-        # Q4_K_M: the logits' matrix, and in half of the layers V and the MLP's second one, are Q6_K.
+            raise ValueError(f"the bytes of {kind} weights are known only for dense transformers")
+        # Q4_K_M: the output matrix is Q6_K, and in half of the layers so are the matrix of V and the down projection.
         finer = sum(map(self.finer, range(self.layers))) * self.hidden * (self.kv_heads * self.head + self.ffn)
         return (self.layer_weights - finer) * Q4_K + (finer + self.head_weights) * Q6_K
 
     def peak(self, kind):
-        """The limit that products with weights of a kind are held against."""
+        """The peak with which products of a kind of weights are compared."""
         return PEAK[kind]
 
     def finer(self, layer):
-        """Whether Q4_K_M gives some of a layer's matrices more bits."""
+        """Whether Q4_K_M stores some of a layer's matrices in Q6_K."""
         eighth = self.layers // 8
         return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
 
     def attention_ops(self, context):
-        """Operations of one token's attention over `context` tokens, and of its states: read by key and by query, and added to."""
+        """Operations of one token's attention over `context` tokens, and of two reads and an update of its recurrent states."""
         return 4 * context * self.heads * self.head * self.attention_layers + 6 * self.state_values
 
 
 @dataclass(frozen=True)
 class FileShape(Shape):
-    """A dense model in a GGUF file of the user's, with the bytes of its matrices as they are in the file."""
+    """A dense model in a GGUF file from `--gguf`, with the bytes of the matrices in the file."""
 
     matrix_bytes: int = 0
-    # Whether most of these bytes are of types with 4 bits and fewer.
+    # Whether most of these bytes are of types with few enough bits for the peak of 4-bit products.
     nibbles: bool = False
 
     def read_bytes(self, kind, tokens=1):
@@ -163,47 +163,47 @@ SHAPES = {
     ),
     "qwen3-tiny": Shape("qwen3", 32000, 256, 4, 4, 2, 64, 768, True, 1e6, 1e-6, 8192),
 }
-# The last one only shows that everything runs; experts and delta nets are measured on request, with the rows in bf16.
+# qwen3-tiny only shows that everything runs. Models with experts and delta nets are measured on request, in bf16.
 MEASURED = ["qwen3-0.6b", "llama-160m"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The machine's rates, measured right before, in units a second."""
+    """The machine's measured rates: bytes or operations per second."""
 
     bandwidth: float
     bf16: float
     int8: float
     int4: float
-    # Which of `peak.c`'s measures the last three are.
+    # The measure of `peak.c` for each of the last three.
     measures: dict = field(default_factory=dict)
 
     def title(self, peak):
-        """The title of the limit that a row is compared with."""
+        """The title of the measure of a peak."""
         return TITLES[self.measures[peak]]
 
 
 @dataclass(frozen=True)
 class Least:
-    """The least time of some work, and the limit that it comes from."""
+    """The floor of a time, and the title of the limit that determines it."""
 
     seconds: float
     limit: str
 
 
 def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
-    """Prefill of `tokens` after `before` cached ones, with logits for `rows` of them: bound by arithmetic.
+    """The floor of prefilling `tokens` tokens after `before` cached ones, with logits for `rows` of them: compute-bound.
 
-    All layers count for all tokens, though the last one needs to compute only keys and values where no logits are wanted."""
+    Counts all layers for all tokens, although the last layer needs only keys and values for tokens without logits."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)
     attention = tokens * shape.attention_ops(before + tokens / 2)
     return Least(matrices / getattr(limits, shape.peak(kind)) + attention / limits.bf16, limits.title(shape.peak(kind)))
 
 
 def step(shape, limits, streams, context, shared=0, kind="bf16"):
-    """One decode step of `streams` with `context` tokens each, of which `shared` are the same for all."""
+    """The floor of a decode step of `streams` streams with `context` tokens each, `shared` of which are a common prefix."""
     read = shape.read_bytes(kind, streams) + (shared + streams * (context - shared)) * shape.kv_bytes
-    # States are read and written once.
+    # Recurrent states are read and written once.
     read += streams * 2 * 4 * shape.state_values
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
     compute = matrices / getattr(limits, shape.peak(kind)) + streams * shape.attention_ops(context) / limits.bf16

@@ -1,6 +1,6 @@
-"""Converts a model of ours with llama.cpp's own converter: to_gguf.py LLAMA_CPP MODEL_DIR TYPE OUT.
+"""Converts a model from make_models.py with llama.cpp's converter: to_gguf.py LLAMA_CPP MODEL_DIR TYPE OUT.
 
-The converter recognises tokenizers by a hash of their output for a text; it does not know ours, so this script sets the kind.
+The converter recognises tokenizers by a hash of their output for a text; it does not know this one, so the script sets its kind.
 """
 
 import json
@@ -19,9 +19,9 @@ for owner in list(vars(base).values()):
         owner.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
         changed += 1
 if not changed:
-    raise SystemExit("to_gguf: conversion/base.py has no get_vocab_base_pre any more; this converter is not the pinned one")
+    raise SystemExit("to_gguf: conversion/base.py has no class with get_vocab_base_pre: this is not the pinned version of llama.cpp")
 sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", kind, "--outfile", out]
 if "linear_num_key_heads" in json.loads(Path(model, "config.json").read_text()):
-    # Delta nets' families are taken to have layers for speculative decoding; ours have none.
+    # The converter expects layers for speculative decoding in models with delta nets; these models have none.
     sys.argv.append("--no-mtp")
 runpy.run_path(llama_cpp + "/convert_hf_to_gguf.py", run_name="__main__")

@@ -1,4 +1,4 @@
-"""A Souffleur server as a separate process: start, requests over HTTP, watching and kill."""
+"""Starts a Souffleur server as a separate process, sends it requests, reads its state, and kills it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import urllib.request
 
 START_LIMIT_S, ANSWER_LIMIT_S, WRITE_LIMIT_S = 300, 900, 120
 POLL_S = 0.01
-# Tokens that every vocabulary has.
+# Token ids that are in every vocabulary.
 TOKENS = range(300, 2000)
 
 
@@ -25,7 +25,7 @@ def free_port():
 
 
 class Server:
-    """A running server, with a store if a folder is given."""
+    """A running server, with a KV store if a folder is given."""
 
     def __init__(self, args, model, folder=None, flags=()):
         self.port = free_port()
@@ -39,10 +39,10 @@ class Server:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         try:
-            self.wait("is ready", self.is_ready, START_LIMIT_S)
+            self.wait("become ready", self.is_ready, START_LIMIT_S)
             self.ready_s = time.monotonic() - began
             if folder:
-                self.wait("has a store that serves", lambda: self.store()["serves"], START_LIMIT_S)
+                self.wait("start its KV store", lambda: self.store()["serves"], START_LIMIT_S)
         except BaseException:
             self.kill()
             raise
@@ -59,7 +59,7 @@ class Server:
         return True
 
     def store(self):
-        """The store, as the engine sees it."""
+        """The state of the KV store in /server_info."""
         return json.loads(self.get("/server_info"))["internal_states"][0]["store"]
 
     def written_tokens(self):
@@ -67,24 +67,24 @@ class Server:
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("sglang:backuped_tokens_total"))
 
     def wait(self, what, holds, limit_s):
-        """Polls until something holds."""
+        """Polls until `holds()` is true."""
         deadline = time.monotonic() + limit_s
         while not holds():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 tail = "\n  ".join(self.log.read_text(errors="replace").splitlines()[-5:])
-                sys.exit(f"no server that {what} (ended with {self.process.poll()}); the end of {self.log}:\n  {tail}")
+                sys.exit(f"the server did not {what} (exit status {self.process.poll()}); the last lines of {self.log}:\n  {tail}")
             time.sleep(POLL_S)
 
     def wait_until_written(self, tokens):
-        """Waits until `tokens` tokens are in files, and no write is in flight."""
+        """Waits until the store has written `tokens` tokens, and no write is in flight."""
         def is_written():
             store = self.store()
             is_idle = store["queued_paths"] == 0 and store["free_buffers"] == store["buffers"]
             return is_idle and self.written_tokens() >= tokens
-        self.wait(f"writes {tokens} tokens", is_written, WRITE_LIMIT_S)
+        self.wait(f"write {tokens} tokens", is_written, WRITE_LIMIT_S)
 
     def ask(self, prompts, n_tokens):
-        """Sends all prompts at once; for each when that was, and when how many tokens were there, and the tokens."""
+        """Sends all prompts at once. Returns an `Answer` for each."""
         answers = [None] * len(prompts)
         start = threading.Barrier(len(prompts))
 
@@ -102,23 +102,23 @@ class Server:
         return answers
 
     def first_token(self, prompt):
-        """Seconds to the first token, and the tokens."""
+        """Sends a prompt. Returns the seconds to the first token, and the tokens."""
         answer, = self.ask([prompt], 8)
         when, _ = answer.progress()[0]
         return when - answer.began, answer.tokens()
 
     def warm_up(self, rng):
-        """So that no measure pays for memory that is touched for the first time; too short to be stored."""
+        """Sends a prompt that is too short to be stored, so that measures contain no first accesses to memory."""
         self.ask([fresh(rng, 48)], 8)
 
     def kill(self):
-        """SIGKILL."""
+        """Sends SIGKILL, and waits for the end of the process."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
 class Answer:
-    """A streamed answer: bytes as they came, which are read when all have ended."""
+    """A streamed answer: the received bytes with their times, parsed after all answers have ended."""
 
     def __init__(self, port, prompt, n_tokens):
         sampling = {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
@@ -133,7 +133,7 @@ class Answer:
         self.n_tokens = n_tokens
 
     def events(self):
-        """When each event came, and its JSON. Chunks of HTTP hold whole events, one line each."""
+        """Yields the arrival time and the tokens of each event. Each event is a line within one HTTP chunk."""
         rest = b""
         for when, data in self.parts:
             *lines, rest = (rest + data).split(b"\n")
@@ -141,15 +141,15 @@ class Answer:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
                     if "output_ids" not in event:
-                        sys.exit(f"an error in a stream: {event}")
+                        sys.exit(f"the server sent an error in a stream: {event}")
                     yield when, event["output_ids"]
 
     def progress(self):
-        """When how many tokens were there."""
+        """Pairs of an arrival time and the number of tokens received until then."""
         seen = [(when, len(tokens)) for when, tokens in self.events() if tokens]
         if not seen or seen[-1][1] != self.n_tokens:
-            said = b"".join(data for _, data in self.parts)[:300]
-            sys.exit(f"{self.n_tokens} tokens were asked for, these came: {seen[-1:]}, {said}")
+            received = b"".join(data for _, data in self.parts)[:300]
+            sys.exit(f"requested {self.n_tokens} tokens, but the last event is {seen[-1:]}; the answer begins with {received}")
         return seen
 
     def tokens(self):
@@ -157,5 +157,5 @@ class Answer:
 
 
 def fresh(rng, count):
-    """A new prompt, which no cache holds."""
+    """A random prompt, which is in no cache."""
     return [rng.choice(TOKENS) for _ in range(count)]

@@ -1,4 +1,4 @@
-//! Compiles all kernels and the driver over them into one shared library, `libcuda.so`.
+//! Compiles all kernels and the emulated CUDA driver into one shared library, `libcuda.so`.
 
 #[path = "build/pack.rs"]
 mod pack;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Options that the kernels need from a host compiler; the tests of `kernels/cusim/tests` are compiled with them as
-/// well. Without `-fno-strict-aliasing` vectors of bf16 that are read as integers go wrong.
+/// well. Without `-fno-strict-aliasing`, reads of bf16 vectors as integers are miscompiled.
 const FLAGS: [&str; 4] = [
     "-std=c++20",
     "-fno-strict-aliasing",
@@ -20,7 +20,10 @@ const FLAGS: [&str; 4] = [
 
 fn main() {
     let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
-    let kernels = folder.parent().expect("it lies in kernels/").to_owned();
+    let kernels = folder
+        .parent()
+        .expect("this crate is in kernels/")
+        .to_owned();
     let out = PathBuf::from(variable("OUT_DIR"));
     for input in [&folder.join("driver"), &folder.join("build"), &kernels] {
         println!("cargo::rerun-if-changed={}", input.display());
@@ -51,7 +54,7 @@ fn main() {
     link.args(["-shared", "-pthread", "-Wl,-soname,libcuda.so", "-o"]);
     link.arg(library.join("libcuda.so")).args(&objects);
     run(&mut link);
-    fs::copy(library.join("libcuda.so"), library.join("libcuda.so.1")).expect("it was just made");
+    fs::copy(library.join("libcuda.so"), library.join("libcuda.so.1")).expect("copy libcuda.so");
 
     println!(
         "cargo::rustc-env=CUSIM_LIBRARY={}",
@@ -64,17 +67,17 @@ fn main() {
     println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
 }
 
-/// A file that compiles a unit, with the headers it includes, in a separate namespace: units have inline functions of
-/// equal names, with `__shared__` arrays in them, which linking units together would merge.
+/// Writes a file that compiles a kernel file and its headers in a separate namespace: otherwise the linker would merge
+/// inline functions that have the same name in several kernel files but different `__shared__` arrays.
 fn wrapper(unit: &Path, out: &Path) -> PathBuf {
-    let name = unit.file_stem().expect("it has a name").to_string_lossy();
+    let name = unit.file_stem().expect("a file name").to_string_lossy();
     let text = format!("#include \"cusim.h\"\nnamespace unit_{name} {{\n#include {unit:?}\n}}\n");
     let path = out.join(format!("{name}.cpp"));
     fs::write(&path, text).expect("the output folder is writable");
     path
 }
 
-/// A file with the table of static shared memory that NVIDIA's compiler gave each kernel: a host compiler cannot know.
+/// Writes a file with the static shared memory of each kernel, which only NVIDIA's compiler knows.
 fn static_shared(pack: &Path, out: &Path) -> PathBuf {
     let sizes = pack::static_shared_bytes(pack).unwrap_or_else(|reason| {
         println!("cargo::warning=static shared memory is not counted: {reason}");
@@ -86,7 +89,7 @@ fn static_shared(pack: &Path, out: &Path) -> PathBuf {
          static const auto* sizes = new std::map<std::string, unsigned, std::less<>>{\n",
     );
     for (kernel, bytes) in sizes {
-        writeln!(text, "{{\"{kernel}\", {bytes}}},").expect("text grows");
+        writeln!(text, "{{\"{kernel}\", {bytes}}},").expect("writing to a String does not fail");
     }
     text.push_str("};\nreturn *sizes;\n}\n");
     let path = out.join("static_shared.cpp");
@@ -94,7 +97,7 @@ fn static_shared(pack: &Path, out: &Path) -> PathBuf {
     path
 }
 
-/// The files of a folder with this extension, by name.
+/// The files of a folder with this extension, sorted by name.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries =
         fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));

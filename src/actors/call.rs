@@ -1,6 +1,6 @@
-//! A call: requests that arrive together. It holds each of their prompts once, for any number of samples.
+//! Calls: requests that arrive together and share prompts, with each distinct prompt weighed once.
 //!
-//! The sender of the requests makes it: examining a large prompt would delay the Tokenizer.
+//! The sender of the requests weighs their prompts: examining a large one would delay the Tokenizer.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
 use souffleur_state::grammar::Constraint;
 
-/// Weight that a grammar adds to its prompt's, in bytes of text: compiling one takes some milliseconds.
+/// Weight that a grammar adds to that of its prompt, in bytes of text: compiling one takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
 
 #[derive(Debug)]
 pub struct Asked {
     pub request: GenerateRequest,
-    /// Where the events go. It holds the admission permit, or takes one when the Tokenizer reads the request.
+    /// Receives the events. Holds the admission permit, or takes one when the Tokenizer reads the request.
     pub sink: EventSink,
     /// Raised by the client to cancel, before it sends `CancelRequest`.
     pub cancel: CancelFlag,
@@ -41,7 +41,7 @@ pub struct Prompts {
 pub(crate) struct Weighed {
     pub(crate) prompt: Prompt,
     pub(crate) form: OutputForm,
-    /// Bytes of text and values of JSON that are read to encode it, plus its grammar's weight; none for token ids.
+    /// Cost of preparing the prompt: bytes of text and number of JSON values to encode, and the grammar's weight.
     pub(crate) weight: usize,
     estimated_tokens: usize,
 }
@@ -147,7 +147,7 @@ impl Address {
     }
 }
 
-/// Empty lists have no text, and take time to render all the same.
+/// Counts a JSON value and all values in it. Empty lists have no text, but also take time to render.
 fn values_of(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(values_of).sum::<usize>(),

@@ -1,4 +1,4 @@
-//! The end of an actor: an ordered stop, or a death that is reported to the Watchdog.
+//! Drop guards that report the death of an actor to the Watchdog, and the message that stops an actor in order.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use actix::{Actor, ActorContext, Context, Message, Recipient};
 use crate::messages::ActorDied;
 use souffleur_state::pool::pages::PoolLedger;
 
-/// Unit -> each of its actors: stop, this is no death.
+/// Unit -> each of its actors: stop, without a report of a death.
 #[derive(Clone, Copy, Debug, Message)]
 #[rtype(result = "()")]
 pub struct StopActor;
 
-/// Reports a death to the Watchdog when dropped without being disarmed; the others outlive this actor or thread.
+/// Reports the death of one actor or thread to the Watchdog when dropped without being disarmed.
 pub struct Obituary {
     actor: &'static str,
     generation: u64,
@@ -20,7 +20,6 @@ pub struct Obituary {
 }
 
 impl Obituary {
-    /// The obituary of one actor or thread of one generation of the unit.
     pub fn new(actor: &'static str, generation: u64, to: Recipient<ActorDied>) -> Self {
         Self {
             actor,
@@ -33,7 +32,7 @@ impl Obituary {
         self.to = None;
     }
 
-    /// Reports the death now, for a thread that ended elsewhere.
+    /// Reports the death now, on behalf of a thread that has ended.
     pub fn tell(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
             to.do_send(ActorDied {
@@ -53,7 +52,7 @@ impl Drop for Obituary {
 
 /// The [`Obituary`] of an actor or thread whose death ends the whole unit.
 ///
-/// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak.
+/// It also closes the pool's ledger: memory that is dropped with the actor is lost with the whole unit, not leaked.
 /// The Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
 pub struct DeathNote {
     obituary: Obituary,
@@ -61,7 +60,6 @@ pub struct DeathNote {
 }
 
 impl DeathNote {
-    /// A note for one actor of one generation of the unit.
     pub fn new(
         actor: &'static str,
         generation: u64,
@@ -74,7 +72,7 @@ impl DeathNote {
         }
     }
 
-    /// A note without a reader, for actors wired by a host or a test.
+    /// A note that reports to no Watchdog, for actors wired by a host or a test.
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
         let obituary = Obituary {
             actor,

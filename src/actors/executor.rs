@@ -1,7 +1,7 @@
-//! The Executor: a front on the control Arbiter and the OS thread that owns weights, KV buffers and sampler.
+//! The Executor actor, and the OS thread that it passes steps to: the thread owns weights, KV buffers and sampler.
 //!
-//! That thread samples tokens through [`souffleur_executor::Executor`]. The channel to it holds two steps, and the
-//! scheduler never has more than two in flight, so the front never waits.
+//! The thread samples tokens through [`souffleur_executor::Executor`]. The channel to it holds two steps, and the
+//! scheduler never has more than two in flight, so the actor never waits.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use souffleur_executor::Launch;
 use souffleur_executor::ended::{EndedRows, SkippedRows};
 use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
-/// Steps between the front and the thread.
+/// Steps between the actor and the thread.
 const QUEUED_STEPS: usize = 2;
 
 /// Time that the thread waits for a step before it polls the device for the end of the one in flight.
@@ -33,7 +33,8 @@ pub struct Executor {
 
 pub struct LineIn {
     steps: Sender<RunStep>,
-    /// Overtakes queued steps. Read before each step, so it holds at most as many ids as the last ones had rows.
+    /// Ended sequences, which overtake queued steps. The thread reads them before each step, so the channel holds at
+    /// most as many ids as the last steps had rows.
     ended: Sender<SeqId>,
 }
 
@@ -42,7 +43,7 @@ struct LineOut {
     ended: Receiver<SeqId>,
 }
 
-/// A thread that has loaded its executor and waits for the mailbox of its answers.
+/// A thread that has loaded its executor and waits for the mailbox for its answers.
 pub struct ExecutorThread {
     line: LineIn,
     answers: Sender<Answers>,
@@ -99,7 +100,7 @@ impl ExecutorThread {
         ))
     }
 
-    /// Gives the thread the mailbox for its answers; returns the front's ends of the channels and the thread to join.
+    /// Gives the thread the mailbox for its answers; returns the actor's ends of the channels and the thread to join.
     pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (LineIn, JoinHandle<()>) {
         // A thread that died has sent its death note already.
         let _ = self.answers.send(Answers { done, note });
@@ -132,10 +133,10 @@ fn run_steps(
     note.disarm();
 }
 
-/// The executor, and the steps that it was handed and has not answered.
+/// The executor, and the steps that were launched and not answered yet.
 struct StepLine {
     executor: Box<dyn souffleur_executor::Executor>,
-    /// The rows that steps are not to feed.
+    /// The rows that steps must skip.
     rows: EndedRows,
     ended: Receiver<SeqId>,
     done: Mailbox<StepDone>,
@@ -147,7 +148,7 @@ struct LaunchedStep {
     step: StepId,
     launched: Instant,
     skipped: SkippedRows,
-    /// `None` while only the executor knows.
+    /// `None` until the executor has returned it.
     result: Option<Result<StepOutput, StepError>>,
 }
 
@@ -189,7 +190,7 @@ impl StepLine {
         is_answered || self.executor.is_finished()
     }
 
-    /// A step that ends with its launch, and one that is refused, are answered in their turn.
+    /// Launches a step. If it ends with its launch, or fails to launch, it is still answered in order of steps.
     fn launch(&mut self, RunStep { mut plan, spent }: RunStep) {
         let launched = Instant::now();
         if let Some(rows) = spent {
@@ -269,7 +270,9 @@ impl Handler<Posted<RunStep>> for Executor {
         let (step, _timer) = posted.open();
         if self.line.steps.try_send(step).is_err() {
             // The thread is gone (and has sent its note) or a third step came: either way the unit is broken.
-            tracing::error!("executor thread rejected a step: its queue is full or it has ended");
+            tracing::error!(
+                "failed to send a step to the executor thread: its queue is full or it has ended"
+            );
             ctx.terminate();
         }
     }

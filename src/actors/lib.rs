@@ -1,4 +1,4 @@
-//! The five actors, the KvStore where there is one, and the watchdog. See [`messages`] for senders and receivers.
+//! The engine's actors (Tokenizer, Scheduler, RadixCache, Allocator, Executor, KvStore, Watchdog) and their messages.
 //!
 //! ```text
 //!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client

@@ -1,4 +1,4 @@
-//! The envelope of messages between actors: it counts the messages in a mailbox and times their handling.
+//! Mailboxes with metrics: the envelope of a message counts it in the actor's mailbox and times its handling.
 //!
 //! actix does not expose the length of a mailbox, so each message carries a guard that counts it in when it is posted
 //! and out when it is opened, or dropped unopened with its actor.

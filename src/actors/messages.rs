@@ -66,7 +66,7 @@ impl Generate {
         }
     }
 
-    /// Takes it out of the mailbox: it no longer counts as queued, and its handler is timed until the timer is dropped.
+    /// Takes the call out of the mailbox: it no longer counts as queued, and the timer times its handler until dropped.
     pub(crate) fn open(self) -> (Vec<Asked>, Prompts, HandlerTimer) {
         (self.asked, self.prompts, self.in_flight.open())
     }
@@ -101,17 +101,17 @@ pub struct Submit {
     pub request: Box<Submission>,
 }
 
-/// Host or server -> Scheduler, rare. The request's flag is raised first. Unknown ids are ignored and counted.
-/// No step planned afterwards contains the request.
+/// Host or server -> Scheduler, rare: cancels a request, whose flag the sender raises first. Unknown ids are ignored
+/// and counted. No step planned afterwards contains the request.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelRequest {
     pub rid: RequestId,
-    /// Which request of that id, known by its flag; `None` for any request with the id.
+    /// The flag of the request to cancel; `None` for any request with the id.
     pub flag: Option<CancelFlag>,
 }
 
-/// Host or server -> Tokenizer -> Scheduler, rare: cancels everything that was sent before it.
+/// Host or server -> Tokenizer -> Scheduler, rare: cancels all requests that were sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct CancelAll;
@@ -155,7 +155,7 @@ pub struct StepDone {
     pub step: StepId,
     /// Tokens and log probabilities, or why there are none.
     pub result: Result<StepOutput, StepError>,
-    /// Seconds that the executor worked on it.
+    /// Seconds that the executor worked on the step.
     pub run_seconds: f64,
     /// Seconds that the executor was idle between its previous step and this one.
     pub idle_seconds: f64,
@@ -168,7 +168,6 @@ pub struct StepDone {
 pub struct PinPrefix {
     pub namespace: Namespace,
     pub tokens: Arc<[u32]>,
-    /// Seconds after which the pin is revoked.
     pub ttl_s: u32,
 }
 
@@ -301,7 +300,7 @@ pub struct SequencesEnded {
 
 // To the Watchdog.
 
-/// A dying actor or thread -> Watchdog, which rebuilds the unit, unless the KV store died: it runs without one.
+/// A dying actor or thread -> Watchdog, which rebuilds the unit. (If the KV store died, the unit runs without it.)
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {

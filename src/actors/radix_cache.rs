@@ -22,7 +22,7 @@ pub struct RadixCache {
     /// The Scheduler; a host that plans by itself has none.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     feed: Option<ChangeFeed>,
-    /// The feed is called again without a plan.
+    /// A timer will call the feed, in addition to plans.
     feeds_later: bool,
     metrics: CacheMetrics,
     note: DeathNote,
@@ -102,7 +102,7 @@ impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
         let probed = Box::new(probe_prefixes(&mut self.cache, *probe));
         self.scheduler
             .as_ref()
-            .expect("only the scheduler that gets the answer asks")
+            .expect("only a scheduler sends probes")
             .post(probed);
         self.feed(ctx);
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 /// The number of attempts to rebuild a unit after a death, and the waits before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RebuildRules {
-    /// Attempts, the first of them at once.
+    /// Number of attempts; the first is made at once.
     pub attempts: usize,
-    /// Between the first two; each wait is twice the one before.
+    /// Wait between the first two attempts; each later wait is twice the previous one.
     pub first_wait: Duration,
     pub longest_wait: Duration,
 }

@@ -25,7 +25,7 @@ use souffleur_record::{LogSink, RecordedScheduler};
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::pool::pages::PoolLedger;
 
-/// Stack of threads that render templates, encode prompts and parse requests: libraries recurse there.
+/// Stack size of threads that render templates, encode prompts and parse requests: libraries recurse there.
 const TOKENIZER_STACK_BYTES: usize = 16 << 20;
 
 /// The runtime of the Tokenizer's Arbiter, whose blocking threads have large stacks.
@@ -67,7 +67,7 @@ pub struct Survivor {
     pub keeper: Recipient<HostSettings>,
 }
 
-/// The living actors; they stop when it is dropped.
+/// The running actors of one generation; they stop when it is dropped.
 pub struct Unit {
     generation: u64,
     doors: Doors,
@@ -85,7 +85,7 @@ impl Unit {
     /// one, since encoding a long prompt must not delay a step. `set` is the hosts' earlier settings.
     ///
     /// # Errors
-    /// The report of the executor's loading.
+    /// The executor's error in loading, or the death of its thread.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,
@@ -135,7 +135,7 @@ impl Unit {
         });
         let _ = is_joined.await;
         if let Some(store) = self.store.take() {
-            // Its death ends no other actor.
+            // The store's death ends no other actor.
             let _ = store.send(StopActor).await;
         }
     }
@@ -229,7 +229,7 @@ fn start_store(
     let news = Mailbox::of(scheduler, "scheduler", "StoreNews");
     let store = KvStore::new(setup.clone(), news);
     store
-        .mourned(obituary("kv_store"), obituary("kv_store_thread"))
+        .supervised(obituary("kv_store"), obituary("kv_store_thread"))
         .start()
 }
 

@@ -1,8 +1,8 @@
 //! The Watchdog: when an actor or the executor thread dies, it ends the whole unit and builds a new one.
 //!
 //! After a half-done handler neither pages nor the tree can be trusted, so the actors live and die together. Every
-//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. Building
-//! that fails is tried again after growing waits; then the Watchdog reports failure, since only the host can help.
+//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. A failed
+//! build is tried again after growing waits; then the Watchdog reports failure, since only the host can help.
 
 use std::sync::{Arc, RwLock};
 
@@ -113,7 +113,7 @@ impl Watchdog {
         self.unit.take()
     }
 
-    /// Builds the next unit once `dead`, if there is still something of it, has stopped.
+    /// Builds the next unit once the `dead` one, if any, has stopped.
     fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
         self.is_busy = true;
         // Deaths that follow from this one are reported with the old number.
@@ -153,14 +153,14 @@ impl Watchdog {
         self.failed_attempts += 1;
         let attempts = self.failed_attempts;
         if let StartError::Load(LoadError::Replaced { .. }) = error {
-            // No wait brings the model back that its clients know by this name.
+            // Waiting does not bring back the model that clients know by this name.
             tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
             return self.give_up(&format!("the engine died and will not be rebuilt: {error}"));
         }
         let Some(wait) = self.rules.wait_after(attempts) else {
             tracing::error!(%error, attempts, "failed to rebuild the engine: it stays down");
             let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
-            return self.give_up(&format!("{reason}, the last: {error}"));
+            return self.give_up(&format!("{reason}; the last error: {error}"));
         };
         let wait_s = wait.as_secs_f64();
         tracing::error!(%error, attempts, wait_s, "failed to rebuild the engine: trying again");
@@ -171,7 +171,7 @@ impl Watchdog {
         self.next_attempt = Some(next);
     }
 
-    fn go_on_without(&self, died: &ActorDied) {
+    fn continue_without_store(&self, died: &ActorDied) {
         if self.is_stopping {
             return;
         }
@@ -220,7 +220,7 @@ impl Actor for Watchdog {
 }
 
 impl Drop for Watchdog {
-    /// The unit goes with it, also when the host has stopped the Arbiter below.
+    /// The unit stops with the watchdog, also when the host has stopped its Arbiter.
     fn drop(&mut self) {
         if let Ok(mut doors) = self.doors.write() {
             *doors = None;
@@ -250,7 +250,7 @@ impl Handler<ActorDied> for Watchdog {
 
     fn handle(&mut self, died: ActorDied, ctx: &mut Context<Self>) {
         if DISPENSABLE.contains(&died.actor) {
-            return self.go_on_without(&died);
+            return self.continue_without_store(&died);
         }
         if self.is_stopping || died.generation != self.generation {
             return;

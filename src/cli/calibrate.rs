@@ -1,4 +1,4 @@
-//! `souffleur calibrate`: a file of channels for double sparsity, from a text.
+//! The command `souffleur calibrate`: computes the channels for double sparsity from a text, and writes them to a file.
 
 use std::path::PathBuf;
 
@@ -13,14 +13,14 @@ use super::failure::Failure;
 use super::local;
 use super::output::say;
 
-/// Largest text that is read: far more than any number of tokens that is worth the time.
+/// The largest text that is read: far more than a calibration needs.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct CalibrateArgs {
-    /// GGUF file of a model, folder of one in Hugging Face layout, or id of one on the Hugging Face hub; the bundled model
-    /// if not given
+    /// GGUF file of a model, folder of one in Hugging Face layout, or id of one on the Hugging Face hub; the bundled
+    /// model if not given
     #[arg(long, alias = "model", value_name = "PATH|ID")]
     model_path: Option<PathBuf>,
     /// Branch, tag or commit of a model on the Hugging Face hub
@@ -44,7 +44,8 @@ pub struct CalibrateArgs {
     /// Tokens of each piece into which the text is cut
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     piece_tokens: u32,
-    /// Channels by which tokens are chosen where the recall is measured; if not given, a quarter of a key's and at least 32
+    /// Channels by which tokens are chosen where the recall is measured; if not given, a quarter of a key's and at
+    /// least 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ds_heavy_channel_num: Option<u32>,
     /// Tokens to choose where the recall is measured: how many of the best that the whole key would choose are found
@@ -125,7 +126,7 @@ fn read(args: &CalibrateArgs) -> Result<String, Failure> {
         .len();
     if size > MAX_TEXT_BYTES {
         return Err(failed(&format_args!(
-            "has {size} bytes, limit is {MAX_TEXT_BYTES}: shorten it, only {} tokens of it are used",
+            "has {size} bytes, the limit is {MAX_TEXT_BYTES}: shorten it, since only its first {} tokens are used",
             args.max_tokens
         )));
     }

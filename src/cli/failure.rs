@@ -1,4 +1,4 @@
-//! The errors that end a command; each has an exit code.
+//! The errors that end a command, with different exit codes for wrong usage and other failures.
 
 use std::fmt::Display;
 

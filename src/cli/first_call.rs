@@ -1,10 +1,10 @@
-//! The example call that `serve` suggests at its start, which the served model can answer.
+//! Chooses the example request that `serve` prints at its start, so that the served model can answer it.
 
 use serde_json::json;
 use souffleur::model::text::{ChatPrompt, TextModel};
 
-/// Returns a path and a body: a chat where the model's template renders one, a text to continue where it has none, and
-/// token ids without a tokenizer.
+/// Returns a path and a body: a chat if the model has a working chat template, else a text to continue, or token ids if
+/// there is no tokenizer.
 pub fn first_call(text: Option<&TextModel>) -> (&'static str, &'static str) {
     match text {
         Some(text) if chats(text) => (
@@ -22,7 +22,7 @@ pub fn first_call(text: Option<&TextModel>) -> (&'static str, &'static str) {
     }
 }
 
-/// A template that does not compile, or refuses a single question, counts as none.
+/// True if the model has a chat template that compiles and renders a single question.
 fn chats(text: &TextModel) -> bool {
     let messages = json!([{"role": "user", "content": "Who are you?"}]);
     text.has_chat_template() && text.render_chat(&ChatPrompt::new(&messages)).is_ok()

@@ -1,4 +1,4 @@
-//! `souffleur generate`: answers one prompt, streaming to stdout.
+//! The command `souffleur generate`: answers one prompt, streaming to stdout.
 
 use std::io::{IsTerminal, Read, Write};
 use std::sync::Arc;
@@ -160,7 +160,7 @@ fn read_prompt(argument: Option<&str>) -> Result<String, Failure> {
     }
     let mut stdin = std::io::stdin();
     if argument.is_none() && stdin.is_terminal() {
-        let reason = "no prompt: give one as argument or on stdin";
+        let reason = "no prompt: pass it as an argument or on stdin";
         return Err(Failure::Usage(reason.to_owned()));
     }
     let mut text = String::new();
@@ -187,7 +187,7 @@ async fn answer(engine: &EngineHandle, request: GenerateRequest) -> Result<(), F
     stream(generation, &mut std::io::stdout().lock()).await
 }
 
-/// Writes the text as it is generated. If stdout is closed, the request is dropped, which cancels it.
+/// Writes the text as it is generated. If stdout is closed, drops the request, which cancels it.
 async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), Failure> {
     let mut put = |text: &str| {
         out.write_all(text.as_bytes())
@@ -216,5 +216,5 @@ async fn stream(mut generation: Generation, out: &mut impl Write) -> Result<(), 
             Event::Failed(error) => return Err(Failure::failed(error)),
         }
     }
-    Err(Failure::failed("the engine ended without an answer"))
+    Err(Failure::failed("the engine stopped during the answer"))
 }

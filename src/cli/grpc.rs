@@ -1,4 +1,4 @@
-//! The gRPC port, in builds with the feature `grpc`; other builds refuse a configuration with one.
+//! Opens and serves the gRPC port, in builds with the feature `grpc`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use souffleur::server::{AppState, ServerConfig};
 
 use super::failure::Failure;
 
-/// Time that clients have to read their answers after the engine has stopped.
+/// How long clients may continue to read their answers after the engine has stopped.
 const READING_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub struct GrpcServing {
 }
 
 impl GrpcServing {
-    /// Waits until the answers in flight have been read, up to a limit. Call it once the engine has stopped.
+    /// Waits until the clients have read their answers, up to a limit. To be called once the engine has stopped.
     pub async fn ended(self) {
         let Some(mut server) = self.server else {
             return;
@@ -47,7 +47,7 @@ impl GrpcDoor {
         let host = config.host.as_str();
         let listener = std::net::TcpListener::bind((host, port)).map_err(|error| {
             Failure::Failed(format!(
-                "cannot listen on {host}:{port} for gRPC: {error}: choose another --grpc-port"
+                "failed to listen on {host}:{port} for gRPC: {error}: choose another --grpc-port"
             ))
         })?;
         if let Ok(address) = listener.local_addr() {
@@ -58,7 +58,7 @@ impl GrpcDoor {
         })
     }
 
-    /// Serves alongside HTTP until the state drains.
+    /// Serves alongside HTTP until the server drains.
     pub fn serve(self, state: &Data<AppState>) -> GrpcServing {
         let Some(listener) = self.listener else {
             return GrpcServing::default();
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_under_way_are_waited_for() {
+    fn shutdown_waits_for_answers_in_flight() {
         System::new().block_on(async {
             let is_read = Rc::new(Cell::new(false));
             let read = is_read.clone();

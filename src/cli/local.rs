@@ -1,4 +1,4 @@
-//! Resolves the model of a command to local files, and starts the engine in this process.
+//! Resolves the model of a command to local files, and starts an engine in this process.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ impl From<HubError> for Failure {
     }
 }
 
-/// The configuration with the path of a local model: the bundled one by default, a downloaded one for a hub id.
+/// Sets the path of a local model: of the bundled one if none is given, or of the downloaded one for a hub id.
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.model_path.as_os_str().is_empty() {
         if let Some(revision) = config.revision {
@@ -32,8 +32,8 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(hub::localise(config, &mut progress::download_bar())?)
 }
 
-/// The local files that describe a model: the path itself, or the downloaded files of a hub id. Weights are not
-/// downloaded if they are in separate files.
+/// The path of the files that describe a model: the path itself, or that of the downloaded files of a hub id.
+/// Separate weight files are not downloaded.
 pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(model) = HubModel::of_path(path) else {
         return Ok(path.to_owned());
@@ -48,17 +48,17 @@ pub fn has_chat_template(parts: &EngineParts) -> bool {
     text.is_some_and(|text| text.has_chat_template())
 }
 
-/// The configuration of an engine that reads and writes text.
+/// As [`with_model`], for a command that needs the tokenizer.
 pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.skip_tokenizer_init {
-        let reason = "--skip-tokenizer-init: this command needs the tokenizer: leave the flag out";
+        let reason = "this command needs the tokenizer: remove --skip-tokenizer-init";
         return Err(Failure::Usage(reason.to_owned()));
     }
     with_model(config)
 }
 
 /// Loads the model and starts the engine, with a progress bar on a terminal. Blocks until the engine is ready. `check`
-/// sees the parts before the weights are loaded, and may refuse them.
+/// is called before the weights are loaded, and may return an error.
 pub fn start(
     config: EngineConfig,
     check: impl FnOnce(&EngineParts) -> Result<(), Failure>,

@@ -1,4 +1,4 @@
-//! `souffleur logits`: logits at every position of prompts, for comparison with other implementations.
+//! The hidden command `souffleur logits`: writes the logits at every position of prompts, to compare implementations.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! The command line: one file for each command, one line for each failure.
+//! The command line: parses the arguments, loads the settings and runs a command.
 //!
-//! Exit codes: 0 after a graceful end, 1 when something could not be started or done, 2 for a command line or
-//! configuration that cannot be used.
+//! Exit codes: 0 for success, 1 for a failure, 2 for an invalid command line or configuration. A failure prints one
+//! line to stderr.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
     readahead::start();
     if let Err(error) = signals::survive_full_files() {
         let reason =
-            format!("souffleur: cannot handle SIGXFSZ, which can kill this process: {error}");
+            format!("souffleur: failed to handle SIGXFSZ, which can kill this process: {error}");
         let _ = writeln!(std::io::stderr(), "{reason}");
     }
     let cli = match parse(std::env::args_os()) {
@@ -133,7 +133,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
     }
 }
 
-/// Loads the settings and starts the log, in this order: the log's filter is a setting.
+/// Loads the settings, then starts the log, whose filter is a setting.
 fn settings(flags: &AllFlags) -> Result<Settings, Failure> {
     let environment = std::env::vars_os().filter_map(|(name, value)| {
         Some((

@@ -1,4 +1,4 @@
-//! `souffleur plan`: how memory would be divided, without loading the model.
+//! The command `souffleur plan`: shows how memory would be divided, without loading the weights.
 
 use souffleur::config::EngineConfig;
 use souffleur::engine::{EngineParts, ModelInfo, Progress};
@@ -20,7 +20,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
         Err(error @ StartError::Config(_)) => return Err(error.into()),
         text => text.map(drop),
     };
-    // Weights alone can be planned for.
+    // Memory can be planned even without a tokenizer.
     let weights = EngineConfig {
         skip_tokenizer_init: true,
         ..config.clone()
@@ -32,16 +32,16 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints an error that would keep the server from starting although the memory suffices.
+/// Prints an error of the tokenizer, which would prevent the server from starting even with enough memory.
 fn show_tokenizer(text: Result<(), StartError>) {
     if let Err(error) = text {
         say(format_args!(
-            "tokenizer             none, no server starts: {error}"
+            "tokenizer             missing, a server would not start: {error}"
         ));
     }
 }
 
-/// Prints the model's layers by their caches, and the number of its tensors by element type.
+/// Prints the number of layers by kind of cache, and of tensors by element type.
 fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;

@@ -1,13 +1,13 @@
-//! Progress bars on stderr for downloading and loading weights. Without a terminal, downloads are logged.
+//! Shows progress bars on stderr for downloads and for loading weights; without a terminal, logs downloads.
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use souffleur::engine::Progress;
 use souffleur::hub::Transfer;
 
-/// A download is logged each time this share of it completes.
+/// A download is logged each time this percentage of it completes.
 const LOGGED_PERCENT: u64 = 10;
 
-/// Shows bytes read of all bytes, and clears itself at the end.
+/// A progress bar of the bytes of weights that are loaded, which clears itself at the end.
 pub fn weights_bar() -> Progress {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("weights {wide_bar} {bytes}/{total_bytes}");
@@ -21,7 +21,7 @@ pub fn weights_bar() -> Progress {
     })
 }
 
-/// Shows the progress of a download: as a bar on a terminal, else as lines of the log.
+/// Shows the progress of a download as a bar on a terminal, else as log lines.
 pub fn download_bar() -> impl FnMut(Transfer<'_>) {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template(
@@ -46,7 +46,7 @@ pub fn download_bar() -> impl FnMut(Transfer<'_>) {
             return;
         }
         if bar.length().is_none() {
-            // The bytes that an earlier download left are not part of the speed.
+            // Bytes of an earlier, interrupted download do not count for the speed.
             bar.set_length(all_bytes);
             bar.set_position(done_bytes);
             bar.reset_eta();
@@ -61,7 +61,7 @@ pub fn download_bar() -> impl FnMut(Transfer<'_>) {
     }
 }
 
-/// Shows the current work; nothing when stderr is no terminal.
+/// Shows the current work, if stderr is a terminal.
 pub fn spinner() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");

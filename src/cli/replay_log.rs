@@ -1,4 +1,4 @@
-//! `souffleur replay-log`: replays a message log through the scheduler and compares every decision.
+//! The command `souffleur replay-log`: replays a message log through the scheduler and compares every decision.
 
 use std::fs::File;
 use std::io::BufReader;

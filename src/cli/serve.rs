@@ -1,4 +1,4 @@
-//! `souffleur serve`: an engine served over HTTP and WebSocket, until a signal.
+//! The command `souffleur serve`: serves an engine over HTTP and WebSocket, until a signal.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -23,7 +23,7 @@ use super::traces::{self, Tracing};
 use super::{local, plan, telemetry};
 use crate::cli::settings::Settings;
 
-/// Histogram samples pile up until they are sorted into buckets.
+/// How often histogram samples, which accumulate in memory, are sorted into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 pub fn run(settings: Settings) -> Result<(), Failure> {
@@ -45,12 +45,12 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     TcpListener::bind((config.host.as_str(), config.port)).map_err(|error| {
         let ServerConfig { host, port, .. } = config;
         Failure::Failed(format!(
-            "cannot listen on {host}:{port}: {error}: choose another --host or --port"
+            "failed to listen on {host}:{port}: {error}: choose another --host or --port"
         ))
     })
 }
 
-/// The outcome of a start: the engine, or the reason why it failed.
+/// Receives the outcome of the engine's start: the engine, or the error.
 type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(
@@ -66,7 +66,7 @@ async fn serve(
     let mut hang_ups = HangUps::install().map_err(refused)?;
     let address = listener.local_addr().map_err(Failure::failed)?;
     let deadline_s = server_config.shutdown_deadline_s;
-    keep_up(metrics.clone());
+    spawn_upkeep(metrics.clone());
     let slot = EngineSlot::default();
     let render = Arc::new(move || with_counter_types(&metrics.render()));
     let state = AppState::new(server_config, slot.clone(), render);
@@ -87,7 +87,7 @@ async fn serve(
                     announce(&engine, address, began);
                 }
                 Ok(Err(error)) => break Err(error),
-                Err(_) => break Err(Failure::failed("the engine's thread died while starting")),
+                Err(_) => break Err(Failure::failed("the thread that starts the engine panicked")),
             },
             reason = failure(&slot), if !is_starting => break Err(Failure::failed(reason)),
             signal = signals.next() => {
@@ -107,7 +107,7 @@ async fn serve(
     outcome.and(served)
 }
 
-/// Downloading and loading block, so they run on a separate thread; the server answers 503 meanwhile.
+/// Starts the engine on a separate thread, since downloading and loading block. The server answers 503 meanwhile.
 fn start_on_thread(config: EngineConfig) -> Starting {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
@@ -122,7 +122,7 @@ fn start_on_thread(config: EngineConfig) -> Starting {
     receiver
 }
 
-/// Waits until the engine has failed permanently: then the process must end, so that a supervisor notices.
+/// Waits until the engine has failed permanently: the process must then exit, so that a supervisor restarts it.
 async fn failure(slot: &EngineSlot) -> Arc<str> {
     match slot.engine() {
         Some(engine) => engine.failed().await,
@@ -131,11 +131,11 @@ async fn failure(slot: &EngineSlot) -> Arc<str> {
 }
 
 fn finish(ended: Result<io::Result<()>, rt::task::JoinError>) -> Result<(), Failure> {
-    let ended = ended.map_err(|error| Failure::Failed(format!("HTTP server: {error}")))?;
-    ended.map_err(|error| Failure::Failed(format!("HTTP server: {error}")))
+    let ended = ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))?;
+    ended.map_err(|error| Failure::Failed(format!("HTTP server failed: {error}")))
 }
 
-fn keep_up(metrics: PrometheusHandle) {
+fn spawn_upkeep(metrics: PrometheusHandle) {
     rt::spawn(async move {
         let mut ticks = rt::time::interval(UPKEEP_INTERVAL);
         loop {
@@ -166,7 +166,7 @@ fn announce(engine: &EngineHandle, address: SocketAddr, began: Instant) {
     ));
 }
 
-/// An address that a client can connect to: loopback for the unspecified address.
+/// An address that a client can connect to: the loopback address if the server listens on all addresses.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -189,21 +189,21 @@ mod tests {
 
     use super::*;
 
-    /// Panics in its first step.
-    struct Mortal;
+    /// An executor that panics in its first step.
+    struct PanickingExecutor;
 
-    impl Executor for Mortal {
+    impl Executor for PanickingExecutor {
         fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
             panic!("the device is gone");
         }
     }
 
-    /// An engine whose executor can be made once.
+    /// An engine whose executor can be made only once.
     fn doomed() -> EngineHandle {
         let first = std::sync::atomic::AtomicBool::new(true);
         let executor = move || {
             if first.swap(false, std::sync::atomic::Ordering::SeqCst) {
-                Ok(Box::new(Mortal) as Box<dyn Executor>)
+                Ok(Box::new(PanickingExecutor) as Box<dyn Executor>)
             } else {
                 Err(LoadError::Device("there is no device".to_owned()))
             }
@@ -240,7 +240,7 @@ mod tests {
         Engine::start_with(config, parts).expect("it starts once")
     }
 
-    /// Status of one request that ends with its connection.
+    /// Sends one request on its own connection, and returns the response.
     fn ask(address: SocketAddr) -> String {
         let body = r#"{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4}}"#;
         let mut stream = TcpStream::connect(address).expect("it listens");
@@ -272,7 +272,7 @@ mod tests {
             starting
         };
         let client = std::thread::spawn(move || {
-            // Until the engine is stored, and then until a request kills it.
+            // Repeats until the engine is in its slot, and the request makes its executor panic.
             loop {
                 let answer = ask(address);
                 if !answer.contains("\"loading\"") {
@@ -285,10 +285,9 @@ mod tests {
         let doors = (listener, GrpcDoor::default());
         let served = serve(server_config, start, doors, metrics, traces, began);
         let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
-            panic!("it must not end well");
+            panic!("serve must fail");
         };
-        let expected =
-            "the engine died and 3 attempts to rebuild it failed, the last: there is no device";
+        let expected = "the engine died and 3 attempts to rebuild it failed; the last error: there is no device";
         assert_eq!(reason, expected);
         let answer = client.join().expect("the client does not panic");
         assert!(answer.contains("engine_down"), "{answer}");

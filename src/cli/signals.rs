@@ -1,4 +1,4 @@
-//! Signals that stop this process, and signals that must not end it.
+//! Handles the signals that stop this process, and those that must not end it.
 
 use std::io;
 use std::process;
@@ -10,11 +10,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// From a terminal.
+    /// Ctrl-C on a terminal.
     Interrupt,
-    /// From a service manager.
+    /// Sent by a service manager.
     Terminate,
-    /// From a terminal that is gone.
+    /// The terminal was closed.
     HangUp,
 }
 
@@ -27,7 +27,7 @@ impl StopSignal {
         }
     }
 
-    /// Ends the process as the signal would by itself.
+    /// Exits with the code that a shell reports for the signal.
     pub fn exit(self) -> ! {
         process::exit(match self {
             Self::Interrupt => 130,
@@ -37,8 +37,8 @@ impl StopSignal {
     }
 }
 
-/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with `EFBIG`, as on a full disk, and
-/// SIGXFSZ does not end the process: the engine keeps serving.
+/// Handles SIGXFSZ, so that a write beyond the limit of a file's size (`ulimit -f`) fails with `EFBIG`, as on a full
+/// disk, and does not end the process.
 #[cfg(unix)]
 pub fn survive_full_files() -> io::Result<()> {
     let number = rustix::process::Signal::XFSZ.as_raw();
@@ -46,7 +46,7 @@ pub fn survive_full_files() -> io::Result<()> {
         .enable_io()
         .build()?;
     let _inside = runtime.enter();
-    // The handler stays when its listener is dropped. Children do not inherit a handler, as they do inherit an ignored signal.
+    // The handler stays when its listener is dropped. Unlike an ignored signal, it is not inherited by children.
     signal(SignalKind::from_raw(number)).map(drop)
 }
 
@@ -55,13 +55,13 @@ pub fn survive_full_files() -> io::Result<()> {
     Ok(())
 }
 
-/// SIGHUP for a server: a terminal that is gone, or a service manager that requests a reload.
+/// Receives SIGHUP, which a closed terminal sends, or a service manager that requests a reload.
 #[cfg(unix)]
 pub struct HangUps(Signal);
 
 #[cfg(unix)]
 impl HangUps {
-    /// Replaces the default action, which ends the process, for the rest of the process's life.
+    /// Permanently replaces the default action, which ends the process.
     pub fn install() -> io::Result<Self> {
         signal(SignalKind::hangup()).map(Self)
     }
@@ -87,7 +87,7 @@ impl HangUps {
     }
 }
 
-/// Replaces the default action of the signals, which ends the process.
+/// Receives the signals that stop the process, in place of their default action.
 #[cfg(unix)]
 pub struct Signals {
     interrupt: Signal,
@@ -106,7 +106,7 @@ impl Signals {
         })
     }
 
-    /// Handles SIGHUP too. Without this its disposition stays: `nohup` ignores it.
+    /// Also receives SIGHUP. Otherwise its disposition stays as inherited: `nohup` ignores it.
     pub fn with_hang_up(self) -> io::Result<Self> {
         Ok(Self {
             hang_up: Some(signal(SignalKind::hangup())?),
@@ -124,7 +124,7 @@ impl Signals {
     }
 }
 
-/// Replaces the default action of Ctrl-C, which ends the process.
+/// Receives Ctrl-C, in place of its default action.
 #[cfg(not(unix))]
 pub struct Signals;
 
@@ -139,7 +139,7 @@ impl Signals {
     }
 
     pub async fn next(&mut self) -> StopSignal {
-        // Without a handler there is nothing to wait for.
+        // If no handler can be installed, waits forever.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

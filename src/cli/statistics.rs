@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Returns the `percent`-th percentile, linear between neighbours (as numpy's default); `None` without samples.
+/// Returns a percentile, interpolated linearly as by numpy's default; `None` without samples.
 pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn summaries_are_of_all_samples_or_there_is_none() {
+    fn summaries_need_samples() {
         let samples: Vec<f64> = (1..=101).map(f64::from).collect();
         let expected = Summary {
             mean: 51.0,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_through_points_that_lie_on_one() {
+    fn points_on_a_line_are_fitted_exactly() {
         let line = Line::fit(&[(1.0, 5.0), (2.0, 7.0), (4.0, 11.0)]).expect("two places");
         assert_eq!((line.slope, line.intercept), (2.0, 3.0));
         let middle = Line::fit(&[(0.0, 0.0), (0.0, 2.0), (1.0, 3.0)]).expect("two places");

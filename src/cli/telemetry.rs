@@ -1,4 +1,4 @@
-//! Starts the log and the metrics recorder of this process.
+//! Starts the log and the metrics recorder of the process.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -13,9 +13,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::failure::Failure;
 use crate::cli::settings::log::LogConfig;
 
-/// Messages that actix logs as errors although a client caused them, by target and prefix: invalid HTTP requests,
-/// broken WebSocket frames. The client gets an answer; any client could fill the log with them. `actix_http=trace`
-/// shows the first kind.
+/// Messages by target and prefix that actix logs as errors although clients cause them: invalid HTTP requests and
+/// broken WebSocket frames. They are dropped, since any client could fill the log with them. `actix_http=trace` still
+/// shows the former.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::h1::dispatcher", "stream error: "),
     ("actix_http::ws::codec", "Unfinished fragment "),
@@ -28,14 +28,14 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let stderr = std::io::stderr;
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = lines.with_ansi(stderr().is_terminal());
-    // The layer would report a failed write (full file, closed pipe) by `eprintln!`, which panics when stderr fails.
+    // Otherwise the layer reports a failed write (full file, closed pipe) by `eprintln!`, which panics if stderr fails.
     let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();
     started.map_err(|error| Failure::Failed(format!("failed to start the log: {error}")))
 }
 
-/// Leaves [`CLIENT_ERRORS`] out of the log.
+/// Drops [`CLIENT_ERRORS`] from the log.
 struct WithoutClientErrors;
 
 impl<S: Subscriber> Layer<S> for WithoutClientErrors {
@@ -60,13 +60,15 @@ impl Visit for Message {
     }
 }
 
-/// The engine binds its metrics when it starts, so this comes before.
+/// Installs the metrics recorder. To be called before the engine starts and registers its metrics.
 pub fn install_recorder() -> Result<PrometheusHandle, Failure> {
     let builder = buckets().try_fold(PrometheusBuilder::new(), |builder, (name, bounds)| {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
     });
     let handle = builder.and_then(PrometheusBuilder::install_recorder);
-    let handle = handle.map_err(|error| Failure::Failed(format!("metrics recorder: {error}")))?;
+    let refused =
+        |error| Failure::Failed(format!("failed to install the metrics recorder: {error}"));
+    let handle = handle.map_err(refused)?;
     describe_all();
     Ok(handle)
 }

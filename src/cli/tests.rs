@@ -18,7 +18,7 @@ fn the_command_is_consistent() {
 }
 
 #[test]
-fn every_key_has_a_flag_of_its_name_and_every_flag_a_key() {
+fn every_key_has_a_flag_and_every_flag_has_a_key() {
     let command = Cli::command();
     let keys: Vec<String> = keys().into_iter().map(|(_, key, _)| key).collect();
     for key in &keys {
@@ -39,7 +39,7 @@ fn every_key_has_a_flag_of_its_name_and_every_flag_a_key() {
 }
 
 #[test]
-fn every_name_that_the_help_lists_is_one_that_its_key_takes() {
+fn every_name_in_the_help_is_accepted_by_its_key() {
     for key in EngineConfig::KEYS {
         let Form::Name(names) = key.form else {
             continue;
@@ -109,7 +109,7 @@ fn without_a_command_the_flags_are_those_of_serve() {
 }
 
 #[test]
-fn switches_take_a_value_or_none() {
+fn switches_can_have_a_value() {
     let switch = |args: &[&str]| parsed(args).serve.engine.get("disable_radix_cache");
     assert_eq!(switch(&[]), None);
     assert_eq!(switch(&["--disable-radix-cache"]), Some(true));

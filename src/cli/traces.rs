@@ -1,4 +1,4 @@
-//! Exports traces of requests, in builds with the feature `otlp`. Other builds refuse to.
+//! Exports traces of requests over OTLP, in builds with the feature `otlp`.
 
 use souffleur::server::{AppState, ServerConfig};
 
@@ -9,7 +9,7 @@ type Exporter = std::sync::Arc<souffleur::server::otlp::Otlp>;
 #[cfg(not(feature = "otlp"))]
 type Exporter = std::convert::Infallible;
 
-/// Time for the last spans to be sent.
+/// How long the last spans may take to be sent at exit.
 #[cfg(feature = "otlp")]
 const FLUSH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
@@ -27,18 +27,18 @@ pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
 #[cfg(feature = "otlp")]
 fn exporter(config: &ServerConfig) -> Result<Exporter, Failure> {
     let otlp = souffleur::server::otlp::Otlp::start(config.otlp_traces_endpoint.as_deref());
-    let otlp = otlp.map_err(|error| Failure::Usage(format!("traces: {error}")))?;
+    let otlp = otlp.map_err(|error| Failure::Usage(format!("failed to start traces: {error}")))?;
     Ok(otlp.into())
 }
 
 #[cfg(not(feature = "otlp"))]
 fn exporter(_: &ServerConfig) -> Result<Exporter, Failure> {
-    let reason = "traces need a build with the feature otlp";
+    let reason = "this program was built without traces: build it with the feature otlp";
     Err(Failure::Usage(reason.to_owned()))
 }
 
 impl Tracing {
-    /// The state of a server whose requests are traced, if they are to be.
+    /// Adds the exporter to a server's state, if traces are on.
     pub fn installed_in(&self, state: AppState) -> AppState {
         match &self.0 {
             #[cfg(feature = "otlp")]

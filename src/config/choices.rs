@@ -1,4 +1,4 @@
-//! The configuration values that are one of several names.
+//! Configuration values that are chosen from a fixed set of names.
 
 use std::str::FromStr;
 
@@ -42,12 +42,12 @@ pub enum KvCacheDtype {
 pub enum KvWritePolicy {
     #[default]
     WriteThrough,
-    /// Prefixes that two prompts or outputs went through.
+    /// Stores only prefixes that at least two prompts or outputs had in common.
     WriteThroughSelective,
 }
 
 impl KvWritePolicy {
-    /// Prompts and outputs that go through a node of the tree before it is stored.
+    /// Number of prompts and outputs that must contain a node's prefix before it is stored.
     pub fn min_hits(self) -> u32 {
         match self {
             Self::WriteThrough => 1,

@@ -1,4 +1,4 @@
-//! The values that the engine's parts take from the configuration.
+//! Derives the settings of the engine's parts (limits, policies, timeouts) from the configuration.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use souffleur_state::scheduler::policy::PriorityOrder;
 
 /// Requests admitted beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
 /// new request. Requests beyond these are rejected at any priority.
-const PRIORITY_DOOR_REQUESTS: usize = 64;
+const EXTRA_PRIORITY_REQUESTS: usize = 64;
 
 impl EngineConfig {
     pub fn request_limits(&self) -> RequestLimits {
@@ -63,7 +63,7 @@ impl EngineConfig {
         let events = KvEventsConfig::parse(json, page_size).map_err(refused)?;
         if events.is_some() && self.disable_radix_cache {
             Err(refused(
-            "is given, but disable_radix_cache is on: nothing is cached that could be published, leave one of them out"
+            "is given, but disable_radix_cache is on: there are no cached blocks to publish, unset one of the two"
                 .to_owned(),
         ))
         } else {
@@ -82,7 +82,7 @@ impl EngineConfig {
         })
     }
 
-    /// Whether priorities count, and which way round.
+    /// The order of priorities; they are ignored without priority scheduling.
     pub fn priority_order(&self) -> PriorityOrder {
         match (
             self.enable_priority_scheduling,
@@ -122,7 +122,7 @@ impl EngineConfig {
     pub fn door_requests(&self) -> usize {
         if self.enable_priority_scheduling {
             self.max_queued_requests
-                .saturating_add(PRIORITY_DOOR_REQUESTS)
+                .saturating_add(EXTRA_PRIORITY_REQUESTS)
         } else {
             self.max_queued_requests
         }
@@ -135,7 +135,7 @@ impl EngineConfig {
         }
     }
 
-    /// After how long, and how often then, a request that is still inside is logged; `None` for never.
+    /// Time after which, and then interval at which, a request in flight is logged; `None` for never.
     pub fn log_long_requests(&self) -> Option<Duration> {
         let every = Duration::from_secs_f64(self.log_long_requests_s);
         (!every.is_zero()).then_some(every)

@@ -1,4 +1,4 @@
-//! The configuration keys: one entry of `keys!` makes the field with its doc, its default, its bounds and
+//! Declares configuration keys: one entry of `keys!` makes the field with its doc, its default, its bounds and
 //! its line in [`Keys::KEYS`], from which the binary makes the flag and the environment variable.
 
 use std::fmt::Display;
@@ -72,7 +72,7 @@ pub enum Form {
     List,
     Path,
     Name(&'static [&'static str]),
-    /// Text for which this function finds no fault.
+    /// Text that this function accepts.
     Checked(fn(&str) -> Result<(), String>),
 }
 
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_out_of_range_is_told_the_bound_that_it_breaks() {
+    fn errors_name_the_bound_that_a_value_breaks() {
         let reason = |checked: Result<(), ConfigError>| checked.err().map(|error| error.reason);
         assert_eq!(reason(check_range("x", 5_usize, 1..=5)), None);
         assert_eq!(reason(check_range("x", None::<usize>, 1..)), None);

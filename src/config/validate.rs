@@ -1,4 +1,4 @@
-//! The limits of the engine's keys that depend on several of them; limits of a single key are declared with it.
+//! Checks configuration values beyond the bounds that are declared with their keys, such as conflicts between keys.
 
 use super::choices::KvCacheDtype;
 use super::keys::out_of_range;
@@ -24,13 +24,13 @@ pub(super) const MAX_CHOSEN_TOKENS: usize = 1 << 16;
 pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
 /// Longest time that a prefill step is allowed, in milliseconds: an hour.
 pub(super) const MAX_STEP_MS: u32 = 3_600_000;
-/// Limit because waiting events are merged: keeping more of them apart has no use.
+/// Limit because waiting events are merged: keeping more of them separate has no use.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
-/// Room for the message log's header and end, and something between them.
+/// Room for the message log's header, some records and its end.
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
-/// Attempts that double their wait each time reach its limit long before.
+/// Limit because the wait, which doubles with each attempt, reaches its maximum long before.
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
-/// A day.
+/// Longest interval of the log of long-running requests, in seconds: a day.
 pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 /// Longest wait between two attempts to rebuild the actors, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
@@ -42,7 +42,7 @@ pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
 pub(super) const MIN_KV_WRITE_SHARE: f64 = 0.001;
 /// Longest wait for a prefix from the KV store, in seconds.
 pub(super) const MAX_KV_PREFETCH_S: f64 = 600.0;
-/// Beyond it graphs take more memory than launches take time.
+/// Limit because larger graphs take much memory and save little time.
 const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 
 impl EngineConfig {
@@ -177,7 +177,7 @@ impl EngineConfig {
         check(on_cpu, "enable_double_sparsity", || {
             let device = String::from(self.device);
             format!(
-                "is on, but device is {device}: there are no CUDA kernels for it, use cpu or leave it out"
+                "is on, but device is {device}: double sparsity has no CUDA kernels, use cpu or unset enable_double_sparsity"
             )
         })?;
         check(
@@ -192,7 +192,7 @@ impl EngineConfig {
             self.ds_channel_config_path.is_some(),
             "ds_channel_config_path",
             || {
-                "is not given, but enable_double_sparsity is on: name a file of channels, `souffleur calibrate` makes one"
+                "is not given, but enable_double_sparsity is on: name a file of channels, which `souffleur calibrate` makes"
                     .to_owned()
             },
         )
@@ -223,7 +223,7 @@ impl EngineConfig {
         for (key, value) in timeouts {
             let seconds = value.unwrap_or(1.0);
             check(seconds > 0.0 && seconds.is_finite(), key, || {
-                format!("is {seconds}, must be more than 0; leave it out for no limit")
+                format!("is {seconds}, must be more than 0; unset it for no limit")
             })?;
         }
         Ok(())
@@ -311,7 +311,7 @@ mod tests {
             assert_eq!(error(ratio), None);
         }
         for ratio in [0.0, -0.1, 1.01, f64::NAN, f64::INFINITY] {
-            let reason = error(ratio).expect("it is no share");
+            let reason = error(ratio).expect("the ratio is refused");
             assert!(reason.starts_with("swa_full_tokens_ratio: is "), "{reason}");
             assert!(reason.contains("between 0 and 1"), "{reason}");
         }

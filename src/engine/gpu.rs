@@ -54,7 +54,7 @@ impl Gpu {
     /// Refuses a model that the kernels do not compute.
     ///
     /// # Errors
-    /// Its family, layers or elements have no kernels, or its KV has another type than they read.
+    /// The kernels do not support its family, its layers, its elements or its type of KV.
     pub(super) fn check(
         &self,
         config: &EngineConfig,
@@ -70,7 +70,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The memory to divide where `rows` requests run at once.
+    /// The memory budget if `rows` requests run at once.
     ///
     /// # Errors
     /// The model's elements have no kernels.
@@ -164,7 +164,7 @@ impl Gpu {
         options.plan = Some(memory.clone());
         options.eos_token_ids = eos_token_ids.into();
         let dir = config.model_path.clone();
-        // Opened for the plan, and taken by the first executor: one made after a failure gets a new context.
+        // Opened for the plan, and used by the first executor. An executor made after a failure opens a new context.
         let opened = Mutex::new(Some(self.device));
         Ok(Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
             let taken = opened.lock().unwrap_or_else(PoisonError::into_inner).take();

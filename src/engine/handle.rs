@@ -1,4 +1,4 @@
-//! [`EngineHandle`]: a host's interface to one engine.
+//! [`EngineHandle`]: the interface of a host (the embedding program) to one engine.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
@@ -82,14 +82,14 @@ impl EngineHandle {
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends a server's own request on a separate permit, so that a full queue does not refuse it.
+    /// Sends a probe, a server's own request, on a reserved permit, so that a full queue does not refuse it.
     pub fn probe(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.stream(vec![request], Admission::admit_probe)?;
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends requests that belong together: all of them, or none. Each is one for the admission limits; a prompt that
-    /// several of them share is encoded once.
+    /// Sends requests that belong together: all of them, or none. Each counts as one for the admission limits; a prompt
+    /// that several of them share is encoded once.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`], for the first that is refused.
@@ -120,9 +120,9 @@ impl EngineHandle {
         Ok(generations)
     }
 
-    /// Sends a request whose events go to an actor of the host. Its mailbox is not bounded: it keeps up or cancels. The
-    /// request is cancelled when the actor has stopped, so hold its address: an actor without addresses may stop before
-    /// it has handled the last event.
+    /// Sends a request whose events go to an actor of the host, which must keep up or cancel: its mailbox is unbounded.
+    /// The request is cancelled when the actor has stopped, so keep an address of the actor: without one it may stop
+    /// before it has handled the last event.
     pub fn generate_to(
         &self,
         request: GenerateRequest,
@@ -143,7 +143,7 @@ impl EngineHandle {
         mut sink: impl FnMut(RequestId, Permit, Canceller) -> EventSink,
     ) -> Result<(), RequestError> {
         let prompts = Prompts::of(requests.iter());
-        // All permits before the first request: it might end, and free a permit, before the last is admitted.
+        // Takes all permits before the first request is sent, which might end and free a permit before the last one.
         let admit_all = || {
             let permits = (0..requests.len()).map(|request| {
                 let mut permit = admit(&self.inner.admission)?;
@@ -174,8 +174,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Cancels a request by its id; unknown ids are ignored, that of a request still being encoded too (a
-    /// [`Canceller`] reaches it there).
+    /// Cancels a request by its id. Ignores unknown ids, and those of requests that are still being encoded (which a
+    /// [`Canceller`] cancels).
     pub fn cancel(&self, rid: &RequestId) {
         if let Ok(doors) = self.doors() {
             doors.cancel.do_send(CancelRequest {
@@ -207,8 +207,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is.
-    /// Requests that wait and that run stay. A rebuilt engine keeps the policies that were set last.
+    /// Changes the scheduling policy, the eviction policy or both from the next plan on; `None` keeps a policy. Waiting
+    /// and running requests are not affected. A rebuilt engine keeps the policies that were set last.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the supported policies; nothing has changed then. [`RequestError::EngineDown`].
@@ -228,8 +228,8 @@ impl EngineHandle {
         self.doors()?.flush.send(FlushCache).await.map_err(down)?
     }
 
-    /// Begins a pause, or ends it. In a pause no step is planned: requests inside and new ones wait, keep their memory,
-    /// and their time limits still run. An engine that is rebuilt during a pause is paused.
+    /// Pauses or resumes the engine. During a pause no step is planned: all requests wait and keep their memory, and
+    /// their time limits still run. An engine that is rebuilt during a pause is paused.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -257,7 +257,7 @@ impl EngineHandle {
         self.doors()?.load.send(GetLoad).await.map_err(down)
     }
 
-    /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
+    /// Where an admitted request's prompt left the tree, and why no longer prefix was cached. `None` for an id that is
     /// unknown, not admitted yet or no longer recorded, and with `prefix_diagnostics` off.
     ///
     /// # Errors
@@ -284,7 +284,7 @@ impl EngineHandle {
             .doors
             .read()
             .expect("no holder of the slot's lock panics");
-        let down = || RequestError::EngineDown("no actors are running".to_owned());
+        let down = || RequestError::EngineDown("it is being rebuilt or has stopped".to_owned());
         doors.clone().ok_or_else(down)
     }
 
@@ -302,11 +302,11 @@ impl EngineHandle {
         self.inner.kv_events.as_ref().map(|outlet| &outlet.info)
     }
 
-    /// The events of the cache after the batch of this number; after 0, the events of all kept batches. Where later
-    /// batches are gone, the first one clears everything, and the oldest kept batch follows.
+    /// The events of the cache after the batch of this number; after 0, the events of all kept batches. If later
+    /// batches are no longer kept, the first event clears everything, and the oldest kept batch follows.
     ///
     /// # Errors
-    /// The engine publishes nothing, or has as many readers as may be.
+    /// The engine publishes nothing, or has the maximum number of readers.
     pub fn subscribe_kv_events(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
         let outlet = self.inner.kv_events.as_ref();
         outlet.ok_or(SubscribeError::Off)?.door.subscribe(after)
@@ -385,7 +385,7 @@ impl EngineHandle {
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
             tracing::warn!(
-                "the executor thread is still running a step: not waiting for it, it exits after that step"
+                "not waiting for the executor thread: it exits after the step that it is running"
             );
             return;
         }

@@ -1,7 +1,7 @@
-//! Starting an engine, and the handle through which hosts use it.
+//! Starts an engine on its own thread or on a host's Arbiter, and returns the handle through which hosts use it.
 //!
-//! An engine takes nothing from its host: no recorder, subscriber, panic hook or signal handler is installed, no
-//! runtime is needed. Install a metrics recorder before starting if its metrics are wanted.
+//! An engine installs no recorder, subscriber, panic hook or signal handler, and needs no runtime. Install a metrics
+//! recorder before starting if its metrics are wanted.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -114,8 +114,8 @@ impl Engine {
         Ok(EngineHandle::new(inner(&config, parts, inside, began)))
     }
 
-    /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads: the
-    /// Arbiter keeps running, and may be the one that waits for this.
+    /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads, so
+    /// the Arbiter keeps running, and may be the one that runs this future.
     ///
     /// # Errors
     /// As [`Engine::start`]; [`StartError::Thread`] when the Arbiter has stopped.
@@ -198,7 +198,7 @@ impl Prepared {
     }
 }
 
-/// Does `work` on a new thread, with any runtime in the caller.
+/// Does `work` on a new thread; the caller may use any runtime.
 async fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {

@@ -34,7 +34,7 @@ pub(super) fn memory_plan(
 ) -> Result<MemoryPlan, StartError> {
     let context_tokens = context_length(config, model)?;
     let windowed = match gpu {
-        // Its kernels have one page table: there, layers with windows keep all tokens.
+        // The CUDA kernels have one page table, so layers with windows keep all tokens.
         Some(_) => None,
         None => windowed(config, &model.config, &model.kv_layout, context_tokens),
     };

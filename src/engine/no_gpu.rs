@@ -1,4 +1,4 @@
-//! Builds without the feature `cuda`: they refuse a configuration that names a GPU, and name the feature.
+//! Replaces `gpu.rs` in builds without the feature `cuda`: refuses configurations that name a GPU.
 
 use std::sync::Arc;
 

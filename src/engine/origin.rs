@@ -8,7 +8,7 @@ use souffleur_base::error::LoadError;
 use souffleur_executor::Executor;
 use souffleur_model::origin::ModelFiles;
 
-/// Makes executors as `make` does, from the files that the first one was made from.
+/// Wraps `make`, so that every executor is made from the same model files as the first one.
 ///
 /// # Errors
 /// [`LoadError::Replaced`] for files that were replaced since then, or while `make` ran.

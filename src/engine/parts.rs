@@ -61,13 +61,13 @@ pub struct ModelInfo {
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
-    /// The type in which keys and values are cached; `None` for such an executor.
+    /// The type in which keys and values are cached; `None` for an executor of the host's own.
     pub kv_cache_dtype: Option<&'static str>,
-    /// The kernels of attention; `None` for such an executor.
+    /// The kernels of attention; `None` for an executor of the host's own.
     pub attention_backend: Option<&'static str>,
-    /// The CPU's kernel path and the reason for it; `None` on a GPU and for such an executor.
+    /// The CPU's kernel path and the reason for it; `None` on a GPU and for an executor of the host's own.
     pub kernel_path: Option<Arc<str>>,
-    /// The parameters of double sparsity, which keys and values depend on like on the model; `None` where it is off.
+    /// The parameters of double sparsity, which change keys and values as another model would; `None` where it is off.
     pub double_sparsity: Option<Arc<str>>,
 }
 
@@ -97,7 +97,7 @@ impl EngineParts {
         };
         let kernel_path = gpu.is_none().then(kernel_path).transpose()?;
         let seen = see_weights(config);
-        // In parallel: looking for a library takes some milliseconds.
+        // In parallel: the search for the driver's library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let (model, sparsity) = describe(config)?;
         let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
@@ -146,7 +146,7 @@ impl EngineParts {
             double_sparsity,
         };
         if let Some(notice) = notice {
-            // It only writes to the log.
+            // The thread only writes to the log.
             let _ = notice.join();
         }
         Ok(Self {
@@ -304,15 +304,15 @@ fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsi
     Ok((model, sparsity))
 }
 
-/// The kernel path of the CPU, which is logged where hosts have no `plan` to read.
+/// The kernel path of the CPU, which is also logged, since hosts do not print a memory plan.
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
-    let said = path.to_string();
-    tracing::debug!(path = %said, "CPU kernel path");
-    Ok(said.into())
+    let name = path.to_string();
+    tracing::debug!(path = %name, "CPU kernel path");
+    Ok(name.into())
 }
 
-/// The tokenizer side of a model, with the formats that the configuration selects.
+/// The tokenizer and sampling defaults of a model, once the formats that the configuration selects are checked.
 fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     let side = TextSide::read(config)?;
     if let Some(text) = &side.text {
@@ -340,7 +340,7 @@ fn output_formats(config: &EngineConfig, text: &TextModel) -> Result<OutputForma
     Ok(formats)
 }
 
-/// The same with their markers in the model's vocabulary.
+/// As [`output_formats`], with the formats' markers in the model's vocabulary.
 fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerFormats, ConfigError> {
     let formats = AnswerFormats::new(output_formats(config, text)?, text);
     Ok(match config.tool_call_parser.as_str() {
@@ -367,7 +367,7 @@ fn cpu_executor(
         pin_threads: config.pin_threads,
         numa: config.numa,
         max_rows: memory.max_running_requests as usize,
-        // One of the plan's is the dummy, which the pool adds.
+        // The plan counts the dummy slot, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,
         n_window_pages: memory.window_pages as usize,
         isa: None,

@@ -1,4 +1,4 @@
-//! Pinned prefixes: a host keeps them in the prefix cache.
+//! Methods of [`EngineHandle`] that pin cached prefixes in memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The KV store of an engine: whether there can be one, its size, and the identity of its blocks.
+//! Configures an engine's KV store: its checks, its buffer sizes, and the fingerprint of its blocks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use souffleur_store::{
 };
 
 /// Incremented manually whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
-/// then another engine's. Those of a GPU are named by their sources.
+/// then not reused. CUDA kernels are identified by their sources instead.
 const KERNEL_EPOCH: u32 = 2;
-/// The share of the KV pool that buffers take, and the least that they take.
+/// By default, buffers take 1/`HOST_SHARE` of the KV pool's size, but at least [`MIN_DEFAULT_HOST_BYTES`].
 const HOST_SHARE: u64 = 8;
-/// The share of the available memory that the KV pool takes by default, at most.
+/// By default, the KV pool takes at most 1/`POOL_SHARE` of the available memory.
 const POOL_SHARE: u64 = 4;
 const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
 /// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode
@@ -41,10 +41,10 @@ const SAVED_BYTES_AT_REST: u64 = 16 << 20;
 const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
 const KEPT_HASHES: &str = "weights";
 
-/// The weights before anything of the model is read; `None` where they are made up, and without a store.
+/// The weight files before any file of the model is read; `None` with random weights, and without a store.
 pub(super) type SeenWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
 
-/// Notes the weights that will name a store's blocks: the engine loads these later, or there is no store.
+/// Records the weight files that will identify the store's blocks. If the engine loads other files, it has no store.
 pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
     if config.kv_disk_path.is_none() || config.load_format == LoadFormat::Dummy {
         return Ok(None);
@@ -76,7 +76,7 @@ pub(super) fn store_setup(
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
         host_bytes: match memory.budget.store_bytes {
-            // They are a GPU's, whose plan includes no memory of the host.
+            // The plan of a GPU includes no memory of the host.
             0 => {
                 let available = available_bytes().map_err(StartError::from)?;
                 host_bytes_of(config, memory.kv_bytes, available)
@@ -88,7 +88,7 @@ pub(super) fn store_setup(
         drop_behind: false,
         write_share: write_share(config),
     };
-    // Refused at start, and not when the first block is saved.
+    // Refuses too few buffers at the start, not when the first block is saved.
     n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
     let kernels = match gpu {
         Some(gpu) => gpu.kernels(config, model)?,
@@ -184,7 +184,7 @@ fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     config.kv_host_bytes.unwrap_or(default)
 }
 
-/// As [`host_bytes`], on a host with `available_bytes`: by default at most the share that a pool in it would get.
+/// As [`host_bytes`], on a host with `available_bytes`: by default at most the share that a KV pool would get there.
 fn host_bytes_of(
     config: &EngineConfig,
     kv_bytes: u64,
@@ -194,8 +194,8 @@ fn host_bytes_of(
     match config.kv_host_bytes {
         None => Ok(wanted.min(available_bytes / POOL_SHARE)),
         Some(asked) if asked > available_bytes => Err(format!(
-            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or leave it \
-             out to use at most 1/{POOL_SHARE} of them"
+            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or unset \
+            kv_host_bytes to use at most 1/{POOL_SHARE} of them"
         )),
         Some(_) => Ok(wanted),
     }
@@ -256,7 +256,7 @@ fn cpu_kernels() -> String {
     format!("cpu {isa} {KERNEL_EPOCH}")
 }
 
-/// Everything but the weights that determines the bits of K/V; names, pools and thread counts do not.
+/// Everything that determines the bits of K/V, except the weights. Names, pools and thread counts do not.
 fn fingerprint(
     config: &EngineConfig,
     model: &CpuDescription,
@@ -280,8 +280,8 @@ fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     ModelLocation::find(model_path)?.weight_files()
 }
 
-/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded them by
-/// now: if they are unchanged since `seen`, it loaded these.
+/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded its
+/// weights by now: if the files have not changed since `seen`, it loaded these.
 fn identify(
     parts: FingerprintParts,
     (seen, model_path): (&WeightFiles, &Path),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_beside_a_gpu_are_no_more_than_the_host_has() {
+    fn buffers_of_a_gpu_engine_fit_into_the_hosts_memory() {
         const GIB: u64 = 1 << 30;
         let of = |asked: Option<u64>, kv_bytes, available_bytes| {
             let config = EngineConfig {
@@ -347,7 +347,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn weights_that_are_replaced_while_an_engine_loads_them_leave_it_without_a_store() {
+    fn an_engine_whose_weights_were_replaced_while_loading_has_no_store() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let config = EngineConfig {
             model_path: model(folder.path()),
@@ -366,7 +366,7 @@ mod tests {
         fs::copy(weights, &copy).expect("a writable folder");
         fs::rename(&copy, weights).expect("the same file system");
         let error = identified(&parts).expect_err("a file was replaced");
-        assert!(error.contains("changed while it was loaded"), "{error}");
+        assert!(error.contains("changed while the model"), "{error}");
         let again = identified(&start()).expect("nothing has changed since");
         assert_eq!(again.fingerprint(), print);
     }

@@ -10,7 +10,7 @@ use souffleur_model::location::ModelLocation;
 use souffleur_model::text::TextModel;
 
 pub(super) struct TextSide {
-    /// Its tokenizer and chat template, unless the configuration skips them.
+    /// The model's tokenizer and chat template, unless the configuration skips them.
     pub text: Option<TextModel>,
     pub generation: GenerationConfig,
 }

@@ -1,4 +1,4 @@
-//! The default number of compute threads of an engine.
+//! The number of compute threads of an engine, configured or by default.
 
 use souffleur_kernels::cpu::default_threads;
 

@@ -18,7 +18,7 @@ const RECALL_EVERY: usize = 61;
 #[derive(Clone, Debug)]
 pub struct CalibrationRequest {
     pub model: PathBuf,
-    /// `None` for the type of the file.
+    /// `None` for the file's element type.
     pub dtype: Option<Dtype>,
     pub quantization: Option<Quantization>,
     pub load_format: LoadFormat,
@@ -36,19 +36,19 @@ pub struct CalibrationRequest {
 pub struct RecallRequest {
     /// Channels of a label, at most those of a key; the engine's default if `None`.
     pub channels: Option<usize>,
-    /// Tokens to choose, the query's own among them.
+    /// Tokens to select, including the query's own.
     pub tokens: usize,
 }
 
 #[derive(Clone, Debug)]
 pub struct Calibrated {
     pub n_layers: usize,
-    /// The recall of each ranking: the share of the best tokens that labels find. Only queries that see at least twice
-    /// as many tokens as they select count.
+    /// The recall of each ranking: the share of the best tokens that labels find. It is measured only on queries that
+    /// see at least twice as many tokens as they select.
     pub recall: Vec<(ChannelType, f64)>,
 }
 
-/// Runs the text through the model on the CPU and writes how its channels rank.
+/// Runs the text through the model on the CPU, and writes the ranking of the key channels to a file.
 ///
 /// # Errors
 /// [`LoadError`] when the model cannot be loaded or cannot be sparse, when the text holds a token beyond the
@@ -124,7 +124,7 @@ fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> Channe
     }
 }
 
-/// Measures the recall of one of the rankings in the written file.
+/// Measures the recall of one ranking of the file that was written.
 fn measure(
     executor: &mut CpuExecutor,
     texts: &[&[u32]],

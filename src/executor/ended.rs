@@ -1,8 +1,8 @@
-//! Rows whose output has ended: steps that were planned before that was known feed them no tokens.
+//! Skips rows whose output has ended, in steps that were planned before the end was known.
 //!
-//! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. The
-//! executor records the starts and results of rows here, and skips such rows before a step begins. That costs nothing
-//! then: the results say that the row was fed no token.
+//! A step is planned while the previous one runs, so it also decodes the sequences that end in the previous one. The
+//! executor records the starts and results of rows here, and skips ended rows before a step begins; their results say
+//! that no token was fed.
 //!
 //! Results show ends by a token, a grammar or an error; the Scheduler reports all others. Prefills are never skipped,
 //! since the tree may have their K/V already. A GPU receives a step before the previous one has ended, so there a row
@@ -32,12 +32,12 @@ struct Tracked {
     has_ended: bool,
 }
 
-/// The rows that were taken out of a step: their places and sequences, ascending.
+/// The rows that were removed from a step: their indices and sequences, ascending.
 #[derive(Debug, Default)]
 pub struct SkippedRows(SmallVec<[(usize, SeqId); 4]>);
 
 impl EndedRows {
-    /// `eos_token_ids` end the output of a request that heeds them.
+    /// `eos_token_ids` end the output of a request, unless it ignores EOS.
     pub fn new(eos_token_ids: Arc<[u32]>) -> Self {
         Self {
             eos_token_ids,
@@ -61,7 +61,7 @@ impl EndedRows {
         }
     }
 
-    /// A row has a new sequence now. The old one may have a new row by now.
+    /// Forgets the former sequence of a row that has a new one, unless the former sequence has another row by now.
     fn forget(&mut self, seq: SeqId, row: RowId) {
         if self.sequences.get(&seq).is_some_and(|had| had.row == row) {
             self.sequences.remove(&seq);

@@ -1,6 +1,6 @@
 //! An executor without a model, for tests and for hosts that want to try the engine's machinery.
 //!
-//! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is freed
+//! The "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is freed
 //! too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole context is
 //! checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is copied
 //! at another position, from another sequence or before it was written ends the step. Where layers have windows, a
@@ -35,7 +35,7 @@ use souffleur_state::step::{
 /// Bytes of a token in a block of the fake executor, and of a state.
 pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
 /// Margin of the chosen token's logit over the highest of the others.
-const SAID_AHEAD: f32 = 4.0;
+const CHOSEN_MARGIN: f32 = 4.0;
 
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
@@ -55,12 +55,12 @@ pub struct FakeOptions {
 
 pub struct FakeExecutor {
     options: FakeOptions,
-    /// Chooses the tokens; the hash of the context does without one.
+    /// Chooses the tokens; without a script, the hash of the context does.
     script: Option<Script>,
-    /// One hash a slot.
+    /// One hash per slot.
     kv: Vec<u64>,
     windows: Option<FakeWindows>,
-    /// One hash a state; `None` before anything is written.
+    /// One hash per state; `None` before anything is written.
     states: Vec<Option<u64>>,
     host: Option<Host>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -72,7 +72,7 @@ struct FakeRow {
     tokens: Vec<u32>,
     grammar: Option<RowGrammar>,
     prompt_tokens: usize,
-    /// The prompt's embedding, until it is there.
+    /// The sum for the prompt's embedding, until the embedding is complete.
     pool: Option<PoolSum>,
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
@@ -82,10 +82,10 @@ struct FakeRow {
 }
 
 impl FakeRow {
-    /// The token after the first `known` ones, whose hash is given.
-    fn say(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
+    /// The token after the first `known` tokens, which have this hash.
+    fn next_token(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
         match &self.answer {
-            // It ends with EOS, which rows that continue repeat.
+            // The answer ends with EOS, which is repeated if the row continues.
             Some(answer) => {
                 answer[known
                     .saturating_sub(self.prompt_tokens)
@@ -124,7 +124,7 @@ impl FakeExecutor {
         }
     }
 
-    /// The error with which a step is to be refused before it begins, if it is.
+    /// The configured error of a step that is to be rejected before it begins.
     pub fn refusal(&self, step: StepId) -> Option<StepError> {
         self.fault(step)
             .filter(|fault| matches!(fault, StepError::Rejected(_)))
@@ -224,7 +224,7 @@ impl FakeExecutor {
         }
     }
 
-    /// Feeds the tokens of a row's work to its state, and copies it on the way.
+    /// Feeds the tokens of a row's work to its state, and copies the state where the work asks for it.
     fn feed_state(&mut self, row: &FakeRow, work: &StepRow) -> Result<(), StepError> {
         let Some(live) = row.state else {
             return if work.saves.is_empty() {
@@ -242,7 +242,7 @@ impl FakeExecutor {
             let state = *state;
             if let Some(save) = saves.next_if(|save| save.position == position + 1) {
                 if save.slot == live {
-                    return Err(rejected(row.seq, "saves its state over itself"));
+                    return Err(rejected(row.seq, "saves its state to its own slot"));
                 }
                 *self.state(row.seq, save.slot)? = state;
             }
@@ -318,7 +318,7 @@ impl FakeExecutor {
         let mut tokens = smallvec![];
         let mut verdict = RowVerdict::Open;
         if work.sample {
-            let token = row.say(positions.end as usize, last, vocab_size);
+            let token = row.next_token(positions.end as usize, last, vocab_size);
             let token = allowed(token, row.grammar.as_mut());
             verdict = RowVerdict::of(Sampled { token, nan: false }, row.grammar.as_mut());
             row.tokens.truncate(positions.end as usize);
@@ -340,7 +340,7 @@ impl FakeExecutor {
         })
     }
 
-    /// Takes the row that the work is for, which has the tokens for it.
+    /// Takes the row of the work, after checking that it has the tokens.
     fn take_row(&mut self, work: &StepRow) -> Result<FakeRow, StepError> {
         let row = self
             .rows
@@ -373,9 +373,10 @@ impl FakeExecutor {
                 let pages = (&row.tokens[..], &row.window_pages[..]);
                 windows.attend(row.seq, pages, positions)
             }
-            None if !row.window_pages.is_empty() => {
-                Err(rejected(row.seq, "has window pages, and no layer a window"))
-            }
+            None if !row.window_pages.is_empty() => Err(rejected(
+                row.seq,
+                "has window pages, but no layer has a window",
+            )),
             None => Ok(()),
         }
     }
@@ -427,7 +428,7 @@ impl Executor for FakeExecutor {
     }
 }
 
-/// The token, or if the row's grammar does not allow it the next one that it does, around the vocabulary.
+/// The token, or, if the row's grammar forbids it, the next allowed one (modulo the vocabulary).
 fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     let Some(grammar) = grammar else {
         return token;
@@ -440,7 +441,7 @@ fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     next.unwrap_or(token)
 }
 
-/// The tokens that a fake executor generates after a prompt, without any cache: every schedule must give these.
+/// The tokens that a fake executor generates after a prompt, without any cache: every schedule must give the same.
 pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u32) -> Vec<u32> {
     let mut hash = prompt.iter().fold(0, |hash, token| mix(hash, *token));
     let mut output = Vec::with_capacity(n_tokens);
@@ -456,7 +457,7 @@ pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u
 fn output_scores(hash: u64, token: u32, vocab_size: u32, wish: &LogprobWish) -> TokenLogprobs {
     let mut logits = fake_logits(hash, vocab_size);
     if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = 1.0 + SAID_AHEAD;
+        *logit = 1.0 + CHOSEN_MARGIN;
     }
     scores(&logits, token, wish)
 }

@@ -9,11 +9,11 @@ use souffleur_state::tiers::BlockKind;
 /// Buffers of blocks, on the executor's side. No call waits or does I/O.
 pub trait BlockPort: Send {
     /// Calls `gather` with a free buffer of a kind and keeps its content under `ticket`, for the store to write or to
-    /// drop on command. False, without a call, when no buffer is free, and after it where the store ended meanwhile.
+    /// drop on command. Returns false without a call if no buffer is free, or after the call if the store has ended.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 
-    /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not
-    /// all of `wanted` is there.
+    /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. Returns false without a call if
+    /// a part of `wanted` was not fetched.
     fn load(
         &mut self,
         ticket: Ticket,
@@ -21,7 +21,7 @@ pub trait BlockPort: Send {
         scatter: &mut dyn FnMut(LoadedPart<'_>),
     ) -> bool;
 
-    /// A step begins to compute, or has ended: other threads on the same processor may hold back meanwhile.
+    /// A step begins to compute, or has ended: other threads on the same processor may pause during the step.
     fn computes(&mut self, _is_computing: bool) {}
 
     /// Takes a free buffer of a kind, for a device that fills it by itself: [`HostBuffer::keep`] then completes the
@@ -31,7 +31,7 @@ pub trait BlockPort: Send {
     }
 
     /// Takes the first `n_blocks` of a run that was fetched, for a device that reads them by itself; dropping them
-    /// frees their buffers. `None` when fewer are there, or the port has none to give.
+    /// frees their buffers. `None` when fewer were fetched, or the port has none to give.
     fn take_run(&mut self, _ticket: Ticket, _n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
         None
     }
@@ -39,34 +39,34 @@ pub trait BlockPort: Send {
 
 /// A buffer of the store in use by a device, whose copies outlast the calls that begin them.
 pub trait HostBuffer: Send {
-    /// Its bytes. Their address is fixed for as long as [`Self::owner`] is held, even after the buffer is dropped.
+    /// The buffer's bytes. Their address is fixed while [`Self::owner`] is held, even after the buffer is dropped.
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// The whole pages of the buffer, for a device that pins memory by the page: they begin where [`Self::bytes_mut`]
     /// does, end after it, and hold no other data.
     fn pages_mut(&mut self) -> &mut [u8];
 
-    /// The owner of the memory of all buffers of its kind.
+    /// The owner of the memory of all buffers of this kind.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 
-    /// Keeps its content under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
+    /// Keeps the content under `ticket`, as [`BlockPort::save`] does. False if the store has ended.
     fn keep(self: Box<Self>, ticket: Ticket) -> bool;
 
-    /// Leaks its memory, which a failed device may still use; the store can make another buffer.
+    /// Leaks the memory, which a failed device may still use; the store can make another buffer.
     fn abandon(self: Box<Self>);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Blocks from its beginning on.
+    /// Number of blocks, from the run's first one.
     pub blocks: usize,
-    /// The state after its last block.
+    /// Whether the state after the last block is needed.
     pub state: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum LoadedPart<'a> {
-    /// The keys and values of the block of this number.
+    /// The index of a block in the run, and its keys and values.
     Block(usize, &'a [u8]),
     State(&'a [u8]),
 }

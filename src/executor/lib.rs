@@ -46,7 +46,7 @@ pub trait Executor: Send {
     /// again. [`StepError::Lost`] for anything later.
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError>;
 
-    /// Begins a step, and returns its output if that ends it.
+    /// Begins a step, and returns the output if the step is already complete.
     ///
     /// At most [`PIPELINE_DEPTH`](souffleur_state::step::PIPELINE_DEPTH) steps are in flight at once. Rows, pages and
     /// tokens of a step may depend on the steps in flight: the device runs them in order.
@@ -79,11 +79,11 @@ pub trait Executor: Send {
 #[derive(Debug)]
 pub enum Launch {
     Done(StepOutput),
-    /// The device works on it, or will when it is done with the step before; [`Executor::finish`] has its output.
+    /// The device runs the step, or will after the previous one; [`Executor::finish`] returns the output.
     UnderWay,
 }
 
-/// Which part of a model an executor runs, when several share it (tensor parallelism). One rank runs all of it as yet.
+/// Which part of a model an executor runs, when several share it (tensor parallelism). So far one rank runs all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     rank: u32,

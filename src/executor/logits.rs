@@ -15,9 +15,9 @@ const CHUNK_TOKENS: usize = 512;
 #[derive(Clone, Debug)]
 pub struct LogitsRequest {
     pub model: PathBuf,
-    /// `None` for the type of the file.
+    /// `None` for the file's element type.
     pub dtype: Option<Dtype>,
-    /// `None` for the type of the matrices.
+    /// `None` for the element type of the matrices.
     pub kv_dtype: Option<KvDtype>,
     pub quantization: Option<Quantization>,
     pub threads: usize,
@@ -61,7 +61,7 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
 }
 
 /// Runs each prompt through the requested model on the CPU; `on_logits(prompt, position, logits)` sees every position
-/// in order. The request's files are not touched.
+/// in order. The request's input and output files are not used.
 ///
 /// # Errors
 /// [`LoadError`] when the model cannot be loaded, or a prompt is empty or holds a token beyond the vocabulary.

@@ -20,10 +20,10 @@ use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, Ta
 #[derive(Clone, Debug)]
 pub struct NoiseRequest {
     pub model: PathBuf,
-    /// `None` for the type of the file.
+    /// `None` for the file's element type.
     pub dtype: Option<Dtype>,
     pub quantization: Option<Quantization>,
-    /// `None` for the type of the matrices.
+    /// `None` for the element type of the matrices.
     pub kv_dtype: Option<KvDtype>,
     pub load_format: LoadFormat,
     pub threads: usize,
@@ -46,7 +46,7 @@ pub struct NoiseContext {
 }
 
 impl NoiseContext {
-    /// Loads the model and makes the noise.
+    /// Loads the model and fills its KV pool with noise.
     pub fn load(request: &NoiseRequest) -> Result<Self, LoadError> {
         let page_size = request.page_size.max(1);
         let n_prefix = request.context_tokens / page_size;
@@ -76,7 +76,7 @@ impl NoiseContext {
         })
     }
 
-    /// Tokens before the first that is decoded.
+    /// Tokens before the first decoded one.
     pub fn context_tokens(&self) -> usize {
         self.prompt.len()
     }

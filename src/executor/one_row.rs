@@ -5,7 +5,7 @@ use souffleur_kernels::cpu::Numa;
 use souffleur_model::loader::LoadFormat;
 
 impl CpuOptions {
-    /// A row and `n_pages` pages of one token for it, in the types of the model's file, and nothing else.
+    /// Options for one row and `n_pages` pages of one token, with the element types of the model's file.
     pub(super) fn for_one_row(n_pages: usize, threads: usize) -> Self {
         Self {
             dtype: None,

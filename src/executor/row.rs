@@ -27,6 +27,6 @@ pub(super) struct Row {
     pub(super) computed: usize,
     /// The live state of its layers, where some keep one.
     pub(super) live: Option<StateSlot>,
-    /// Its sequence uses long-context RoPE factors.
+    /// Whether the sequence uses the RoPE of long sequences.
     pub(super) is_long: bool,
 }

@@ -72,7 +72,7 @@ impl Rows {
 
     /// Starts a row. The plan must have passed [`Self::check`], here and below.
     pub(super) fn start(&mut self, start: &RowStart) {
-        // Known from its first step to its last, retractions included: cached keys are of one rotation.
+        // Fixed for the whole sequence, retractions included: all of its cached keys need the same RoPE.
         let longest = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let long_above = self.limits.long_above;
         self.lost.remove(&start.row);

@@ -1,7 +1,6 @@
-//! An executor whose rows answer prompts by a script: for tests of everything around a model that needs certain words,
-//! such as tool calls.
+//! An executor that answers prompts by a script, for tests that need certain outputs, such as tool calls.
 //!
-//! In all else it is the [fake executor](crate::fake): it keeps and checks the K/V of its rows, and a row
+//! Otherwise it is the [fake executor](crate::fake): it keeps and checks the K/V of its rows, and a row
 //! that was retracted resumes where it was. Log probabilities are made up, and the same in every run: the chosen token
 //! is the most likely one.
 
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_its_answer_and_then_eos() {
+    fn a_row_outputs_its_answer_and_then_eos() {
         let mut executor = executor();
         let first = start(&mut executor, &[3, 5], 2).tokens[0];
         let rest: Vec<u32> = (2..5)
@@ -131,24 +130,24 @@ mod tests {
     }
 
     #[test]
-    fn a_retracted_row_goes_on_after_its_output() {
+    fn a_retracted_row_continues_after_its_output() {
         let mut executor = executor();
         let next = start(&mut executor, &[3, 5, 5], 2).tokens[0];
         assert_eq!((next, decode(&mut executor, 3)), (3, EOS));
     }
 
     #[test]
-    fn log_probabilities_are_those_of_a_model_that_means_what_it_says() {
-        let told = start(&mut executor(), &[3, 5, 7], 3).logprobs;
+    fn the_chosen_token_is_the_most_likely_one() {
+        let scores = start(&mut executor(), &[3, 5, 7], 3).logprobs;
         let again = start(&mut executor(), &[3, 5, 7], 3).logprobs;
-        assert_eq!(told, again);
-        let told = told.expect("they were wished for");
-        let prompt: Vec<u32> = told.input.iter().map(|entry| entry.token).collect();
+        assert_eq!(scores, again);
+        let scores = scores.expect("log probabilities were requested");
+        let prompt: Vec<u32> = scores.input.iter().map(|entry| entry.token).collect();
         assert_eq!(prompt, [5, 7]);
-        let said = &told.output[0];
-        assert_eq!((said.token, said.top.len()), (7, 2));
-        assert_eq!(said.logprob, Some(said.top[0].1));
-        assert_eq!((said.top[0].0, said.chosen[0].0), (7, 4));
-        assert!(said.logprob.is_some_and(|logprob| logprob < 0.0));
+        let sampled = &scores.output[0];
+        assert_eq!((sampled.token, sampled.top.len()), (7, 2));
+        assert_eq!(sampled.logprob, Some(sampled.top[0].1));
+        assert_eq!((sampled.top[0].0, sampled.chosen[0].0), (7, 4));
+        assert!(sampled.logprob.is_some_and(|logprob| logprob < 0.0));
     }
 }

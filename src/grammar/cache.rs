@@ -72,7 +72,7 @@ impl Slot {
 }
 
 pub(super) struct Slots {
-    /// In the order of their last use.
+    /// By last use, the oldest first.
     used: Vec<(Key, Arc<Slot>)>,
     limit: usize,
 }

@@ -27,7 +27,7 @@ use souffleur_state::grammar::{Grammar, GrammarFailure};
 /// Stack of a compiling thread. llguidance recurses along references; only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
 /// Characters of an llguidance error that a client receives, at most.
-const TOLD_CHARS: usize = 400;
+const MAX_CHARS: usize = 400;
 
 /// Compiles the grammars of one model. Cheap to make: the first compilation reads the vocabulary.
 pub struct GrammarCompiler {
@@ -96,7 +96,7 @@ impl GrammarCompiler {
         self.compile_noting(wish, is_cancelled, &mut CompileNotes::default())
     }
 
-    /// As [`GrammarCompiler::compile`], with notes of how it went.
+    /// As [`GrammarCompiler::compile`], with notes on the cache hit and the timeout.
     pub fn compile_noting(
         &self,
         wish: &GrammarWish,
@@ -274,8 +274,8 @@ fn cancelled() -> RequestError {
 }
 
 fn refusal(field: &'static str, reason: &str) -> RequestError {
-    let told: String = words::told(reason).chars().take(TOLD_CHARS).collect();
-    let reason = format!("{field} cannot be compiled to a grammar: {told}: simplify it");
+    let message: String = words::for_client(reason).chars().take(MAX_CHARS).collect();
+    let reason = format!("{field} cannot be compiled to a grammar: {message}; simplify it");
     RequestError::Field(FieldError::new(field, reason))
 }
 

@@ -6,6 +6,6 @@ use souffleur_state::output::OutputStart;
 pub enum AnswerFrame {
     #[default]
     Bare,
-    /// Messages with headers, of which the prompt leaves the output at this place.
+    /// Messages with headers, in which the output starts at this point.
     Messages(OutputStart),
 }

@@ -1,4 +1,4 @@
-//! Reasoning before a grammar: nothing is constrained until it ends.
+//! Delays a grammar until the reasoning has ended: nothing is constrained before.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ enum At {
         opened: Vec<u8>,
         inner: Option<Box<dyn GrammarState>>,
     },
-    /// In the reasoning; with the last bytes of it, as many as the closing tag may have.
+    /// In the reasoning, with its last bytes, as many as the closing tag has.
     Inside(Vec<u8>),
     After(Box<dyn GrammarState>),
 }
@@ -113,7 +113,7 @@ impl Gate {
         self.trie().eos_tokens().contains(&token)
     }
 
-    /// The token after some bytes of the opening tag.
+    /// Adds a token to the part of the opening tag that was written.
     fn opening(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
         match &self.open {
             Tag::Token(id) if *id == token && opened.is_empty() => TagStep::Complete,
@@ -274,9 +274,9 @@ fn is_blank(bytes: &[u8]) -> bool {
 
 impl std::fmt::Debug for Gated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut told = f.debug_struct("Gated");
-        told.field("open", &self.open).field("close", &self.close);
-        told.finish_non_exhaustive()
+        let mut debug = f.debug_struct("Gated");
+        debug.field("open", &self.open).field("close", &self.close);
+        debug.finish_non_exhaustive()
     }
 }
 

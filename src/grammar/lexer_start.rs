@@ -25,8 +25,8 @@ pub(super) fn parser(
     parser.map_err(|error| error.to_string())
 }
 
-/// Follows each first byte within the limit of the lexer's work. llguidance 1.9 follows them without a limit when it
-/// makes a lexer: whether any text begins with a byte may take all memory to find out.
+/// Takes the lexer's transition for each first byte, within the limit of its work. llguidance 1.9 takes them without a
+/// limit when it makes a lexer, and deciding whether any text begins with a byte may exhaust the memory.
 fn check_first_bytes(lexer: &LexerSpec, mut limits: ParserLimits) -> Result<(), String> {
     let fuel = limits.initial_lexer_fuel;
     let automaton = lexer.to_regex_vec(&mut limits);
@@ -54,7 +54,7 @@ mod tests {
         crate::GrammarLimits::default().of_parser()
     }
 
-    /// Nothing begins with an x. Finding that out takes the least common multiple of the lengths in steps, or 2^40.
+    /// No text begins with an x. To decide that takes the least common multiple of the lengths in steps, or 2^40.
     #[test]
     fn a_first_byte_costs_no_more_than_the_limit() {
         let lengths = ["2", "3", "5", "7", "11", "13", "17", "19", "23"];
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_byte_that_leads_somewhere_is_followed() {
+    fn a_first_byte_of_some_text_is_accepted() {
         let somewhere = r#""q" | "x" /[01]{3}/"#;
         check_first_bytes(&lexer_of(somewhere), limits()).expect("it is little");
     }

@@ -1,4 +1,4 @@
-//! Structured output: grammars for the constraints of requests, by the crate llguidance.
+//! Structured output: grammars for the constraints of requests, with the crate llguidance.
 //!
 //! A [`GrammarWish`] describes the required form of an output. [`GrammarCompiler`] turns it into a
 //! [`Grammar`](souffleur_state::grammar::Grammar), outside of the engine, in three steps: it checks the wish and writes it

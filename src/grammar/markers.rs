@@ -48,7 +48,7 @@ impl Markers {
             .map(|(_, id)| *id)
     }
 
-    /// Splits a text: the name of a marker is the marker.
+    /// Splits a text at the names of markers, which become the markers.
     pub(super) fn spans(&self, text: &str) -> Vec<Span> {
         let mut spans = Vec::new();
         let mut plain = String::new();
@@ -77,7 +77,7 @@ impl Markers {
         spans
     }
 
-    /// All markers but these, as Lark refers to tokens; `None` if there are none.
+    /// All markers but these, as Lark refers to tokens; `None` if there are no others.
     pub(super) fn others(&self, without: &[u32]) -> Option<String> {
         let ids = self.ids.iter().copied().filter(|id| !without.contains(id));
         let mut ranges: Vec<(u32, u32)> = Vec::new();

@@ -45,16 +45,16 @@ pub(super) enum Presence {
     Optional,
 }
 
-/// Text that nothing but this constrains.
+/// Free text, with its only constraints.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Free {
-    /// Texts that it does not have.
+    /// Texts that it must not contain.
     pub(super) excludes: Vec<String>,
     /// Terminals in Lark, each of which matches all of it.
     pub(super) matches: Vec<String>,
-    /// A regular expression that its beginning does not match.
+    /// A regular expression that its beginning must not match.
     pub(super) not_at_first: Option<String>,
-    /// It contains no markers.
+    /// Whether it contains no markers.
     pub(super) is_plain: bool,
 }
 
@@ -64,9 +64,9 @@ pub(super) struct Triggered {
     pub(super) free: Free,
     /// The beginnings of tags, and the part after each.
     pub(super) triggers: Vec<(String, Part)>,
-    /// The first tag begins at once.
+    /// Whether the first tag is required, without text before it.
     pub(super) at_least_one: bool,
-    /// Nothing follows the first tag.
+    /// Whether nothing follows the first tag.
     pub(super) stops_after_first: bool,
 }
 
@@ -80,7 +80,7 @@ impl Part {
         Self::Json { schema, whitespace }
     }
 
-    /// Once, and then any number of times after a separator.
+    /// One or more times, with separators between.
     pub(super) fn separated(part: Self, separator: Self) -> Self {
         let again = Self::Sequence(vec![separator, part.clone()]);
         Self::Sequence(vec![part, Self::any_number(again)])
@@ -94,7 +94,7 @@ impl Part {
         }
     }
 
-    /// Whether it may continue until the text after it.
+    /// Whether the part may continue until the text after it.
     pub(super) fn is_unlimited(&self) -> bool {
         match self {
             Self::Free(_) => true,

@@ -17,7 +17,7 @@ use souffleur_state::grammar::JsonWhitespace;
 /// White space that models write unprompted: a blank, or a line break with indentation.
 const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";
 /// The characters after a backslash in JSON strings. `\u` is left out: with it, a property could be named in two ways,
-/// and the second is not known to be taken.
+/// and llguidance would not recognise the second.
 const ESCAPES: &str = "nrbtf\\\"";
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Source {
     lark: String,
     /// The schemas and grammars that the rules refer to as `@s0`, `@s1` and so on.
     nested: Vec<Nested>,
-    /// Where each of them is, by its text.
+    /// The index of each of them, by its text.
     known: HashMap<String, usize>,
 }
 

@@ -54,13 +54,13 @@ impl Template {
             opening: Vec::new(),
         };
         Ok(Self {
-            opening: template.dictated(),
+            opening: template.forced_tokens(),
             ..template
         })
     }
 
     /// The forced first tokens, such as the marker before a required call.
-    fn dictated(&self) -> Vec<u32> {
+    fn forced_tokens(&self) -> Vec<u32> {
         let mut parsing = self.parsing();
         let mut opening = Vec::new();
         while opening.len() < LONGEST_OPENING {
@@ -131,7 +131,7 @@ impl Parsing {
         let message = self.parser.error_message().unwrap_or_default();
         let refused = ["doesn't satisfy the grammar", "out of range"];
         self.parser.parser.get_error().is_none()
-            && refused.iter().any(|told| message.contains(told))
+            && refused.iter().any(|part| message.contains(part))
     }
 }
 

@@ -36,7 +36,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// `structures` of `begin`, `schema` and `end`, and `triggers`.
+    /// Reads the old form: `structures` of `begin`, `schema` and `end`, and `triggers`.
     fn old(&self, structures: &Value, triggers: Option<&Value>) -> Result<Part, FieldError> {
         let mut tags = Vec::new();
         for (at, structure) in self.list(structures, "#/structures")?.iter().enumerate() {
@@ -135,7 +135,7 @@ impl Reader<'_> {
 
     fn schema(&self, schema: &Value, place: &str) -> Result<Part, FieldError> {
         let schema = match schema {
-            // Some write it as text.
+            // Some clients send the schema as text.
             Value::String(text) => serde_json::from_str(text)
                 .map_err(|_| refusal(place, "is a string that is not valid JSON"))?,
             schema => schema.clone(),
@@ -180,7 +180,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(limit) => match limit.as_u64().and_then(|limit| u32::try_from(limit).ok()) {
                 Some(limit) => Some(format!("/(?s:.{{0,{limit}}})/")),
-                None => return Err(refusal(place, "has max_chars that is not a count")),
+                None => return Err(refusal(place, "has a max_chars that is not a count")),
             },
         };
         Ok(Part::Free(Free {
@@ -310,7 +310,7 @@ impl Reader<'_> {
     ) -> Result<&'a Map<String, Value>, FieldError> {
         value
             .as_object()
-            .ok_or_else(|| refusal(place, "is no object"))
+            .ok_or_else(|| refusal(place, "is not an object"))
     }
 
     /// Reads each element of the list `name`, with its place.
@@ -332,7 +332,7 @@ impl Reader<'_> {
     fn list<'a>(&self, value: &'a Value, place: &str) -> Result<&'a [Value], FieldError> {
         let list = value.as_array().filter(|list| !list.is_empty());
         list.map(Vec::as_slice)
-            .ok_or_else(|| refusal(place, "is not a list, or an empty one"))
+            .ok_or_else(|| refusal(place, "is not a list with at least one element"))
     }
 
     fn string(
@@ -377,7 +377,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A count; `None` for -1, which is no limit.
+    /// A count; `None` for -1, which means no limit.
     fn count(
         &self,
         object: &Map<String, Value>,
@@ -409,6 +409,6 @@ impl Tag {
 }
 
 fn refusal(place: &str, reason: &str) -> FieldError {
-    let reason = format!("{FIELD} at {place} {reason}: leave it out or write it differently");
+    let reason = format!("{FIELD} at {place} {reason}: remove it or write it differently");
     FieldError::new(FIELD, reason)
 }

@@ -6,7 +6,7 @@ use toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use souffleur_model::text::{TextModel, TokenPiece};
 
-/// The byte that begins the trie's entry of a token that is no text. No text in UTF-8 has it.
+/// The byte that begins the trie's entry of a token that is not text. No text in UTF-8 contains it.
 const MARKER: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Bytes of the longest token: the trie cannot hold longer ones.
 const LONGEST: usize = 1000;
@@ -23,7 +23,7 @@ impl Tokens {
     /// Builds the trie of the tokens below `vocab_size`.
     ///
     /// # Errors
-    /// Why no text can be constrained with this vocabulary.
+    /// Why outputs in this vocabulary cannot be constrained.
     pub(super) fn new(
         text: Arc<TextModel>,
         eos_token_ids: &[u32],
@@ -83,12 +83,12 @@ fn marker(id: usize, name: &str) -> Vec<u8> {
     let inner = name
         .strip_prefix('<')
         .and_then(|rest| rest.strip_suffix('>'));
-    let can_be_said = inner.is_some_and(|inner| {
+    let is_writable = inner.is_some_and(|inner| {
         let is_plain = |c: char| !c.is_whitespace() && !matches!(c, '<' | '>');
         !inner.is_empty() && !inner.starts_with('[') && inner.chars().all(is_plain)
     });
     let mut word = vec![MARKER];
-    if can_be_said && name.len() <= LONGEST {
+    if is_writable && name.len() <= LONGEST {
         word.extend_from_slice(name.as_bytes())
     } else {
         word.extend_from_slice(format!("<{id}>").as_bytes())

@@ -42,7 +42,7 @@ pub struct ReasoningGate {
     pub starts_inside: bool,
 }
 
-/// The grammar sources of a requested form, best first, each a fallback of the one before. Empty without constraints.
+/// The grammar sources of a requested form, best first; the others are fallbacks. Empty without constraints.
 pub(super) fn sources(
     wish: &GrammarWish,
     markers: &Markers,

@@ -1,11 +1,11 @@
 //! Rewrites llguidance's messages about a grammar in terms of the request.
 
-/// Parts of its messages that name its options, features and internals, and their replacements.
-const INSTEAD: [(&str, &str); 13] = [
+/// Parts of llguidance's messages that name its options, features and internals, and their replacements.
+const REPLACEMENTS: [(&str, &str); 13] = [
     (
         "oneOf constraints are not supported",
-        "oneOf is supported where its options exclude each other, for example by a different type each, or by a \
-         required property with a different const each: make them differ so, or use anyOf",
+        "oneOf is supported only if its options exclude each other, for example by different types, or by a required \
+         property with a different const in each: change the options, or use anyOf",
     ),
     (
         "'referencing' feature",
@@ -44,11 +44,11 @@ const INSTEAD: [(&str, &str); 13] = [
 const TOO_COMPLEX: &str = "it is too complex";
 
 /// The message for a client.
-pub(super) fn told(reason: &str) -> String {
+pub(super) fn for_client(reason: &str) -> String {
     if reason.starts_with("panic:") {
         return "the compiler failed".to_owned();
     }
-    let instead = INSTEAD.iter().find(|(part, _)| reason.contains(part));
+    let instead = REPLACEMENTS.iter().find(|(part, _)| reason.contains(part));
     match instead {
         Some((_, instead)) => (*instead).to_owned(),
         None => reason.trim_end_matches("<non-verbose/>").trim().to_owned(),
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_message_names_what_nobody_can_set() {
-        for (said, told_part) in [
+    fn messages_name_no_options_of_llguidance() {
+        for (message, expected) in [
             (
                 "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
                 "exclude each other",
@@ -76,13 +76,16 @@ mod tests {
             ),
             ("panic: at 'x.rs' <backtrace>", "the compiler failed"),
         ] {
-            let told = told(said);
-            assert!(told.contains(told_part), "{told}");
+            let text = for_client(message);
+            assert!(text.contains(expected), "{text}");
             assert!(
-                !told.contains("option to") && !told.contains("feature"),
-                "{told}"
+                !text.contains("option to") && !text.contains("feature"),
+                "{text}"
             );
         }
-        assert_eq!(told("Invalid type: x <non-verbose/>"), "Invalid type: x");
+        assert_eq!(
+            for_client("Invalid type: x <non-verbose/>"),
+            "Invalid type: x"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Writes the part tree of an output as a Lark grammar.
 //!
-//! The lexer takes the longest match and does not go back, so free text and the text that ends it are one terminal,
-//! which ends as soon as it can; and no two texts that could be one follow each other.
+//! The lexer takes the longest match and does not backtrack, so free text and the text that ends it are one terminal,
+//! which ends as soon as it can; and two texts that could be one are never adjacent.
 
 use super::markers::{Markers, Span};
 use super::part::{Free, Part, Presence, Triggered};
@@ -40,13 +40,13 @@ struct Writer<'a> {
 
 /// How free text is written: as texts with markers between them.
 struct Texts {
-    /// The markers that it may have.
+    /// The markers that the free text may contain.
     others: Option<String>,
     /// Terminals that each text matches.
     conditions: Vec<String>,
     /// The condition that no end occurs in them; a text that stops at its first end needs none.
     before_ends: Option<String>,
-    /// A regular expression that the beginning of the first one does not match.
+    /// A regular expression that the beginning of the first text must not match.
     not_at_first: Option<String>,
 }
 
@@ -101,7 +101,7 @@ impl Tags<'_> {
 }
 
 impl Writer<'_> {
-    /// A part, up to and with one of the ends, if there are any.
+    /// A part, up to and including one of the ends, if there are any.
     fn until(&mut self, part: &Part, ends: &[String]) -> Result<String, FieldError> {
         match part {
             Part::Free(free) => Ok(self.free(free, ends)),
@@ -272,14 +272,14 @@ impl Writer<'_> {
         )
     }
 
-    /// Texts that end before any of these.
+    /// Texts that end before any of `ends`.
     fn texts<'a>(&mut self, free: &Free, ends: impl Iterator<Item = &'a String>) -> Texts {
         let mut letters = Vec::new();
         let mut without = Vec::new();
         for end in ends {
             match self.markers.spans(end).first() {
                 Some(Span::Marker(id)) => without.push(*id),
-                // Text before a marker alone ends nothing.
+                // Text before a marker does not end free text on its own.
                 Some(Span::Text(text)) if text == end => letters.push(end.clone()),
                 _ => {}
             }

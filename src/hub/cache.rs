@@ -1,7 +1,7 @@
-//! The folder of a repository in the cache, laid out as `huggingface_hub` does, so that each finds the other's files.
+//! The cache folder of a repository, in the layout of `huggingface_hub`, so that both programs can share it.
 //!
 //! ```text
-//! models--owner--name/refs/main               the commit that the branch was at
+//! models--owner--name/refs/main               the last known commit of the branch
 //! models--owner--name/blobs/<etag>            contents
 //! models--owner--name/blobs/<etag>.incomplete the part downloaded so far
 //! models--owner--name/snapshots/<commit>/...  links to contents, by the names in the repository
@@ -54,7 +54,7 @@ impl RepoCache {
     }
 
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
-        // Without a write, so that a read-only cache works too.
+        // Does not write: the cache may be read-only.
         if self.known_commit().as_deref() == Some(commit) {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl RepoCache {
         lock().map_err(HubError::io(&path))
     }
 
-    /// True if a snapshot has the blob under its name.
+    /// True if the snapshot's `path` is a link to the blob.
     pub fn is_linked(&self, commit: &str, path: &str, etag: &Etag) -> bool {
         is_same_file(&self.snapshot(commit).join(path), &self.blob(etag))
     }
@@ -130,7 +130,7 @@ impl RepoCache {
             if is_same_file(&link, &blob) {
                 return Ok(());
             }
-            // A link to a blob that was deleted, or a copy of another one.
+            // A stale entry: a link to a deleted blob, or a copy of another blob.
             match fs::remove_file(&link) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => symlink_or_copy(&blob, path, &link),
@@ -140,7 +140,7 @@ impl RepoCache {
     }
 }
 
-/// True for a full commit hash, which needs no reference.
+/// True for a full commit hash, unlike a branch or a tag.
 pub(super) fn is_commit(revision: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     revision.len() == 40 && revision.bytes().all(is_hex)

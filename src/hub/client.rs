@@ -73,7 +73,7 @@ impl Listing {
     }
 }
 
-/// A file from byte `from` on: from 0 if the host does not support range requests.
+/// The bytes of a file from offset `from`, which is 0 if the host does not support range requests.
 pub(super) struct Part {
     pub from: u64,
     pub body: Body,
@@ -172,7 +172,7 @@ impl<'a> Client<'a> {
         Err(HubError::Protocol {
             host: host_of(&url),
             what: path.to_owned(),
-            reason: "it does not give both size and hash of the file".to_owned(),
+            reason: "the response lacks the size or the hash of the file".to_owned(),
         })
     }
 
@@ -187,7 +187,7 @@ impl<'a> Client<'a> {
                 return Err(HubError::Protocol {
                     host: host_of(&url),
                     what: file.path.clone(),
-                    reason: format!("it did not send the range from byte {from} on"),
+                    reason: format!("the response does not start at byte {from}"),
                 });
             }
             _ => return Err(self.refusal(status, answer.headers(), &file.path)),
@@ -331,7 +331,7 @@ fn is_same_origin(url: &str, endpoint: &str) -> bool {
     origin(url).is_some_and(|url| Some(url) == origin(endpoint))
 }
 
-/// Host and port of a URL: errors show no more of it, since signed URLs and passwords are secrets.
+/// Host and port of a URL. Errors omit the rest: signed URLs and passwords are secrets.
 fn host_of(url: &str) -> String {
     let uri = url.parse::<Uri>().unwrap_or_default();
     match (uri.host(), uri.port_u16()) {
@@ -356,7 +356,7 @@ fn explained(error: &ureq::Error) -> String {
     }
 }
 
-/// Percent-encodes a text for a path, except for unreserved characters and those of `kept`.
+/// Percent-encodes a text for a path, except for unreserved characters and those in `kept`.
 fn escaped(text: &str, kept: &[char]) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -3,7 +3,7 @@
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
 
-/// Longest etag that names a file of the cache.
+/// The longest accepted etag: it becomes a file name in the cache.
 const MAX_ETAG_BYTES: usize = 128;
 
 /// The hub's name for the contents of a file, which is also its name in the cache.
@@ -11,7 +11,7 @@ const MAX_ETAG_BYTES: usize = 128;
 pub(super) struct Etag(String);
 
 impl Etag {
-    /// Parses a header or a field; `None` if it cannot be a file name.
+    /// Parses the value of an HTTP header or a JSON field; `None` if it cannot be a file name.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("W/").unwrap_or(text).trim_matches('"');
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -32,7 +32,7 @@ impl Etag {
 pub(super) enum Hasher {
     Sha256(Sha256),
     GitBlob(Sha1),
-    /// The etag is not a hash, as from some mirrors.
+    /// Some mirrors send etags that are not hashes.
     None,
 }
 
@@ -55,7 +55,7 @@ impl Hasher {
         }
     }
 
-    /// The name of the hash and its digits; `None` if there is nothing to compare.
+    /// The name of the hash function and the digest in hex; `None` if the etag is not a hash.
     pub fn finish(self) -> Option<(&'static str, String)> {
         match self {
             Self::Sha256(hash) => Some(("SHA-256", hex(&hash.finalize()))),

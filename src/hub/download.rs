@@ -38,12 +38,12 @@ impl Downloads<'_> {
         file.bytes.saturating_sub(here)
     }
 
-    /// Makes sure that the snapshot has the file. `at` receives the number of bytes present.
+    /// Makes sure that the snapshot has the file. `at` is called with the number of bytes present so far.
     pub fn ensure(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
         let blob = self.cache.blob(&file.etag);
         let is_here = || size_of_file(&blob) == Some(file.bytes);
         let is_linked = || self.cache.is_linked(self.commit, &file.path, &file.etag);
-        // Without the lock: the cache may be read-only.
+        // Checks without the lock: the cache may be read-only.
         if !is_here() || !is_linked() {
             let _lock = self.cache.lock(&file.etag)?;
             if !is_here() {
@@ -64,7 +64,7 @@ impl Downloads<'_> {
         };
         let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
         match fetch.once() {
-            // The bytes of the earlier download may be the corrupt ones.
+            // The bytes of the resumed download may have been corrupt: starts again.
             Err(HubError::Checksum { .. }) if resumed => fetch.once(),
             Err(HubError::Status {
                 status: NO_SUCH_PART,
@@ -109,7 +109,7 @@ impl Fetch<'_> {
                 "the hub gave no hash for this file, checking only its size"
             );
         }
-        // A name that survives a power cut must have contents that survive it too.
+        // Syncs before the rename, so that the final name has complete contents even after a power cut.
         let blob = self.downloads.cache.blob(&file.etag);
         let named = partial
             .file
@@ -133,7 +133,7 @@ impl Fetch<'_> {
             attempts += 1;
             let reason = match outcome {
                 Ok(()) if partial.bytes >= file.bytes => break,
-                Ok(()) => "it ended early".to_owned(),
+                Ok(()) => "the response ended early".to_owned(),
                 Err(error) if error.may_pass() && attempts < MAX_ATTEMPTS => error.to_string(),
                 Err(error) => return Err(error),
             };
@@ -169,7 +169,7 @@ impl Fetch<'_> {
             // The host ignores ranges: it sends the file from its first byte.
             partial.restart(file).map_err(self.io())?;
         }
-        // One byte more than expected: the host sends another file.
+        // Reads at most one byte more than expected, to detect a host that sends another file.
         let most = (file.bytes - partial.bytes).saturating_add(1);
         let body = part.body.into_with_config().limit(u64::MAX);
         let mut body = body.reader().take(most);
@@ -189,7 +189,7 @@ impl Fetch<'_> {
                 return Err(HubError::Protocol {
                     host: settings.endpoint.clone(),
                     what: file.path.clone(),
-                    reason: format!("received more bytes than the {} that it has", file.bytes),
+                    reason: format!("received more than the {} bytes of the file", file.bytes),
                 });
             }
             (self.at)(partial.bytes);

@@ -1,4 +1,4 @@
-//! Why a model of the hub is not available, and the remedy.
+//! Errors of downloads from the hub, each with its remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub enum HubError {
     Setting {
         name: &'static str,
         value: String,
-        /// The values that it may have.
+        /// The rule that the value breaks.
         reason: String,
     },
     /// The token has characters that an HTTP header cannot carry. The message does not show it.
@@ -29,8 +29,8 @@ pub enum HubError {
     },
     /// The hub refuses the token, or requires one.
     #[error(
-        "{endpoint} does not let this program read {repo}: if it is private, {}; else check its name (there is no \
-         folder {repo} here either)",
+        "{endpoint} denies access to {repo}: if it is private, {}; else check its name (there is no local \
+        folder {repo} either)",
         token_advice(*has_token)
     )]
     NoAccess {
@@ -39,8 +39,8 @@ pub enum HubError {
         has_token: bool,
     },
     #[error(
-        "there is no model {repo} at {endpoint}, and no folder with this name here: check its name; a private one \
-         needs HF_TOKEN"
+        "there is no model {repo} at {endpoint}, and no local folder with this name: check the name; a private \
+        model needs HF_TOKEN"
     )]
     NoRepository { repo: RepoId, endpoint: String },
     #[error("{repo} has no revision {revision:?}: --revision takes a branch, a tag or a commit")]
@@ -119,7 +119,7 @@ impl HubError {
         }
     }
 
-    /// True if the hub did not list the revision: the cached model may be the right one, as for `huggingface_hub`.
+    /// True unless the hub has no such revision: a cached model may then be used, as in `huggingface_hub`.
     pub(super) fn leaves_open(&self) -> bool {
         !matches!(self, Self::NoRevision { .. })
     }

@@ -1,4 +1,4 @@
-//! Chooses the files of a repository that make a model: no more than are needed, and never a pickle.
+//! Chooses the files of a repository to download for a model: only the needed ones, and never a pickle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,9 +25,9 @@ const GGUF: &str = ".gguf";
 const SAFETENSORS: &str = ".safetensors";
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 const MAX_TEXT_BYTES: u64 = 64 << 20;
-/// GGUF files that are no language model: the projectors of vision models, statistics for quantising.
+/// GGUF files that are not language models: projectors of vision models, and importance matrices for quantising.
 const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
-/// Endings of weights that Python unpickles, which can run code in them.
+/// Extensions of weight files that Python unpickles: unpickling can run code in them.
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
 const SHOWN_NAMES: usize = 12;
 
@@ -35,7 +35,7 @@ const SHOWN_NAMES: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     Whole,
-    /// Those that describe the model's architecture: no weights, except in GGUF files, which hold both.
+    /// Only the files that describe the architecture: no weights, except in GGUF files, which hold both.
     Shape,
 }
 
@@ -46,11 +46,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// True if the files that the cache lacks cannot change the choice.
+    /// True if files that are missing in the cache could not change the choice.
     pub fn is_certain(&self, model: &HubModel) -> bool {
         match (&self.weights, &model.wish) {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
-            // Other programs may have left out files that they do not read.
+            // Other programs may have skipped files that they do not read.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
                 self.small.contains(&TOKENIZER) && self.small.contains(&TOKENIZER_CONFIG)
             }
@@ -68,7 +68,7 @@ pub(super) enum WeightFiles {
     None,
     Single,
     Sharded,
-    /// A GGUF model in these files, the first one first.
+    /// The parts of a GGUF model, in order.
     Gguf(Vec<String>),
 }
 
@@ -119,7 +119,7 @@ pub(super) fn choose(
     }
 }
 
-/// Largest size of a file by its name; that of weights has no limit but the disk.
+/// The size limit of a file by its name; only the disk limits weights.
 pub(super) fn max_bytes(name: &str) -> u64 {
     match name {
         TOKENIZER => MAX_TOKENIZER_BYTES,
@@ -153,10 +153,10 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
 
 #[derive(Debug)]
 struct GgufModel<'a> {
-    /// Its path without part numbers and ending.
+    /// The path without part number and extension.
     stem: String,
     parts: Vec<&'a str>,
-    /// How many there must be.
+    /// The number of parts of the complete model.
     count: usize,
 }
 
@@ -193,7 +193,7 @@ fn gguf_models(names: &BTreeSet<String>) -> Vec<GgufModel<'_>> {
             Some(part) => (part.stem, part.count),
             None => (stem.to_owned(), 1),
         };
-        // Names in order are parts in order: their numbers have leading zeros.
+        // Sorted names are sorted parts: part numbers have leading zeros.
         models
             .entry((folder + &stem, count))
             .or_default()
@@ -207,7 +207,7 @@ fn of_file(models: &[GgufModel<'_>], file: &str) -> Result<Vec<String>, String> 
     let found = models.iter().find(|model| model.parts.contains(&file));
     match found {
         Some(model) => model.files(),
-        None => Err(format!("has no model in {file}, {}", listed(models))),
+        None => Err(format!("has no model in {file}; it {}", listed(models))),
     }
 }
 
@@ -220,10 +220,10 @@ fn of_quantisation<'a, 'b>(
     match found.as_slice() {
         [model] => Ok(*model),
         [] => Err(format!(
-            "has no GGUF model whose name ends with {name}, {}",
+            "has no GGUF model whose name ends with {name}; it {}",
             listed(models)
         )),
-        // Of Q4_K_M and UD-Q4_K_M the first is the one that has no more in its name.
+        // `Q4_K_M` also matches `m-UD-Q4_K_M`: the shortest name is meant.
         several => {
             let shortest = several.iter().map(|model| model.stem.len()).min();
             let mut shortest = several
@@ -235,7 +235,7 @@ fn of_quantisation<'a, 'b>(
                     let stems: Vec<&str> =
                         several.iter().map(|model| model.stem.as_str()).collect();
                     Err(format!(
-                        "has several GGUF models whose names end with {name}: {}; name the file of one",
+                        "has several GGUF models whose names end with {name}: {}; choose one by its file",
                         stems.join(", ")
                     ))
                 }
@@ -244,7 +244,7 @@ fn of_quantisation<'a, 'b>(
     }
 }
 
-/// True for the shortest possible name with this quantisation: the repository's name and the quantisation.
+/// True if the file name is only the repository's name and the quantisation, the shortest possible name.
 fn is_plainly_named(file: &str, repo: &RepoId, quantisation: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     let stem = match PartName::parse(name) {
@@ -299,7 +299,7 @@ fn listed(models: &[GgufModel<'_>]) -> String {
     }
 }
 
-/// True if a text ends with a whole word, in either case: `IQ4_XS` does not end with `Q4_XS`.
+/// True if a text ends with a whole word, ignoring case: `IQ4_XS` does not end with the word `Q4_XS`.
 fn ends_with_word(text: &str, word: &str) -> bool {
     let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
     let before = text.strip_suffix(&word);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_safetensors_model_needs_little_beside_its_weights() {
+    fn of_a_safetensors_repository_only_the_needed_files_are_chosen() {
         let names = [
             "README.md",
             "config.json",
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_chosen_says_what_there_is() {
+    fn a_failed_choice_lists_the_available_models() {
         for (names, id, part) in [
             (
                 &SEVERAL[..],
@@ -415,13 +415,13 @@ mod tests {
             (
                 &SEVERAL,
                 "a/b:Q4_XS",
-                "ends with Q4_XS, has IQ4_XS/m-IQ4_XS",
+                "ends with Q4_XS; it has IQ4_XS/m-IQ4_XS",
             ),
             (&SEVERAL, "a/b:Q2_K", "has 1 of the 2 parts of m-Q2_K"),
             (
                 &SEVERAL,
                 "a/b/other.gguf",
-                "no model in other.gguf, has IQ4_XS",
+                "no model in other.gguf; it has IQ4_XS",
             ),
             (
                 &["pytorch_model.bin"],
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_names_files_beside_it() {
+    fn an_index_names_only_files_in_its_folder() {
         let names = shards(br#"{"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}"#);
         assert_eq!(names, Ok(BTreeSet::from(["x.safetensors".to_owned()])));
         for index in [

@@ -1,4 +1,4 @@
-//! Parses ids of models on the hub from a model's path.
+//! Parses the ids of models on the hub, and tells them from local paths.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ const GGUF: &str = ".gguf";
 pub struct RepoId(String);
 
 impl RepoId {
-    /// Checks the form; `None` if the hub can have no such repository.
+    /// Parses `owner/name`; `None` if the hub does not allow this name.
     pub fn parse(text: &str) -> Option<Self> {
         let (owner, name) = text.split_once('/')?;
         let fits = text.len() <= MAX_ID_BYTES && is_name(owner) && is_name(name);
@@ -34,7 +34,7 @@ pub enum Wish {
     Model,
     /// The GGUF model with this quantisation in its name (`Q4_K_M`).
     Quantisation(String),
-    /// The GGUF model in this file, or in the parts that this one belongs to.
+    /// The GGUF model in this file; if the file is one part of a model, in all parts.
     File(String),
 }
 
@@ -45,8 +45,8 @@ pub struct HubModel {
 }
 
 impl HubModel {
-    /// Reads a model's path. A path that exists is one of this machine, as in SGLang and vLLM; so is one that does not
-    /// look like `owner/name`, `owner/name:QUANTISATION` or `owner/name/FILE.gguf`.
+    /// Parses the path of a model. `None` for a local path: one that exists, as in SGLang and vLLM, or does not look
+    /// like `owner/name`, `owner/name:QUANTISATION` or `owner/name/FILE.gguf`.
     pub fn of_path(path: &Path) -> Option<Self> {
         if path.exists() {
             return None;
@@ -64,7 +64,7 @@ impl HubModel {
         }
         let (owner, rest) = text.split_once('/')?;
         let Some((name, file)) = rest.split_once('/') else {
-            // A path that ends in .gguf is a missing file, not a repository.
+            // A text that ends in .gguf is the path of a missing file, not a repository.
             let repo = RepoId::parse(text).filter(|_| !text.ends_with(GGUF))?;
             return Some(Self {
                 repo,

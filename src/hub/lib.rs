@@ -1,7 +1,7 @@
-//! Models by their id on the Hugging Face hub: `Qwen/Qwen3-0.6B`, `owner/name:Q4_K_M`, `owner/name/FILE.gguf`.
+//! Downloads models from the Hugging Face hub by id: `Qwen/Qwen3-0.6B`, `owner/name:Q4_K_M`, `owner/name/FILE.gguf`.
 //!
-//! A host hands its configuration to [`localise`] before it starts an engine: an id becomes the path of the downloaded
-//! model; everything else stays unchanged.
+//! A program passes its configuration through [`localise`] before it starts an engine: an id is replaced by the path
+//! of the downloaded model; everything else stays unchanged.
 //!
 //! | part | role |
 //! |---|---|
@@ -9,12 +9,12 @@
 //! | `settings` | the variables of `huggingface_hub`, and the token |
 //! | `files` | which files of a repository make a model |
 //! | `roots` | the certificates that TLS trusts |
-//! | `client` | requests, redirects, and the meaning of refusals |
-//! | `cache` | the folder that `huggingface_hub` shares |
-//! | `download`, `digest` | one file: resumed where it stopped, and compared with its hash |
+//! | `client` | HTTP requests, redirects, and errors by status |
+//! | `cache` | the cache folder, shared with `huggingface_hub` |
+//! | `download`, `digest` | resumable download of one file, and its hash |
 //!
-//! The crate hf-hub gives the layout of the cache and no more: its downloads send the token to the host that a redirect
-//! names, do not check that a part begins where it should, and compare neither size nor hash.
+//! The crate hf-hub is used only for the layout of the cache: its downloads send the token to the targets of redirects,
+//! do not check that a partial response starts at the requested byte, and verify neither size nor hash.
 
 mod cache;
 mod client;
@@ -59,11 +59,11 @@ pub struct Transfer<'a> {
 /// Receives the progress of a download. It is not called if nothing has to be downloaded.
 pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 
-/// Downloads the model that a configuration names by its id, except for files in the cache, and puts its path in
-/// place of the id. The model keeps the id as its name unless the configuration gives another.
+/// Downloads the model that a configuration names by id, except for files in the cache, and replaces the id by the
+/// model's path. The served name of the model is the id, unless the configuration sets another name.
 ///
 /// # Errors
-/// In one line that names the remedy.
+/// [`HubError`], whose message is one line with the remedy.
 pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, HubError> {
     let revision = config.revision.clone();
     let Some(model) = HubModel::of_path(&config.model_path) else {
@@ -72,7 +72,7 @@ pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, 
             return Err(HubError::Setting {
                 name: "--revision",
                 value,
-                reason: format!("but the model is not an id of the hub: {path:?} has no revisions"),
+                reason: format!("but the model {path:?} is a local path, which has no revisions"),
             });
         }
         return Ok(config);
@@ -87,7 +87,7 @@ pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, 
     })
 }
 
-/// The hub, or a mirror of it, with the cache in front.
+/// The hub, or a mirror of it, and the local cache.
 #[derive(Debug)]
 pub struct Hub {
     settings: HubSettings,
@@ -98,11 +98,10 @@ impl Hub {
         Self { settings }
     }
 
-    /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
+    /// Makes sure that a model is in the cache. Returns the path of its folder, or of its (first) GGUF file.
     ///
-    /// Queries the hub for the revision's commit, unless the revision is one and the cache certainly has its model.
-    /// If the hub cannot be reached or refuses, a complete model in the cache is taken, unless the hub has no such
-    /// revision.
+    /// Queries the hub for the revision's commit, unless the revision is itself a commit and the cache certainly has
+    /// its complete model. If the request fails, a complete cached model is used, unless the hub has no such revision.
     pub fn fetch(
         &self,
         model: &HubModel,
@@ -117,7 +116,7 @@ impl Hub {
         if self.settings.is_offline {
             let why = "HF_HUB_OFFLINE is set: unset it once to download the model";
             let found = find().ok_or_else(|| self.not_cached(model, revision, why))?;
-            return Ok(found.taken_unasked());
+            return Ok(found.chosen_without_hub());
         }
         // The content of a commit never changes.
         if let Some(found) = find().filter(|found| found.is_certain && is_commit(revision)) {
@@ -127,10 +126,10 @@ impl Hub {
         let listing = match self.listing(&client) {
             Err(error) if error.leaves_open() => {
                 let Some(found) = find() else {
-                    return Err(self.neither(error, model, revision));
+                    return Err(self.unavailable(error, model, revision));
                 };
                 tracing::warn!(%error, "cannot list the model's files on the hub, using the cached ones");
-                return Ok(found.taken_unasked());
+                return Ok(found.chosen_without_hub());
             }
             listing => listing?,
         };
@@ -164,7 +163,7 @@ impl Hub {
         }
     }
 
-    fn neither(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
+    fn unavailable(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
         if error.may_pass() {
             let why = format!("the hub is not available ({error}): try again later");
             self.not_cached(model, revision, &why)
@@ -191,7 +190,7 @@ struct Download<'a> {
 }
 
 impl Download<'_> {
-    /// Small files first: with the weights, which come last, a model is complete.
+    /// Downloads the weights last, so that a model with all its weights is complete.
     fn run(&self, extent: Extent, watch: Watch<'_>) -> Result<PathBuf, HubError> {
         let Choice { small, weights } = files::choose(
             &self.model.repo,
@@ -296,13 +295,13 @@ impl Download<'_> {
 
 struct Found {
     path: PathBuf,
-    /// The hub would name the same files.
+    /// True if the full list of the repository's files could not change the choice.
     is_certain: bool,
 }
 
 impl Found {
-    /// The path, without a request to the hub. The log names a GGUF file that the hub might not.
-    fn taken_unasked(self) -> PathBuf {
+    /// The path of a model chosen without the hub. Warns if the hub might choose another GGUF file.
+    fn chosen_without_hub(self) -> PathBuf {
         if !self.is_certain && self.path.is_file() {
             tracing::warn!(
                 file = %self.path.display(),
@@ -313,7 +312,7 @@ impl Found {
     }
 }
 
-/// Chooses among the files in the cache, which need not be all that the commit has.
+/// Chooses among the files in the cache, which may be only some of the commit's files.
 fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> {
     let commit = cache.known_commit()?;
     let snapshot = cache.snapshot(&commit);
@@ -322,7 +321,7 @@ fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> 
     let is_certain = choice.is_certain(model);
     let path = match choice.weights {
         WeightFiles::None | WeightFiles::Single => snapshot,
-        // Safetensors whose index is missing: the wanted format, but not complete.
+        // The cache has safetensors, which are preferred, but not their index.
         WeightFiles::Gguf(_) if model.wish == Wish::Model && files::has_safetensors(&there) => {
             return None;
         }
@@ -344,7 +343,7 @@ fn read_index(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A revision becomes a part of URLs and of paths in the cache.
+/// Checks a revision, which becomes part of URLs and of paths in the cache.
 fn check_revision(revision: &str) -> Result<(), HubError> {
     let is_char = |c: char| c.is_ascii_alphanumeric() || "-_./+".contains(c);
     let fits = revision.len() <= MAX_REVISION_BYTES
@@ -361,7 +360,7 @@ fn check_revision(revision: &str) -> Result<(), HubError> {
     }
 }
 
-/// Bytes that the disk of a folder has left for this user, if the system says.
+/// Free bytes for this user on the disk of a folder, if known.
 #[cfg(target_os = "linux")]
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;

@@ -1,15 +1,15 @@
-//! The certificates that TLS trusts, here and in commands that talk to other servers.
+//! The root certificates that TLS connections trust, to the hub and to other servers.
 
 use std::path::{Path, PathBuf};
 
 use rustls_native_certs::{load_certs_from_paths, load_native_certs};
 use ureq::tls::{Certificate, RootCerts};
 
-/// Names a PEM file with the certificates to trust, such as a company's; the first that is set counts.
+/// Variables with the path of a PEM file of trusted certificates, such as a company's, in order of precedence.
 pub(super) const VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
 
-/// The certificates that TLS trusts, each in DER: those of the file that one of `VARIABLES` names, else the
-/// system's. Empty if the system has none, as in a bare container: callers then use Mozilla's.
+/// The trusted root certificates in DER: those of the file that one of `VARIABLES` names, else the system's. Empty
+/// if the system has none, as in a bare container: callers then use Mozilla's.
 pub fn trusted_roots() -> Vec<Vec<u8>> {
     let mut files = VARIABLES.iter().filter_map(std::env::var_os);
     let file = files.find(|file| !file.is_empty()).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! Where models come from and where they are kept: the variables that Python's `huggingface_hub` reads.
+//! Settings of the hub client, from the environment variables that Python's `huggingface_hub` reads.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -79,7 +79,7 @@ impl HubSettings {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// Reads the variables from a function. An empty one counts as none.
+    /// Reads the variables from a function. An empty variable counts as unset.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let found = |names: &[&str]| {
             let mut values = names.iter().filter_map(|name| variable(name));
@@ -88,7 +88,7 @@ impl HubSettings {
         let text = |names: &[&str]| found(names).map(|value| value.to_string_lossy().into_owned());
         let user = found(&["HOME"]).map(PathBuf::from);
         let path = |names: &[&str]| {
-            found(names).map(|value| below_user(Path::new(&value), user.as_deref()))
+            found(names).map(|value| expand_home(Path::new(&value), user.as_deref()))
         };
         let home = path(&["HF_HOME"])
             .or_else(|| Some(path(&["XDG_CACHE_HOME"])?.join("huggingface")))
@@ -96,7 +96,7 @@ impl HubSettings {
         let home = home.ok_or_else(|| HubError::Setting {
             name: "HF_HOME",
             value: String::new(),
-            reason: "and HOME is not set either: set it to a folder for downloaded models".into(),
+            reason: "and HOME is not set: set HF_HOME to a folder for downloaded models".into(),
         })?;
         let cache = path(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]);
         let endpoint = text(&["HF_ENDPOINT"]).unwrap_or_else(|| ENDPOINT.to_owned());
@@ -165,8 +165,8 @@ fn token_in(file: &Path) -> Result<Option<Token>, HubError> {
     }
 }
 
-/// A path whose `~` is the user's folder.
-fn below_user(path: &Path, user: Option<&Path>) -> PathBuf {
+/// Replaces a leading `~` by the home folder.
+fn expand_home(path: &Path, user: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), user) {
         (Ok(rest), Some(user)) => user.join(rest),
         _ => path.to_owned(),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_token_is_sent_unless_that_is_forbidden() {
+    fn a_saved_token_is_used_unless_disabled() {
         let dir = tempfile::tempdir().expect("a temporary folder can be made");
         std::fs::write(dir.path().join("token"), "hf_saved\n").expect("it is written");
         let home = ("HF_HOME", dir.path().to_str().expect("it is text"));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_be_used_are_named() {
+    fn errors_name_the_invalid_variable() {
         for (name, value, part) in [
             ("HF_ENDPOINT", "huggingface.co", "must be like https://"),
             ("HF_ENDPOINT", "https://", "must be like https://"),

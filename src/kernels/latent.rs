@@ -55,7 +55,7 @@ pub struct LatentWeights<B: Backend> {
     pub queries: Option<LowRankQueries<B>>,
     /// `[rank]`.
     pub norm: B::Vector,
-    /// Of this norm and that of the queries.
+    /// Epsilon of `norm` and of the queries' norm.
     pub eps: f32,
     /// For each head `[rank, plain_dim]`: from a query to its absorbed form.
     pub keys: B::HeadMatrices,

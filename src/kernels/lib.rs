@@ -60,8 +60,8 @@ pub trait Backend {
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Self::Matrix;
 
-    /// Whether products of this role read weights in such blocks natively. If not, a loader with more precise values
-    /// may provide them.
+    /// Whether products of this role read blocks of this type natively. If not, a loader that has more precise values
+    /// may provide those instead.
     fn keeps_blocks(&self, _block: BlockType, _role: MatrixRole) -> bool {
         false
     }
@@ -79,16 +79,16 @@ pub trait Backend {
 
     fn rope(&mut self, rope: &Rope) -> Self::Rope;
 
-    /// By expert id; all have equal shapes.
+    /// Collects experts in the order of their ids; all have equal shapes.
     fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Self::Experts
     where
         Self: Sized;
 
-    /// By head; all have equal shapes.
+    /// Collects the matrices of the heads, in order; all have equal shapes.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the row of each token, times `factor` if given; for a token replaced by a prompt vector, the row of the
-    /// placeholder.
+    /// Looks up the row of each token, times `factor` if given. A token that a prompt vector replaces gets the row of
+    /// its placeholder.
     ///
     /// # Shapes
     /// `table: [vocab, width]`, result `[n_tokens, width]`.
@@ -264,7 +264,7 @@ pub trait Backend {
     /// the result.
     ///
     /// # Shapes
-    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which one part is read, by number.
+    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]` with the index of the part to read.
     fn gated_part(
         &mut self,
         gates: (&Self::Tensor, Gate),
@@ -272,7 +272,8 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Adds the normalised rows of `x` to the residual stream; or parts of rows, as wide as the norm.
+    /// Adds RMS-normalised rows of `x` to the residual stream. If `norm` is narrower than a row, it normalises each
+    /// part of its width separately.
     fn add_normed(
         &mut self,
         residual: &mut Self::Tensor,
@@ -284,7 +285,7 @@ pub trait Backend {
     /// Softcap: `cap * tanh(element / cap)`.
     fn soft_cap(&mut self, x: &mut Self::Tensor, cap: f32);
 
-    /// Adds `x` times a number to the residual stream.
+    /// Adds `x * factor` to the residual stream.
     fn add_scaled(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, factor: f32);
 
     /// Encodes activations for products with `reader`.
@@ -395,7 +396,8 @@ pub enum Gate {
     Silu,
     /// `gelu(gate) * up`, where gelu is the approximation by tanh.
     GeluTanh,
-    /// `g / (1 + e^(-slope g)) * (u + 1)`, where g is the gate and at most `limit`, u is up and from `-limit` to `limit`.
+    /// `g / (1 + e^(-slope g)) * (u + 1)`: g is the gate, clamped to at most `limit`; u is up, clamped to
+    /// `-limit..=limit`.
     Clamped {
         limit: f32,
         /// Slope of the sigmoid.
@@ -416,7 +418,7 @@ pub struct Router<B: Backend> {
     pub logits: Linear<B>,
     /// Added to each expert's score for the choice only, `[n_experts]`.
     pub correction: Option<B::Vector>,
-    /// Factors on the weights of the chosen, by expert.
+    /// Factors on the weights of chosen experts, `[n_experts]`.
     pub factors: Option<B::Vector>,
     pub routing: Routing,
 }

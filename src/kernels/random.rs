@@ -46,13 +46,13 @@ impl RandomTensor {
         DEVIATION * SQRT_3 / STEPS as f32
     }
 
-    /// Before rounding to the dtype.
+    /// The elements before rounding to the dtype.
     pub fn values(&self) -> impl Iterator<Item = f32> {
         let elements = 0..self.elements() as u64;
         elements.map(|index| random_element(self.seed, index))
     }
 
-    /// In the layout of a file.
+    /// The elements in the layout of a model file.
     pub fn bytes(&self) -> Vec<u8> {
         let values = self.values();
         match self.dtype {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_small_spread_and_the_same_every_time() {
+    fn elements_are_reproducible_and_have_the_expected_deviation() {
         let tensor = RandomTensor::new("model.embed_tokens.weight", &[100, 50], Dtype::F32);
         let bytes = tensor.bytes();
         assert_eq!(bytes, tensor.bytes());

@@ -17,10 +17,10 @@ pub struct GatedConvWeights<B: Backend> {
 
 /// For [`Backend::delta_net`].
 ///
-/// Per token: `[m, z, b, a]` is the projection of its input, and `[q, k, v] = silu(sum of taps[j] * m[t - n_taps + 1 + j])`.
-/// Heads of q and k are divided by their lengths (`eps` 1e-6 in the sum of squares), and q by the root of `key_dim`. A value
-/// head's matrix `S [key_dim, value_dim]`, zero at first, becomes `d S + k (x) sigmoid(b) (v - (d S)^T k)` with
-/// `d = exp(decay * softplus(a + dt_bias))`. Its output is `rms_norm(S^T q) * norm * silu(z)`.
+/// The projection of a token's input is `[m, z, b, a]`, and `[q, k, v] = silu(sum of taps[j] * m[t - n_taps + 1 + j])`.
+/// Heads of q and k are divided by their L2 norms (`eps` 1e-6 in the sum of squares), q also by the root of `key_dim`.
+/// A value head's matrix `S [key_dim, value_dim]`, initially zero, becomes `d S + k (x) sigmoid(b) (v - (d S)^T k)`
+/// with `d = exp(decay * softplus(a + dt_bias))`. The head's output is `rms_norm(S^T q) * norm * silu(z)`.
 ///
 /// The state of a layer is `S` of each value head, and `m` of the last `n_taps - 1` tokens, all in f32.
 pub struct DeltaNetWeights<B: Backend> {
@@ -40,9 +40,9 @@ pub struct DeltaNetWeights<B: Backend> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaNetShape {
-    /// As many query heads as key heads.
+    /// The number of key heads, and of query heads.
     pub key_heads: usize,
-    /// A multiple of the key heads.
+    /// A multiple of `key_heads`.
     pub value_heads: usize,
     /// Elements of a query head and of a key head.
     pub key_dim: usize,
@@ -56,7 +56,7 @@ pub struct DeltaNetShape {
 pub enum HeadOrder {
     /// Consecutive value heads.
     Grouped,
-    /// Value heads whose numbers differ by a multiple of the key heads.
+    /// Value heads whose indices differ by a multiple of `key_heads`.
     Tiled,
 }
 

@@ -19,7 +19,7 @@ pub const MAX_GROUPS: usize = 64;
 pub struct Groups {
     /// At most [`MAX_GROUPS`].
     pub n_groups: usize,
-    /// Groups per token. They have at least as many experts as a token uses.
+    /// Groups per token; together they have at least [`Routing::n_used`] experts.
     pub n_used: usize,
     pub score: GroupScore,
 }
@@ -49,7 +49,7 @@ pub enum WeightSum {
 }
 
 impl Routing {
-    /// Softmax over all logits; `renormalised` divides the weights of the chosen by their sum.
+    /// Softmax over all logits; `renormalised` divides the weights of the chosen experts by their sum.
     pub fn softmax(n_experts: usize, n_used: usize, renormalised: bool) -> Self {
         Self {
             n_experts,
@@ -68,7 +68,7 @@ impl Routing {
     /// Chooses the experts with the largest logits, in descending order and by lower id among equals, and their
     /// weights. NaN counts as the lowest logit, and makes weights NaN.
     ///
-    /// With a `correction`, chooses the experts with the largest sums of score and correction; weights do not include it.
+    /// With a `correction`, the experts with the largest sums of score and correction are chosen; weights exclude it.
     ///
     /// # Shapes
     /// `logits` and `correction: [n_experts]`, `experts` and `weights: [n_used]`.
@@ -106,7 +106,7 @@ impl Routing {
         self.weigh(logits, experts, weights);
     }
 
-    /// The score of an expert if it depends only on its own logit; other experts are chosen by their logits.
+    /// The score that a correction is added to: the sigmoid or, for softmax, the logit itself.
     fn score_of(&self, logits: &[f32], expert: usize) -> f32 {
         match self.score {
             Score::Sigmoid => sigmoid(logits[expert]),
@@ -156,8 +156,8 @@ fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// The candidates with the largest values, in descending order, by insertion sort, as few are chosen of many.
-/// Candidates ascend, and the first of equals wins. `values` is scratch memory.
+/// Chooses the candidates with the largest values, in descending order: by insertion sort, as few of many are chosen.
+/// Candidates must ascend; the first of equal candidates wins. `values` is scratch memory.
 fn choose_largest(
     candidates: impl Iterator<Item = usize>,
     value: impl Fn(usize) -> f32,
@@ -184,7 +184,7 @@ fn choose_largest(
     }
 }
 
-/// Softmax over `all`, summed in its order, of `chosen`.
+/// Writes the softmax weights of the `chosen` logits, normalised over `all` logits, which are summed in order.
 fn softmax(
     all: impl Iterator<Item = f32> + Clone,
     chosen: impl Iterator<Item = f32>,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_are_chosen_and_of_equals_the_lower_id() {
+    fn the_largest_logits_win_and_ties_go_to_the_lower_id() {
         let plain = routing(Score::Softmax, WeightSum::AsScored);
         let of = |logits| chosen(plain, logits).0;
         assert_eq!(of([1.0, 5.0, 3.0, 4.0, 2.0]), [1, 3]);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_a_sort_by_logit_and_id() {
+    fn choices_match_a_sort_by_logit_and_id() {
         for seed in 0..200_u32 {
             let hash = |i: u32| (seed * 31 + i * 17).wrapping_mul(2_654_435_761_u32);
             // Few distinct values, so that some are equal.
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_those_of_the_formulas() {
+    fn weights_match_the_formulas() {
         let logits = [0.5, -1.0, 2.0, 1.0, 0.0];
         let e = |x: f64| x.exp();
         let all = e(0.5) + e(-1.0) + e(2.0) + e(1.0) + 1.0;
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_of_the_best_groups() {
+    fn experts_come_from_the_best_groups() {
         let of = |routing: Routing, logits: [f32; 6]| {
             let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
             routing.choose(&logits, None, &mut experts, &mut weights);
@@ -321,17 +321,17 @@ mod tests {
     }
 
     #[test]
-    fn a_correction_chooses_and_does_not_weigh() {
+    fn a_correction_affects_the_choice_but_not_the_weights() {
         let plain = routing(Score::Sigmoid, WeightSum::AsScored);
         let logits = [0.5, -1.0, 2.0, 1.0, 0.0];
         let correction = [0.0, 0.9, -0.7, 0.0, 0.0];
         let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
         plain.choose(&logits, Some(&correction), &mut experts, &mut weights);
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        // Corrected they score .62, 1.17, .18, .73 and .5.
+        // The corrected scores are .62, 1.17, .18, .73 and .5.
         assert_eq!(experts, [1, 3]);
         assert!(near(weights, [sigmoid(-1.0), sigmoid(1.0)]), "{weights:?}");
-        // The two of a group are summed with their corrections.
+        // A group's score is the sum of its two best corrected scores.
         let (mut experts, mut weights) = ([9; 2], [9.0; 2]);
         let routing = grouped(GroupScore::BestTwo, 1);
         let correction = [0.0, 0.0, 0.0, 0.0, 0.0, 5.0];

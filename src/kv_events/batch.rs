@@ -1,13 +1,13 @@
-//! Batches of KV events: SGLang's grouping, with a bounded size.
+//! Groups KV events into batches as SGLang does, but of bounded size.
 
 use std::sync::Arc;
 
-/// Upper bound of a batch's encoded size: ZeroMQ's queues count messages, so a slow reader loses little with each.
+/// The largest encoded size of a batch. Batches are small because a slow reader of a ZeroMQ queue loses whole messages.
 const MAX_BATCH_BYTES: usize = 256 << 10;
-/// Upper bound of an id or token in MessagePack.
+/// The largest encoded sizes of an id and a token in MessagePack.
 const ID_BYTES: usize = 9;
 const TOKEN_BYTES: usize = 5;
-/// Everything else in an event: names and lengths.
+/// The largest encoded size of the rest of an event: names and lengths.
 const EVENT_BYTES: usize = 192;
 
 /// A change of the set of cached blocks.
@@ -23,12 +23,12 @@ pub enum KvEvent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBlocks {
     pub ids: Vec<i64>,
-    /// The id of the block before the first one; `None` at the beginning of a prefix.
+    /// The id of the block before the first one; `None` if the first one starts a prefix.
     pub parent: Option<i64>,
     /// The tokens of all blocks, concatenated.
     pub tokens: Vec<u32>,
     pub cache_salt: Option<Arc<str>>,
-    /// The namespace has a salt or an `extra_key`, so unnamed prompts miss these blocks. Not sent over ZeroMQ.
+    /// True if the namespace has a salt or an `extra_key`: other prompts then miss these blocks. Not sent over ZeroMQ.
     pub is_named: bool,
 }
 
@@ -37,12 +37,12 @@ pub struct EventBatches {
     block_size: usize,
     full: Vec<Vec<KvEvent>>,
     open: Vec<KvEvent>,
-    /// Upper bound of the open batch's encoded size.
+    /// An upper bound on the open batch's encoded size.
     open_bytes: usize,
 }
 
 impl EventBatches {
-    /// No events yet; `block_size` in tokens.
+    /// Creates an empty list; `block_size` is in tokens.
     pub fn new(block_size: usize) -> Self {
         Self {
             block_size,
@@ -57,7 +57,7 @@ impl EventBatches {
         std::mem::take(&mut self.full)
     }
 
-    /// Adds a `Stored` event for blocks that follow `parent`, in a namespace with this salt and name flag.
+    /// Adds a `Stored` event for blocks that follow `parent`, or extends the last event.
     pub fn stored(
         &mut self,
         parent: Option<i64>,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_follow_each_other_are_one() {
+    fn consecutive_events_are_merged() {
         let mut batches = EventBatches::new(1);
         batches.stored(None, &[1], &[10], PLAIN);
         batches.stored(Some(1), &[2, 3], &[20, 30], PLAIN);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_event() {
+    fn empty_changes_add_no_event() {
         let mut batches = EventBatches::new(4);
         batches.stored(None, &[], &[], PLAIN);
         batches.removed([].into_iter());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn large_ones_are_cut_into_batches_that_go_on_where_the_last_one_ended() {
+    fn large_events_are_split_into_consecutive_batches() {
         let n_blocks = 20_000_i64;
         let ids: Vec<i64> = (1..=n_blocks).collect();
         let tokens: Vec<u32> = (0..16 * n_blocks as u32).collect();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_larger_than_a_batch_has_one_of_its_own() {
+    fn a_block_larger_than_a_batch_gets_its_own_batch() {
         let mut batches = EventBatches::new(100_000);
         batches.cleared();
         batches.stored(None, &[1, 2], &vec![5; 200_000], PLAIN);

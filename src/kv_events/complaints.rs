@@ -1,20 +1,20 @@
-//! Rate-limited warnings about unauthenticated peers' faults.
+//! Rate-limits warnings about faults of unauthenticated peers.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Between two warnings.
+/// The shortest time between two warnings.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// The time of the last warning and the number of suppressed ones since.
+/// The time of the last warning, and the number of warnings suppressed since.
 #[derive(Default)]
 pub(super) struct Complaints {
     last: Cell<Option<Instant>>,
-    untold: Cell<u64>,
+    suppressed: Cell<u64>,
 }
 
 impl Complaints {
-    /// Logs every reason at debug level, and at most one an interval as a warning.
+    /// Logs every reason at debug level, and at most one per interval as a warning.
     pub(super) fn log(&self, what: &'static str, reason: &dyn std::fmt::Display) {
         tracing::debug!(%reason, "{what}");
         if let Some(times) = self.times(Instant::now()) {
@@ -22,16 +22,16 @@ impl Complaints {
         }
     }
 
-    /// The number of reasons since the last warning, if another one is due.
+    /// Counts a reason. Returns the number of reasons since the last warning, if the next warning is due.
     fn times(&self, now: Instant) -> Option<u64> {
-        let times = self.untold.get().saturating_add(1);
+        let times = self.suppressed.get().saturating_add(1);
         let last = self.last.get();
         if last.is_some_and(|last| now.duration_since(last) < INTERVAL) {
-            self.untold.set(times);
+            self.suppressed.set(times);
             return None;
         }
         self.last.set(Some(now));
-        self.untold.set(0);
+        self.suppressed.set(0);
         Some(times)
     }
 }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_warning_an_interval_counts_those_that_were_none() {
+    fn each_warning_counts_the_suppressed_ones() {
         let complaints = Complaints::default();
         let began = Instant::now();
         assert_eq!(complaints.times(began), Some(1));

@@ -1,4 +1,4 @@
-//! Parses `kv_events_config`: SGLang's JSON object plus `format`, `encoding` and `block_size`.
+//! Parses the setting `kv_events_config`: SGLang's JSON object plus the keys `format`, `encoding` and `block_size`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use souffleur_state::pool::pages::PageSize;
 
 /// The default block size is the smallest multiple of the page size with at least this many tokens.
 const BLOCK_TOKENS: usize = 16;
-/// Larger blocks would exceed a prompt, and their batches a message.
+/// The largest block size: larger blocks would exceed most prompts, and the size of a batch.
 const MAX_BLOCK_TOKENS: usize = 4096;
-/// Upper bound of batches kept for replays; their bytes are bounded as well.
+/// The largest number of batches kept for replays; another limit bounds their bytes.
 const MAX_BUFFER_STEPS: usize = 1 << 20;
-/// Every message is compared with every subscription, so the topic stays short.
+/// The longest topic: every message's topic is compared with every subscription.
 const MAX_TOPIC_BYTES: usize = 255;
-/// `sun_path` holds slightly more.
+/// The longest path of a Unix socket: slightly shorter than the system's `sun_path`.
 const MAX_IPC_PATH_BYTES: usize = 100;
 /// Hosts that mean all interfaces.
 const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
@@ -25,9 +25,9 @@ const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 pub struct KvEventsConfig {
     pub endpoint: Endpoint,
     pub replay_endpoint: Option<Endpoint>,
-    /// Upper bound of replayable batches.
+    /// The number of batches kept for replays.
     pub buffer_steps: usize,
-    /// Upper bound of batches queued for a slow subscriber; `None` for the whole ring.
+    /// The largest number of batches queued for a slow subscriber; `None` for all that are kept.
     pub hwm: Option<usize>,
     pub max_queue_size: usize,
     /// The first frame of every message.
@@ -38,7 +38,7 @@ pub struct KvEventsConfig {
     pub block_size: usize,
 }
 
-/// The namespace fields that enter block ids, so that equal tokens in different namespaces get different ids.
+/// The namespace fields hashed into block ids, so that equal tokens in different namespaces get different ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdFormat {
@@ -55,7 +55,7 @@ pub enum Encoding {
     /// SGLang's: a map with the event's name as `type`.
     #[default]
     Map,
-    /// An array that begins with the event's name, for readers of positional fields.
+    /// An array that starts with the event's name, for readers of positional fields.
     Array,
 }
 
@@ -104,7 +104,7 @@ impl Endpoint {
         Ok(Self::Tcp { host, port })
     }
 
-    /// The address to connect to; `None` where the publisher binds.
+    /// The address that the publisher connects to; `None` if it binds.
     pub fn remote(&self) -> Option<(String, u16)> {
         match self {
             Self::Tcp { host, port } if !WILDCARDS.contains(&host.as_str()) => {
@@ -157,10 +157,10 @@ impl Default for Written {
 }
 
 impl KvEventsConfig {
-    /// Parses the object for an engine with pages of this size; `None` where the publisher is `null`, SGLang's default.
+    /// Parses the object for an engine with pages of this size; `None` if the publisher is `null`, SGLang's default.
     ///
     /// # Errors
-    /// A sentence that names the key, its value and the limit.
+    /// A sentence that names the key, its value and the valid values.
     pub fn parse(json: &str, page_size: PageSize) -> Result<Option<Self>, String> {
         let written: Written = serde_json::from_str(json).map_err(|error| {
             format!(
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_key_the_value_and_what_to_do() {
+    fn errors_name_the_key_the_value_and_the_remedy() {
         let long = format!(r#"{{"publisher": "zmq", "topic": "{}"}}"#, "t".repeat(256));
         for (json, parts) in [
             ("[", &["JSON", "publisher"][..]),

@@ -1,11 +1,11 @@
-//! The bounded queue of tree changes, one list per plan, to the publisher's thread.
+//! A bounded queue that sends the changes of the radix tree to the publisher's thread, one list per plan.
 //!
-//! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache reports its contents
-//! again, a part after each plan, after an event that tells subscribers to discard everything. While the queue is more
-//! than half full, the cache holds further parts back, so that a large one does not overflow it again.
+//! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache sends an event that
+//! tells subscribers to discard all blocks, and reports its contents again, a part after each plan. While the queue is
+//! more than half full, the cache sends no further parts, so that a large cache does not overflow the queue again.
 //!
-//! The verdict of a plan need not carry the changes: only the tree makes them, no answer of the Allocator undoes them,
-//! and probes change nodes too.
+//! The changes are not part of a plan's verdict: only the tree makes them, the Allocator's answer never reverts them,
+//! and probes make changes too.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
@@ -15,13 +15,13 @@ use souffleur_state::cache::radix_tree::RadixTree;
 
 /// Capacity of the queue in lists of changes, one per plan.
 pub(super) const MAX_WAITING_NEWS: usize = 1024;
-/// Token ids that queued changes may hold: 16 MiB, which the cache may already have evicted.
+/// The largest number of token ids in queued changes, which keep 16 MiB alive even after the cache evicted them.
 const MAX_WAITING_TOKENS: usize = 4 << 20;
-/// Emptied lists with a larger capacity than this are dropped, not reused.
+/// Emptied lists with a larger capacity are dropped, not reused.
 const MAX_SPARE_CHANGES: usize = 4096;
 
-/// Consecutive calls that may leave changes in the cache. They accumulate there, and this bounds them; a further part
-/// is small compared with the free half of the queue.
+/// The largest number of consecutive calls that leave changes in the cache, which bounds the changes that accumulate
+/// there.
 const MAX_PAUSED_CALLS: usize = 64;
 
 /// The changes of one plan.
@@ -66,7 +66,7 @@ impl ChangeFeed {
         max_changes: usize,
         metrics: KvEventMetrics,
     ) -> Self {
-        // One list is being read while the queue is full.
+        // The publisher may be reading one list while the queue is full.
         let (reader, read) = mpsc::channel(MAX_WAITING_NEWS + 1);
         Self {
             generation,
@@ -119,7 +119,7 @@ impl ChangeFeed {
         self.keep(changes);
     }
 
-    /// Whether the cache should hold its next part back until the publisher has read more.
+    /// True if the cache should not send its next part until the publisher has read more.
     fn pauses(&self, cache: &RadixTree) -> bool {
         let is_behind = self.waiting_changes > self.max_changes / 2
             || self.waiting_tokens > MAX_WAITING_TOKENS / 2;
@@ -250,20 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_again_once_the_rest_was_read() {
+    fn dropped_changes_are_reported_again_once_the_queue_is_empty() {
         let mut world = World::new(4);
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1, 2, 3]);
         world.insert(&[1, 2, 4]);
-        // The clear is already queued, then two new nodes and a split.
+        // Queued are the clear, then two new nodes and a split.
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[5]);
-        assert!(
-            world.feed.pass_on(&mut world.tree),
-            "there is no room for it"
-        );
+        assert!(world.feed.pass_on(&mut world.tree), "the queue is full");
         world.insert(&[6]);
-        assert!(world.feed.pass_on(&mut world.tree), "and for what follows");
+        assert!(world.feed.pass_on(&mut world.tree), "still full");
         assert_eq!(world.read().as_deref(), Some("cleared "));
         assert!(world.feed.pass_on(&mut world.tree), "not all was read");
         assert_eq!(world.read().as_deref(), Some("stored split stored "));
@@ -277,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_cache_is_told_again_in_parts() {
+    fn a_large_cache_is_reported_again_in_parts() {
         let mut world = World::new(2);
         world.feed.pass_on(&mut world.tree);
         for token in 0..1000 {
@@ -299,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_what_is_told_again_has_few_tokens() {
+    fn parts_have_a_bounded_number_of_tokens() {
         let mut world = World::new(100);
         for first in [0, 100_000, 200_000, 300_000] {
             let tokens: Vec<u32> = (first..first + 40_000).collect();
@@ -313,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn no_further_part_is_told_while_more_than_half_of_what_may_wait_does() {
+    fn no_further_part_is_sent_while_the_queue_is_more_than_half_full() {
         let mut world = World::new(600);
         for token in 0..1000 {
             world.insert(&[token]);
@@ -325,22 +322,22 @@ mod tests {
         }
         assert!(!world.feed.has_lost);
         assert!(world.feed.waiting_changes > 300 && world.feed.waiting_changes <= 600);
-        let mut told = String::new();
+        let mut all_read = String::new();
         loop {
             while let Some(text) = world.read() {
-                told.push_str(&text);
+                all_read.push_str(&text);
             }
             if !world.feed.pass_on(&mut world.tree) {
                 break;
             }
         }
-        told.push_str(&world.read().unwrap_or_default());
-        assert_eq!(told.matches("stored").count(), 1000);
-        assert_eq!(told.matches("cleared").count(), 1, "it began once");
+        all_read.push_str(&world.read().unwrap_or_default());
+        assert_eq!(all_read.matches("stored").count(), 1000);
+        assert_eq!(all_read.matches("cleared").count(), 1, "one report");
     }
 
     #[test]
-    fn a_publisher_that_is_gone_costs_nothing() {
+    fn a_stopped_publisher_gets_no_changes() {
         let mut world = World::new(4);
         world.news.close();
         world.insert(&[1]);
@@ -349,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_publisher_that_died_before_it_caught_up() {
+    fn a_publisher_that_died_before_it_caught_up_is_not_waited_for() {
         let mut world = World::new(1);
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1]);

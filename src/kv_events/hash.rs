@@ -1,4 +1,4 @@
-//! Block ids as in SGLang: the first bytes of a hash over the block's tokens and the previous block's hash.
+//! Computes block ids as SGLang does: from a hash of the block's tokens and the previous block's hash.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use souffleur_state::cache::namespace::Namespace;
 
 const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
 const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";
-/// Marks namespaces of sequences with long-context RoPE factors, which SGLang does not separate.
+/// Separates the namespaces of sequences with long-context RoPE factors, which SGLang does not separate.
 const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
 
-/// The hash of a block and of everything before it.
+/// The hash of a block and all blocks before it.
 pub type BlockHash = [u8; 32];
 
 /// The inputs of block ids that are specific to a namespace.
@@ -20,17 +20,15 @@ pub type BlockHash = [u8; 32];
 pub struct IdSpace {
     /// Replaces the previous block's hash for the first block.
     prior: Option<BlockHash>,
-    /// Mixed into ids that must differ from those of equal tokens in other namespaces.
+    /// Mixed into the ids, so that they differ from those of equal tokens in other namespaces.
     seed: Option<BlockHash>,
     cache_salt: Option<Arc<str>>,
     is_named: bool,
 }
 
 impl IdSpace {
-    /// The space of a namespace.
-    ///
-    /// SGLang's default format mixes an `extra_key` into ids only if it names an adapter. Here every key is mixed in:
-    /// namespaces have separate nodes, and an eviction in one must not be taken for an eviction in the other.
+    /// Creates the inputs for a namespace. SGLang's default format mixes in an `extra_key` only if it names an adapter.
+    /// Here each key is mixed in: an eviction in one namespace must not look like an eviction in another.
     pub fn new(namespace: &Namespace, format: IdFormat) -> Self {
         let salt = namespace.cache_salt();
         let mixed_salt = salt.filter(|_| format == IdFormat::Dynamo);
@@ -54,7 +52,7 @@ impl IdSpace {
         self.is_named
     }
 
-    /// The hash of a block, given the previous block's hash, or `None` for the first block.
+    /// The hash of a block, given the previous block's hash, which is `None` for the first block.
     pub fn hash(&self, before: Option<&BlockHash>, tokens: &[u32]) -> BlockHash {
         let mut hasher = Sha256::new();
         if let Some(before) = before.or(self.prior.as_ref()) {
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_namespaces_have_an_id_in_common() {
+    fn different_namespaces_have_different_ids() {
         let mut ids = Vec::new();
         for format in [IdFormat::Default, IdFormat::Dynamo] {
             let mut of_format = Vec::new();
@@ -153,13 +151,13 @@ mod tests {
             assert_eq!(sorted.len(), of_format.len(), "{format:?}");
             ids.push(of_format);
         }
-        // Without a name, both formats are one; with a salt, they are not.
+        // Without a name, both formats give the same id; with a salt, they do not.
         assert_eq!(ids[0][0], ids[1][0]);
         assert_ne!(ids[0][2], ids[1][2]);
     }
 
     #[test]
-    fn a_salt_stands_before_the_first_block_only() {
+    fn a_salt_enters_the_first_block_only() {
         let salted = space(None, Some("s"), IdFormat::Default);
         let plain = space(None, None, IdFormat::Default);
         let first = salted.hash(None, &[1]);

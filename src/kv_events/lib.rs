@@ -1,15 +1,14 @@
-//! Events of the prefix cache for external routers and indexers: blocks stored and removed, over ZeroMQ, as SGLang
-//! publishes them.
+//! Publishes the blocks that the prefix cache stores and removes, over ZeroMQ as SGLang does, for external routers.
 //!
 //! - [`feed`]: sends the tree's node changes to the publisher's thread, in plan order
-//! - [`mirror`]: the blocks of each node; turns node changes into events, with ids from [`hash`](mod@hash)
-//! - [`batch`], [`wire`]: events as batches, batches as MessagePack
-//! - [`ring`]: the last batches; `sockets` and `zmtp`: serve them
-//! - [`subscription`]: subscribers in this process, for whom [`read`] decodes batches into events
+//! - [`mirror`]: keeps the blocks of each node; turns node changes into events, with ids from [`hash`](mod@hash)
+//! - [`batch`], [`wire`]: group events into batches, and encode batches as MessagePack
+//! - [`ring`]: keeps the last batches; `sockets` and `zmtp`: send them to clients
+//! - [`subscription`]: serves subscribers in this process, for whom [`read`] decodes batches into events
 //!
-//! A client that applies the events in order knows exactly the blocks of the tree. A stored block has its K/V in the
-//! tree's pages. A prompt may still be unable to resume after it: layers with windows or states may have lost their
-//! data at that point. No event reports this, as it devalues no other block.
+//! A client that applies the events in order knows exactly the blocks of the tree. The keys and values of a stored
+//! block are in the tree's pages. A prompt may still be unable to resume after the block, if layers with windows or
+//! states have lost their data there. No event reports this, since other blocks stay usable.
 
 pub mod batch;
 mod complaints;

@@ -1,4 +1,4 @@
-//! Listeners for subscribers: a TCP port, or a Unix socket, which has a file.
+//! Binds and accepts the connections of subscribers, on a TCP port or a Unix socket.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 pub(super) enum Bound {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
-    /// The file is dropped first: while the listener is open, no other process replaces the file as stale.
+    /// The file is removed before the listener closes: until then, no other process takes the file for stale.
     Ipc(SocketFile, std::os::unix::net::UnixListener),
 }
 
@@ -81,7 +81,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 if let Err(error) = presence::set_up(&stream) {
-                    // The connection is already closed; its task will find out.
+                    // The connection is already closed; its task will detect that.
                     tracing::debug!(%error, "failed to set options of a KV event connection");
                 }
                 Box::new(stream)
@@ -131,7 +131,7 @@ fn bind_file(path: &Path) -> io::Result<Bound> {
 
     use socket2::{Domain, SockAddr, Socket, Type};
 
-    /// Connections waiting for `accept`.
+    /// The largest number of connections waiting for `accept`.
     const BACKLOG: i32 = 128;
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -155,7 +155,7 @@ fn bind_file(_: &Path) -> io::Result<Bound> {
     ))
 }
 
-/// Removes a socket file without a listener. Its engine may be stopping and remove it first.
+/// Removes a socket file without a listener, unless a stopping engine removes it first.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> io::Result<()> {
     match try_remove_stale(path) {
@@ -173,15 +173,15 @@ fn try_remove_stale(path: &Path) -> io::Result<()> {
     let found = std::fs::symlink_metadata(path)?;
     let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     if !found.file_type().is_socket() {
-        return in_use("a file that is not a socket is in its place");
+        return in_use("a file that is not a socket has this path");
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // A listener with a full backlog must not block this probe.
     probe.set_nonblocking(true)?;
     match probe.connect(&SockAddr::unix(path)?) {
-        Ok(()) => in_use("somebody listens there"),
+        Ok(()) => in_use("another process listens there"),
         Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock => in_use("somebody listens there"),
+            io::ErrorKind::WouldBlock => in_use("another process listens there"),
             io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
             _ => Err(error),
         },
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_its_users_alone_and_goes_with_its_listener() {
+    fn a_socket_file_is_private_and_removed_with_its_listener() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kv");
         let bound = bind(&path).expect("nothing is there");
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         UnixStream::connect(&path).expect("it listens");
         let error = bind(&path).err().expect("it is in use");
-        assert!(error.contains("somebody listens there"), "{error}");
+        assert!(error.contains("another process listens there"), "{error}");
         assert!(
             error.contains("endpoint ipc:///") && error.contains("another path"),
             "{error}"
@@ -225,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_left_is_replaced_and_nothing_else() {
+    fn only_a_stale_socket_file_is_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kv");
         drop(UnixListener::bind(&path).expect("nothing is there"));
         assert!(path.exists(), "it is not removed");
         let bound = bind(&path).expect("it is stale");
-        // The listener keeps another file at its path.
+        // Another file at the path is kept when the listener closes.
         fs::remove_file(&path).expect("it is there");
         fs::write(&path, "notes").expect("it can be written");
         drop(bound);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_listener_that_accepts_nobody_is_there_too() {
+    fn a_listener_with_a_full_backlog_is_in_use() {
         use socket2::{Domain, SockAddr, Socket, Type};
 
         let folder = tempfile::tempdir().expect("a folder");
@@ -263,7 +263,7 @@ mod tests {
         waiting.retain(|socket| socket.connect(&addr).is_ok());
         assert!(waiting.len() < 16, "there is room for all");
         let error = bind(&path).err().expect("it is in use");
-        assert!(error.contains("somebody listens there"), "{error}");
+        assert!(error.contains("another process listens there"), "{error}");
         assert!(path.exists());
     }
 }

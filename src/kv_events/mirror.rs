@@ -1,7 +1,7 @@
-//! The blocks of a prefix cache, by tree node: consumes changes, produces events.
+//! Mirrors the blocks of the prefix cache by tree node, and turns changes of the tree into block events.
 //!
-//! A block belongs to the node of its last token. If blocks span several pages, a block may begin in an ancestor; it is
-//! stored as long as its path is.
+//! A block belongs to the node of its last token. If blocks span several pages, a block may start in an ancestor of
+//! that node; it is stored as long as its node is.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,14 +12,13 @@ use super::hash::{BlockHash, IdSpace};
 use souffleur_state::cache::changes::{Above, CacheChange};
 use souffleur_state::pool::pages::PageSize;
 
-/// The blocks of each node.
-///
-/// It takes 32 bytes a block, about 150 a node and, with blocks of several pages, 4 a token.
+/// The blocks of each node. They take 32 bytes per block, about 150 per node and, if blocks span several pages, 4 per
+/// token.
 #[derive(Debug)]
 pub struct BlockMirror {
     block_size: usize,
     format: IdFormat,
-    /// Nodes may be split inside a block, and rehashing the blocks after the split needs their tokens.
+    /// Needed if nodes may be split inside a block: hashing the blocks after the split again takes their tokens.
     keeps_tokens: bool,
     nodes: Vec<Option<Node>>,
 }
@@ -27,22 +26,22 @@ pub struct BlockMirror {
 #[derive(Debug)]
 struct Node {
     space: Arc<IdSpace>,
-    /// The last block of the path that ends before the node.
+    /// The last block of the path that ends before this node.
     before: Option<BlockHash>,
-    /// Tokens of the path between that block and the node: fewer than a block.
+    /// The tokens of the path between `before` and this node: fewer than a block.
     head: Vec<u32>,
-    /// Empty where all nodes end at block boundaries.
+    /// Empty if all nodes end at block boundaries.
     tokens: Vec<u32>,
     blocks: Vec<BlockHash>,
 }
 
 impl Node {
-    /// The last block of the path that ends within the node or before it.
+    /// The last block of the path that ends in this node or before it.
     fn last_block(&self) -> Option<BlockHash> {
         self.blocks.last().copied().or(self.before)
     }
 
-    /// Tokens of the path after that block.
+    /// The tokens of the path after the last block.
     fn tail(&self, block_size: usize) -> Vec<u32> {
         let in_blocks = self.blocks.len() * block_size;
         match in_blocks.checked_sub(self.head.len()) {
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_several_pages_is_of_the_node_that_ends_it() {
+    fn a_block_belongs_to_the_node_of_its_last_token() {
         let mut mirror = BlockMirror::new(page(1), 4, IdFormat::Default);
         let first = events(&mut mirror, &[store(0, None, &[1, 2, 3, 4, 5, 6])]);
         assert_eq!(shapes(&first), ["[1, 2, 3, 4] below root"]);
@@ -241,9 +240,9 @@ mod tests {
         );
     }
 
-    /// Wherever a path is split, blocks after the split get the ids of the unsplit path.
+    /// However a path is split, later blocks get the same ids as on the unsplit path.
     #[test]
-    fn cuts_say_nothing_and_change_no_id() {
+    fn splits_add_no_event_and_change_no_id() {
         let tokens: Vec<u32> = (1..=24).collect();
         for (page_size, block) in [(1, 4), (1, 5), (2, 4), (4, 4), (2, 8), (1, 1)] {
             let mut whole = BlockMirror::new(page(page_size), block, IdFormat::Default);
@@ -270,7 +269,7 @@ mod tests {
                     let cuts = [store(0, None, &tokens), cut, second];
                     assert_eq!(events(&mut mirror, &cuts), all);
                     assert_eq!(mirror.n_blocks(), 24 / block);
-                    // A branch at each split has the blocks of an unsplit path.
+                    // A branch at each split gets the ids of an unsplit path.
                     let (short, long) = (at.min(again), at.max(again));
                     let nodes = if again < at {
                         [(3, short), (7, long), (0, 24)]
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_named_as_it_was_when_it_was_stored() {
+    fn blocks_are_removed_with_the_ids_they_were_stored_with() {
         let names = [
             (None, None),
             (Some("a"), None),

@@ -1,4 +1,4 @@
-//! Timeouts for ZMTP peers, and the size limit of their messages.
+//! Timeouts and the frame size limit for ZMTP peers.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::zmtp::ZmtpError;
 
 /// A replay client that reads nothing for this long is disconnected.
 pub(super) const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
-/// A peer without a request or a matching subscription for this long is disconnected, so that dead peers do not exhaust
-/// the connections. ZeroMQ reconnects by itself.
+/// A peer that sends no request, or has no matching subscription, for this long is disconnected, so that dead peers do
+/// not use up the connections. ZeroMQ reconnects by itself.
 pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(120);
-/// Upper bound of a topic or any other frame from a peer.
+/// The largest topic or other frame accepted from a peer.
 pub(super) const MAX_WORD_BYTES: usize = 512;
 
 /// Writes all bytes, or fails if the peer does not read them within `patience`.

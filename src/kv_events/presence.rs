@@ -1,7 +1,7 @@
-//! Detection of dead peers: a peer whose machine or network failed closes no connection.
+//! Detects dead peers, whose machine or network failed without closing the connection.
 //!
-//! The kernel probes idle TCP connections. Peers of protocol version 3.1 also get PINGs, since a proxy may answer the
-//! kernel's probes in their place.
+//! The kernel sends keepalive probes on idle TCP connections. Peers with protocol version 3.1 also get PINGs, since a
+//! proxy may answer the kernel's probes for a dead peer.
 
 use std::io;
 use std::pin::pin;
@@ -22,7 +22,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_PATIENCE: Duration = Duration::from_secs(60);
 /// A peer that is silent for this long gets a PING.
 const ASK_AFTER: Duration = Duration::from_secs(30);
-/// Time for its PONG after the last write to it, which it may still be reading.
+/// The timeout for a PONG after the last write to the peer, which may still be reading.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
 
 /// Sets `TCP_NODELAY`, keepalive and, on Linux, the user timeout.
@@ -36,10 +36,10 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the next frame. After [`ASK_AFTER`] without one, `ask` requests a PING; a peer that does not answer is dead.
+/// Reads the next frame. After [`ASK_AFTER`], `ask` requests a PING; a peer that does not answer is dead.
 ///
-/// `written_at` is the time of the last write since the PING; `None` while the PING is queued after other writes, which
-/// have their own timeout.
+/// `written_at` returns the time of the last write since the PING; `None` while the PING is queued after other writes,
+/// which have their own timeout.
 ///
 /// # Errors
 /// [`ZmtpError::Silent`], and those of [`zmtp::read_frame`].
@@ -49,17 +49,17 @@ pub(super) async fn next_frame(
     ask: impl FnOnce(),
     written_at: impl Fn() -> Option<Instant>,
 ) -> Result<Frame, ZmtpError> {
-    let mut heard = pin!(zmtp::read_frame(reader, limit));
-    if let Ok(frame) = timeout(ASK_AFTER, &mut heard).await {
+    let mut pending = pin!(zmtp::read_frame(reader, limit));
+    if let Ok(frame) = timeout(ASK_AFTER, &mut pending).await {
         return frame;
     }
     ask();
     loop {
         let since = written_at().unwrap_or_else(Instant::now);
-        if let Ok(frame) = timeout_at(since + ANSWER_PATIENCE, &mut heard).await {
+        if let Ok(frame) = timeout_at(since + ANSWER_PATIENCE, &mut pending).await {
             return frame;
         }
-        // If more was written to the peer since then, it has read something.
+        // A later write means that the peer is still reading.
         if written_at().is_some_and(|last| last <= since) {
             return Err(ZmtpError::Silent);
         }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_does_not_answer_is_gone() {
+    async fn a_peer_that_does_not_answer_a_ping_is_dead() {
         let (mut reader, mut peer) = tokio::io::duplex(64);
         let begun = Instant::now();
         let asked = Cell::new(None);
@@ -107,9 +107,9 @@ mod tests {
         assert_eq!((asked - begun).as_secs(), ASK_AFTER.as_secs());
         let patience = ASK_AFTER + ANSWER_PATIENCE;
         assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
-        // The reader keeps a partial frame that arrived before the PING.
+        // A partial frame that arrived before the PING is kept.
         peer.write_all(&[0]).await.expect("there is room");
-        let heard = async {
+        let pending = async {
             let asked = Cell::new(None);
             let ask = || asked.set(Some(Instant::now()));
             let frame = next_frame(&mut reader, 64, ask, || asked.get()).await;
@@ -119,14 +119,14 @@ mod tests {
             sleep(ASK_AFTER * 2).await;
             peer.write_all(&[2, b'o', b'k']).await
         };
-        let ((frame, asked), written) = tokio::join!(heard, answer);
+        let ((frame, asked), written) = tokio::join!(pending, answer);
         written.expect("there is room");
         assert!(asked.is_some());
         assert_eq!(frame.expect("it came").body, b"ok");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_speaks_is_not_asked() {
+    async fn a_peer_that_sends_frames_gets_no_ping() {
         let (mut reader, mut peer) = tokio::io::duplex(64);
         peer.write_all(&[0, 1, b'a']).await.expect("there is room");
         let frame = next_frame(&mut reader, 64, || panic!("it is not asked"), || None).await;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn its_patience_begins_with_what_was_written_last() {
+    async fn the_timeout_starts_at_the_last_write() {
         let (mut reader, _peer) = tokio::io::duplex(64);
         let begun = Instant::now();
         let written = Cell::new(None);

@@ -1,7 +1,7 @@
-//! The thread that mirrors the tree and publishes its block events.
+//! The thread that mirrors the radix tree and publishes its block events.
 //!
-//! It belongs to the engine and outlives its actors: the tree of a new generation begins with a
-//! [`CacheChange::Cleared`], and changes in flight from the previous generation are dropped.
+//! The thread belongs to the engine and outlives restarts of the actors: the first change of a new generation's tree is
+//! [`CacheChange::Cleared`], and queued changes of the previous generation are dropped.
 //!
 //! [`CacheChange::Cleared`]: souffleur_state::cache::changes::CacheChange::Cleared
 
@@ -31,7 +31,7 @@ use souffleur_state::pool::pages::PageSize;
 
 /// The thread's name in the death metric.
 const NAME: &str = "kv_events";
-/// No operation of the thread takes long; drop waits no longer than this.
+/// How long drop waits for the thread to end.
 const STOPPING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The publisher of an engine. Dropping it stops the thread.
@@ -41,7 +41,7 @@ pub struct KvEventPublisher {
     metrics: KvEventMetrics,
     outlet: KvEventsOutlet,
     stop: Option<oneshot::Sender<()>>,
-    /// Disconnected when the thread has ended.
+    /// Disconnects when the thread ends.
     ended: crossbeam_channel::Receiver<io::Result<()>>,
 }
 
@@ -50,7 +50,7 @@ pub struct KvEventPublisher {
 pub struct KvEventsInfo {
     /// Always `zmq`.
     pub publisher: &'static str,
-    /// The configured host, where `*` means every address of the machine; the whole endpoint for a Unix socket.
+    /// The configured host, where `*` means all addresses of the machine; the whole endpoint for a Unix socket.
     pub endpoint_host: String,
     /// The port of the PUB socket; 0 for a Unix socket.
     pub endpoint_port_base: u16,
@@ -145,13 +145,13 @@ impl KvEventPublisher {
         let deaths = DeathMetrics::register(&[NAME]);
         let spawned = thread.spawn(move || {
             let watch = DeathWatch(Some(deaths));
-            // Created here, since a runtime must not be dropped inside another runtime.
+            // Created in this thread, since a runtime must not be dropped inside another runtime.
             let runtime = Builder::new_current_thread().enable_all().build();
             match runtime {
                 Ok(runtime) => {
                     let _ = running.send(Ok(()));
                     run(&runtime, work, watch);
-                    // A DNS lookup may outlast every timeout.
+                    // Does not wait for DNS lookups, which may outlast every timeout.
                     runtime.shutdown_background();
                 }
                 Err(error) => {
@@ -161,9 +161,9 @@ impl KvEventPublisher {
             }
             drop(running);
         });
-        spawned.map_err(|error| refused(error.to_string()))?;
+        spawned.map_err(|error| refused(format!("failed to start its thread: {error}")))?;
         if let Ok(Err(error)) = ended.recv() {
-            return Err(refused(error.to_string()));
+            return Err(refused(format!("failed to start the publisher: {error}")));
         }
         tracing::info!(
             host = info.endpoint_host,
@@ -289,7 +289,7 @@ async fn publish(work: Work) -> io::Result<()> {
         serving.spawn_local(sockets::accept_questions(listener, sockets.clone()));
     }
     serving.spawn_local(subscription::serve_readers(readers, sockets.clone()));
-    let mut account = Account::new(config, page_size);
+    let mut publishing = Publishing::new(config, page_size);
     loop {
         let next = tokio::select! {
             biased;
@@ -298,13 +298,13 @@ async fn publish(work: Work) -> io::Result<()> {
             next = news.recv() => next,
         };
         let Some(next) = next else { return Ok(()) };
-        account.take(next, &sockets);
+        publishing.take(next, &sockets);
         // Lets the socket tasks run between two plans.
         yield_now().await;
     }
 }
 
-struct Account {
+struct Publishing {
     config: KvEventsConfig,
     page_size: PageSize,
     generation: u64,
@@ -312,7 +312,7 @@ struct Account {
     events: EventBatches,
 }
 
-impl Account {
+impl Publishing {
     fn new(config: KvEventsConfig, page_size: PageSize) -> Self {
         Self {
             page_size,
@@ -345,7 +345,7 @@ impl Account {
         for batch in self.events.take() {
             self.publish(&batch, sockets);
         }
-        // The feed may be gone.
+        // The feed may be dropped.
         let _ = read.try_send(Read {
             emptied: changes,
             n_changes,
@@ -424,12 +424,12 @@ mod tests {
     }
 
     #[test]
-    fn a_publisher_that_dies_is_counted_once_and_one_that_is_stopped_is_not() {
+    fn a_death_is_counted_once_and_a_stop_is_not_counted() {
         let (publisher, handle) = started();
         let (read, _to_read) = mpsc::channel(1);
         let news = News {
             generation: 1,
-            // An unknown node, which no tree reports: the publisher panics.
+            // The node is unknown, which no tree reports, so that the publisher panics.
             changes: vec![CacheChange::Split {
                 upper: 0,
                 lower: 7,

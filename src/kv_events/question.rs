@@ -1,4 +1,4 @@
-//! Replay requests at the publisher's ROUTER socket.
+//! Reads replay requests from clients of the publisher's ROUTER socket.
 
 use std::future::Future;
 use std::io;
@@ -9,11 +9,11 @@ use tokio::time::timeout;
 use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
 use super::zmtp::{self, ZmtpError};
 
-/// Frames of a request: an empty delimiter, a number, and identities that intermediate devices add.
+/// The most frames before the number in a request: an empty delimiter, and identities that intermediate devices add.
 const MAX_QUESTION_FRAMES: usize = 8;
 
 pub(super) struct Question {
-    /// The prefix of every answer: usually one empty frame.
+    /// The first frames of every answer: usually one empty frame.
     envelope: Vec<Vec<u8>>,
     /// The number of the first requested batch.
     pub first: u64,
@@ -27,7 +27,7 @@ impl Question {
     }
 }
 
-/// Reads the next request; `None` if the peer has closed. Answers PINGs meanwhile.
+/// Reads the next request, answering PINGs meanwhile; `None` if the peer closed the connection.
 ///
 /// # Errors
 /// A malformed request, no request within [`IDLE_PATIENCE`], or an I/O error.
@@ -37,8 +37,8 @@ pub(super) async fn read_question(
 ) -> Result<Option<Question>, ZmtpError> {
     let mut envelope = Vec::new();
     loop {
-        let heard = unless_idle(zmtp::read_frame(reader, MAX_WORD_BYTES));
-        let frame = match heard.await {
+        let read = unless_idle(zmtp::read_frame(reader, MAX_WORD_BYTES));
+        let frame = match read.await {
             Err(ZmtpError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return Ok(None);
             }
@@ -70,8 +70,8 @@ pub(super) async fn read_question(
     }
 }
 
-/// Fails if `heard` does not finish within [`IDLE_PATIENCE`].
-async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
-    let heard = timeout(IDLE_PATIENCE, heard).await;
-    heard.map_err(|_| ZmtpError::Idle)?
+/// Fails if `read` does not finish within [`IDLE_PATIENCE`].
+async fn unless_idle<T>(read: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
+    let read = timeout(IDLE_PATIENCE, read).await;
+    read.map_err(|_| ZmtpError::Idle)?
 }

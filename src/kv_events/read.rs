@@ -1,4 +1,4 @@
-//! Decodes batches of KV events from MessagePack, for readers in this process.
+//! Decodes batches of KV events from MessagePack, for subscribers in this process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 use super::batch::{KvEvent, StoredBlocks};
 use super::wire::{CLEARED, REMOVED, STORED};
 
-/// Decodes the output of [`encode`] in either encoding: the time in seconds since 1970, and the events. Arrays carry no
-/// salts, and neither encoding carries an `extra_key`: `is_named` is true only for blocks with a salt.
+/// Decodes the output of [`encode`] in either encoding into the time in seconds since 1970, and the events. Arrays have
+/// no salts, and neither encoding has an `extra_key`: `is_named` is true only for blocks with a salt.
 ///
 /// # Errors
-/// The bytes are not such a batch.
+/// The bytes are not an encoded batch.
 ///
 /// [`encode`]: super::wire::encode
 pub fn decode(payload: &[u8]) -> Result<(f64, Vec<KvEvent>), rmp_serde::decode::Error> {
@@ -51,7 +51,7 @@ impl EventFields {
             })),
             REMOVED => Ok(KvEvent::Removed(self.ids)),
             CLEARED => Ok(KvEvent::Cleared),
-            name => Err(format!("there is no event {name:?}")),
+            name => Err(format!("unknown event {name:?}")),
         }
     }
 }
@@ -93,7 +93,7 @@ impl<'de> Visitor<'de> for EventVisitor {
         }
         if fields.name == STORED {
             let parent = places.next_element()?;
-            fields.parent = parent.ok_or_else(|| missing("a block before"))?;
+            fields.parent = parent.ok_or_else(|| missing("a parent block"))?;
             let tokens = places.next_element()?;
             fields.tokens = tokens.ok_or_else(|| missing("tokens"))?;
         }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_read_as_it_was_written() {
+    fn an_encoded_batch_is_decoded_unchanged() {
         for (encoding, salt) in [
             (Encoding::Map, None),
             (Encoding::Map, Some("s".into())),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_batch_are_an_error() {
+    fn invalid_bytes_are_an_error() {
         let payload = encode(&events(None), 1.5, 2, Encoding::Map);
         assert!(decode(&payload[..payload.len() - 2]).is_err());
         assert!(decode(b"").is_err());

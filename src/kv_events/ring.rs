@@ -1,16 +1,16 @@
-//! The ring of the last batches, for slow subscribers and for replays.
+//! A ring buffer of the last batches, from which subscribers and replays are served.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Upper bound of the bytes of all batches.
+/// The largest total size of the batches.
 const MAX_BYTES: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug)]
 pub struct RingLimits {
-    /// Upper bound of replayable batches.
+    /// The largest number of batches that can be replayed.
     pub replayed: usize,
-    /// Upper bound of batches queued for a subscriber; `None` for all in the ring.
+    /// The largest number of batches queued for a subscriber; `None` for all in the ring.
     pub waiting: Option<usize>,
 }
 
@@ -19,7 +19,7 @@ pub struct Batch {
     /// Sequence number, from 0 without gaps.
     pub seq: u64,
     pub payload: Vec<u8>,
-    /// Indices of the events whose blocks are in a named namespace; the payload does not always show it.
+    /// The indices of the events whose blocks are in a named namespace, which the payload does not always show.
     pub named: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ impl Batch {
     }
 }
 
-/// The last batches. All subscribers read from here, so that slow ones need no queues.
+/// The last batches. All subscribers read from the ring, so that slow ones need no queues of their own.
 #[derive(Debug)]
 pub struct Ring {
     limits: RingLimits,
@@ -72,17 +72,17 @@ impl Ring {
         self.next
     }
 
-    /// The oldest batch for a subscriber that has read none.
+    /// The number of the oldest batch that a subscriber may still get.
     pub fn first_waiting(&self) -> u64 {
         self.first_of(self.limits.waiting.unwrap_or(usize::MAX))
     }
 
-    /// The oldest batch that can be replayed.
+    /// The number of the oldest batch that can be replayed.
     pub fn first_replayed(&self) -> u64 {
         self.first_of(self.limits.replayed)
     }
 
-    /// The batch with this number, if it is still in the ring.
+    /// The batch with this number, if the ring has it.
     pub fn get(&self, seq: u64) -> Option<Arc<Batch>> {
         let first = self.next - self.batches.len() as u64;
         let index = usize::try_from(seq.checked_sub(first)?).ok()?;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_the_batches_that_its_limit_allows() {
+    fn subscribers_and_replays_have_separate_limits() {
         let mut ring = ring(3, Some(5));
         assert_eq!((ring.first_waiting(), ring.first_replayed()), (0, 0));
         for byte in 0..10 {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_of_steps_nothing_is_repeated() {
+    fn a_replay_limit_of_zero_replays_nothing() {
         let mut ring = ring(0, Some(2));
         ring.push(vec![1], Vec::new());
         assert_eq!((ring.first_replayed(), ring.first_waiting()), (1, 0));

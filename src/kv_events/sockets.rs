@@ -1,6 +1,6 @@
-//! The publisher's two sockets: PUB, which sends new batches to subscribers, and ROUTER, which replays missed ones.
+//! The publisher's two sockets: PUB, which sends new batches to subscribers, and ROUTER, which replays missed batches.
 //!
-//! Everything runs on the publisher's thread. A connection holds one message at a time; further batches wait in the
+//! All connections are served on the publisher's thread. A connection buffers one message; further batches wait in the
 //! [`Ring`], which all connections share.
 
 use std::cell::{Cell, RefCell};
@@ -23,19 +23,19 @@ use super::ring::{Batch, Ring};
 use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
 use souffleur_metrics::{KvEventMetrics, SubscriberCount};
 
-/// Upper bound of connections per socket; further ones are closed.
+/// The largest number of connections per socket; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for this long is disconnected; ZeroMQ reconnects by itself.
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
-/// Upper bound of topics per subscriber.
+/// The largest number of topics per subscriber.
 const MAX_TOPICS: usize = 64;
-/// The number in the answer after the last batch.
+/// The sequence number of the answer after the last replayed batch.
 const END_OF_REPLAY: i64 = -1;
-/// Reconnect delays, with exponential backoff.
+/// The first and the longest reconnect delay, with exponential backoff.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(10);
-/// Delay after a failed `accept`, most likely out of file descriptors.
+/// The delay after a failed `accept`, most likely for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
 pub(super) struct Sockets {
@@ -157,19 +157,19 @@ where
 
 /// A subscriber's state: its topics and its pending messages.
 #[derive(Default)]
-struct Wishes {
+struct Subscriber {
     topics: RefCell<Vec<Vec<u8>>>,
-    /// The number of its next batch, if one of its topics matches.
+    /// The number of the next batch to send, if one of the topics matches.
     next: Cell<Option<u64>>,
-    /// The answer to its last PING.
+    /// The pending answer to the subscriber's last PING.
     pong: Cell<Option<Vec<u8>>>,
-    /// A PING is due and not written yet.
+    /// A PING is due and not yet written.
     ping: Cell<bool>,
     written_at: Cell<Option<Instant>>,
     changed: Notify,
 }
 
-impl Wishes {
+impl Subscriber {
     /// The time of the last write since the PING; `None` while the PING is pending.
     fn asked_at(&self) -> Option<Instant> {
         self.written_at.get().filter(|_| !self.ping.get())
@@ -182,25 +182,25 @@ where
 {
     let (mut reader, mut writer, version) = open(stream, SocketType::Pub).await?;
     let _counted = SubscriberCount::new(&sockets.metrics);
-    let wishes = Wishes::default();
+    let subscriber = Subscriber::default();
     tokio::select! {
-        ended = hear_wishes((&mut reader, version), &wishes, &sockets) => ended,
-        ended = send_batches(&mut writer, &wishes, &sockets) => ended,
+        ended = read_subscriptions((&mut reader, version), &subscriber, &sockets) => ended,
+        ended = send_batches(&mut writer, &subscriber, &sockets) => ended,
     }
 }
 
-async fn hear_wishes(
+async fn read_subscriptions(
     (reader, version): (&mut (impl AsyncRead + Unpin), PeerVersion),
-    wishes: &Wishes,
+    subscriber: &Subscriber,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
     let mut idle_since = Instant::now();
     loop {
-        let heard = hear(reader, version, wishes);
-        let frame = match wishes.next.get() {
-            // A subscriber may stay silent.
-            Some(_) => heard.await?,
-            None => timeout_at(idle_since + IDLE_PATIENCE, heard)
+        let received = receive(reader, version, subscriber);
+        let frame = match subscriber.next.get() {
+            // A subscriber with a matching topic need not send anything.
+            Some(_) => received.await?,
+            None => timeout_at(idle_since + IDLE_PATIENCE, received)
                 .await
                 .map_err(|_| ZmtpError::Idle)??,
         };
@@ -208,7 +208,7 @@ async fn hear_wishes(
             continue;
         }
         idle_since = Instant::now();
-        let mut topics = wishes.topics.borrow_mut();
+        let mut topics = subscriber.topics.borrow_mut();
         match zmtp::subscriber_word(&frame) {
             Some(SubscriberWord::Subscribe(topic)) => {
                 if topics.len() >= MAX_TOPICS {
@@ -221,63 +221,63 @@ async fn hear_wishes(
                     topics.swap_remove(at);
                 }
             }
-            Some(SubscriberWord::Ping(pong)) => wishes.pong.set(Some(pong)),
+            Some(SubscriberWord::Ping(pong)) => subscriber.pong.set(Some(pong)),
             None => (),
         }
         let ours = sockets.topic.as_bytes();
         let next = if topics.iter().any(|topic| ours.starts_with(topic)) {
-            wishes.next.get().or(Some(sockets.ring.borrow().next()))
+            subscriber.next.get().or(Some(sockets.ring.borrow().next()))
         } else {
             None
         };
-        wishes.next.set(next);
-        wishes.changed.notify_one();
+        subscriber.next.set(next);
+        subscriber.changed.notify_one();
     }
 }
 
-/// The subscriber's next frame. A silent peer of version 3.1 gets a PING.
-async fn hear(
+/// Reads the subscriber's next frame. A silent peer with version 3.1 gets a PING.
+async fn receive(
     reader: &mut (impl AsyncRead + Unpin),
     version: PeerVersion,
-    wishes: &Wishes,
+    subscriber: &Subscriber,
 ) -> Result<Frame, ZmtpError> {
     let ask = || {
-        wishes.ping.set(true);
-        wishes.changed.notify_one();
+        subscriber.ping.set(true);
+        subscriber.changed.notify_one();
     };
     match version {
         PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
         PeerVersion::V3_1 => {
-            presence::next_frame(reader, MAX_WORD_BYTES, ask, || wishes.asked_at()).await
+            presence::next_frame(reader, MAX_WORD_BYTES, ask, || subscriber.asked_at()).await
         }
     }
 }
 
 async fn send_batches(
     writer: &mut (impl AsyncWrite + Unpin),
-    wishes: &Wishes,
+    subscriber: &Subscriber,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
     let mut published = sockets.published.subscribe();
     loop {
         published.mark_unchanged();
-        if let Some(pong) = wishes.pong.take() {
-            write_to(writer, &pong, wishes).await?;
+        if let Some(pong) = subscriber.pong.take() {
+            write_to(writer, &pong, subscriber).await?;
         }
-        if wishes.ping.get() {
-            write_to(writer, &zmtp::ping(), wishes).await?;
-            wishes.ping.set(false);
+        if subscriber.ping.get() {
+            write_to(writer, &zmtp::ping(), subscriber).await?;
+            subscriber.ping.set(false);
         }
-        if let Some(batch) = next_batch(wishes, sockets) {
+        if let Some(batch) = next_batch(subscriber, sockets) {
             let bytes = sockets.subscriber_message(&batch);
-            write_to(writer, &bytes, wishes).await?;
+            write_to(writer, &bytes, subscriber).await?;
             continue;
         }
         tokio::select! {
             new = published.changed() => if new.is_err() {
                 return Ok(());
             },
-            () = wishes.changed.notified() => (),
+            () = subscriber.changed.notified() => (),
         }
     }
 }
@@ -285,21 +285,22 @@ async fn send_batches(
 async fn write_to(
     writer: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
-    wishes: &Wishes,
+    subscriber: &Subscriber,
 ) -> Result<(), ZmtpError> {
     write(writer, bytes, SUBSCRIBER_PATIENCE).await?;
-    wishes.written_at.set(Some(Instant::now()));
+    subscriber.written_at.set(Some(Instant::now()));
     Ok(())
 }
 
-/// The next batch for a subscriber, skipping batches that were dropped or exceed its HWM.
-fn next_batch(wishes: &Wishes, sockets: &Sockets) -> Option<Arc<Batch>> {
-    let next = wishes.next.get()?;
+/// The next batch for a subscriber. Skips batches that the ring dropped, or that exceed the high-water mark.
+fn next_batch(subscriber: &Subscriber, sockets: &Sockets) -> Option<Arc<Batch>> {
+    let next = subscriber.next.get()?;
     let ring = sockets.ring.borrow();
     let first = ring.first_waiting().max(next);
     let batch = ring.get(first);
     sockets.metrics.skipped(first - next);
-    wishes.next.set(Some(first + u64::from(batch.is_some())));
+    let sent = u64::from(batch.is_some());
+    subscriber.next.set(Some(first + sent));
     batch
 }
 

@@ -1,4 +1,4 @@
-//! Tests of silent subscribers, in virtual time.
+//! Tests of disconnecting silent subscribers, in virtual time.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
@@ -22,15 +22,15 @@ fn sockets() -> Rc<Sockets> {
     })
 }
 
-/// Greets in this minor version of the protocol, then sends the subscriptions.
-async fn introduce(peer: &mut DuplexStream, minor: u8, wishes: &[u8]) {
-    let mut said = vec![0; 64];
-    (said[0], said[9]) = (0xff, 0x7f);
-    (said[10], said[11]) = (3, minor);
-    said[12..16].copy_from_slice(b"NULL");
-    said.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
-    said.extend(wishes);
-    peer.write_all(&said).await.expect("there is room");
+/// Sends the greeting of this minor protocol version and the subscriptions, and reads the publisher's greeting.
+async fn introduce(peer: &mut DuplexStream, minor: u8, subscriptions: &[u8]) {
+    let mut hello = vec![0; 64];
+    (hello[0], hello[9]) = (0xff, 0x7f);
+    (hello[10], hello[11]) = (3, minor);
+    hello[12..16].copy_from_slice(b"NULL");
+    hello.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+    hello.extend(subscriptions);
+    peer.write_all(&hello).await.expect("there is room");
     let mut greeting = [0; 64];
     peer.read_exact(&mut greeting).await.expect("a greeting");
     let mut head = [0; 2];
@@ -39,7 +39,7 @@ async fn introduce(peer: &mut DuplexStream, minor: u8, wishes: &[u8]) {
     peer.read_exact(&mut ready).await.expect("it is ready");
 }
 
-/// Answers up to `most` PINGs. Returns how many arrived.
+/// Answers the first `most` PINGs. Returns the number of PINGs.
 async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
     let mut question = vec![0; PING.len()];
     let mut n_asked = 0;
@@ -53,8 +53,8 @@ async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
     n_asked
 }
 
-/// Serves a subscriber that answers up to `most` PINGs. Returns its final error, the time, and the number of PINGs.
-async fn serve(minor: u8, wishes: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
+/// Serves a subscriber that answers the first `most` PINGs. Returns the error, the time, and the number of PINGs.
+async fn serve(minor: u8, subscriptions: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
     let (ours, mut peer) = duplex(1 << 12);
     let begun = Instant::now();
     let served = async {
@@ -62,7 +62,7 @@ async fn serve(minor: u8, wishes: &[u8], most: usize) -> (ZmtpError, Duration, u
         (ended.expect_err("it is disconnected"), begun.elapsed())
     };
     let peer = async {
-        introduce(&mut peer, minor, wishes).await;
+        introduce(&mut peer, minor, subscriptions).await;
         answer(&mut peer, most).await
     };
     let ((ended, at), n_asked) = tokio::join!(served, peer);
@@ -70,23 +70,23 @@ async fn serve(minor: u8, wishes: &[u8], most: usize) -> (ZmtpError, Duration, u
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_vanished_is_disconnected_while_nothing_happens() {
+async fn a_subscriber_that_answers_no_ping_is_disconnected() {
     let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 0).await;
     assert!(matches!(ended, ZmtpError::Silent), "{ended}");
     assert_eq!((at.as_secs(), n_asked), (120, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_answers_stays_until_it_does_not() {
+async fn a_subscriber_stays_connected_while_it_answers_pings() {
     let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 100).await;
     assert!(matches!(ended, ZmtpError::Silent), "{ended}");
     assert_eq!((at.as_secs(), n_asked), (100 * 30 + 120, 101));
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_wants_nothing_is_disconnected_though_it_answers() {
-    for wishes in [&b""[..], b"\0\x06\x01other"] {
-        let (ended, at, n_asked) = serve(1, wishes, 100).await;
+async fn a_peer_without_a_matching_topic_is_disconnected() {
+    for subscriptions in [&b""[..], b"\0\x06\x01other"] {
+        let (ended, at, n_asked) = serve(1, subscriptions, 100).await;
         assert!(matches!(ended, ZmtpError::Idle), "{ended}");
         assert_eq!(at.as_secs(), IDLE_PATIENCE.as_secs());
         assert!((3..=4).contains(&n_asked), "{n_asked}");
@@ -94,12 +94,12 @@ async fn whoever_wants_nothing_is_disconnected_though_it_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_of_the_older_version_is_not_asked() {
+async fn a_peer_of_the_older_version_gets_no_ping() {
     let (ours, mut peer) = duplex(1 << 12);
     let peer = async {
         introduce(&mut peer, 0, b"\0\x03\x01kv").await;
         let heard = timeout(Duration::from_secs(3600), peer.read_u8()).await;
-        assert!(heard.is_err(), "nothing comes, and it stays connected");
+        assert!(heard.is_err(), "it gets no PING, and stays connected");
     };
     tokio::select! {
         ended = serve_subscriber(ours, sockets()) => panic!("{ended:?}"),
@@ -108,13 +108,13 @@ async fn a_peer_of_the_older_version_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_reads_slowly_but_steadily_stays() {
+async fn a_slow_but_steady_subscriber_stays_connected() {
     const EVERY: Duration = Duration::from_secs(40);
     let (ours, mut peer) = duplex(64 << 10);
     let sockets = sockets();
     let peer = async {
         introduce(&mut peer, 1, b"\0\x03\x01kv").await;
-        // Virtual time passes once its subscription is read.
+        // Virtual time passes once the publisher has read the subscription.
         sleep(Duration::from_secs(1)).await;
         for _ in 0..100 {
             sockets.publish(vec![0; 8 << 10], Vec::new());

@@ -1,10 +1,10 @@
-//! Subscriptions in this process: the batches of the PUB socket, from the same ring, decoded into events.
+//! Subscriptions to KV events from within this process, without a socket.
 //!
-//! A reader sees batch numbers without gaps, and resumes after the last number that it saw. Numbers begin at the
-//! publisher's start time, in microseconds since 1970: numbers of an earlier run of the engine are smaller than any
-//! kept batch, and recognised by that. One clear event replaces lost batches, so that a reader's numbers lag the
-//! publisher's. When it resumes with such a number, it gets some batches a second time, and still ends in the same
-//! state.
+//! A reader gets batches from the same ring as the PUB socket, with numbers without gaps, and can resume after the last
+//! number that it saw. Numbers start at the publisher's start time in microseconds since 1970: numbers from an earlier
+//! run of the engine are recognised because they are smaller. One clear event replaces lost batches, so that a reader's
+//! numbers may lag the publisher's. A reader that resumes with a lagging number gets some batches twice, and still ends
+//! in the same state.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::ring::{Batch, Ring};
 use super::sockets::Sockets;
 use souffleur_metrics::SubscriberCount;
 
-/// Upper bound of concurrent readers.
+/// The largest number of concurrent readers.
 const MAX_READERS: usize = 64;
-/// Batches in flight to a reader; later ones wait in the ring.
+/// The largest number of batches queued for a reader; later ones wait in the ring.
 const BATCHES_UNDER_WAY: usize = 2;
-/// A reader that takes nothing for this long is dropped, even if its receiver is never polled again.
+/// A reader that takes no batch for this long is dropped, even if its receiver is never polled again.
 const READER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Subscribes to an engine's publisher from within its process.
@@ -42,7 +42,7 @@ pub enum SubscribeError {
     Off,
     /// The limit of concurrent readers is reached.
     #[error(
-        "the limit of {} KV event subscriptions is reached: end another one first",
+        "the limit of {} KV event subscriptions is reached: end another subscription first",
         MAX_READERS
     )]
     TooMany,
@@ -51,15 +51,15 @@ pub enum SubscribeError {
 }
 
 impl ReaderDoor {
-    /// The handle, and the publisher's receiver of new readers.
+    /// Returns the handle for subscribers, and the publisher's receiver of new readers.
     pub(super) fn new() -> (Self, mpsc::Receiver<Reader>) {
-        let (readers, coming) = mpsc::channel(MAX_READERS);
+        let (readers, new_readers) = mpsc::channel(MAX_READERS);
         let door = Self {
             readers,
             places: Arc::new(Semaphore::new(MAX_READERS)),
             first_number: now().as_micros().try_into().unwrap_or(u64::MAX / 2).max(1),
         };
-        (door, coming)
+        (door, new_readers)
     }
 
     /// Subscribes to the batches after this number; 0 for all kept batches.
@@ -69,11 +69,11 @@ impl ReaderDoor {
     pub fn subscribe(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
         let place = self.places.clone().try_acquire_owned();
         let place = place.map_err(|_| SubscribeError::TooMany)?;
-        let (told, heard) = mpsc::channel(BATCHES_UNDER_WAY);
-        let next = self.seq_behind(after);
+        let (delivery, deliveries) = mpsc::channel(BATCHES_UNDER_WAY);
+        let next = self.seq_after(after);
         let taken = self.readers.try_send(Reader {
             next,
-            told,
+            delivery,
             _place: place,
         });
         taken.map_err(|error| match error {
@@ -81,19 +81,19 @@ impl ReaderDoor {
             mpsc::error::TrySendError::Closed(_) => SubscribeError::Stopped,
         })?;
         Ok(KvEventSubscription {
-            heard,
+            deliveries,
             first_number: self.first_number,
             last: after,
         })
     }
 
     /// The publisher's sequence number after this batch number; `None` for the oldest kept batch.
-    fn seq_behind(&self, after: u64) -> Option<u64> {
+    fn seq_after(&self, after: u64) -> Option<u64> {
         let seq = after.checked_sub(self.first_number);
         match (after, seq) {
             (0, _) => None,
             (_, Some(seq)) => Some(seq.saturating_add(1)),
-            // Batches of an earlier run are lost, as are unknown numbers.
+            // Batches of an earlier run are lost.
             (_, None) => Some(u64::MAX),
         }
     }
@@ -104,59 +104,59 @@ impl ReaderDoor {
 pub(super) struct Reader {
     /// The next batch to send; `None` for the oldest kept batch.
     next: Option<u64>,
-    told: mpsc::Sender<Told>,
-    /// Held here, since the receiver may never be polled or dropped.
+    delivery: mpsc::Sender<Delivery>,
+    /// Held by the publisher, since the subscriber may never poll or drop its receiver.
     _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
-enum Told {
+enum Delivery {
     Batch(Arc<Batch>),
     /// Batches before the next one were lost.
     Lost,
 }
 
 impl Reader {
-    fn next_told(&mut self, ring: &Ring) -> Option<Told> {
+    fn next_delivery(&mut self, ring: &Ring) -> Option<Delivery> {
         let oldest = ring.first_waiting().min(ring.first_replayed());
         let next = self.next.unwrap_or(oldest);
         if next < oldest || next > ring.next() {
             self.next = Some(oldest);
-            return Some(Told::Lost);
+            return Some(Delivery::Lost);
         }
         let batch = ring.get(next)?;
         self.next = Some(next + 1);
-        Some(Told::Batch(batch))
+        Some(Delivery::Batch(batch))
     }
 
-    /// Sends a message; false if the reader did not take it in time.
-    async fn tell(&self, told: Told) -> bool {
-        let sent = timeout(READER_PATIENCE, self.told.send(told)).await;
+    /// Sends a delivery; false if the reader did not take it in time.
+    async fn deliver(&self, delivery: Delivery) -> bool {
+        let sent = timeout(READER_PATIENCE, self.delivery.send(delivery)).await;
         matches!(sent, Ok(Ok(())))
     }
 }
 
 /// Serves readers of this process, forever.
-pub(super) async fn serve_readers(mut coming: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
-    while let Some(reader) = coming.recv().await {
-        spawn_local(tell(reader, sockets.clone()));
+pub(super) async fn serve_readers(mut new_readers: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
+    while let Some(reader) = new_readers.recv().await {
+        spawn_local(deliver(reader, sockets.clone()));
     }
 }
 
-async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
+async fn deliver(mut reader: Reader, sockets: Rc<Sockets>) {
     let _counted = SubscriberCount::new(&sockets.metrics);
     let mut published = sockets.published.subscribe();
     loop {
         published.mark_unchanged();
-        let told = reader.next_told(&sockets.ring.borrow());
-        let goes_on = match told {
-            Some(told) => reader.tell(told).await,
+        let delivery = reader.next_delivery(&sockets.ring.borrow());
+        let is_open = match delivery {
+            Some(delivery) => reader.deliver(delivery).await,
             None => tokio::select! {
                 new = published.changed() => new.is_ok(),
-                () = reader.told.closed() => false,
+                () = reader.delivery.closed() => false,
             },
         };
-        if !goes_on {
+        if !is_open {
             return;
         }
     }
@@ -164,7 +164,7 @@ async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NumberedEvents {
-    /// The number of the previous batch plus one.
+    /// The number of the previous batch of this subscription, plus one.
     pub number: u64,
     /// Seconds since 1970.
     pub time_s: f64,
@@ -172,10 +172,10 @@ pub struct NumberedEvents {
     pub events: Vec<KvEvent>,
 }
 
-/// The events of an engine's cache. The subscription ends when it is dropped, or not read for a minute.
+/// A subscription to the events of an engine's cache. It ends when it is dropped, or not read for a minute.
 #[derive(Debug)]
 pub struct KvEventSubscription {
-    heard: mpsc::Receiver<Told>,
+    deliveries: mpsc::Receiver<Delivery>,
     first_number: u64,
     /// The last number seen; 0 for none.
     last: u64,
@@ -184,18 +184,18 @@ pub struct KvEventSubscription {
 impl KvEventSubscription {
     /// Waits for the next batch; `None` once the publisher has stopped or dropped this slow reader.
     pub async fn next(&mut self) -> Option<NumberedEvents> {
-        let told = self.heard.recv().await?;
-        let seq = match &told {
-            Told::Batch(batch) => batch.seq,
-            Told::Lost => 0,
+        let delivery = self.deliveries.recv().await?;
+        let seq = match &delivery {
+            Delivery::Batch(batch) => batch.seq,
+            Delivery::Lost => 0,
         };
         self.last = match self.last {
             0 => self.first_number + seq,
             last => last + 1,
         };
-        let (time_s, events) = match told {
-            Told::Batch(batch) => events_of(&batch)?,
-            Told::Lost => (now().as_secs_f64(), vec![KvEvent::Cleared]),
+        let (time_s, events) = match delivery {
+            Delivery::Batch(batch) => events_of(&batch)?,
+            Delivery::Lost => (now().as_secs_f64(), vec![KvEvent::Cleared]),
         };
         Some(NumberedEvents {
             number: self.last,
@@ -239,7 +239,7 @@ mod tests {
 
     const FIRST: u64 = 1000;
 
-    /// A ring that was given `n_batches` batches and keeps the last two.
+    /// A ring to which `n_batches` batches were pushed, and which keeps the last two.
     fn ring(n_batches: i64) -> Ring {
         let mut ring = Ring::new(RingLimits {
             replayed: 2,
@@ -252,16 +252,16 @@ mod tests {
         ring
     }
 
-    /// The batches that a reader gets: their numbers, and their block, or `None` for a clear.
+    /// The batches that a reader gets from a series of rings: the number and the block of each, or `None` for a clear.
     fn read(after: u64, rings: &[Ring]) -> Vec<(u64, Option<i64>)> {
-        let (mut door, mut coming) = ReaderDoor::new();
+        let (mut door, mut new_readers) = ReaderDoor::new();
         door.first_number = FIRST;
         let mut subscription = door.subscribe(after).expect("there is room");
-        let mut reader = coming.try_recv().expect("it has come");
+        let mut reader = new_readers.try_recv().expect("it has come");
         let mut seen = Vec::new();
         for ring in rings {
-            while let Some(told) = reader.next_told(ring) {
-                reader.told.try_send(told).expect("there is room");
+            while let Some(delivery) = reader.next_delivery(ring) {
+                reader.delivery.try_send(delivery).expect("there is room");
                 let batch = subscription.next();
                 let batch = futures_util::FutureExt::now_or_never(batch);
                 let batch = batch.flatten().expect("it has come");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_reader_gets_what_is_kept_and_then_what_comes() {
+    fn a_new_reader_gets_the_kept_and_then_the_new_batches() {
         let seen = read(0, &[ring(0), ring(2), ring(3)]);
         let expected = [(1000, Some(0)), (1001, Some(1)), (1002, Some(2))];
         assert_eq!(seen, expected);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_comes_back_goes_on_behind_its_last_number() {
+    fn a_reader_resumes_after_its_last_number() {
         assert_eq!(read(1003, &[ring(5)]), [(1004, Some(4))]);
         let seen = read(1004, &[ring(5), ring(6)]);
         assert_eq!(seen, [(1005, Some(5))]);
@@ -296,11 +296,11 @@ mod tests {
     #[test]
     fn lost_batches_are_a_clear_and_the_numbers_have_no_gap() {
         let from = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
-        // A lost batch; one of an earlier run; one of a run whose clock was ahead.
+        // The number of a lost batch, of an earlier run (twice), and of a run whose clock was ahead.
         for last in [1001, 1, 999, 2000] {
             assert_eq!(read(last, &[ring(5)]), from(last), "{last}");
         }
-        // A slow reader, which then resumes.
+        // A slow reader loses batches, and then resumes.
         let seen = read(0, &[ring(1), ring(5)]);
         let expected = [
             (1000, Some(0)),
@@ -314,24 +314,24 @@ mod tests {
     }
 
     #[test]
-    fn readers_are_bounded_and_leave_their_places() {
-        let (door, coming) = ReaderDoor::new();
+    fn readers_are_bounded_and_free_their_places() {
+        let (door, new_readers) = ReaderDoor::new();
         let mut readers: Vec<_> = (0..MAX_READERS).map(|_| door.subscribe(0)).collect();
         assert!(readers.iter().all(Result::is_ok));
         let refused = door.subscribe(0).err();
         assert_eq!(refused, Some(SubscribeError::TooMany));
-        drop(coming);
+        drop(new_readers);
         readers.pop();
         let refused = door.subscribe(0).err();
         assert_eq!(refused, Some(SubscribeError::Stopped));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_stops_reading_loses_its_place() {
-        let (door, mut coming) = ReaderDoor::new();
-        // The clear and the two kept batches exceed the limit in flight by one.
+    async fn a_reader_that_stops_reading_is_dropped() {
+        let (door, mut new_readers) = ReaderDoor::new();
+        // The clear and the two kept batches are one more than the queue holds.
         let mut subscription = door.subscribe(1).expect("there is room");
-        let reader = coming.try_recv().expect("it has come");
+        let reader = new_readers.try_recv().expect("it has come");
         assert_eq!(door.places.available_permits(), MAX_READERS - 1);
         let sockets = Sockets {
             topic: String::new(),
@@ -341,12 +341,12 @@ mod tests {
             metrics: KvEventMetrics::register(),
         };
         let begun = Instant::now();
-        tell(reader, Rc::new(sockets)).await;
+        deliver(reader, Rc::new(sockets)).await;
         assert_eq!(begun.elapsed().as_secs(), READER_PATIENCE.as_secs());
         assert_eq!(door.places.available_permits(), MAX_READERS);
         // Batches in flight can still be read.
         for number in [2, 3] {
-            let batch = subscription.next().await.expect("it was under way");
+            let batch = subscription.next().await.expect("it was queued");
             assert_eq!(batch.number, number);
         }
         assert_eq!(subscription.next().await, None);
@@ -363,7 +363,7 @@ mod tests {
                 is_named,
             })
         };
-        // Named as by an `extra_key`, which neither encoding carries.
+        // Named as by an `extra_key`, which neither encoding has.
         let events = vec![
             stored(1, false),
             stored(2, true),

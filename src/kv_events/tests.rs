@@ -1,4 +1,4 @@
-//! Tests of a publisher with real sockets, and peers that speak ZMTP byte by byte.
+//! Tests of a publisher with real sockets, and peers that send and check raw ZMTP bytes.
 
 #[path = "../../tests/common/zmq_peer.rs"]
 mod zmq_peer;
@@ -116,28 +116,28 @@ fn named(rows: &[(i64, &str)]) -> Vec<(i64, String)> {
 }
 
 #[test]
-fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
+fn subscribers_get_new_events_and_can_request_missed_ones() {
     let mut world = World::new(&config());
     let mut early = world.subscriber("");
     let mut other = world.subscriber("other");
     world.pass_on();
     world.insert(&tokens(1, 40));
     world.insert(&tokens(1, 64));
-    let heard: Vec<Message> = (0..3).map(|_| early.read_message()).collect();
+    let received: Vec<Message> = (0..3).map(|_| early.read_message()).collect();
     let all = [
         (0, "AllBlocksCleared"),
         (1, "BlockStored"),
         (2, "BlockStored"),
         (3, "BlockRemoved"),
     ];
-    assert_eq!(kinds(&heard), named(&all[..3]));
-    let [first, second] = [1, 2].map(|at: usize| &heard[at].payload[1][0]);
+    assert_eq!(kinds(&received), named(&all[..3]));
+    let [first, second] = [1, 2].map(|at: usize| &received[at].payload[1][0]);
     assert_eq!(first["parent_block_hash"], Value::Null);
     assert_eq!(first["token_ids"], json!(tokens(1, 32)));
     assert_eq!(second["parent_block_hash"], first["block_hashes"][1]);
     assert_eq!(second["token_ids"], json!(tokens(33, 32)));
     assert_eq!(second["block_size"], 16);
-    assert_eq!(heard[0].payload[2], 0);
+    assert_eq!(received[0].payload[2], 0);
 
     let mut late = world.subscriber("k");
     let evicted = world.tree.evict(1);
@@ -154,7 +154,7 @@ fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
     assert_eq!(kinds(&asker.ask(2)), named(&all[2..]));
     assert!(asker.ask(4).is_empty());
     assert!(asker.ask(u64::MAX).is_empty());
-    // It got nothing so far; now it subscribes to a matching topic.
+    // This peer got no event so far; now it subscribes to a matching topic.
     other.subscribe("kv");
     world.insert(&tokens(500, 16));
     let next = [other.read_message()];
@@ -162,7 +162,7 @@ fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
 }
 
 #[tokio::test]
-async fn a_reader_in_the_process_hears_the_same_until_the_publisher_ends() {
+async fn a_reader_in_this_process_gets_the_same_events() {
     let mut world = World::new(&config());
     let door = world.publisher.outlet().door.clone();
     let mut early = door.subscribe(0).expect("there is room");
@@ -176,7 +176,7 @@ async fn a_reader_in_the_process_hears_the_same_until_the_publisher_ends() {
         panic!("{stored:?}");
     };
     assert_eq!((&blocks.tokens, blocks.ids.len()), (&tokens(1, 32), 2));
-    // A second subscription, which has seen the first batch.
+    // A second subscription, which resumes after the first batch.
     let mut again = door.subscribe(clear.number).expect("there is room");
     assert_eq!(again.next().await, Some(stored));
     drop(world.publisher);
@@ -185,7 +185,7 @@ async fn a_reader_in_the_process_hears_the_same_until_the_publisher_ends() {
 }
 
 #[test]
-fn as_many_steps_are_repeated_as_are_configured() {
+fn as_many_batches_are_replayed_as_are_configured() {
     let mut config = config();
     config["buffer_steps"] = json!(3);
     let mut world = World::new(&config);
@@ -204,7 +204,7 @@ fn as_many_steps_are_repeated_as_are_configured() {
 
 /// The unread batches exceed any socket's buffers.
 #[test]
-fn a_slow_subscriber_loses_the_oldest_and_goes_on_behind_the_gap() {
+fn a_slow_subscriber_loses_the_oldest_batches() {
     const BATCHES: u32 = 120;
     let mut config = config();
     config["hwm"] = json!(4);
@@ -214,25 +214,25 @@ fn a_slow_subscriber_loses_the_oldest_and_goes_on_behind_the_gap() {
     let mut asker = world.asker();
     world.pass_on();
     for number in 0..BATCHES {
-        // Encoded ids take five bytes each.
+        // Each encoded token takes five bytes.
         world.insert(&tokens(100_000 + 50_000 * number, 40_000));
-        // One at a time, so that the feed drops none.
+        // Waits until the batch is published, so that the feed drops no changes.
         while asker.ask(u64::from(number) + 1).is_empty() {}
     }
     let last = i64::from(BATCHES);
-    let mut heard = vec![slow.read_message().seq];
-    while heard.last() != Some(&last) {
-        heard.push(slow.read_message().seq);
+    let mut received = vec![slow.read_message().seq];
+    while received.last() != Some(&last) {
+        received.push(slow.read_message().seq);
     }
-    assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
-    assert!(heard.len() < BATCHES as usize, "none was lost: {heard:?}");
-    assert_eq!(heard[0], 0);
+    assert!(received.is_sorted_by(|a, b| a < b), "{received:?}");
+    assert!(received.len() < BATCHES as usize, "{received:?}");
+    assert_eq!(received[0], 0);
     let tail: Vec<i64> = (last - 3..=last).collect();
-    assert!(heard.ends_with(&tail), "{heard:?}");
+    assert!(received.ends_with(&tail), "{received:?}");
 }
 
 #[test]
-fn a_subscriber_that_has_bound_its_socket_is_connected_to() {
+fn the_publisher_connects_to_a_bound_subscriber() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it is bound").port();
     let mut world = World::new(&json!({
@@ -265,7 +265,7 @@ fn a_subscriber_that_has_bound_its_socket_is_connected_to() {
 }
 
 #[test]
-fn a_new_unit_begins_with_an_empty_tree_and_the_old_one_is_heard_no_more() {
+fn events_of_the_old_generation_are_dropped_after_a_restart() {
     let mut world = World::new(&config());
     let mut subscriber = world.subscriber("kv");
     world.pass_on();
@@ -278,19 +278,19 @@ fn a_new_unit_begins_with_an_empty_tree_and_the_old_one_is_heard_no_more() {
     let evicted = old_tree.evict(1);
     let _ = old_feed.pass_on(&mut old_tree);
     world.insert(&tokens(1, 16));
-    let heard: Vec<Message> = (0..4).map(|_| subscriber.read_message()).collect();
+    let received: Vec<Message> = (0..4).map(|_| subscriber.read_message()).collect();
     let expected = [
         (0, "AllBlocksCleared"),
         (1, "BlockStored"),
         (2, "AllBlocksCleared"),
         (3, "BlockStored"),
     ];
-    assert_eq!(kinds(&heard), named(&expected));
+    assert_eq!(kinds(&received), named(&expected));
     old_pool.free_evicted(evicted);
 }
 
 #[test]
-fn peers_that_make_no_sense_lose_their_connection_and_nobody_else_does() {
+fn only_peers_that_violate_the_protocol_are_disconnected() {
     let mut world = World::new(&config());
     let mut subscriber = world.subscriber("kv");
     let info = world.publisher.info().clone();
@@ -322,7 +322,7 @@ fn peers_that_make_no_sense_lose_their_connection_and_nobody_else_does() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_named() {
+fn the_error_for_a_port_in_use_names_it() {
     let world = World::new(&config());
     let port = world.publisher.info().endpoint_port_base;
     let json = json!({"publisher": "zmq", "endpoint": format!("tcp://*:{port}")});
@@ -338,14 +338,14 @@ fn an_address_that_is_taken_is_named() {
     ] {
         assert!(refused.contains(part), "{refused} lacks {part}");
     }
-    // Dropping it frees both ports.
+    // Dropping the publisher frees both ports.
     drop(world);
     assert!(TcpListener::bind(("0.0.0.0", port)).is_ok());
 }
 
 #[cfg(unix)]
 #[test]
-fn sockets_may_be_files() {
+fn unix_sockets_are_served_and_removed() {
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
 
@@ -367,18 +367,18 @@ fn sockets_may_be_files() {
         info.replay_endpoint,
         Some(format!("ipc://{}", replays.display()))
     );
-    let mut said = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
-    said.resize(64, 0);
-    said.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
-    said.extend(b"\0\x03\x01kv\x04\x07\x04PING\0\x0a");
+    let mut hello = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
+    hello.resize(64, 0);
+    hello.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+    hello.extend(b"\0\x03\x01kv\x04\x07\x04PING\0\x0a");
     let mut peer = UnixStream::connect(&events).expect("it listens");
-    peer.write_all(&said).expect("it reads");
+    peer.write_all(&hello).expect("it reads");
     // The greeting, READY and PONG; after the PONG the subscription is active.
-    let mut heard = Vec::new();
-    while !heard.ends_with(b"\x04\x05\x04PONG") {
+    let mut received = Vec::new();
+    while !received.ends_with(b"\x04\x05\x04PONG") {
         let mut byte = [0];
         peer.read_exact(&mut byte).expect("it answers");
-        heard.push(byte[0]);
+        received.push(byte[0]);
     }
     world.pass_on();
     let mut frame = [0; 4];

@@ -1,14 +1,14 @@
 //! Encodes batches of KV events as MessagePack.
 //!
-//! A batch is an array of three: its time in seconds, its events and the rank. Events ([`Encoding`]) are maps, as
-//! SGLang writes them, or arrays, which older versions of vLLM wrote and llm-d reads.
+//! A batch is an array of its time in seconds, its events and the data-parallel rank. Events ([`Encoding`]) are maps,
+//! as in SGLang, or arrays, as in older versions of vLLM and in llm-d.
 
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use super::batch::{KvEvent, StoredBlocks};
 use super::config::Encoding;
 
-/// The medium of the model's KV pool on any device: readers know `GPU` as the nearest memory.
+/// The storage medium of the KV pool, on any device: routers treat `GPU` as the fastest tier.
 const MEDIUM: &str = "GPU";
 /// The data-parallel rank.
 const DP_RANK: u32 = 0;
@@ -20,14 +20,14 @@ pub(super) const CLEARED: &str = "AllBlocksCleared";
 /// Encodes a batch made at `time_s`, in seconds since 1970.
 ///
 /// # Panics
-/// Never: writes to a vector do not fail.
+/// Never: encoding into a vector does not fail.
 pub fn encode(events: &[KvEvent], time_s: f64, block_size: usize, encoding: Encoding) -> Vec<u8> {
     let events = Events {
         events,
         block_size: block_size as u64,
         encoding,
     };
-    rmp_serde::to_vec_named(&(time_s, events, DP_RANK)).expect("a vector takes all of it")
+    rmp_serde::to_vec_named(&(time_s, events, DP_RANK)).expect("a vector takes all bytes")
 }
 
 struct Events<'a> {
@@ -45,7 +45,7 @@ impl Serialize for Events<'_> {
                 Encoding::Map => list.serialize_element(&Named::new(event, block_size))?,
                 Encoding::Array => match event {
                     KvEvent::Stored(blocks) => {
-                        list.serialize_element(&placed(blocks, block_size))?;
+                        list.serialize_element(&stored_array(blocks, block_size))?;
                     }
                     KvEvent::Removed(ids) => list.serialize_element(&(REMOVED, ids, MEDIUM))?,
                     KvEvent::Cleared => list.serialize_element(&(CLEARED,))?,
@@ -105,7 +105,7 @@ impl<'a> Named<'a> {
 }
 
 /// Name, blocks, parent block, tokens, tokens per block, adapter id, medium, adapter name, extra keys.
-type Placed<'a> = (
+type StoredArray<'a> = (
     &'static str,
     &'a [i64],
     Option<i64>,
@@ -117,7 +117,7 @@ type Placed<'a> = (
     Option<u32>,
 );
 
-fn placed(blocks: &StoredBlocks, block_size: u64) -> Placed<'_> {
+fn stored_array(blocks: &StoredBlocks, block_size: u64) -> StoredArray<'_> {
     (
         STORED,
         &blocks.ids,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_byte_for_byte_those_of_sglang() {
+    fn maps_are_encoded_exactly_as_in_sglang() {
         let expected = concat!(
             "93cb41d954fc402000009387a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392",
             "d3cf97adeedb59e05bcf4ebfa8a1f3c34151b1706172656e745f626c6f636b5f68617368c0a9746f6b656e",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_have_the_places_that_readers_know() {
+    fn arrays_have_the_field_order_of_vllm() {
         let expected = concat!(
             // The time; three events, of which the first has nine fields.
             "93cb41d954fc4020000093",
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_is_written_behind_the_rest() {
+    fn a_salt_is_the_last_field() {
         let event = KvEvent::Stored(StoredBlocks {
             ids: vec![1],
             parent: Some(-1),

@@ -1,8 +1,7 @@
-//! ZMTP 3.1 without security (RFC 37; also serves peers of 3.0), as far as PUB and a ROUTER that answers on the
-//! requesting connection need it.
+//! The ZeroMQ wire protocol ZMTP 3.1 (RFC 37) and 3.0 without security, for the publisher's PUB and ROUTER sockets.
 //!
-//! Existing crates keep a queue of messages without a byte limit for every subscriber, and accept frames of any size.
-//! Here a connection is a reader and a writer, and the caller decides what to queue.
+//! Existing crates queue messages for each subscriber without a byte limit, and accept frames of any size. This module
+//! only reads and writes frames, and the caller does the queueing.
 
 use std::io;
 
@@ -10,13 +9,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const GREETING_BYTES: usize = 64;
 const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-/// Flags of a frame.
+/// Flags in a frame's header: more frames of the message follow, the length has 8 bytes, the frame is a command.
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Handshake commands are short, but their metadata may hold anything.
+/// The largest READY command: it is usually short, but its metadata may have any length.
 const MAX_READY_BYTES: usize = 4096;
-/// Upper bound of a PING's context, which the PONG repeats.
+/// The largest context of a PING, which the PONG repeats.
 const MAX_PING_BYTES: usize = 16;
 
 /// Why a connection ended.
@@ -33,7 +32,7 @@ pub enum ZmtpError {
     /// The peer did not answer a PING.
     #[error("the peer did not answer a PING")]
     Silent,
-    /// The peer requested nothing for too long.
+    /// The peer sent no request for too long.
     #[error("the peer sent no request for too long")]
     Idle,
 }
@@ -52,7 +51,7 @@ impl SocketType {
         }
     }
 
-    fn goes_with(self, peer: &[u8]) -> bool {
+    fn accepts(self, peer: &[u8]) -> bool {
         match self {
             Self::Pub => [&b"SUB"[..], b"XSUB"].contains(&peer),
             Self::Router => [&b"REQ"[..], b"DEALER", b"ROUTER"].contains(&peer),
@@ -80,9 +79,9 @@ pub enum SubscriberWord<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerVersion {
-    /// It may not know PING.
+    /// The peer may not support PING.
     V3_0,
-    /// It answers PINGs.
+    /// The peer answers PINGs.
     V3_1,
 }
 
@@ -101,7 +100,7 @@ pub async fn handshake(
     let version = check_greeting(&peer)?;
     writer.write_all(&ready(socket)).await?;
     let answer = read_frame(reader, MAX_READY_BYTES).await?;
-    if answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
+    if answer.is_command && socket.accepts(peer_type(&answer.body).unwrap_or_default()) {
         Ok(version)
     } else {
         Err(ZmtpError::Peer("has an incompatible socket type"))
@@ -146,11 +145,11 @@ pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// Parses a frame from a subscriber; `None` if a publisher ignores it.
+/// Parses a frame from a subscriber; `None` if publishers ignore this frame.
 pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
     let body = &frame.body[..];
     if !frame.is_command {
-        // Peers of 3.0 send their subscriptions as messages.
+        // Peers with version 3.0 send their subscriptions as messages.
         return match body.split_first()? {
             (1, topic) => Some(SubscriberWord::Subscribe(topic)),
             (0, topic) => Some(SubscriberWord::Cancel(topic)),
@@ -253,7 +252,7 @@ fn with_length(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*n_bytes))
 }
 
-/// The PONG to a PING's body, which is a TTL and a context to repeat.
+/// Encodes the PONG to a PING with this body, a TTL and a context to repeat.
 fn pong(ping: &[u8]) -> Option<Vec<u8>> {
     let (_, context) = ping.split_first_chunk::<2>()?;
     let context = &context[..context.len().min(MAX_PING_BYTES)];

@@ -1,4 +1,4 @@
-//! Tests of ZMTP: peers' messages as bytes.
+//! Tests of the ZMTP protocol with raw bytes of peers.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn frame(is_command: bool, body: &[u8]) -> Frame {
 }
 
 #[test]
-fn subscriptions_are_understood_in_both_forms() {
+fn subscriptions_are_parsed_in_both_forms() {
     for (is_command, body, expected) in [
         (
             false,
@@ -56,7 +56,7 @@ fn a_ping_is_answered_with_its_context() {
 }
 
 #[test]
-fn frames_say_whether_more_follow_and_how_long_they_are() {
+fn frame_headers_have_the_more_flag_and_the_length() {
     let long = vec![7; 300];
     let bytes = message(&[b"", b"ab", &long]);
     assert_eq!(bytes[..5], [1, 0, 1, 2, b'a']);
@@ -65,7 +65,7 @@ fn frames_say_whether_more_follow_and_how_long_they_are() {
 }
 
 #[test]
-fn the_type_of_a_peer_is_found_among_its_metadata() {
+fn the_socket_type_is_read_from_the_peers_metadata() {
     let body = b"\x05READY\x08Identity\x00\x00\x00\x01x\x0bsocket-type\x00\x00\x00\x03SUB";
     assert_eq!(peer_type(body), Some(&b"SUB"[..]));
     for body in [
@@ -77,8 +77,8 @@ fn the_type_of_a_peer_is_found_among_its_metadata() {
     ] {
         assert_eq!(peer_type(body), None, "{body:?}");
     }
-    assert!(SocketType::Pub.goes_with(b"XSUB") && !SocketType::Pub.goes_with(b"PULL"));
-    assert!(SocketType::Router.goes_with(b"DEALER") && !SocketType::Router.goes_with(b""));
+    assert!(SocketType::Pub.accepts(b"XSUB") && !SocketType::Pub.accepts(b"PULL"));
+    assert!(SocketType::Router.accepts(b"DEALER") && !SocketType::Router.accepts(b""));
 }
 
 /// Runs the handshake against recorded bytes.
@@ -91,8 +91,8 @@ fn shake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
 }
 
 #[test]
-fn peers_of_other_protocols_are_told_apart() {
-    // The greeting of libzmq 4.3, which puts a length into the signature.
+fn peers_with_other_protocols_are_refused() {
+    // The greeting of libzmq 4.3, whose signature contains a length.
     let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
     subscriber.resize(GREETING_BYTES, 0);
     let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";

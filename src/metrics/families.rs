@@ -11,7 +11,6 @@ pub enum Kind {
     /// Only grows, in fractions: recorded as a gauge, shown as a counter by [`with_counter_types`].
     Seconds,
     Gauge,
-    /// Counts values in buckets.
     Histogram,
 }
 
@@ -43,8 +42,8 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
 
 /// A Prometheus page on which the counters of seconds have the type of counters.
 ///
-/// The counters of `metrics` are whole numbers, and other units under the same name would be wrong on every page but
-/// ours: so they are recorded as gauges in seconds, and only their type is corrected here.
+/// Counters of the crate `metrics` are integers, and a smaller unit under the same name would be wrong on every page
+/// but ours: so seconds are recorded as gauges, and only the type is corrected here.
 pub fn with_counter_types(page: &str) -> String {
     let is_mended = |name: &str| SECONDS.iter().any(|(known, _)| *known == name);
     let mut mended = String::with_capacity(page.len());

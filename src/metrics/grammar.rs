@@ -32,7 +32,7 @@ impl GrammarMetrics {
     pub(super) fn register(model_name: &str) -> Self {
         let labels = || scheduler_labels(model_name);
         let waiting = gauge!("sglang:num_grammar_queue_reqs", labels());
-        // Those of a unit that died wait no more.
+        // Requests of a unit that died no longer wait.
         waiting.set(0.0);
         Self {
             asked: counter!("sglang:num_grammar_total", labels()),
@@ -45,7 +45,7 @@ impl GrammarMetrics {
         }
     }
 
-    /// Counts a grammar, and how long it took if it was not at hand.
+    /// Counts a grammar, and records the time of its compilation if it was not cached.
     pub fn ended(&self, end: GrammarEnd, took: Duration) {
         self.asked.increment(1);
         match end {

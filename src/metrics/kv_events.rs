@@ -81,7 +81,7 @@ impl KvEventMetrics {
         self.skipped_batches.increment(n_batches);
     }
 
-    /// Counts a question for batches that were sent before.
+    /// Counts a request to replay earlier batches.
     pub fn replayed(&self) {
         self.replays.increment(1);
     }

@@ -8,9 +8,9 @@ use souffleur_state::scheduler::stats::EngineStats;
 pub struct EngineLoad {
     /// Queues, pools and counters, as of the last plan.
     pub stats: EngineStats,
-    /// Tokens that are inside and not computed yet.
+    /// Tokens of requests in the engine that are not computed yet.
     pub pending: PendingTokens,
-    /// Output tokens that requests got a second, over the last second of work; 0 while nothing is inside.
+    /// Output tokens delivered per second, over the last second of work; 0 while the engine has no request.
     pub gen_throughput: f64,
     /// Part of the prompt tokens that came from the cache, from 0 to 1, of the last plan that admitted any request.
     pub cache_hit_rate: f64,

@@ -8,7 +8,7 @@ struct Lines<'a> {
     samples: Vec<&'a str>,
 }
 
-/// The same page with its families by name, and the samples of counters and gauges by their labels.
+/// Sorts the families of a page by name, and the samples of counters and gauges by their labels.
 ///
 /// Recorders keep series in hash maps, so a page comes in another order each time: two of them cannot be compared, and
 /// they compress badly. The samples of a histogram belong together and keep their order. A page that describes nothing

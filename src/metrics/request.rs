@@ -165,7 +165,7 @@ impl RequestMetrics {
     }
 
     /// Counts a request that was cancelled before the scheduler knew of it.
-    pub fn cancelled_at_the_door(&self, is_streaming: bool) {
+    pub fn cancelled_in_intake(&self, is_streaming: bool) {
         self.of(is_streaming).requests.increment(1);
         self.aborted();
     }

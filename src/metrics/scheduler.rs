@@ -25,7 +25,7 @@ pub struct SchedulerMetrics {
 pub struct StepTokens {
     pub prefilled: u64,
     pub decoded: u64,
-    /// Output tokens that requests got: also from prefills, and none after the end of an output.
+    /// Output tokens that requests got, first tokens after prefills included, tokens after an output's end excluded.
     pub delivered: u64,
 }
 
@@ -75,7 +75,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records a step that is done and hands on as many output tokens as it decodes: see [`Self::record_work`].
+    /// Records a finished step that delivered as many output tokens as it decoded: see [`Self::record_work`].
     pub fn record_step(
         &self,
         run_seconds: f64,
@@ -91,8 +91,8 @@ impl SchedulerMetrics {
         self.record_work(run_seconds, idle_seconds, work);
     }
 
-    /// Records a step that is done: seconds that the executor worked on it and waited for it, and its tokens. Time that it
-    /// waited while the engine had no request is not counted as overhead. A step whose rows were all left out is no step.
+    /// Records a finished step: seconds that the executor worked on it and waited for it, and its tokens. A wait while
+    /// the engine had no request is not counted as overhead. Not for steps whose rows were all skipped.
     pub fn record_work(&self, run_seconds: f64, idle_seconds: f64, work: StepTokens) {
         self.steps.record(run_seconds, idle_seconds, work);
     }
@@ -312,7 +312,7 @@ struct StepMetrics {
     overhead_seconds: Histogram,
     throughput: Gauge,
     last_throughput: Cell<f64>,
-    /// No request was inside after the last plan: the executor's wait now is no overhead.
+    /// The engine had no request after the last plan, so the executor's wait is no overhead.
     is_idle: Cell<bool>,
     window_seconds: Cell<f64>,
     window_tokens: Cell<u64>,

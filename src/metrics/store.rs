@@ -19,7 +19,7 @@ impl StoreMetrics {
         }
     }
 
-    /// Records the end of a fetch: blocks that came, and why not all of them did.
+    /// Records the end of a fetch: its number of blocks, and the reason if some are missing.
     pub fn fetched(&self, blocks: usize, short: Option<&'static str>) {
         self.prefetched_tokens
             .increment(blocks as u64 * self.tokens_per_block);

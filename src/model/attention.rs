@@ -136,17 +136,17 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// False if it shares another layer's KV.
+    /// False if the layer reads another layer's KV.
     pub fn keeps_kv(&self) -> bool {
         matches!(self.input, Input::Qkv(_))
     }
 
-    /// The first matrix that reads normalised tokens.
+    /// The projection that reads the normalised input.
     pub fn reader(&self) -> &B::Matrix {
         self.input.weight()
     }
 
-    /// Stores the keys and values of `normed`, unless shared, and returns its queries, and its gates if any.
+    /// Stores the keys and values of `normed`, unless the layer reads another's, and returns its queries and any gates.
     pub fn queries(
         &self,
         backend: &mut B,

@@ -22,10 +22,10 @@ use crate::state_mixer::StateMixer;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Gate};
 
-/// Loads the family of the loader's configuration.
+/// Loads a decoder of the family that the loader's configuration names.
 ///
 /// # Errors
-/// The element type and shape that [`Weights::tensor`](crate::weights::Weights::tensor) reports.
+/// An unsupported element type or a wrong shape, from [`Weights::tensor`](crate::weights::Weights::tensor).
 pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadError> {
     let layer = loader.config().architecture.family().layer;
     Decoder::load(loader, layer)
@@ -46,13 +46,13 @@ pub struct Decoder<B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// `spec` describes a layer by its index.
+    /// `spec` describes the layer with a given index.
     pub fn load(
         loader: &mut Loader<'_, B>,
         spec: fn(&ModelConfig, usize) -> LayerSpec,
     ) -> Result<Self, LoadError> {
-        // First: the embedding, often the largest tensor, stays in memory unpacked until it is packed, while little
-        // else is loaded.
+        // The embedding, often the largest tensor, is loaded first: while it is packed, memory has both forms of it,
+        // but little else.
         let ends = Ends::load(loader)?;
         let layers = (0..loader.config().num_hidden_layers).map(|layer| {
             let spec = spec(loader.config(), layer);
@@ -76,7 +76,7 @@ impl<B: Backend> Decoder<B> {
     ) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
         // After the last layer that keeps KV or a state, only the tokens that are read are computed.
-        let keeps = |layer: &Layer<B>| layer.keeps_something();
+        let keeps = |layer: &Layer<B>| layer.keeps_kv_or_state();
         let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
         };
@@ -184,7 +184,7 @@ impl<B: Backend> Mixer<B> {
     }
 }
 
-/// Normalised if there is a norm, as input of `reader`.
+/// The input of `reader`: `x`, normalised if there is a norm.
 fn operand<B: Backend>(
     backend: &mut B,
     norm: Option<&Norm<B>>,
@@ -284,8 +284,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// Whether the layer keeps KV or a state.
-    fn keeps_something(&self) -> bool {
+    fn keeps_kv_or_state(&self) -> bool {
         match &self.mixer {
             Mixer::Attention(attention) => attention.keeps_kv(),
             Mixer::Latent(_) | Mixer::State(_) => true,

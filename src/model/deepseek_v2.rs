@@ -1,7 +1,7 @@
 //! DeepSeek-V2: latent attention, then routed experts and shared ones.
 //!
 //! arXiv 2405.04434. The router's softmax is over all experts; a token uses the best of them, or of the groups with the
-//! highest maximum. The first layers have a plain MLP. Weights of the chosen are scaled and never renormalised.
+//! highest maximum. The first layers have a plain MLP. Weights of the chosen experts are scaled, never renormalised.
 
 use crate::config::ModelConfig;
 use crate::config::deepseek::{self, Defaults as Experts};
@@ -45,7 +45,7 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
         Some("group_limited_greedy") => true,
         Some(other) => {
             let reason =
-                format!("is {other:?}, supported are \"greedy\" and \"group_limited_greedy\"");
+                format!("is {other:?}, supported: \"greedy\" and \"group_limited_greedy\"");
             return Err(json.error("topk_method", reason));
         }
     };
@@ -61,8 +61,7 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     let experts = deepseek::read(json, layers, &defaults, |json, count, used| {
         deepseek::refuse_others(json, "scoring_func", "softmax")?;
         if json.flag("norm_topk_prob")? == Some(true) {
-            let reason =
-                "is true, supported is false: weights are scaled, not divided by their sum";
+            let reason = "is true, supported: false (weights are scaled, not divided by their sum)";
             return Err(json.error("norm_topk_prob", reason));
         }
         Ok(Routing {
@@ -76,7 +75,7 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
     })?;
     let lacks = |all: &ExpertsConfig| all.layers.contains(&true) && all.shared_width.is_none();
     if json.flag("mlp_bias")? == Some(true) && experts.as_ref().is_some_and(lacks) {
-        let reason = "is true with n_shared_experts 0: supported is false without shared experts";
+        let reason = "is true with n_shared_experts 0: MLP biases need shared experts";
         return Err(json.error("mlp_bias", reason));
     }
     Ok(experts)

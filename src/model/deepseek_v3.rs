@@ -1,7 +1,7 @@
 //! DeepSeek-V3: DeepSeek-V2's layers with a different router.
 //!
 //! arXiv 2412.19437. Experts are scored by sigmoids. For the choice, each expert's correction bias is added to its
-//! score, and groups rank by the sum of their best two; the weights of the chosen use the plain scores.
+//! score, and groups rank by the sum of their best two scores; the weights of the chosen experts use the plain scores.
 
 use crate::config::ModelConfig;
 use crate::config::deepseek;
@@ -89,7 +89,7 @@ fn gguf_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
         None | Some(0 | 1) => false,
         Some(2) => true,
         Some(other) => {
-            let reason = format!("is {other}, supported are 1 (softmax) and 2 (sigmoid)");
+            let reason = format!("is {other}, supported: 1 (softmax) and 2 (sigmoid)");
             return Err(keys.error("expert_gating_func", reason));
         }
     };

@@ -44,7 +44,7 @@ impl Architecture {
 pub(crate) fn of_json(json: &JsonFile) -> Result<&'static Family, LoadError> {
     let names = json
         .texts("architectures")?
-        .ok_or_else(|| json.error("architectures", "is missing, it names the model's class"))?;
+        .ok_or_else(|| json.error("architectures", "is missing: it names the model's class"))?;
     let is_decoder = |family: &&Family| names.iter().any(|name| family.decoder_of.contains(name));
     let decoders: Vec<&'static Family> = FAMILIES.into_iter().filter(is_decoder).collect();
     if !decoders.is_empty() {
@@ -70,14 +70,14 @@ pub(crate) fn gguf_names() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter_map(|family| family.gguf.name)
 }
 
-/// Vision-language models run on text only, as the family of their decoder.
+/// Whether `class` is the family's, or that of its decoder alone if the family is a vision-language model.
 fn is_named(family: &Family, class: &str) -> bool {
     let model = family.name.strip_suffix("ForConditionalGeneration");
     family.name == class
         || model.is_some_and(|model| class.strip_suffix("ForCausalLM") == Some(model))
 }
 
-/// The decoder's family in a vision-language model: the one of `model_type`, or the first.
+/// The family of a vision-language model's decoder: the one with the nested `model_type`, or the first.
 fn of_decoder(json: &JsonFile, decoders: &[&'static Family]) -> Result<&'static Family, LoadError> {
     let inner = json.object("text_config")?;
     let inner = inner.as_ref();
@@ -91,7 +91,7 @@ fn of_decoder(json: &JsonFile, decoders: &[&'static Family]) -> Result<&'static 
             .iter()
             .map(|family| format!("{:?}", family.model_type));
         let supported = quoted.collect::<Vec<_>>().join(" and ");
-        let reason = format!("is {kind:?}, supported are {supported}");
+        let reason = format!("is {kind:?}, supported: {supported}");
         inner.unwrap_or(json).error("model_type", reason)
     })
 }

@@ -57,7 +57,7 @@ impl fmt::Debug for Architecture {
 pub(crate) struct Family {
     pub name: &'static str,
     pub model_type: &'static str,
-    /// Vision-language classes that may have it as decoder, chosen by `model_type`.
+    /// Vision-language classes whose decoder may be of this family, chosen by `model_type`.
     pub decoder_of: &'static [&'static str],
     pub defaults: Defaults,
     pub intermediate: Intermediate,
@@ -76,7 +76,7 @@ pub(crate) struct Family {
     pub latent: Option<LatentDefaults>,
     pub gemma: Option<GemmaRules>,
     pub keys: KeyNames,
-    /// Differing parts of tensor names: the checkpoints', the model's.
+    /// Parts of tensor names that differ: in checkpoints, in our names.
     pub tensor_names: &'static [(&'static str, &'static str)],
     /// Whether checkpoints fuse q, k and v, and gate and up.
     pub fused: bool,
@@ -188,11 +188,11 @@ pub(crate) enum Intermediate {
 #[derive(Clone, Copy)]
 pub(crate) enum AttentionBias {
     Never,
-    /// All of them, if `attention_bias` is true.
+    /// All projections have biases if `attention_bias` is true.
     Key {
         absent: bool,
     },
-    /// Those of queries, keys and values.
+    /// Only queries, keys and values have biases.
     Qkv,
 }
 
@@ -245,18 +245,18 @@ pub(crate) enum WindowLayers {
 }
 
 pub(crate) struct GgufFamily {
-    /// `general.architecture`; `None` if its files have another family's.
+    /// `general.architecture`; `None` if the family's files have the name of another family.
     pub name: Option<&'static str>,
     /// Maps a file of this name to another family by its experts.
     pub by_experts: fn(Option<&ExpertsConfig>) -> Option<&'static Family>,
-    /// Number keys that it reads; others must be neutral.
+    /// Numeric keys that the family reads; others must have a value without effect.
     pub numbers: &'static [&'static str],
-    /// Tensor names within a layer that differ from the usual ones: ours, the file's.
+    /// Tensor names within a layer that differ from the usual ones: our name, the file's name.
     pub names: &'static [(&'static str, &'static str)],
-    /// Alternative tensor names: the usual one, the alternative.
+    /// Alternative tensor names: the usual name, the alternative.
     pub other_names: &'static [(&'static str, &'static str)],
-    /// Whether rows of query and key projections are interleaved rotary pairs, also in layers without RoPE; ours have
-    /// the halves of a head apart.
+    /// Whether rows of query and key projections are interleaved rotary pairs, also in layers without RoPE; our kernels
+    /// read the first halves of all pairs, then the second.
     pub paired_rows: bool,
     pub windows: GgufWindows,
     pub experts: Option<GgufExperts>,
@@ -291,11 +291,11 @@ impl GgufFamily {
 
 #[derive(Clone, Copy)]
 pub(crate) enum GgufWindows {
-    /// No key names the layers.
+    /// Files with a window are rejected: no key names its layers.
     Refused,
-    /// In every layer; zero for none. llama.cpp ignores windows in these files.
+    /// A window in every layer, or none if it is 0. llama.cpp ignores windows in these files.
     Everywhere,
-    /// In the listed layers, or in all but the last of each period.
+    /// A window in the listed layers, or in all but the last of each period.
     Pattern {
         period: usize,
         /// Whether the key is required and non-zero.
@@ -306,11 +306,11 @@ pub(crate) enum GgufWindows {
 
 pub(crate) struct GgufExperts {
     pub names: ExpertNames,
-    /// Number keys of its router; others must be neutral.
+    /// Numeric keys of the router; others must have a value without effect.
     pub numbers: &'static [&'static str],
     /// The default of `expert_weights_norm`.
     pub renormalises: bool,
-    /// Makes the router's formula from a softmax over all experts.
+    /// Adapts the router's formula, given a softmax over all experts.
     pub routing: fn(&Keys<'_>, Routing) -> Result<Routing, LoadError>,
     /// Whether the shared expert's width is `expert_shared_count` times an expert's.
     pub has_shared: bool,

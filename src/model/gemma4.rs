@@ -77,7 +77,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Gemma4ForConditionalGeneration", "gemma4", layer)
 };
 
-/// Parts of Gemma 4's tensor names, which have experts directly in the layer, and ours.
+/// Parts of tensor names: Gemma 4's files have router and experts directly in a layer, our names in a module `moe`.
 const NAMES: &[(&str, &str)] = &[(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {

@@ -10,7 +10,7 @@ use souffleur_base::error::LoadError;
 const FILE: &str = "generation_config.json";
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// In any file.
+/// Limits of sampling parameters, in JSON and in GGUF files.
 pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=100.0;
 pub(crate) const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
 pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_sampling_knows_are_read() {
+    fn sampling_keys_are_read() {
         let config = parse(
             r#"{"eos_token_id": [5, 7], "do_sample": true, "temperature": 0.5, "top_p": 0.75, "top_k": 20,
                 "min_p": 0.0, "repetition_penalty": 1.0, "transformers_version": "4.51.0"}"#,
@@ -154,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn a_nucleus_without_mass_is_taken() {
-        let config = parse(r#"{"top_p": 0, "top_k": 0}"#).expect("both have a meaning");
+    fn zero_top_p_and_top_k_are_accepted() {
+        let config = parse(r#"{"top_p": 0, "top_k": 0}"#).expect("both zeros are valid");
         assert_eq!((config.top_p, config.top_k), (Some(0.0), Some(-1)));
     }
 }

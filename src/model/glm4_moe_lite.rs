@@ -1,6 +1,6 @@
 //! GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's latent attention and router, in other sizes.
 //!
-//! The layers with experts are configured one by one.
+//! The configuration lists the layers with experts.
 
 use crate::config::ModelConfig;
 use crate::config::deepseek;
@@ -12,7 +12,7 @@ use crate::json_file::JsonFile;
 use crate::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 use souffleur_base::error::LoadError;
 
-/// Its GGUF files have DeepSeek-V3's name, and are read as DeepSeek-V3.
+/// The family's GGUF files have DeepSeek-V3's name, and are read as DeepSeek-V3.
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
         context: 202_752,
@@ -65,7 +65,7 @@ fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Load
         "sparse" => Ok(true),
         "dense" => Ok(false),
         other => {
-            let reason = format!("has {other:?}, supported are \"sparse\" and \"dense\"");
+            let reason = format!("has {other:?}, supported: \"sparse\" and \"dense\"");
             Err(json.error("mlp_layer_types", reason))
         }
     };

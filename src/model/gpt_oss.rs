@@ -1,8 +1,8 @@
 //! gpt-oss: attention with sinks, a sliding window in every other layer, experts in every layer.
 //!
 //! arXiv 2508.10925. A sink is a learned score of a query head that counts in the softmax without a value, so that a
-//! head may attend to nothing. The router's softmax is over the chosen; experts have biases, and clamped gate and up
-//! projections.
+//! head may attend to nothing. The router's softmax is over the chosen experts, which have biases and clamped gate and
+//! up projections.
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};
@@ -99,7 +99,7 @@ fn usual_rope(theta: f64) -> RopeConfig {
     }
 }
 
-/// Softmax over the chosen; every layer has experts, with biases and clamped gates.
+/// Softmax over the chosen experts; every layer has experts, with biases and clamped gates.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(128);
     let used = json.size("num_experts_per_tok", EXPERTS)?.unwrap_or(4);
@@ -131,7 +131,7 @@ fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError>
             ..routing
         }),
         Some(other) => {
-            let reason = format!("is {other}, supported is 3 (softmax over the chosen)");
+            let reason = format!("is {other}, supported: 3 (softmax over the chosen experts)");
             Err(keys.error(NAME, reason))
         }
     }

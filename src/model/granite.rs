@@ -1,7 +1,7 @@
 //! Granite 3 and 4 without experts or states: Llama with four scale factors.
 //!
-//! One multiplies embeddings, another the outputs of attention and MLP before the residual add; a third replaces 1/sqrt
-//! of a head's elements on attention scores, and the last divides logits. They keep activations at the same scale for
+//! One multiplies embeddings, another the outputs of attention and MLP before the residual add; a third replaces
+//! `1/sqrt(head_dim)` on attention scores, and the last divides logits. They keep activations at the same scale for
 //! any width (arXiv 2203.03466). [`crate::blocks`] reads all four from the configuration
 //! ([`ModelConfig::embedding_scale`] and the following fields).
 

@@ -90,8 +90,8 @@ impl JsonFile {
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
-            let said = nested.object.into_iter();
-            object.extend(said.filter(|(_, value)| !value.is_null()));
+            let entries = nested.object.into_iter();
+            object.extend(entries.filter(|(_, value)| !value.is_null()));
         }
         Ok(Self {
             file: self.file.clone(),
@@ -149,10 +149,10 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "true or false"))
     }
 
-    /// `null` is false, an absent key `absent`.
+    /// `null` means false; a missing key means `absent`.
     pub fn flag_or_null(&self, key: &str, absent: bool) -> Result<bool, LoadError> {
-        let unsaid = absent && !self.has(key);
-        Ok(self.flag(key)?.unwrap_or(unsaid))
+        let default = absent && !self.has(key);
+        Ok(self.flag(key)?.unwrap_or(default))
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>, LoadError> {

@@ -22,7 +22,10 @@ impl<B: Backend> LatentAttention<B> {
     /// If the configuration has no latent attention.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize) -> Result<Self, LoadError> {
         let config = loader.config();
-        let latent = config.latent.as_ref().expect("the family has it");
+        let latent = config
+            .latent
+            .as_ref()
+            .expect("the configuration has latent attention");
         let (shape, hidden) = (latent.shape(config), config.hidden_size);
         let bias = config.bias;
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");

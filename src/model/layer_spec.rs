@@ -41,8 +41,8 @@ impl BlockNorms {
         self != Self::Before
     }
 
-    /// The norm of the feed-forward block's input. With output norms, the usual name is that of attention's output
-    /// norm.
+    /// Name of the norm of the feed-forward block's input. Where attention has an output norm, that norm has the usual
+    /// name instead.
     pub fn of_feed_forward_input(self) -> Option<&'static str> {
         match self {
             Self::Before => Some("post_attention_layernorm"),

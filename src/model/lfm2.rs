@@ -93,7 +93,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// The configured width is that of an ungated MLP: two thirds of it, scaled and rounded up.
+/// The configured width is that of an ungated MLP. The gated one has two thirds of it, scaled and rounded up.
 fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     let given = match json.size("block_ff_dim", INTERMEDIATE)? {
         None => json.required_size("intermediate_size", INTERMEDIATE)?,
@@ -115,7 +115,7 @@ fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
         Ok(width)
     } else {
         let reason = format!(
-            "makes an MLP of width {width}, expected 1 to {}",
+            "gives the MLP a width of {width}, expected 1 to {}",
             INTERMEDIATE.end()
         );
         Err(json.error("intermediate_size", reason))
@@ -153,7 +153,7 @@ fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError>
     const SIGMOID: f64 = 2.0;
     let function = keys.number(NAME, f64::MIN..=f64::MAX)?;
     if let Some(function) = function.filter(|function| *function != SIGMOID) {
-        let reason = format!("is {function}, supported is {SIGMOID}: use another model");
+        let reason = format!("is {function}, supported: {SIGMOID} (sigmoid)");
         return Err(keys.error(NAME, reason));
     }
     let scale = keys.number("expert_weights_scale", 0.0..=1e6)?;

@@ -2,8 +2,8 @@
 //!
 //! Each family has a file, [`llama`] being the simplest, with its record (`family.rs`): names, defaults, keys, tensors
 //! and layers; `families.rs` is the table. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
-//! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are written against
-//! [`Backend`](souffleur_kernels::Backend), without devices, requests or steps.
+//! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are generic
+//! over [`Backend`](souffleur_kernels::Backend), and know no devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;

@@ -8,7 +8,7 @@ use crate::weights::folder::{self, INDEX, SINGLE};
 use crate::weights::quantised::scheme;
 use souffleur_base::error::LoadError;
 
-/// Describes the encoding of weights, as do files of quantisation tools.
+/// Describes the encoding of the weights, like the files of quantisation tools.
 const CONFIG: &str = "config.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum ModelLocation {
 }
 
 impl ModelLocation {
-    /// A file is a GGUF file; a folder without safetensors resolves to its only GGUF model, if any.
+    /// A path of a file means a GGUF file; a folder without safetensors resolves to its only GGUF model, if any.
     ///
     /// # Errors
     /// The folder has several GGUF models, or cannot be read.
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_weights_are_those_that_are_read() {
+    fn weight_files_are_the_files_that_are_read() {
         let parts = ModelLocation::Gguf("m-00001-of-00003.gguf".into());
         let expected = [1, 2, 3].map(|part| format!("m-0000{part}-of-00003.gguf"));
         assert_eq!(names(&parts), expected);

@@ -29,9 +29,9 @@ impl ModelFiles {
     /// Records the files of the weights, and those that describe them.
     ///
     /// # Errors
-    /// [`LoadError::Io`] of a file that cannot be read; as [`ModelLocation::find`].
+    /// [`LoadError::Io`] if a file cannot be read; errors of [`ModelLocation::find`].
     pub fn look(path: &Path) -> Result<Self, LoadError> {
-        let look = |file: PathBuf| -> Result<_, LoadError> {
+        let record = |file: PathBuf| -> Result<_, LoadError> {
             let facts = Facts::of(&file)?;
             Ok((file, facts))
         };
@@ -42,7 +42,7 @@ impl ModelFiles {
             }
             (files, _) => (files?, true),
         };
-        let files = files.into_iter().map(look);
+        let files = files.into_iter().map(record);
         Ok(Self {
             path: path.to_owned(),
             files: files.collect::<Result<_, LoadError>>()?,
@@ -153,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn words(files: &ModelFiles) -> String {
-        let error = files.check().expect_err("something has changed");
+    fn replacement_error(files: &ModelFiles) -> String {
+        let error = files.check().expect_err("a file was replaced");
         assert!(matches!(error, LoadError::Replaced { .. }), "{error}");
         error.to_string()
     }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_replace_a_file_is_seen_and_named() {
+    fn every_way_to_replace_a_file_is_detected() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let dir = folder.path();
         put(dir, "config.json", "{}");
@@ -174,7 +174,7 @@ mod tests {
         files.check().expect("nothing has changed");
 
         put(dir, "model.safetensors", "weigh");
-        let shorter = words(&files);
+        let shorter = replacement_error(&files);
         assert!(
             shorter.contains("model.safetensors is not the file"),
             "{shorter}"
@@ -182,7 +182,7 @@ mod tests {
         assert!(shorter.contains("it has 5 bytes, 7 before"), "{shorter}");
 
         put(dir, "model.safetensors", "Weights");
-        assert!(words(&files).contains("its first bytes changed"));
+        assert!(replacement_error(&files).contains("its first bytes changed"));
 
         let files = look();
         let file = File::options()
@@ -190,20 +190,20 @@ mod tests {
             .open(dir.join("model.safetensors"));
         let file = file.expect("it is there");
         file.set_modified(UNIX_EPOCH).expect("its times can be set");
-        assert!(words(&files).contains("its modification time is 0.000, it was "));
+        assert!(replacement_error(&files).contains("its modification time is 0.000, it was "));
 
         let files = look();
         put(dir, "config.json", "[]");
-        assert!(words(&files).contains("config.json"));
+        assert!(replacement_error(&files).contains("config.json"));
 
         let files = look();
         put(dir, "quantize_config.json", "{}");
-        assert!(words(&files).contains("names other weight files now"));
+        assert!(replacement_error(&files).contains("names other weight files now"));
     }
 
     #[cfg(unix)]
     #[test]
-    fn the_same_bytes_in_another_file_are_another_file() {
+    fn a_copy_with_the_same_bytes_counts_as_replaced() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let dir = folder.path();
         put(dir, "config.json", "{}");
@@ -211,21 +211,21 @@ mod tests {
         let files = ModelFiles::look(dir).expect("it can be read");
         put(dir, "copy", "weights");
         fs::rename(dir.join("copy"), dir.join("model.safetensors")).expect("same folder");
-        assert!(words(&files).contains("its inode changed"));
+        assert!(replacement_error(&files).contains("its inode changed"));
     }
 
     #[test]
-    fn a_model_without_weights_is_its_configuration() {
+    fn without_weights_only_the_configuration_is_compared() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         put(folder.path(), "config.json", "{}");
         let files = ModelFiles::look(folder.path()).expect("it can be read");
         files.check().expect("nothing has changed");
         put(folder.path(), "config.json", "{ }");
-        assert!(words(&files).contains("it has 3 bytes, 2 before"));
+        assert!(replacement_error(&files).contains("it has 3 bytes, 2 before"));
     }
 
     #[test]
-    fn a_file_that_is_gone_is_no_other_file() {
+    fn a_missing_file_does_not_count_as_replaced() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         put(folder.path(), "config.json", "{}");
         put(folder.path(), "model.safetensors", "weights");

@@ -31,7 +31,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Phi3ForCausalLM", "phi3", layer)
 };
 
-/// In tokens; a key outside of the RoPE parameters.
+/// Default original context, in tokens. The key for it is outside of the RoPE parameters.
 const ORIGINAL_CONTEXT: usize = 4096;
 
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
@@ -46,7 +46,7 @@ fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError>
     match rope.scaling {
         RopeScaling::Default | RopeScaling::LongRope(_) => Ok(rope),
         _ => {
-            let reason = "is not one of Phi-3's, supported are default and longrope";
+            let reason = "has a type that Phi-3 lacks, supported: default and longrope";
             Err(json.error("rope_scaling", reason))
         }
     }

@@ -143,7 +143,7 @@ fn states(
     kind: &Kind,
 ) -> Result<Option<RecurrentConfig>, LoadError> {
     if json.flag("attn_output_gate")? == Some(false) {
-        let reason = "is false, supported is true: attention's result goes through a gate";
+        let reason = "is false, supported: true (attention's output has a gate)";
         return Err(json.error("attn_output_gate", reason));
     }
     let interval = json.size("full_attention_interval", 1..=usize::MAX)?;

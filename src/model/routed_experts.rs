@@ -1,11 +1,11 @@
-//! A router and its experts, for any place in a layer.
+//! A router and its experts: in place of a layer's MLP, or in parallel with it.
 
 use crate::config::experts::ExpertsConfig;
 use crate::loader::Loader;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Expert, Router};
 
-/// Each expert is a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen ones.
+/// Each expert is a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen experts.
 pub struct RoutedExperts<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
@@ -48,8 +48,8 @@ fn load_router<B: Backend>(
 ) -> Result<Router<B>, LoadError> {
     let hidden = loader.config().hidden_size;
     let (names, count) = (config.names, config.count());
-    let numbers = |loader: &mut Loader<'_, B>, are_there: bool, name: &str| {
-        if are_there {
+    let numbers = |loader: &mut Loader<'_, B>, present: bool, name: &str| {
+        if present {
             loader.vector(&[(name, count)]).map(Some)
         } else {
             Ok(None)

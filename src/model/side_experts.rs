@@ -39,9 +39,9 @@ impl<B: Backend> SideExperts<B> {
         self.mlp_norm.add(backend, &mut sum, mlp);
         let routed = self.router_norm.rows(backend, x);
         let rows = self.input_norm.rows(backend, x);
-        let mut made = backend.zeros_like(x);
-        self.experts.add(backend, &mut made, &routed, &rows);
-        self.output_norm.add(backend, &mut sum, &made);
+        let mut output = backend.zeros_like(x);
+        self.experts.add(backend, &mut output, &routed, &rows);
+        self.output_norm.add(backend, &mut sum, &output);
         sum
     }
 }

@@ -1,20 +1,20 @@
-//! Finds the first differing field of two values of one type.
+//! Finds the first field that differs between two values of one type.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// Upper bound of the characters of a value in a report.
+/// The largest number of characters shown of a value.
 const SHOWN_CHARS: usize = 120;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// The path to it, as `rows[3].seq`; empty for the whole value.
+    /// The path of the field, such as `rows[3].seq`; empty for the whole value.
     pub field: String,
     pub recorded: String,
     pub replayed: String,
 }
 
-/// The first differing field; `None` when all fields are equal.
+/// Returns the first differing field; `None` if all fields are equal.
 pub fn first_difference<T: Serialize>(recorded: &T, replayed: &T) -> Option<FieldDifference> {
     let value = |of: &T| serde_json::to_value(of).unwrap_or(Value::Null);
     let mut path = String::new();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_differing_field_is_named_with_both_values() {
+    fn the_first_differing_field_is_shown_with_both_values() {
         let same = |a: Value, b: Value| first_difference(&a, &b);
         let check = |a: Value, b: Value, field: &str, recorded: &str, replayed: &str| {
             let found = same(a, b).expect("they differ");

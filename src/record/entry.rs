@@ -1,4 +1,4 @@
-//! The records of a message log: calls of the scheduler's state, and their outcomes.
+//! The records of a message log: calls to the scheduler's state, and their outcomes.
 
 mod step;
 mod submit;
@@ -16,12 +16,12 @@ use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::pooling::Pooling;
 use souffleur_state::scheduler::submission::Submission;
 
-/// One record. A call is written before it is made, so that the log contains one that panics; its outcome follows.
+/// One record. A call is written before it is made, so that the log contains calls that panic; its outcome follows.
 ///
-/// New variants go to the end: the index is the encoding.
+/// New variants are added at the end: the index of a variant is its encoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Entry {
-    /// A unit starts with fresh states.
+    /// An engine unit starts with fresh states.
     Start {
         generation: u64,
     },
@@ -48,21 +48,21 @@ pub enum Entry {
     Unpin {
         pin: u64,
     },
-    /// Pins expired. A check that expires none is not written.
+    /// Pins expired. A check that expires no pin is not written.
     ExpirePins {
         now_s: u64,
     },
-    /// Tree and pools answered the open plan.
+    /// The tree and the pools answered the pending plan.
     Planned(Box<PlannedDigest>),
     /// A call for the state's next message.
     Next,
-    /// Requests whose cancel flag the previous call found raised.
+    /// The requests whose cancel flag the previous call saw raised.
     CancelsSeen(Vec<IntakeId>),
     /// The message that the previous call returned.
     Outcome(Box<NextDigest>),
-    /// News were taken, to be sent to the Tokenizer.
+    /// Tokens and ends of requests were taken, to be sent to the Tokenizer.
     News(NewsDigest),
-    /// The tree answered the policy's probe.
+    /// The tree answered the scheduling policy's probe.
     Probed(Box<ProbedDigest>),
     SetPolicy {
         name: String,
@@ -75,9 +75,9 @@ pub enum Entry {
         now_s: f64,
     },
     FlushCache,
-    /// A request arrived whose output begins with these tokens.
+    /// As `Submit`, for a request whose output must start with the given tokens.
     SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
-    /// A request arrived for a model whose layers keep states.
+    /// As `Submit`, for a model with recurrent states.
     SubmitAnchored {
         request: Box<SubmitEntry>,
         opening: Arc<[u32]>,
@@ -87,7 +87,7 @@ pub enum Entry {
     SetPaused {
         paused: bool,
     },
-    /// A request arrived that bypasses the cache: its prompt is vectors, and the states depend only on their number.
+    /// As `Submit`, for a request that bypasses the cache: its prompt is vectors, of which only the number matters.
     SubmitBypassing {
         request: Box<SubmitEntry>,
         opening: Arc<[u32]>,
@@ -111,7 +111,7 @@ pub enum Entry {
     UnpinSoftly {
         name: u64,
     },
-    /// A request arrived whose sequence uses long-context RoPE factors.
+    /// As `Submit`, for a sequence with long-context RoPE factors.
     SubmitLong {
         request: Box<SubmitEntry>,
         opening: Arc<[u32]>,
@@ -135,7 +135,7 @@ pub enum Entry {
     },
     Written {
         tickets: Vec<Ticket>,
-        /// False if it did not keep them.
+        /// False if the store did not keep the blocks.
         kept: bool,
     },
     /// The KV store answered a lookup, with the reason for the miss after the last block.
@@ -200,7 +200,7 @@ impl Entry {
         }
     }
 
-    /// The message that caused the call, by its name in `actors::messages`.
+    /// The name of the message that caused the call, as in `actors::messages`.
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
@@ -238,7 +238,7 @@ impl Entry {
         }
     }
 
-    /// True for inputs from outside; false for requests and answers between the states.
+    /// True for inputs from outside; false for messages between the states, and for outcomes.
     pub fn is_input(&self) -> bool {
         !matches!(
             self,
@@ -255,7 +255,7 @@ impl Entry {
 /// The request that a cancel flag belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FlagOf {
-    /// No flag was given: applies to any request with the id.
+    /// The call has no flag, and applies to any request with the id.
     Nobody,
     /// The request in flight with the id.
     Holder,

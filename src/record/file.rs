@@ -1,12 +1,12 @@
-//! The message log's file format: a magic number, then blocks, each with its lengths and a checksum.
+//! The message log's file format: a magic number, then compressed blocks with checksums.
 //!
 //! ```text
-//! file    "SOUFLOG" 1 | block of the header (JSON) | blocks of entries, a mark where some are missing | the end
-//! block   kind u8 | raw bytes u32 | stored bytes u32 | CRC-32 u32 of all this and what follows | stored
+//! file    "SOUFLOG" 1 | header block (JSON) | entry blocks, with a gap block where entries are missing | end block
+//! block   kind u8 | raw length u32 | stored length u32 | CRC-32 u32 of all other fields | stored bytes
 //! ```
 //!
-//! Numbers are little-endian; entries are concatenated postcard, deflated block by block. A truncated file is readable
-//! up to its last whole block. Lengths are checked against limits before memory is allocated for them.
+//! Numbers are little-endian. An entry block is a deflated concatenation of entries in the postcard format. A truncated
+//! file is readable up to its last complete block. Lengths are checked against limits before memory is allocated.
 
 use std::io::{self, Read, Write};
 
@@ -21,10 +21,10 @@ use souffleur_state::control::ControlSetup;
 const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
 /// Incremented when an older reader would misread the entries.
 pub const FORMAT_VERSION: u32 = 2;
-/// Upper bound of a block's bytes of entries.
+/// The largest raw length of an entry block.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
 const MAX_HEADER_BYTES: usize = 1 << 20;
-/// Kind, raw bytes, stored bytes; the checksum follows.
+/// Bytes of kind and lengths, before the checksum.
 const SUMMED_BYTES: usize = 9;
 const FRAME_BYTES: usize = SUMMED_BYTES + 4;
 /// Bytes of the final block.
@@ -38,7 +38,7 @@ pub struct Header {
     pub format_version: u32,
     pub engine_version: String,
     pub control: ControlSetup,
-    /// The parameters of double sparsity, on which its KV depends, in addition to the model; `None` for full attention.
+    /// The parameters of double sparsity, on which keys and values depend; `None` for full attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub double_sparsity: Option<String>,
 }
@@ -58,16 +58,16 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEnd {
     Closed,
-    /// It reached its size limit.
+    /// The log reached its size limit.
     SizeLimit,
-    /// It is truncated: the writer was killed.
+    /// The log is truncated: the writer was killed.
     CutOff,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     Entry(Entry),
-    /// The writer was too slow: the unit's last entries are missing.
+    /// The writer was too slow: the last entries of the unit are missing.
     Gap,
 }
 
@@ -78,13 +78,13 @@ pub enum LogError {
     /// The magic number is missing.
     #[error("is not a message log: it does not begin with SOUFLOG and its version")]
     NoLog,
-    /// A different version of the engine wrote it.
+    /// Another version of the engine wrote the log.
     #[error(
         "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
     Format {
         found: u32,
-        /// The engine version that wrote it, if known.
+        /// The version of the engine that wrote the log, if known.
         engine: String,
     },
     #[error("is damaged at byte {at}: {reason}")]
@@ -138,7 +138,7 @@ pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
     Ok(framed(Kind::Entries, raw.len() as u32, &stored))
 }
 
-/// Encodes the gap marker: a truncated log has no end block that counts missing entries.
+/// Encodes a gap block, which marks missing entries even in a truncated log, without an end block.
 pub fn gap() -> Vec<u8> {
     framed(Kind::Gap, 0, &[])
 }
@@ -153,10 +153,10 @@ pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
 pub struct LogReader<R> {
     source: R,
     header: Header,
-    /// The current block, and the read position in it.
+    /// The raw bytes of the current block, and the read position in them.
     block: Vec<u8>,
     at: usize,
-    /// Offsets of this block and the next.
+    /// The file offsets of the current and the next block.
     block_at: u64,
     next_at: u64,
     ended: Option<(LogEnd, u64)>,
@@ -187,11 +187,11 @@ impl<R: Read> LogReader<R> {
         };
         let frame = read_frame(&mut source, &mut next_at, MAX_HEADER_BYTES)?;
         let frame = frame.filter(|frame| frame.kind == Kind::Header);
-        let frame = frame.ok_or_else(|| damaged("it has no header".to_owned()))?;
+        let frame = frame.ok_or_else(|| damaged("the header is missing".to_owned()))?;
         let json: serde_json::Value = serde_json::from_slice(&frame.stored)
             .map_err(|error| damaged(format!("header: {error}")))?;
         check_version(&json)?;
-        // The checksum is correct: an incomplete header of this format is from another engine.
+        // The checksum is correct, so the file is not damaged: another engine version wrote this header.
         let header = serde_json::from_value(json)
             .map_err(|error| damaged(format!("the header does not match this engine: {error}")))?;
         Ok(Self {
@@ -209,7 +209,7 @@ impl<R: Read> LogReader<R> {
         &self.header
     }
 
-    /// The reason of its end and the number of missing entries, after [`next`](Self::next) has returned `None`.
+    /// How the log ended and the number of missing entries, after [`next`](Self::next) returned `None`.
     pub fn ending(&self) -> (LogEnd, u64) {
         self.ended.unwrap_or((LogEnd::CutOff, 0))
     }
@@ -218,7 +218,7 @@ impl<R: Read> LogReader<R> {
     ///
     /// # Errors
     /// The contents violate the format.
-    #[allow(clippy::should_implement_trait)] // it may fail
+    #[allow(clippy::should_implement_trait)] // this may fail
     pub fn next(&mut self) -> Result<Option<Record>, LogError> {
         loop {
             if self.at < self.block.len() {
@@ -322,15 +322,15 @@ fn read_frame(
     }
     let number = |from: usize| {
         let bytes = <[u8; 4]>::try_from(&frame[from..from + 4]);
-        u32::from_le_bytes(bytes.expect("four bytes are four bytes"))
+        u32::from_le_bytes(bytes.expect("the slice has four bytes"))
     };
     let (n_raw, n_stored, sum) = (number(1) as usize, number(5) as usize, number(SUMMED_BYTES));
     let kind = Kind::of(frame[0]);
     let kind = kind.ok_or_else(|| damaged(format!("unknown block kind {}", frame[0])))?;
-    // Deflate adds a few bytes to incompressible data.
+    // Deflate enlarges incompressible data by a few bytes.
     if n_raw > limit || n_stored > limit + limit / 8 {
         return Err(damaged(format!(
-            "a block of {n_raw} bytes in {n_stored}, limit is {limit}"
+            "a block has {n_raw} raw and {n_stored} stored bytes, the limit is {limit}"
         )));
     }
     let mut stored = Vec::new();
@@ -357,11 +357,11 @@ mod tests {
         let mut log = MAGIC.to_vec();
         log.extend(framed(Kind::Header, json.len() as u32, json.as_bytes()));
         let opened = LogReader::open(log.as_slice()).err();
-        opened.expect("it is no header of this engine").to_string()
+        opened.expect("the header is invalid").to_string()
     }
 
     #[test]
-    fn a_log_of_another_format_says_who_can_replay_it() {
+    fn the_error_for_another_format_names_the_engine_version() {
         for found in [0, FORMAT_VERSION + 1] {
             let header = format!(r#"{{"format_version": {found}, "engine_version": "9.8"}}"#);
             let expected = format!(

@@ -1,7 +1,7 @@
-//! A wrapper of the scheduler's state that records its inputs.
+//! A wrapper around the scheduler's state that writes each input to the message log.
 //!
-//! The actor holds a [`RecordedScheduler`] and no state: reads go through [`Deref`], every change is a method here.
-//! Without a log each costs one branch.
+//! The actor holds a [`RecordedScheduler`] instead of the state: it reads through [`Deref`], and each change is a
+//! method here. Without a log, each method costs one branch more.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use souffleur_state::scheduler::{CacheFlushed, Next, Scheduler};
 use souffleur_state::step::{RowResult, StepOutput};
 
 pub struct RecordedScheduler {
-    /// Dropped first: it flushes its buffer while the state is whole.
+    /// Dropped first, so that it flushes its buffer before the state is dropped.
     recorder: Option<Recorder>,
     state: Scheduler,
 }
@@ -89,7 +89,7 @@ impl RecordedScheduler {
         self.state.stop_found(rid, kept);
     }
 
-    /// See [`Scheduler::step_took`]. Written only where decisions depend on it.
+    /// See [`Scheduler::step_took`]. Written only if decisions depend on the duration.
     pub fn step_took(&mut self, step: StepId, micros: u64) {
         if self.state.wants_time_of(step) {
             self.write(|_| Entry::StepTook { step, micros });
@@ -228,7 +228,7 @@ impl RecordedScheduler {
         self.state.blocks_written(tickets, kept);
     }
 
-    /// See [`Scheduler::take_store_orders`]. Decides nothing, and is not written: steps and news show its effects.
+    /// See [`Scheduler::take_store_orders`]. Not written: steps and news show the effects.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         self.state.take_store_orders()
     }
@@ -253,7 +253,7 @@ impl RecordedScheduler {
         next
     }
 
-    #[allow(clippy::should_implement_trait)] // as there
+    #[allow(clippy::should_implement_trait)] // as in `Scheduler`
     pub fn next(&mut self) -> Next {
         if self.state.must_wait() {
             return Next::Nothing;
@@ -273,32 +273,32 @@ impl RecordedScheduler {
         news
     }
 
-    /// See [`Scheduler::take_spent`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_spent`]. Not written, since no decision depends on it.
     pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
         self.state.take_spent()
     }
 
-    /// See [`Scheduler::take_ended`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_ended`]. Not written, since no decision depends on it.
     pub fn take_ended(&mut self) -> Vec<SeqId> {
         self.state.take_ended()
     }
 
-    /// See [`Scheduler::take_first_admissions`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_first_admissions`]. Not written, since no decision depends on it.
     pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.state.take_first_admissions()
     }
 
-    /// See [`Scheduler::take_pinned`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_pinned`]. Not written, since no decision depends on it.
     pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
         self.state.take_pinned()
     }
 
-    /// See [`Scheduler::take_flushed`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_flushed`]. Not written, since no decision depends on it.
     pub fn take_flushed(&mut self) -> Vec<(u64, CacheFlushed)> {
         self.state.take_flushed()
     }
 
-    /// See [`Scheduler::take_prefix_events`]. Decides nothing, and is not written.
+    /// See [`Scheduler::take_prefix_events`]. Not written, since no decision depends on it.
     pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
         self.state.take_prefix_events()
     }

@@ -1,8 +1,7 @@
-//! Non-blocking writes from the scheduler to the disk: entries are encoded into a buffer, and full buffers go through a
-//! bounded channel to a thread that compresses and writes them.
+//! Writes the message log without blocking the scheduler: through a bounded channel, to a thread that compresses.
 //!
-//! When the disk is too slow, new entries are dropped and counted, and the log is marked: a replay cannot continue
-//! after a gap. The scheduler never waits.
+//! If the disk is too slow, new entries are dropped and counted, and a gap is marked in the log: a replay cannot
+//! continue after the gap. The scheduler never waits.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,13 +15,13 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::entry::Entry;
 use crate::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
 
-/// Buffered bytes of entries that trigger a block.
+/// A block is sent once the buffer has this many bytes of entries.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Upper bound of the bytes queued for the writer.
+/// The largest number of bytes queued for the writer.
 const MAX_WAITING_BYTES: usize = 32 << 20;
-/// Upper bound of the blocks queued for the writer.
+/// The largest number of blocks queued for the writer.
 const MAX_WAITING_BLOCKS: usize = 1024;
-/// Upper bound of a stopping engine's wait for a hanging disk.
+/// How long a stopping engine waits for a disk that does not respond.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -31,16 +30,16 @@ struct Shared {
     is_closed: AtomicBool,
     waiting_bytes: AtomicUsize,
     n_dropped: AtomicU64,
-    /// Number of units that lost entries.
+    /// The number of engine units that lost entries.
     n_gaps: AtomicU64,
 }
 
 /// An open log. The log is closed when this and its recorders are dropped.
 pub struct LogSink {
-    /// `None` while it is closing.
+    /// `None` while the log is closing.
     blocks: Option<Sender<Vec<u8>>>,
     shared: Arc<Shared>,
-    /// Disconnected when the writer's thread has ended.
+    /// Disconnects when the writer's thread ends.
     written: Receiver<()>,
 }
 
@@ -137,7 +136,7 @@ impl Drop for LogSink {
 fn create_file(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
-            let reason = "is not a regular file: name one that is new or a log";
+            let reason = "is not a regular file: give a new file or an existing log";
             return Err(io::Error::other(reason));
         }
         Ok(_) => {
@@ -164,7 +163,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// False when nothing more will be written, so that callers can skip building entries.
+    /// False if no more entries will be written, so that callers need not build them.
     pub fn is_open(&self) -> bool {
         !self.sink.shared.is_closed.load(Ordering::Relaxed)
     }
@@ -215,7 +214,7 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "the disk is too slow for the message log: records are missing, and later ones cannot be replayed"
+            "the disk is too slow for the message log: entries were dropped, and later ones cannot be replayed"
         );
     }
 }
@@ -258,7 +257,7 @@ impl<W: Write> Writer<W> {
         self.end(LogEnd::Closed)
     }
 
-    /// Dropped entries are newer than queued ones, so the marker follows the whole queue.
+    /// Marks new gaps. Called with an empty queue, because dropped entries are newer than queued ones.
     fn mark_gaps(&mut self) -> io::Result<()> {
         let n_gaps = self.shared.n_gaps.load(Ordering::Relaxed);
         let gap = file::gap();

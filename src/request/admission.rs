@@ -18,7 +18,7 @@ pub struct Admission {
     is_closed: AtomicBool,
 }
 
-/// Places for probes of hosts and servers, in addition to clients'. A server uses one; a host may have mounted some.
+/// Permits for probes of servers, in addition to clients' permits. A server uses one; a host may have several.
 const MAX_PROBES: usize = 8;
 
 impl Admission {
@@ -57,8 +57,8 @@ impl Admission {
         })
     }
 
-    /// Takes a permit for a probe: one of the places that are kept for them, so that a full queue does not refuse it
-    /// and it takes no client's place.
+    /// Takes a permit for a probe from those reserved for probes, so that a full queue does not refuse the probe and
+    /// the probe takes no client's permit.
     ///
     /// # Errors
     /// As [`Admission::admit`].
@@ -106,7 +106,7 @@ fn take(counter: &AtomicUsize, n: usize, limit: usize) -> bool {
         .is_ok()
 }
 
-/// The right of one request to be inside; given back on drop.
+/// Permission for one request to be in the engine; returned on drop.
 #[derive(Debug)]
 #[must_use]
 pub struct Permit {
@@ -122,7 +122,7 @@ enum Place {
 }
 
 impl Permit {
-    /// True for that of a probe, which counts among no client's requests.
+    /// True for the permit of a probe, which does not count as a client's request.
     pub fn is_probe(&self) -> bool {
         self.place == Place::Reserved
     }

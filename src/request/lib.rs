@@ -31,9 +31,9 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// Which log probabilities to return; `None` for none.
     pub logprobs: Option<LogprobWish>,
-    /// The text that the output must be; with tools that may be called, an answer without calls.
+    /// Constraint of the output's text; if tools may be called, of an answer without calls.
     pub constraint: Option<Arc<Constraint>>,
-    /// The embedding of the prompt is wanted, and no output: `max_new_tokens` counts as 0.
+    /// Requests the embedding of the prompt, and no output: `max_new_tokens` counts as 0.
     pub pooling: Option<Pooling>,
     /// How the output is parsed into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
@@ -42,9 +42,9 @@ pub struct GenerateRequest {
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` uses it.
     pub priority: Option<i64>,
-    /// How long it may wait and run; the engine's own limits hold as well.
+    /// Time limits of waiting and running; the engine's own limits also apply.
     pub timeouts: RequestTimeouts,
-    /// The client reads token by token: only a label of metrics, deltas flow either way.
+    /// The client streams the answer. Only a label of metrics: deltas are sent either way.
     pub is_streaming: bool,
 }
 
@@ -165,15 +165,15 @@ impl From<ChatPrompt> for Prompt {
     }
 }
 
-/// The first messages of a conversation as an engine computed them before: a prompt and the output after it. Its tokens
-/// are taken unchanged, so that the cache finds them however the template renders the answer in them. Where the
-/// template writes the first messages otherwise than it did alone, the whole conversation is rendered instead.
+/// The first messages of a conversation as an engine computed them before: a prompt and its output. Their tokens are
+/// reused unchanged, so that the cache has them however the template renders the answer. If the template renders these
+/// messages differently at the start of the conversation than alone, the whole conversation is rendered instead.
 #[derive(Clone, Debug)]
 pub struct KnownTurns {
-    /// How many messages they are. They were rendered with the tools and the template's variables of this conversation.
+    /// Number of these messages, which were rendered with the tools and the template's variables of this conversation.
     pub messages: usize,
     pub tokens: Arc<[u32]>,
-    /// The last of them is an answer. Otherwise the tokens are those of the messages as the template writes them.
+    /// The last message is an answer, as generated. Otherwise all tokens are as the template renders the messages.
     pub has_answer: bool,
 }
 
@@ -255,7 +255,7 @@ pub struct Usage {
     pub num_retractions: u32,
 }
 
-/// When a request passed its stations in the engine.
+/// Times at which a request reached the stages of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timings {
     /// The prompt was encoded, and the request went to the queue.
@@ -272,7 +272,7 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Seconds from intake to the end.
     pub e2e_latency_s: f64,
-    /// When the request passed its stations; none if it was cancelled before its prompt was encoded.
+    /// Times of the request's stages; `None` if it was cancelled before its prompt was encoded.
     pub timings: Option<Timings>,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,

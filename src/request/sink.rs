@@ -14,7 +14,7 @@ use crate::{Delta, Event};
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 
-/// An event for an actor of the host's own, if the request was made with such a sink.
+/// An event for an actor of the host, of a request with a sink from [`EventSink::recipient`].
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TokenEvent {
@@ -28,7 +28,6 @@ pub enum Delivery {
     Sent,
     /// The client is slow: the delta was merged into the backlog of this many bytes.
     Waiting {
-        /// Bytes in the backlog.
         backlog_bytes: usize,
     },
     Gone,
@@ -42,7 +41,7 @@ enum Target {
     Recipient(Recipient<TokenEvent>),
 }
 
-/// The way back to one client, with its admission permit.
+/// Sends the events of one request to its client, and holds its admission permit.
 pub struct EventSink {
     rid: RequestId,
     target: Option<Target>,
@@ -121,7 +120,7 @@ impl EventSink {
             .map_or(Ok(()), |permit| permit.charge_prompt(prompt_tokens))
     }
 
-    /// True for the request of a probe, which counts among no client's.
+    /// True for the request of a probe, which does not count as a client's request.
     pub fn is_probe(&self) -> bool {
         self.permit.as_ref().is_some_and(Permit::is_probe)
     }
@@ -161,7 +160,7 @@ impl EventSink {
     fn terminate(&mut self, event: Event) {
         let backlog = std::mem::take(&mut self.backlog);
         let event = with_backlog(event, backlog);
-        // A client that has received the end finds a free place.
+        // Before the event, so that a client that has received the end can be admitted again.
         self.permit = None;
         match self.target.take() {
             None => (),

@@ -1,4 +1,4 @@
-//! Handles `POST /abort_request`: cancels requests by name.
+//! Handles `POST /abort_request`: cancels requests by their ids.
 
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
@@ -13,8 +13,8 @@ use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, flag, object, text};
 use super::state::AppState;
 
-/// Cancels the request named `rid` with its samples and batch members, or with `abort_all` every request of this
-/// server, which requires the admin key if there is one. Unknown and ended names are no error.
+/// Cancels the request with the id `rid`, its samples and its batch members. With `abort_all` cancels every request of
+/// this server, which requires the admin key if one is set. An unknown or ended id is not an error.
 pub(super) async fn abort_request(
     request: HttpRequest,
     state: Data<AppState>,
@@ -29,7 +29,7 @@ pub(super) async fn abort_request(
         }
         (false, Some(rid)) if !rid.is_empty() => open_requests.cancel(&rid),
         (false, _) => {
-            let text = "rid is missing: name a request or set abort_all";
+            let text = "rid is missing: send the id of a request, or set abort_all";
             return Err(ApiError::field("rid", text));
         }
     };

@@ -1,8 +1,8 @@
-//! The memory of log probabilities that clients requested and have not yet read: one budget for all answers.
+//! Bounds the memory of log probabilities that clients have not yet read: one byte budget for all answers.
 //!
-//! A prompt's log probabilities are known to come before the request begins, and they outlive it: they wait in
-//! channels, are written as JSON, and leave as slowly as the client reads. So a call is charged at admission and holds
-//! the charge until its answer is gone.
+//! The size of a prompt's log probabilities is known before the request begins. They outlive the request: they wait in
+//! channels, are written as JSON, and are sent as slowly as the client reads. So a call is charged at admission, and
+//! the charge lasts until its answer has been sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::error::ApiError;
 use souffleur_request::{GenerateRequest, Prompt};
 
-/// Bytes that a position of a prompt takes, without its entries.
+/// Bytes of a prompt position, without its log probabilities.
 const POSITION_BYTES: usize = 128;
-/// Bytes that an entry takes in memory and as JSON.
+/// Bytes of one log probability, in memory and as JSON.
 const ENTRY_BYTES: usize = 40;
 
 /// The byte budget that all answers of a server share. Cheap to clone.
@@ -24,7 +24,7 @@ struct Counts {
     taken_bytes: AtomicUsize,
 }
 
-/// The memory of one call's answers; given back when the last clone is dropped.
+/// The charge for one call's answers; its bytes return to the budget when the last clone is dropped.
 pub(super) type AnswerCharge = Arc<Charge>;
 
 pub(super) struct Charge {
@@ -40,8 +40,8 @@ impl AnswerBudget {
         }))
     }
 
-    /// Charges a call for its prompts' log probabilities, of at most `context_tokens` each; `None` if it wants
-    /// none. A call above the limit is admitted alone. Fails with 503 if other answers have the memory.
+    /// Charges a call for the log probabilities of its prompts, each of at most `context_tokens` tokens; `None` if the
+    /// call asks for none. A call above the limit is admitted alone. Fails with 503 if the budget is used up.
     pub(super) fn charge(
         &self,
         requests: &[GenerateRequest],
@@ -81,7 +81,8 @@ impl Drop for Charge {
     }
 }
 
-/// An upper bound: a text has no more tokens than bytes, and a prompt longer than the context is refused.
+/// An upper bound of the bytes of a prompt's log probabilities: a text has no more tokens than bytes, and a prompt
+/// longer than the context is refused.
 fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
     let Some((wish, start)) = request
         .logprobs
@@ -123,15 +124,15 @@ mod tests {
         assert_eq!(one, answer_bytes(&request(5000, 10), CONTEXT));
         let budget = AnswerBudget::new(2 * one);
         let charge = |n| budget.charge(&vec![request(1000, 10); n], CONTEXT);
-        let first = charge(1).expect("nothing is taken");
+        let first = charge(1).expect("the budget is unused");
         let clone = first.clone();
         assert!(charge(2).is_err());
         let second = charge(1).expect("there is room for two");
         assert!(charge(1).is_err());
         drop(first);
-        assert!(charge(1).is_err(), "a clone holds it");
+        assert!(charge(1).is_err(), "the clone still holds the charge");
         drop((clone, second));
-        assert!(charge(3).is_ok(), "more than the limit is let in alone");
+        assert!(charge(3).is_ok(), "a large call is admitted alone");
         let plain = GenerateRequest::new(Prompt::Tokens([5].into()));
         assert!(matches!(budget.charge(&[plain], CONTEXT), Ok(None)));
     }

@@ -12,12 +12,12 @@ pub struct ApiKey([u8; 32]);
 
 impl ApiKey {
     /// # Errors
-    /// The key's fault, if a header cannot carry it. The error does not repeat the key.
+    /// The reason if an HTTP header cannot carry the key. The error does not repeat the key.
     pub fn new(key: &str) -> Result<Self, &'static str> {
         if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(hash(key.as_bytes())))
         } else {
-            Err("must be printable ASCII without spaces, one character at least")
+            Err("must be one or more characters of printable ASCII, without spaces")
         }
     }
 
@@ -46,7 +46,7 @@ impl Serialize for ApiKey {
 
 impl<'de> Deserialize<'de> for ApiKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Read as any value: serde's own error would show a value that is no string.
+        // Parsed as any JSON value: serde's own error would show a value that is not a string.
         let value = serde_json::Value::deserialize(deserializer)?;
         let key = value
             .as_str()
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_apart_and_never_shown() {
+    fn keys_are_distinguished_and_never_shown() {
         let key = ApiKey::new("sk-1234").expect("it is printable");
         assert!(key.is(b"sk-1234"));
         for other in ["", "sk-123", "sk-12345", "SK-1234", "sk-1235"] {
@@ -72,14 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn what_no_header_carries_is_refused_without_being_shown() {
+    fn invalid_keys_are_refused_without_being_shown() {
         for bad in ["", "two words", "tab\t", "schlüssel"] {
             let text = serde_json::json!(bad).to_string();
-            let error = serde_json::from_str::<ApiKey>(&text).expect_err("it is no key");
+            let error = serde_json::from_str::<ApiKey>(&text).expect_err("the key is invalid");
             assert!(error.to_string().contains("printable ASCII"), "{error}");
             assert!(bad.is_empty() || !error.to_string().contains(bad));
         }
-        let error = serde_json::from_str::<ApiKey>("123456").expect_err("it is no string");
+        let error = serde_json::from_str::<ApiKey>("123456").expect_err("a number is not a key");
         assert!(!error.to_string().contains("123456"), "{error}");
     }
 }

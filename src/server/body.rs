@@ -1,4 +1,4 @@
-//! The JSON object that a request brings, read within limits of size, time and memory.
+//! Reads a request's body as a JSON object, within limits of size, time and memory.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl FromRequest for JsonBody {
     }
 }
 
-/// Charges bytes as they arrive: a promised length costs nothing.
+/// Reads a body and charges its bytes as they arrive, not by the declared `Content-Length`.
 async fn read(
     mut payload: Payload,
     limit_bytes: usize,
@@ -52,7 +52,8 @@ async fn read(
 ) -> Result<(Bytes, BodyCharge), ApiError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = payload.next().await {
-        let chunk = chunk.map_err(|error| ApiError::invalid(format!("body: {error}")))?;
+        let chunk = chunk
+            .map_err(|error| ApiError::invalid(format!("failed to read the body: {error}")))?;
         if body.len() + chunk.len() > limit_bytes {
             return Err(ApiError::body_too_large(limit_bytes));
         }

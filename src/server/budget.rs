@@ -1,16 +1,16 @@
-//! The memory of request bodies while they arrive and are parsed: one budget for all connections.
+//! Bounds the memory of request bodies while they arrive and are parsed: one byte budget for all connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
 
-/// First bytes of a body, which come out of the share that large bodies cannot take.
+/// The first bytes of each body, which are charged to the share that large bodies cannot use.
 const SMALL_BODY_BYTES: usize = 64 << 10;
-/// The part of the budget that is kept for the first bytes of bodies.
+/// One part of the budget in this many is reserved for the first bytes of bodies.
 const SMALL_SHARE: usize = 4;
 
-/// Bytes that all bodies of a server may take together. Cheap to clone.
+/// The bytes that all bodies of a server may use together. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct BodyBudget(Arc<Shares>);
 
@@ -39,7 +39,7 @@ impl BodyBudget {
     }
 }
 
-/// Given back on drop.
+/// The bytes charged for one body. They return to the budget on drop.
 pub(super) struct BodyCharge {
     shares: Arc<Shares>,
     small: usize,
@@ -47,7 +47,7 @@ pub(super) struct BodyCharge {
 }
 
 impl BodyCharge {
-    /// Fails with 503 if other bodies have the memory, with 413 beyond the budget of one body.
+    /// Charges more bytes. Fails with 503 if other bodies use the memory, with 413 beyond the limit of one body.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let limit = self.shares.limit_bytes;
         let most = limit - limit / SMALL_SHARE;
@@ -122,9 +122,9 @@ mod tests {
         let mut large = budget.open();
         large
             .grow(SMALL_BODY_BYTES + 6 * (1 << 20))
-            .expect("it is free");
+            .expect("the budget is unused");
         let mut other = budget.open();
-        other.grow(SMALL_BODY_BYTES).expect("its share is free");
+        other.grow(SMALL_BODY_BYTES).expect("the share is unused");
         assert_eq!(other.grow(1), Err(ApiError::bodies_full(LIMIT)));
         large.shrink_to(SMALL_BODY_BYTES);
         assert_eq!(other.grow(1), Ok(()));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_can_never_fit_is_told_so() {
+    fn a_body_beyond_the_budget_of_one_body_is_refused() {
         let mut body = BodyBudget::new(LIMIT).open();
         assert_eq!(body.grow(LIMIT), Err(ApiError::body_beyond_budget(LIMIT)));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Generates Rust code from the gRPC proto files, with the feature `grpc`.
+//! Generates Rust code from the gRPC proto files, if the feature `grpc` is on.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -12,24 +12,25 @@ mod grpc {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Makes messages and services of gRPC, as Rust.
+    /// Generates the Rust messages and services of the proto files.
     pub fn compile_protos() {
-        let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+        let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
         let folder = root.join("grpc");
         let protos = files(&folder, "proto");
         for proto in &protos {
             println!("cargo::rerun-if-changed={}", proto.display());
         }
-        let files = protox::compile(&protos, [folder]).unwrap_or_else(|error| panic!("{error}"));
+        let files = protox::compile(&protos, [folder])
+            .unwrap_or_else(|error| panic!("cannot compile the protos: {error}"));
         let made = tonic_prost_build::configure().compile_fds(files);
-        made.unwrap_or_else(|error| panic!("{error}"));
+        made.unwrap_or_else(|error| panic!("cannot generate Rust: {error}"));
     }
 
-    /// In the order of their names.
+    /// Returns the files with an extension, sorted by name.
     fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
-        let entries = fs::read_dir(dir).expect("the sources are there");
+        let entries = fs::read_dir(dir).expect("the folder of proto files can be read");
         let mut files: Vec<_> = entries
-            .map(|entry| entry.expect("the folder can be read").path())
+            .map(|entry| entry.expect("the folder's entries can be read").path())
             .filter(|path| path.extension().is_some_and(|found| found == extension))
             .collect();
         files.sort();

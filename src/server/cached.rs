@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::openapi::shape::{Shape, count, object, text};
 use souffleur_request::Usage;
 
-/// SGLang's name for a store of files.
+/// SGLang's name of a KV store that consists of files.
 const BACKEND: &str = "file";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,7 +30,7 @@ impl CachedTokens {
         }
     }
 
-    /// `None` if the KV store brought none of them: otherwise the total says it.
+    /// `None` if no token came from the KV store: then the total of cached tokens suffices.
     pub(super) fn if_stored(usage: &Usage) -> Option<Self> {
         (usage.loaded_tokens > 0).then(|| Self::of(usage))
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_told_by_the_memory_that_they_were_in() {
+    fn cached_tokens_are_counted_by_their_memory_tier() {
         let usage = |cached_tokens, loaded_tokens| Usage {
             prompt_tokens: 300,
             completion_tokens: 1,

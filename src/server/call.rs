@@ -15,7 +15,7 @@ pub(super) const MAX_RID_BYTES: usize = 256;
 #[derive(Clone, Copy)]
 pub(super) struct CallLimits<'a> {
     pub(super) max_requests: usize,
-    /// The free slots of the call's WebSocket, if it came over one: they limit the same product.
+    /// The free slots of the call's WebSocket, if it came over one: they limit prompts × samples as well.
     pub(super) websocket: Option<WebSocketRoom>,
     pub(super) request: &'a RequestLimits,
     /// Limits of `input_embeds` prompts; `None` if the endpoint does not accept them.
@@ -29,7 +29,7 @@ pub(super) struct VectorLimits {
 }
 
 impl VectorLimits {
-    /// The limits of an engine. Its Tokenizer checks the exact prompt length: this one bounds parsing.
+    /// The limits of an engine. `most` only bounds parsing: the Tokenizer checks the exact prompt length.
     pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
         let model = engine.model();
         let most = model.context_length.min(model.max_total_tokens);
@@ -47,7 +47,7 @@ pub(super) struct WebSocketRoom {
 pub(super) enum Prompts {
     /// A single prompt outside a list.
     One(Prompt),
-    /// A list, which may hold a single one.
+    /// A list, possibly of a single prompt.
     List(Vec<Prompt>),
 }
 
@@ -93,7 +93,7 @@ pub(super) fn tokens(
     Ok(Prompts::List(values?))
 }
 
-/// Prompts of a call that generates nothing: a text or a list of them, token ids or a list of lists.
+/// Reads the prompts of a call that generates nothing: a text, a list of texts, token ids or a list of token id lists.
 pub(super) fn inputs(
     fields: &mut Fields,
     name: &str,
@@ -129,7 +129,7 @@ pub(super) fn check_samples(n: u32) -> Result<(), ApiError> {
     }
 }
 
-/// A request of `n` samples as `n` requests of one: ids get `-i`, seeds grow by one.
+/// Splits a request of `n` samples into `n` requests: the id of sample `i` ends with `-i`, and its seed is `i` larger.
 pub(super) fn samples_of(request: GenerateRequest) -> impl Iterator<Item = GenerateRequest> {
     let n = request.sampling.n;
     (0..n).map(move |index| {
@@ -173,7 +173,7 @@ pub(super) fn check_size(
 pub(super) fn read_rid(value: Shallow) -> Result<RequestId, ApiError> {
     let name = field::text("rid", value)?;
     if name.is_empty() {
-        let text = "rid is empty: leave it out for a random one";
+        let text = "rid is empty: send an id, or no rid to get a random one";
         return Err(ApiError::field("rid", text));
     }
     check_bytes("rid", &name, MAX_RID_BYTES)?;

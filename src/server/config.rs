@@ -9,21 +9,21 @@ use souffleur_base::error::ConfigError;
 use souffleur_config::keys;
 use souffleur_config::keys::{Flag, Form, KeyType, out_of_range};
 
-/// Each is a thread with its own runtime.
+/// Each worker is a thread with its own runtime.
 const MAX_WORKERS: usize = 256;
-/// Each is a request with its own stream.
+/// Each prompt or sample of a batch is a request with its own stream.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
-/// Each has an entry in an index, at any size.
+/// Each response has an entry in an index, whatever its size.
 const MAX_RESPONSES: usize = 1 << 20;
 
-/// Each has an entry in an index.
+/// Each session has an entry in an index.
 const MAX_SESSIONS: usize = 1 << 16;
 
-/// Each is a request of its connection.
+/// Each lane is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
-/// Routes that are polled so often that their lines would fill the log.
+/// Routes that are polled so often that their lines would fill the access log.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 
 const SERVER: Flag = Flag::under("Server");
@@ -39,8 +39,8 @@ keys! {
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
-        /// TCP port for gRPC, on the same address, in the forms that Dynamo's sidecar and smg speak; 0 picks a free one. Needs
-        /// a build with the feature `grpc`.
+        /// TCP port of the gRPC services that Dynamo's sidecar and smg call, on the same address; 0 picks a free one.
+        /// Needs a build with the feature `grpc`.
         #[flag(SERVER.takes("PORT"))]
         grpc_port: Option<u16> = None,
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
@@ -217,7 +217,7 @@ impl ServerConfig {
         let (bodies, least) = (self.max_bodies_bytes, self.max_body_bytes.saturating_mul(4));
         if bodies < least {
             let reason =
-                format!("is {bodies}, must be at least four times max_body_bytes: {least}");
+                format!("is {bodies}, must be at least {least}, four times max_body_bytes");
             return Err(out_of_range("max_bodies_bytes", reason));
         }
         if let Some(port) = self.grpc_port.filter(|_| !cfg!(feature = "grpc")) {
@@ -248,7 +248,7 @@ impl ServerConfig {
             return Ok(());
         };
         if endpoint.contains('@') {
-            let reason = "holds a user or a key, which /server_info would show: put it into OTEL_EXPORTER_OTLP_HEADERS";
+            let reason = "holds a user name, which /server_info would show: put credentials into OTEL_EXPORTER_OTLP_HEADERS";
             return Err(out_of_range("otlp_traces_endpoint", reason.to_owned()));
         }
         let url = endpoint.parse::<Uri>().ok();
@@ -284,7 +284,7 @@ impl ServerConfig {
             return Err(out_of_range("allowed_hosts", reason));
         }
         if self.admin_api_key.is_some() && self.admin_api_key == self.api_key {
-            let reason = "is that of api_key: every client would be an admin, choose another";
+            let reason = "is the same as api_key, so that every client would be an admin: choose another key";
             return Err(out_of_range("admin_api_key", reason.to_owned()));
         }
         Ok(())
@@ -316,7 +316,7 @@ impl KeyType for ApiKey {
     const FORM: Form = Form::Text;
 }
 
-/// True for a host with or without a port, and nothing else.
+/// Returns whether `text` is a host, with or without a port, and nothing else.
 fn is_host(text: &str) -> bool {
     !text.contains('@') && Authority::try_from(text).is_ok()
 }
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "otlp")]
-    fn an_endpoint_of_traces_is_a_url() {
+    fn a_traces_endpoint_must_be_a_url() {
         let with = |endpoint: &str| {
             let endpoint = Some(endpoint.to_owned());
             move |config: &mut ServerConfig| config.otlp_traces_endpoint = endpoint
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_hosts_and_keys_that_would_guard_nothing_are_refused() {
+    fn invalid_origins_hosts_and_equal_keys_are_refused() {
         let origins = |list: &[&str]| list.iter().map(|origin| (*origin).to_owned()).collect();
         let good = origins(&["*", "https://chat.example", "http://[::1]:5173"]);
         check(|config| config.allowed_origins = good, None);
@@ -405,7 +405,7 @@ mod tests {
         let same = |config: &mut ServerConfig| {
             (config.api_key, config.admin_api_key) = (key("sk-1"), key("sk-1"));
         };
-        check(same, Some(("admin_api_key", "that of api_key")));
+        check(same, Some(("admin_api_key", "the same as api_key")));
         let other = |config: &mut ServerConfig| {
             (config.api_key, config.admin_api_key) = (key("sk-1"), key("sk-2"));
         };

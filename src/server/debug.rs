@@ -1,4 +1,4 @@
-//! Reports on single requests, for the server's operator.
+//! `GET /debug/prefix/{rid}`: reports why a request's prompt was not cached.
 
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
@@ -13,8 +13,8 @@ use super::state::AppState;
 use souffleur_base::ids::RequestId;
 use souffleur_state::cache::prefix_history::Cause;
 
-/// Answers `GET /debug/prefix/{rid}`: where the request's prompt left the cache, and why. Excerpts of prompts,
-/// other people's among them, are shown to an admin only.
+/// Reports where the request's prompt stopped matching the prefix cache, and why. Only an admin sees the excerpts of
+/// prompts, which may be those of other clients.
 pub(super) async fn prefix(
     request: HttpRequest,
     state: Data<AppState>,

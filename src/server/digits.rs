@@ -1,14 +1,14 @@
-//! Keeps the digits of numbers in tool-call arguments. A parsed value holds an integer beyond 64 bits as a float, which a
-//! chat template would print with other digits; templates parse the JSON of arguments themselves, as Python does.
+//! Keeps the digits of large integers in tool-call arguments. A parsed value holds an integer beyond 64 bits as a
+//! float, which a chat template would print with other digits; templates parse the JSON of arguments as Python does.
 
 use serde_json::Value;
 
 use super::raw::Raw;
 
-/// The magnitude from which on a float may be an integer that 64 bits do not hold.
+/// A float of at least this magnitude may have been an integer that 64 bits do not hold.
 const BEYOND: f64 = (1_u64 << 63) as f64;
 
-/// Returns whether a value may hold an integer otherwise than it was written: one beyond 64 bits, or `-0`.
+/// Returns whether a value may hold an integer whose digits differ from its JSON: one beyond 64 bits, or `-0`.
 pub(super) fn may_differ(value: &Value) -> bool {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -21,7 +21,7 @@ pub(super) fn may_differ(value: &Value) -> bool {
     }
 }
 
-/// The JSON of each item of the list `sent`; none if items differ from `read`, or if none may differ in digits.
+/// The JSON of each item of the list `sent`; empty if `read` has another length, or if no item may differ in digits.
 pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
     let sent = sent.filter(|_| read.iter().any(may_differ));
     let items = sent.and_then(|sent| sent.items("a list", read.len()).ok());
@@ -29,7 +29,7 @@ pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
     items.map_or_else(Vec::new, |(items, _)| items)
 }
 
-/// Returns arguments as a template can be given them: the object that was read, or its JSON if the two may differ.
+/// Returns arguments for a template: the parsed value, or its JSON as a text if the digits of the two may differ.
 pub(super) fn arguments(read: Value, sent: Option<Raw>) -> Value {
     match sent.filter(|_| may_differ(&read)) {
         Some(sent) => Value::String(sent.text().into_owned()),
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_that_a_value_does_not_hold_are_known() {
+    fn values_with_other_digits_than_their_json_are_detected() {
         for (json, differs) in [
             ("9223372036854775807", false),
             ("18446744073709551615", false),

@@ -1,7 +1,7 @@
-//! Encodes texts for clients who want tokens and no answer.
+//! Encodes texts into tokens for requests that generate nothing.
 //!
-//! It takes no place in the engine and none of the Tokenizer's time: one such text is encoded at a time, on a thread for
-//! blocking work, and the others wait with their bodies, whose memory is bounded.
+//! Encoding takes no admission permit and none of the Tokenizer's time: one text is encoded at a time, on a thread for
+//! blocking work. The other requests wait with their bodies, whose memory is bounded.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiErro
     text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
 }
 
-/// Does `work` with the tokenizer when it is its turn. `charges` are held until it has ended, even if its caller is
-/// gone.
+/// Runs `work` with the tokenizer when its turn comes. `charges` are held until `work` has ended, even if the caller
+/// is dropped.
 ///
 /// # Errors
-/// The errors of the work; there is no engine, or it has no tokenizer.
+/// The errors of `work`; an error if there is no engine, or no tokenizer.
 pub(super) async fn with_tokenizer<T: Send + 'static>(
     state: &AppState,
     charges: Charges,
@@ -43,23 +43,23 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     Ok(work.await.map_err(|_| lost())??)
 }
 
-/// The tokens of a text, which is charged to the caller; without a prompt's leading tokens if it continues another.
+/// Encodes a text, whose memory the caller charged. A text that `continues` a prompt gets no leading special tokens.
 pub(super) async fn text(
     state: &AppState,
     prompt: Arc<str>,
-    goes_on: bool,
+    continues: bool,
 ) -> Result<Vec<u32>, ApiError> {
     let nothing = Charges {
         prompt: state.bodies().open(),
         request: state.bodies().open(),
     };
     with_tokenizer(state, nothing, move |text, limit_tokens| {
-        encode(text, &prompt, !goes_on, limit_tokens)
+        encode(text, &prompt, !continues, limit_tokens)
     })
     .await
 }
 
-/// The tokens of a conversation's prompt. Fails also if the model takes fewer tokens.
+/// Renders and encodes a conversation's prompt. Fails also if it is longer than the model's context.
 pub(super) async fn chat(
     state: &AppState,
     prompt: ChatPrompt,
@@ -83,11 +83,11 @@ pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, Re
     })
 }
 
-/// Encodes a text, with the tokens around a prompt if it `is_whole`.
+/// Encodes a text; if it `is_whole`, with the special tokens around a prompt.
 ///
 /// # Errors
-/// The errors of encoding; the text has more tokens than a prompt may have, which is detected before all of it is
-/// encoded, because that takes about a hundred times its bytes.
+/// The errors of encoding; an error if the text has more than `limit_tokens`. That is detected before the whole text is
+/// encoded, because encoding takes memory of about a hundred times the text's bytes.
 pub(super) fn encode(
     text: &TextModel,
     prompt: &str,

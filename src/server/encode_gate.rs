@@ -1,4 +1,4 @@
-//! The queue of texts for `encode`: one is encoded at a time, since the model needs the cores.
+//! Limits `encode` to one text at a time, since the model needs the cores.
 
 use std::sync::Arc;
 

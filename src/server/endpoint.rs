@@ -1,4 +1,4 @@
-//! A path of the server, with all of its methods.
+//! Describes one path of the server: its methods, its access rule and their OpenAPI operations.
 
 use actix_web::web::ServiceConfig;
 use utoipa::openapi::path::{HttpMethod, Operation};
@@ -8,16 +8,16 @@ use super::openapi::facts::Facts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Open,
-    /// Clients with the key, if there is one.
+    /// Clients with the API key, if one is set.
     Key,
-    /// The admin, if there is one.
+    /// Clients with the admin key, if one is set.
     Admin,
 }
 
 pub(super) type Operate = fn(&Facts) -> Operation;
 
 pub(super) struct Endpoint {
-    /// As actix-web matches it.
+    /// The path, as a pattern of actix-web.
     pub(super) path: &'static str,
     pub(super) access: Access,
     pub(super) error: &'static str,
@@ -30,7 +30,7 @@ impl Endpoint {
         (self.mount)(cfg);
     }
 
-    /// An endpoint that requires the key.
+    /// An endpoint that requires the API key.
     pub(super) fn new(
         path: &'static str,
         methods: Vec<(HttpMethod, Operate)>,

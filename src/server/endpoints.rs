@@ -1,4 +1,4 @@
-//! The table of all routes: each handler's path, and its part of the document.
+//! Lists all routes: the path, the handler and the OpenAPI operation of each.
 
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;
@@ -21,7 +21,7 @@ pub(super) fn all() -> Vec<Endpoint> {
     all.extend(control());
     all.extend(facts());
     all.extend(aliases());
-    // Before the path of a single model, which matches an empty name too.
+    // These come before the path of a single model, which also matches an empty name.
     for path in ["/v1/models", "/v1/models/"] {
         all.insert(0, get(path, health::models, health::models_operation));
     }
@@ -88,7 +88,7 @@ fn control() -> Vec<Endpoint> {
     ]
 }
 
-/// Paths that read the state of models and of the server, and the documents.
+/// Paths that read the state of models and of the server, and the OpenAPI document.
 fn facts() -> Vec<Endpoint> {
     vec![
         get("/v1/models/{id:.*}", health::model, health::model_operation),

@@ -1,4 +1,4 @@
-//! The fields of a JSON object, each of which is parsed on demand and read by [`Field`].
+//! Holds the unparsed fields of a JSON object and parses each of them on demand.
 
 use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
@@ -12,22 +12,22 @@ use super::raw::Raw;
 use souffleur_base::error::FieldError;
 use souffleur_base::field::{self, Field, Integer, ReadTokenIds, Shallow};
 
-/// Most fields of an object: clients send a few dozen.
+/// Maximum number of fields of an object; clients send a few dozen.
 const MAX_FIELDS: usize = 1024;
-/// Copies of a text that reading it may make.
+/// Maximum number of copies of its text that parsing a body makes.
 const TEXT_COPIES: usize = 2;
 /// Bytes that a token id takes while its list is read and shared.
 const TOKEN_BYTES: usize = 2 * size_of::<u32>();
 /// Maximum bytes that a JSON value takes in addition to its text, as an entry of an object.
 const VALUE_BYTES: usize = 256;
 
-/// The fields of a JSON object that were not read yet. A null field counts as absent. Fields are parsed when taken.
+/// The fields of a JSON object that have not been read yet. A null field counts as absent. Taking a field parses it.
 pub(super) struct Fields {
     fields: FxHashMap<String, Raw>,
     max_values: usize,
-    /// Values that were read with all that is in them.
+    /// Number of JSON values parsed in full so far, nested ones included.
     values: usize,
-    /// Values among `values` that the prompt is made of.
+    /// The part of `values` that belongs to the prompt.
     prompt_values: usize,
     charge: BodyCharge,
     /// The charge for values that are kept as long as the request.
@@ -35,10 +35,10 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Finds the fields of an object. `charge` has the body's bytes already, and moves to the values made of them.
+    /// Finds the fields of an object. `charge` already covers the body's bytes, and later the values made of them.
     ///
     /// # Errors
-    /// The place where the text stops being JSON, or its type if it is no object; 503 without memory for it.
+    /// The place where the body is not valid JSON; an error if it is not an object; 503 if the body budget is used up.
     pub(super) fn read(
         body: Bytes,
         mut charge: BodyCharge,
@@ -48,7 +48,7 @@ impl Fields {
         let start = body.iter().find(|byte| !byte.is_ascii_whitespace());
         let fields = match start {
             Some(b'{') => read_object(&body),
-            _ => serde_json::from_slice::<IgnoredAny>(&body).map(|_| Object::None),
+            _ => serde_json::from_slice::<IgnoredAny>(&body).map(|_| Object::OtherValue),
         };
         let fields = fields
             .map_err(|error| ApiError::invalid(format!("body is not valid JSON: {error}")))?;
@@ -62,9 +62,9 @@ impl Fields {
                 charge,
             }),
             Object::TooMany => Err(ApiError::invalid(format!(
-                "body has more than {MAX_FIELDS} fields: leave out those that the server ignores"
+                "body has more than {MAX_FIELDS} fields: send fewer"
             ))),
-            Object::None => Err(ApiError::invalid(
+            Object::OtherValue => Err(ApiError::invalid(
                 "body is not a JSON object: send {\"field\": value, ...}",
             )),
         }
@@ -96,19 +96,19 @@ impl Fields {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
 
-    /// Takes a field out with its whole content. Fails beyond the limit of values in one body, before they are made.
+    /// Takes a field out and parses it in full. Fails, before it parses, beyond the limit of JSON values in one body.
     pub(super) fn take_tree(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let raw = self.take_raw(name);
         raw.map(|raw| self.tree(name, &raw)).transpose()
     }
 
-    /// Parses JSON in full, to make a prompt of it. Errors as [`Fields::take_tree`].
+    /// Parses JSON in full, for the prompt. Fails as [`Fields::take_tree`] does.
     pub(super) fn tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
         self.count_for_prompt(name, raw)?;
         raw.parse_tree(name)
     }
 
-    /// Counts and charges the values of JSON before a prompt is made of them. Errors as [`Fields::take_tree`].
+    /// Counts and charges the values of JSON that the prompt will hold. Fails as [`Fields::take_tree`] does.
     pub(super) fn count_for_prompt(&mut self, name: &str, raw: &Raw) -> Result<(), ApiError> {
         let values = self.count(name, raw)?;
         self.charge.grow(values * VALUE_BYTES)?;
@@ -116,7 +116,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Parses JSON in full, to keep it as long as the request. Errors as [`Fields::take_tree`].
+    /// Parses JSON in full, to keep it as long as the request. Fails as [`Fields::take_tree`] does.
     pub(super) fn request_tree(&mut self, name: &str, raw: &Raw) -> Result<Value, ApiError> {
         self.count(name, raw)?;
         self.charge_request(raw)?;
@@ -134,7 +134,7 @@ impl Fields {
         self.request_charge.grow(bytes)
     }
 
-    /// As [`Fields::tree`], for JSON that the server kept of an earlier request; its text is charged as well.
+    /// As [`Fields::tree`], for JSON that the server kept from an earlier request; its text is charged as well.
     pub(super) fn kept_tree(&mut self, name: &str, kept: &[u8]) -> Result<Value, ApiError> {
         let raw = Raw::of_bytes(kept);
         self.charge.grow(kept.len())?;
@@ -158,17 +158,17 @@ impl Fields {
         token_ids(name, raw)
     }
 
-    /// A field left in place; a null one is absent.
+    /// Returns a field without taking it out; null counts as absent.
     pub(super) fn peek(&self, name: &str) -> Option<&Raw> {
         self.fields.get(name).filter(|raw| !raw.is_null())
     }
 
-    /// The names of all that was not read.
+    /// The names of all fields that have not been read.
     pub(super) fn names(&self) -> Vec<String> {
         self.fields.keys().cloned().collect()
     }
 
-    /// The alphabetically first name of a field with effect.
+    /// The alphabetically first name of an unread field whose value has an effect.
     pub(super) fn first_asked(&self) -> Option<String> {
         let asked = self
             .fields
@@ -177,7 +177,7 @@ impl Fields {
         asked.map(|(name, _)| name).min().cloned()
     }
 
-    /// Fills a field that is absent.
+    /// Sets a field that is absent or null.
     pub(super) fn default_to(&mut self, name: &str, value: Option<Value>) {
         if let Some(value) = value
             && self.fields.get(name).is_none_or(Raw::is_null)
@@ -186,13 +186,13 @@ impl Fields {
         }
     }
 
-    /// A field's text, left in place; `None` if it is no text.
+    /// Returns a field's text without taking it out; `None` if the value is not a string.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         let raw = self.fields.get(name).filter(|raw| raw.is_text())?;
         raw.parse(name).ok()
     }
 
-    /// Takes an object out, to be read field by field; an absent one is empty.
+    /// Takes an object out, to be read field by field; an absent field is an empty object.
     pub(super) fn object(&mut self, name: &str) -> Result<Self, ApiError> {
         let raw = self.take_raw(name);
         let raw = raw.unwrap_or_else(|| Raw::from_value(&Value::Object(Default::default())));
@@ -263,7 +263,7 @@ impl Fields {
         }
     }
 
-    /// The charges of values that were read in full: these outlive the fields and the body's text.
+    /// The charges of values that were parsed in full, which outlive the fields and the body's text.
     pub(super) fn into_charges(self) -> Charges {
         let mut prompt = self.charge;
         prompt.shrink_to(self.prompt_values * VALUE_BYTES);
@@ -273,7 +273,7 @@ impl Fields {
         }
     }
 
-    /// Refuses each of `names` with effect.
+    /// Refuses the first of `names` whose value has an effect.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
             let asks = self
@@ -302,7 +302,7 @@ pub(super) fn token_ids(name: &str, raw: &Raw) -> Result<Vec<u32>, ApiError> {
 enum Object {
     Fields(FxHashMap<String, Raw>),
     TooMany,
-    None,
+    OtherValue,
 }
 
 fn read_object(body: &Bytes) -> serde_json::Result<Object> {
@@ -312,7 +312,7 @@ fn read_object(body: &Bytes) -> serde_json::Result<Object> {
     Ok(object)
 }
 
-/// Finds the fields of an object; of two with one name the last counts.
+/// Finds the fields of an object; of two fields with the same name the last one counts.
 struct FindFields<'a>(&'a Bytes);
 
 impl<'de> DeserializeSeed<'de> for FindFields<'de> {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_take_whole_numbers_and_name_what_is_not() {
+    fn integers_are_whole_numbers_and_errors_show_other_values() {
         check(json!(16), "Some(16)");
         check(json!(16.0), "Some(16)");
         check(json!(null), "None");
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_nothing_is_not_refused() {
+    fn values_without_effect_are_not_refused() {
         let object = json!({"a": null, "b": false, "c": [], "d": "", "e": {}, "f": [null]});
         let mut fields = Fields::of(&object);
         assert_eq!(fields.refuse(&["a", "b", "c", "d", "e", "f", "g"]), Ok(()));
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_are_bounded_before_they_are_made() {
+    fn json_values_are_counted_before_they_are_parsed() {
         let mut fields = of_text(format!(
             r#"{{"messages": [{}0], "tools": []}}"#,
             "0,".repeat(99)
@@ -436,16 +436,16 @@ mod tests {
         let names: Vec<String> = (0..=MAX_FIELDS).map(|n| format!("\"{n}\":0")).collect();
         let text = format!("{{{}}}", names.join(","));
         let read = Fields::read(text.into(), BodyBudget::new(1 << 30).open(), 1);
-        let error = read.err().expect("is refused").to_string();
+        let error = read.err().expect("the object is refused").to_string();
         assert!(error.contains("more than 1024 fields"), "{error}");
     }
 
     #[test]
-    fn what_is_kept_as_long_as_the_request_is_charged_as_long() {
+    fn values_kept_with_a_request_are_charged_until_it_ends() {
         const LIMIT: usize = 8 << 20;
         let budget = BodyBudget::new(LIMIT);
-        let all_that_one_may_have = LIMIT / 4 * 3 + (64 << 10);
-        let is_full = || budget.open().grow(all_that_one_may_have).is_err();
+        let limit_of_one_body = LIMIT / 4 * 3 + (64 << 10);
+        let is_full = || budget.open().grow(limit_of_one_body).is_err();
         let body = json!({"messages": ["a"], "regex": "x".repeat(100_000)}).to_string();
         let read = Fields::read(body.into(), budget.open(), 100);
         let mut fields = read.unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! Handles `POST /flush_cache`.
+//! `POST /flush_cache`: empties the prefix cache, except for pinned prefixes.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -11,7 +11,7 @@ use super::openapi::shape::{count, object};
 use super::state::AppState;
 
 /// Flushes every cached prefix, except pinned ones, and answers with the freed counts; 400 while a request runs or
-/// waits. SGLang takes a GET too, which any web page could send: here it is POST alone.
+/// waits. SGLang also accepts GET, which any web page could send; this server accepts POST only.
 pub(super) async fn flush_cache(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let flushed = state.loaded()?.engine.flush_cache().await?;
     Ok(HttpResponse::Ok().json(flushed))

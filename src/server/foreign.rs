@@ -1,15 +1,15 @@
-//! Fields of other engines and services that no endpoint here reads: refused ones and ignored ones.
+//! Refuses request fields of other engines and services that would change the answer and are not supported.
 //!
-//! A field that would change the answer is refused by its name, unless it has its default value. Both lists are those
-//! of docs/api.md, and a test walks the fields that OpenAI, Anthropic, vLLM, SGLang and llama.cpp document: each one is
-//! read, refused or ignored.
+//! A listed field is refused unless its value has no effect; other unread fields are ignored. docs/api.md lists the
+//! refused and the ignored fields, and a test checks that each field that OpenAI, Anthropic, vLLM, SGLang and llama.cpp
+//! document is read, refused or ignored.
 
 use super::error::ApiError;
 use super::fields::Fields;
 use souffleur_base::field::Shallow;
 use souffleur_state::sampling;
 
-/// A field, and its values without effect in addition to null and an empty text: false is one, unless true is.
+/// A field, and its values without effect besides null and the empty string. False is one too, unless `Yes` is listed.
 type Refused = (&'static str, &'static [Off]);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +26,7 @@ const NOTHING: &[Off] = &[];
 const YES: &[Off] = &[Off::Yes];
 const ZERO: &[Off] = &[Off::Number(0.0)];
 const ONE: &[Off] = &[Off::Number(1.0)];
-/// The norm by which embeddings have length one.
+/// llama.cpp's number of the Euclidean norm, by which this server normalises embeddings.
 const EUCLIDEAN: &[Off] = &[Off::Number(2.0)];
 const MINUS_ONE: &[Off] = &[Off::Number(-1.0)];
 const EMPTY_LIST: &[Off] = &[Off::EmptyList];
@@ -78,7 +78,7 @@ const REFUSED: &[Refused] = &[
     ("verbose", &[]), ("with_pieces", &[]), ("xtc_probability", ZERO),
 ];
 
-/// The parameters that the sampler does not have, where they may have a value.
+/// Unsupported sampling parameters that have more values without effect.
 const OF_SAMPLING: &[Refused] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
 
 fn off_values(name: &str) -> Option<&'static [Off]> {
@@ -89,7 +89,7 @@ fn off_values(name: &str) -> Option<&'static [Off]> {
     }
 }
 
-/// True of a value with effect.
+/// Returns whether a value has an effect.
 fn asks(value: &Shallow, off: &[Off]) -> bool {
     let is_off = match value {
         Shallow::Null => true,
@@ -103,7 +103,7 @@ fn asks(value: &Shallow, off: &[Off]) -> bool {
             text.is_empty() || off.iter().any(is_default)
         }
         Shallow::List { len: 0, .. } => off.contains(&Off::EmptyList),
-        // One for each prompt.
+        // The list has one item for each prompt.
         Shallow::List { is_nothing, .. } => *is_nothing,
         Shallow::Map { len: 0, .. } => off.contains(&Off::EmptyObject),
         Shallow::Map { .. } => false,
@@ -111,7 +111,7 @@ fn asks(value: &Shallow, off: &[Off]) -> bool {
     !is_off
 }
 
-/// Refuses the first unread field that would change the answer; `also` names those that other endpoints read.
+/// Refuses the first unread field that would change the answer; `also` names more fields, which other endpoints read.
 pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError> {
     let mut names = fields.names();
     names.retain(|name| off_values(name).is_some() || also.contains(&name.as_str()));
@@ -132,7 +132,7 @@ fn refuse_one(fields: &mut Fields, name: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses to leave out the tokens that the tokenizer puts around a plain prompt.
+/// Refuses `false`, which would leave out the special tokens that the tokenizer puts around a plain prompt.
 pub(super) fn refuse_bare_prompts(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "add_special_tokens";
     match fields.optional_flag(NAME)? {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_for_features_that_nobody_uses_is_not_refused() {
+    fn values_without_effect_are_not_refused() {
         let body = json!({
             "audio": null, "lora_path": "", "return_hidden_states": false, "image_data": [null, null], "bad_words": [],
             "length_penalty": 1, "typical_p": 1.0, "parse_tool_calls": true, "reasoning_format": "auto", "n_probs": 0,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_lists_and_objects_are_refused_where_they_are_no_default() {
+    fn empty_lists_and_objects_are_refused_unless_they_are_defaults() {
         for (body, name) in [
             (json!({"allowed_token_ids": []}), "allowed_token_ids"),
             (json!({"mcp_servers": []}), "mcp_servers"),
@@ -195,9 +195,9 @@ mod tests {
             .lines()
             .find(|line| line.starts_with("| refused |"));
         let row = row.expect("docs/api.md has a row of refused fields");
-        let told: BTreeSet<&str> = row.split('`').skip(1).step_by(2).collect();
+        let documented: BTreeSet<&str> = row.split('`').skip(1).step_by(2).collect();
         let names = REFUSED.iter().chain(OF_SAMPLING).map(|(name, _)| *name);
         let refused: BTreeSet<&str> = names.chain(sampling::NOT_YET).collect();
-        assert_eq!(told, refused);
+        assert_eq!(documented, refused);
     }
 }

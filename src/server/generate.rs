@@ -1,8 +1,8 @@
 //! `POST /generate`: SGLang's native API.
 //!
-//! Streams carry the text and tokens so far, as SGLang does by default: each chunk can be read alone. The log
-//! probabilities of the prompt and all alternatives come once, with the last chunk, where SGLang's clients read them:
-//! sent each time they would grow with the square of the output.
+//! Each chunk of a stream has the whole text and all tokens so far, as in SGLang by default. The log probabilities of
+//! the prompt and all alternatives come once, in the last chunk, where SGLang's clients read them: in every chunk, they
+//! would make the stream grow with the square of the output.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -94,7 +94,7 @@ struct Cumulative {
     written: Vec<Written>,
     kept_logprobs: usize,
     is_batch: bool,
-    /// The only request's place in its session.
+    /// The turn of the call's only request in its session.
     turn: Option<SessionTurn>,
 }
 

@@ -16,14 +16,14 @@ use super::whole;
 use souffleur_base::error::RequestError;
 use souffleur_engine::ModelInfo;
 
-/// Ranks of an engine, of every kind of parallelism.
+/// Number of ranks of an engine, for every kind of parallelism.
 pub(super) const RANKS: usize = 1;
-/// Weights do not change while a server runs.
+/// The version of the weights, which do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
-/// Why an engine that has ended takes no requests.
+/// The reason why an engine that has ended accepts no requests.
 const OVER: &str = "it has stopped or failed and is not rebuilt";
 
-/// Answers `GET /health`: 200 also during a rebuild, which a supervisor that restarts a failing process would end.
+/// Answers `GET /health`: 200 also during a rebuild, because a supervisor restarts a failing process.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
     let status = match engine.is_alive() {
@@ -36,13 +36,13 @@ pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiErr
     Ok(HttpResponse::Ok().json(json!({ "status": status })))
 }
 
-/// Answers `GET /ready`: 200 while new requests are taken.
+/// Answers `GET /ready`: 200 while the engine accepts new requests.
 pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     check_ready(&state)?;
     Ok(HttpResponse::Ok().json(json!({ "status": "ready" })))
 }
 
-/// Checks that the engine takes new requests, for `/ready` and gRPC's health checks. Unlike `/health`, it fails
+/// Checks that the engine accepts new requests, for `/ready` and gRPC's health checks. Unlike `/health`, it fails
 /// during a rebuild. The error says why: the engine is loading, rebuilding or has ended, or the server shuts down.
 pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     let engine = &state.serving()?.engine;
@@ -51,13 +51,13 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     }
     let reason = match (engine.is_over(), engine.is_alive()) {
         (true, _) => OVER,
-        (false, true) => "it takes no more requests",
+        (false, true) => "it accepts no more requests",
         (false, false) => "it is being rebuilt",
     };
     Err(RequestError::EngineDown(reason.to_owned()).into())
 }
 
-/// Answers `GET /health_generate`: 200 once the engine has generated a token, for all clients that wait then.
+/// Answers `GET /health_generate`: 200 once the engine has generated a token. Waiting clients share one probe.
 pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.serving()?.engine;
     let timeout_s = state.config().health_generate_timeout_s;
@@ -174,7 +174,7 @@ pub(super) fn health_operation(_: &Facts) -> Operation {
 
 pub(super) fn ready_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Does the server accept requests?")
-        .answers(status(), "they are")
+        .answers(status(), "it does")
         .needs_engine("the engine is being loaded or rebuilt, or the server shuts down")
         .done()
 }

@@ -46,7 +46,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
             .about("any other key is refused and sets nothing"),
     );
     let updated = object().has("updated", flag());
-    describe(Group::Control, "Change the policies, as SGLang has it")
+    describe(Group::Control, "Change the policies, in SGLang's form")
         .takes(
             fields.shape(),
             json!({"server_args": {"schedule_policy": "fcfs"}}),

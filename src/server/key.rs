@@ -1,4 +1,4 @@
-//! Checks API keys: `Authorization: Bearer <key>`, as OpenAI's clients send it, or `x-api-key: <key>`, as Anthropic's do.
+//! Checks API keys: `Authorization: Bearer <key>`, as OpenAI's clients send, or `x-api-key: <key>`, as Anthropic's do.
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -13,7 +13,7 @@ use super::state::AppState;
 
 const X_API_KEY: &str = "x-api-key";
 
-/// Lets requests through that show the key or the admin's, and all of them where there is no key.
+/// Passes requests with the API key or the admin key, and all requests if no API key is set.
 pub(super) async fn check(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -24,7 +24,7 @@ pub(super) async fn check(
     next.call(request).await
 }
 
-/// Lets requests through that show the admin's key, and all of them where there is none.
+/// Passes requests with the admin key, and all requests if no admin key is set.
 pub(super) async fn check_admin(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -42,14 +42,14 @@ fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     if !headers.contains_key(header::AUTHORIZATION) && !headers.contains_key(X_API_KEY) {
         return Err(ApiError::no_key());
     }
-    if shows(headers, key) || is_admin(headers, config) {
+    if has_key(headers, key) || is_admin(headers, config) {
         Ok(())
     } else {
         Err(ApiError::wrong_key())
     }
 }
 
-/// Refuses admin operations to clients that do not show the admin's key. Without such a key every client may.
+/// Refuses admin operations to clients without the admin key. If no admin key is set, every client may use them.
 pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     if config.admin_api_key.is_none() || is_admin(headers, config) {
         Ok(())
@@ -58,7 +58,7 @@ pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<
     }
 }
 
-/// As [`judge`], of a header of authorization.
+/// As [`judge`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
 pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
     match (&config.api_key, shown.and_then(bearer)) {
@@ -75,7 +75,7 @@ pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Resul
     }
 }
 
-/// As [`judge_admin`], of a header of authorization.
+/// As [`judge_admin`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
 pub(super) fn judge_admin_bearer(
     shown: Option<&[u8]>,
@@ -88,13 +88,13 @@ pub(super) fn judge_admin_bearer(
     }
 }
 
-/// True where the admin's key is shown. False where there is none.
+/// Returns whether a request has the admin key; false if no admin key is set.
 pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
     let key = config.admin_api_key.as_ref();
-    key.is_some_and(|key| shows(headers, key))
+    key.is_some_and(|key| has_key(headers, key))
 }
 
-fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
+fn has_key(headers: &HeaderMap, key: &ApiKey) -> bool {
     let authorization = headers.get(header::AUTHORIZATION);
     let authorization = authorization.and_then(|shown| bearer(shown.as_bytes()));
     let plain = headers.get(X_API_KEY);
@@ -103,7 +103,7 @@ fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
     shown.any(|shown| key.is(shown))
 }
 
-/// The text after the scheme, whose name may be written in any case.
+/// Returns the key after the scheme `Bearer`, which may be written in any case.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = header.split_at_checked(7)?;
     let key = key.trim_ascii();
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bearer_is_found_behind_its_scheme_alone() {
+    fn a_key_is_found_after_the_bearer_scheme_only() {
         assert_eq!(bearer(b"Bearer abc"), Some(&b"abc"[..]));
         assert_eq!(bearer(b"bearer  abc "), Some(&b"abc"[..]));
         for other in ["", "Bearer", "Basic abc", "abc", "Bearerabc"] {

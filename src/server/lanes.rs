@@ -1,4 +1,4 @@
-//! The requests that one HTTP call or WebSocket has in the engine. Dropping a lane before its end cancels it.
+//! Lanes: the engine requests of one HTTP call or WebSocket. Dropping a lane before its end cancels its request.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ pub(super) struct Lane {
     generation: Generation,
     /// The limit of log probabilities kept for the whole call.
     max_logprob_entries: usize,
-    /// The memory of the prompt's parts, until the first event: by then it is encoded.
+    /// The charge for the prompt's parts, held until the first event: by then the prompt is encoded.
     prompt_charge: Option<Arc<BodyCharge>>,
     _request_charge: Option<Arc<BodyCharge>>,
     answer: Option<AnswerCharge>,
@@ -61,7 +61,7 @@ impl Lane {
         self.max_logprob_entries
     }
 
-    /// The charge for the answers of the lanes' call, to be held until they have left.
+    /// The charge for the answers of the lanes' call, to be held until the answers have been sent.
     pub(super) fn answer_charge(lanes: &[Self]) -> Option<AnswerCharge> {
         lanes.first()?.answer.clone()
     }
@@ -81,7 +81,11 @@ impl Lane {
     }
 
     async fn next(&mut self) -> Event {
-        let lost = || Event::Failed(RequestError::EngineDown("the request was lost".to_owned()));
+        let lost = || {
+            Event::Failed(RequestError::EngineDown(
+                "it stopped during the request".to_owned(),
+            ))
+        };
         let event = self.generation.next().await;
         self.prompt_charge = None;
         let event = event.unwrap_or_else(lost);
@@ -101,7 +105,7 @@ impl Lane {
         Ok(transcript)
     }
 
-    /// The lane's events under a key, up to the terminal one.
+    /// The lane's events up to the terminal one, each with a copy of `key`.
     pub(super) fn events<K: Clone + 'static>(self, key: K) -> Events<K> {
         Box::pin(stream::unfold(Some(self), move |lane| {
             let key = key.clone();
@@ -138,7 +142,7 @@ pub(super) fn merged(lanes: Vec<Lane>) -> SelectAll<Events<usize>> {
     )
 }
 
-/// Waits for the ends of all lanes. The first failure cancels the others.
+/// Waits until all lanes have ended. The first failure cancels the others.
 pub(super) async fn finish_all(lanes: Vec<Lane>) -> Result<Vec<Transcript>, ApiError> {
     let kept = Cell::new(0);
     let mut finished: Vec<Option<Transcript>> = lanes.iter().map(|_| None).collect();

@@ -1,7 +1,7 @@
-//! Answers to requests whose heads did not arrive in time.
+//! Adds the request id to 408 answers for request heads that arrive too late, and logs them.
 //!
-//! The HTTP/1 dispatcher writes such a 408 itself: there is no request, so no handler and no middleware sees it. On its
-//! way to the socket it gets the id that every answer has, and its line in the access log.
+//! The HTTP/1 dispatcher writes this 408 itself: there is no request, so no handler and no middleware sees it. This
+//! stream, between dispatcher and socket, adds the id that every answer has, and the line in the access log.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use super::exchange::{X_REQUEST_ID, log_late_head, new_id};
 
 const STATUS_LINE: &[u8] = b"HTTP/1.1 408 Request Timeout\r\n";
 
-/// A connection whose late heads are answered with an id.
+/// A connection that adds an id to the 408 for a late request head.
 pub(super) struct LateHeads<S> {
     inner: S,
     client: Option<SocketAddr>,
     is_logged: bool,
-    /// The connection has waited for a head since then.
+    /// When the connection began to wait for a request head.
     waits_since: Instant,
-    /// The rest of the answer, which the socket has not taken.
+    /// The rest of a 408, which the socket has not accepted yet.
     unsent: Vec<u8>,
 }
 
@@ -37,7 +37,7 @@ impl<S: AsyncWrite + Unpin> LateHeads<S> {
         }
     }
 
-    /// Takes an answer of the dispatcher, and gives it its id.
+    /// Takes the dispatcher's 408, without its status line, and adds an id.
     fn take(&mut self, rest: &[u8]) {
         let id = new_id();
         if self.is_logged {
@@ -107,7 +107,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LateHeads<S> {
     }
 }
 
-/// True of an answer that has an id: a handler's.
+/// Returns whether an answer already has an id, as those of handlers do.
 fn has_id(rest: &[u8]) -> bool {
     let name = X_REQUEST_ID;
     let name = name.as_str().as_bytes();

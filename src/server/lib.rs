@@ -1,9 +1,9 @@
-//! HTTP and WebSocket in front of an engine: SGLang's native API, OpenAI's, Anthropic's, and a WebSocket of our own.
+//! The HTTP and WebSocket server of an engine: APIs of SGLang, OpenAI and Anthropic, and a WebSocket API of its own.
 //!
-//! [`routes`] mounts everything into a host's actix-web app; [`run`] is a whole server on a socket of the caller's.
-//! The server holds no engine state: it reads requests, sends them in and writes their events out. A client that
-//! disappears drops the handler or the body, which drops the request, which cancels it. Nothing here touches signal
-//! handlers or installs a metrics recorder.
+//! [`routes`] mounts all endpoints into a host's actix-web app; [`run`] is a whole server on the caller's listener.
+//! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.
+//! When a client disconnects, its handler or response body is dropped, which cancels its request. Nothing here touches
+//! signal handlers or installs a metrics recorder.
 
 mod abort;
 mod answers;
@@ -82,12 +82,12 @@ pub use error::ApiError;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
-/// Mounts all endpoints. The ones for probes and Prometheus need no key. Pages of other sites and hosts that are not
-/// the server's own are refused on all of them, as the state's configuration says.
+/// Mounts all endpoints. Those for probes and Prometheus need no key. All of them refuse requests of other sites' pages
+/// and requests for other hosts, as the state's configuration says.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
-/// actix's default a client that disappears is not noticed. A client that takes no bytes is noticed by [`run`] only,
-/// whose connections have `http_send_timeout_s`.
+/// actix's default, a client's disconnect is not detected. Only [`run`] detects a client that reads nothing: its
+/// connections have `http_send_timeout_s`.
 pub fn routes(cfg: &mut web::ServiceConfig) {
     for endpoint in endpoints::all() {
         endpoint.mount(cfg);
@@ -99,7 +99,7 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
 /// the last responses go out. Runs in the caller's actix System.
 ///
 /// # Errors
-/// Those of the socket.
+/// The errors of the socket.
 pub async fn run(
     listener: TcpListener,
     state: Data<AppState>,

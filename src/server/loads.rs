@@ -30,7 +30,7 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// A section is wanted by its name, by `all`, or if none is named. Unknown names are no error.
+    /// Returns whether a section is requested: by its name, by `all`, or if no section is named.
     fn includes(&self, section: &str) -> bool {
         let named = self.include.as_deref().unwrap_or_default();
         let mut names = named.split(',').map(str::trim);
@@ -139,7 +139,7 @@ impl Memory {
     }
 }
 
-/// Tokens in use plus waiting tokens: the one number to compare engines by.
+/// Tokens in use plus waiting tokens: the single number by which gateways compare engines.
 fn total_tokens(load: &EngineLoad) -> usize {
     load.stats.used_tokens() + load.pending.waiting
 }

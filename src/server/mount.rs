@@ -1,4 +1,4 @@
-//! How endpoints are mounted: their access, the checks before their handlers, and their methods.
+//! Mounts endpoints: sets their methods and the middleware that checks access before their handlers.
 
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;
@@ -17,7 +17,7 @@ where
     closed(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
 }
 
-/// As [`get`], without a key.
+/// As [`get`], for a path that needs no key.
 pub(super) fn open<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -40,7 +40,7 @@ where
     closed(cfg, resource(path, route, "POST"));
 }
 
-/// As [`post`], for Anthropic's clients: errors have their form, and answers an id.
+/// As [`post`], for Anthropic's clients: errors have Anthropic's form, and answers have an id.
 pub(super) fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -57,7 +57,7 @@ where
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
-/// As [`post`], for operations that affect every client: it requires the admin's key, if the server has one.
+/// As [`post`], for operations that affect every client: it requires the admin key, if the server has one.
 pub(super) fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -69,7 +69,7 @@ where
     closed(cfg, resource(path, route, "POST"));
 }
 
-/// As [`post_admin`], and PUT does the same, as in SGLang.
+/// As [`post_admin`], for POST and PUT, as in SGLang.
 pub(super) fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -87,7 +87,7 @@ where
     );
 }
 
-/// Mounts an endpoint that requires the key, if the server has one. The last wrap sees a request first: refused
+/// Mounts an endpoint that requires the API key, if the server has one. The last wrap sees a request first: refused
 /// requests are tracked too, preflights need no key, and a page may read why its key was refused.
 pub(super) fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
@@ -104,9 +104,9 @@ pub(super) fn resource(
     let refuse = move |request: HttpRequest| async move {
         Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
     };
-    // Queries that cannot be read get an error in the form of all others.
+    // A query string that cannot be parsed gets an error in the same form as all others.
     let queries = web::QueryConfig::default()
-        .error_handler(|error, _| ApiError::invalid(format!("the query: {error}")).into());
+        .error_handler(|error, _| ApiError::invalid(format!("invalid query: {error}")).into());
     web::resource(path)
         .app_data(queries)
         .route(route)

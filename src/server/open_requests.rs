@@ -1,4 +1,4 @@
-//! The requests that came in through one server and have not ended, so that they can be aborted by name.
+//! Lists the requests of one server that are in flight, so that they can be aborted by id.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,7 +31,7 @@ impl OpenRequests {
         }
     }
 
-    /// Cancels the requests that `name` matches and returns their number.
+    /// Cancels the requests whose ids match `name` and returns their number.
     pub(super) fn cancel(&self, name: &str) -> usize {
         self.cancel_if(|rid| stands_for(name, rid))
     }
@@ -40,16 +40,16 @@ impl OpenRequests {
         self.cancel_if(|_| true)
     }
 
-    fn cancel_if(&self, is_meant: impl Fn(&str) -> bool) -> usize {
-        let meant: Vec<Canceller> = self.with(|entries| {
+    fn cancel_if(&self, matches: impl Fn(&str) -> bool) -> usize {
+        let matching: Vec<Canceller> = self.with(|entries| {
             let cancellers = entries.cancellers.values();
             cancellers
-                .filter(|canceller| is_meant(canceller.rid().as_str()))
+                .filter(|canceller| matches(canceller.rid().as_str()))
                 .cloned()
                 .collect()
         });
-        meant.iter().for_each(Canceller::cancel);
-        meant.len()
+        matching.iter().for_each(Canceller::cancel);
+        matching.len()
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Entries) -> T) -> T {
@@ -57,7 +57,7 @@ impl OpenRequests {
     }
 }
 
-/// True if a request's id is the name, or the name of one of its samples or batch members: `name-1`, `name-0-1`.
+/// Returns whether `rid` is `name`, or the id of one of its samples or batch members: `name-1`, `name-0-1`.
 pub(super) fn stands_for(name: &str, rid: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     match rid.strip_prefix(name) {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stands_for_its_samples_but_not_for_longer_names() {
+    fn a_name_matches_its_samples_but_not_longer_names() {
         let rids = ["a", "a-0", "a-1-2", "ab", "a-x", "a-", "a-1-", "b"];
         let found: Vec<&str> = rids
             .into_iter()

@@ -1,4 +1,4 @@
-//! Fields of every endpoint that takes prompts: who shares its cached prefixes, and how soon it is served.
+//! Fields of every endpoint that takes prompts: the cache namespace, the priority and the timeouts.
 
 use super::call::CallLimits;
 use super::error::ApiError;
@@ -8,7 +8,7 @@ use super::table::Table;
 use souffleur_request::RequestTimeouts;
 use souffleur_state::cache::namespace::Namespace;
 
-/// The names under which prefixes are shared.
+/// The names of the cache namespace: only prompts with the same names share cached prefixes.
 #[derive(Default)]
 pub(super) struct Sharing {
     extra_key: Option<String>,

@@ -1,4 +1,4 @@
-//! `POST /pause_generation` and `POST /continue_generation`.
+//! `POST /pause_generation` and `POST /continue_generation`: pause and resume scheduling.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -13,14 +13,14 @@ use super::openapi::shape::{Shape, name_of, object, text};
 use super::state::AppState;
 use souffleur_base::field::{Field, Shallow};
 
-/// Plans no more work until generation is continued. The modes are SGLang's: `abort` cancels every request in flight,
-/// and those that arrive later wait; `in_place` keeps them all.
+/// Pauses scheduling until generation is continued; new requests wait. The modes are SGLang's: `abort` cancels every
+/// request in flight, `in_place` keeps them all.
 pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let cancels = match fields.string("mode")?.as_deref() {
         None | Some("abort") => true,
         Some("in_place") => false,
-        // It frees the memory of weights for others, which has no use here: weights do not change.
+        // SGLang's clients use this mode to replace the weights; here the weights do not change.
         Some("retract") => {
             let text = "mode \"retract\" is not supported: send abort or in_place";
             return Err(ApiError::field("mode", text));

@@ -1,4 +1,4 @@
-//! Handles `POST /set_policy`.
+//! `POST /set_policy`: changes the scheduling policy and the eviction policy.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -28,8 +28,7 @@ pub(super) async fn set_policy(
         radix_eviction_policy: name(&mut fields, "radix_eviction_policy")?,
     };
     if set.schedule_policy.is_none() && set.radix_eviction_policy.is_none() {
-        let text =
-            "schedule_policy is missing: name a policy, or one in radix_eviction_policy, or both";
+        let text = "schedule_policy is missing, and so is radix_eviction_policy: send one of them, or both";
         return Err(ApiError::field("schedule_policy", text));
     }
     let policies = state.loaded()?.engine.set_policy(set).await?;

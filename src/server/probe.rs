@@ -1,7 +1,7 @@
-//! The one probe that all clients of `/health_generate` share.
+//! Runs the probe request that all clients of `/health_generate` share.
 //!
-//! For any number of clients, also ones that disconnect, at most one request is in the engine, on a reserved place,
-//! and its outcome is valid for a while.
+//! However many clients ask or disconnect, at most one probe is in the engine, with a reserved admission permit, and
+//! its outcome also answers the clients of the next second.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use souffleur_base::ids::RequestId;
 use souffleur_engine::EngineHandle;
 use souffleur_request::{Event, GenerateRequest, Prompt};
 
-/// How long an outcome answers later clients.
+/// How long the outcome of a probe answers later clients.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The last probe, which may still be in flight.
@@ -30,17 +30,18 @@ struct Ended {
 }
 
 impl Probe {
-    /// Waits for the outcome of the probe in flight, of a fresh one, or of a new one, which may take `timeout_s`.
+    /// Returns the outcome of the last probe if it is in flight or fresh, or else of a new one, within `timeout_s`.
     pub(super) async fn outcome(
         &self,
         engine: &EngineHandle,
         timeout_s: u32,
     ) -> Result<(), ApiError> {
         let mut pending = self.join(|ended| {
-            // Not in this handler: it is dropped with the connection of the first client.
+            // Spawned, because this handler is dropped with the connection of its client.
             rt::spawn(run(engine.clone(), timeout_s, ended));
         });
-        let lost = || RequestError::EngineDown("the probe was lost: try again".to_owned());
+        let lost =
+            || RequestError::EngineDown("it stopped during the health check: try again".to_owned());
         let ended = pending.wait_for(Option::is_some).await;
         let ended = ended.map_err(|_| lost())?;
         let outcome = ended.as_ref().map(|ended| ended.outcome.clone());
@@ -49,7 +50,7 @@ impl Probe {
 
     fn join(&self, begin: impl FnOnce(watch::Sender<Option<Ended>>)) -> Pending {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pending) = last.as_ref().filter(|pending| stands(pending)) {
+        if let Some(pending) = last.as_ref().filter(|pending| is_valid(pending)) {
             return pending.clone();
         }
         let (ended, pending) = watch::channel(None);
@@ -59,10 +60,10 @@ impl Probe {
     }
 }
 
-fn stands(pending: &Pending) -> bool {
+fn is_valid(pending: &Pending) -> bool {
     match pending.borrow().as_ref() {
         Some(ended) => ended.at.elapsed() < FRESH,
-        // An error means that its worker stopped: the probe will never end.
+        // An error means that the worker of the probe has stopped: the probe will never end.
         None => pending.has_changed().is_ok(),
     }
 }
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_under_way_for_all_and_its_outcome_stands_for_a_while() {
+    fn clients_share_one_probe_and_its_outcome_while_it_is_fresh() {
         let probe = Probe::default();
         let begun = std::cell::RefCell::new(Vec::new());
         let join = || probe.join(|ended| begun.borrow_mut().push(ended));
@@ -106,16 +107,16 @@ mod tests {
         };
         drop(join());
         join();
-        assert_eq!(begun.borrow().len(), 1, "who asked first has left");
+        assert_eq!(begun.borrow().len(), 1, "the first client has left");
         begun.borrow()[0].send_replace(Some(ended_at(Instant::now() + FRESH)));
         join();
-        assert_eq!(begun.borrow().len(), 1, "its outcome is fresh");
+        assert_eq!(begun.borrow().len(), 1, "the outcome is fresh");
         let long_ago = Instant::now().checked_sub(FRESH);
         begun.borrow()[0].send_replace(long_ago.map(ended_at));
         join();
-        assert_eq!(begun.borrow().len(), 2, "its outcome is old");
+        assert_eq!(begun.borrow().len(), 2, "the outcome is old");
         begun.borrow_mut().clear();
         join();
-        assert_eq!(begun.borrow().len(), 1, "the last one was lost");
+        assert_eq!(begun.borrow().len(), 1, "the last probe was lost");
     }
 }

@@ -15,7 +15,7 @@ use souffleur_base::field::{self, Shallow, Tree};
 pub(super) struct Raw(Bytes);
 
 impl Raw {
-    /// A value of `body`, which borrows from it.
+    /// A `value` that borrows from `body`.
     pub(super) fn of(body: &Bytes, value: &RawValue) -> Self {
         Self(body.slice_ref(value.get().as_bytes()))
     }
@@ -28,7 +28,7 @@ impl Raw {
         Self(Bytes::copy_from_slice(json))
     }
 
-    /// JSON inside of a text, not checked: parsing finds errors.
+    /// JSON inside a string, which is not checked before it is parsed.
     pub(super) fn in_text(text: &str) -> Self {
         Self(Bytes::copy_from_slice(text.trim().as_bytes()))
     }
@@ -49,7 +49,7 @@ impl Raw {
         self.0.first() == Some(&b'"')
     }
 
-    /// The first character of a list's first item.
+    /// The first character after a list's bracket: of its first item, or `]`.
     pub(super) fn first_of_list(&self) -> Option<u8> {
         let inside = self.0.strip_prefix(b"[")?;
         inside
@@ -58,8 +58,8 @@ impl Raw {
             .find(|byte| !byte.is_ascii_whitespace())
     }
 
-    /// True of null, false, an empty text and an empty list, which clients send for unused fields. An empty object may
-    /// be a value, such as the schema that accepts everything.
+    /// True for null, false, an empty text and an empty list, which clients send for unused fields. An empty object may
+    /// have an effect, such as the schema that accepts everything.
     pub(super) fn asks_for_nothing(&self) -> bool {
         matches!(self.0.as_ref(), b"null" | b"false" | b"\"\"")
             || self.first_of_list() == Some(b']')
@@ -69,17 +69,17 @@ impl Raw {
         &self.0
     }
 
-    /// An upper bound of the number of values in it, itself included.
+    /// An upper bound of the number of JSON values in this one, itself included.
     pub(super) fn count_values(&self) -> usize {
         field::count_values(&self.0)
     }
 
-    /// Errors name the field and the place where its text is no JSON.
+    /// Parses the value. Errors name the field and the place where its text is not valid.
     pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
         self.parse_seed(name, std::marker::PhantomData)
     }
 
-    /// Parses it in full; its values must have been counted before.
+    /// Parses the value in full; its values must have been counted before.
     pub(super) fn parse_tree(&self, name: &str) -> Result<serde_json::Value, ApiError> {
         self.parse(name).map(|Tree(tree)| tree)
     }
@@ -99,14 +99,14 @@ impl Raw {
         self.parse(name)
     }
 
-    /// The first items of a list, at most `limit`, and how many it has.
+    /// The first items of a list, at most `limit`, and the list's length.
     pub(super) fn items(&self, name: &str, limit: usize) -> Result<(Vec<Self>, usize), ApiError> {
         let (items, len) = self.parse_seed(name, FirstItems(limit))?;
         let items = items.into_iter().map(|item| Self::of(&self.0, item));
         Ok((items.collect(), len))
     }
 
-    /// The fields of an object in their order, also two with one name; none of a value that is no object.
+    /// The fields of an object in their order, duplicates included; empty if the value is not an object.
     pub(super) fn entries(&self) -> Vec<(String, Self)> {
         let entries = self.parse_seed("an object", Entries).unwrap_or_default();
         let entries = entries.into_iter();
@@ -115,7 +115,7 @@ impl Raw {
             .collect()
     }
 
-    /// A field of an object; of two with one name the last counts.
+    /// A field of an object; of two fields with the same name the last one counts.
     pub(super) fn field(&self, name: &str) -> Option<Self> {
         let mut entries = self.entries().into_iter().rev();
         entries.find_map(|(known, value)| (known == name).then_some(value))
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_counted_outside_of_texts_only() {
+    fn commas_and_brackets_in_strings_are_not_counted() {
         assert_eq!(raw("7").count_values(), 1);
         assert_eq!(raw("[1,2,3]").count_values(), 4);
         assert_eq!(raw(r#"{"a":[1,2],"b":{}}"#).count_values(), 6);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_cut_in_its_order() {
+    fn entries_keep_their_order_and_duplicates() {
         let object = raw(r#"{"b": 1e2, "a": [ 1 ], "\u0062": 12345678901234567890123}"#);
         let entries = object.entries();
         let texts: Vec<(&str, &[u8])> = entries
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_cut_and_counted() {
+    fn a_list_returns_its_first_items_and_its_length() {
         let list = raw(r#"[ "a,]" , [1, 2], null]"#);
         assert_eq!(list.first_of_list(), Some(b'"'));
         let (items, len) = list.items("x", 2).expect("it is a list");

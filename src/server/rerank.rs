@@ -1,5 +1,5 @@
-//! `POST /v1/rerank`, `/rerank` and `/v2/rerank`: documents by their relevance to a query, in the forms of Jina, Cohere,
-//! vLLM, llama.cpp and Text Embeddings Inference.
+//! `POST /v1/rerank`, `/rerank` and `/v2/rerank`: ranks documents by their relevance to a query, in the forms of Jina,
+//! Cohere, vLLM, llama.cpp and Text Embeddings Inference.
 //!
 //! A score is the probability of `yes` against `no` after the prompt of Qwen3-Reranker's model card. The document comes
 //! last in it, so that the prompts of a call share their beginning in the prefix cache.
@@ -47,9 +47,9 @@ const SYSTEM: &str = "Judge whether the Document meets the requirements based on
     Note that the answer can only be \"yes\" or \"no\".";
 const INSTRUCTION: &str =
     "Given a web search query, retrieve relevant passages that answer the query";
-/// The prompt after the document: an answer without thoughts begins.
+/// The prompt after the document, up to the start of an answer without reasoning.
 const END: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-/// The labels, the one that is scored last.
+/// The label tokens. The probability of the last one is the score.
 const ANSWERS: [&str; 2] = ["no", "yes"];
 
 /// Bytes that a result takes at most as JSON, without its document.
@@ -72,7 +72,7 @@ pub(super) struct Body {
     returns_text: bool,
     instruction: Option<String>,
     instruct: Option<String>,
-    /// The instruction among the variables of a template.
+    /// The instruction in `chat_template_kwargs`.
     inner_instruction: Option<String>,
     options: Options,
 }
@@ -83,9 +83,9 @@ struct Call {
 }
 
 struct Answered {
-    /// A list of scores and no object, as Text Embeddings Inference answers.
+    /// The answer is a list of scores instead of an object, as in Text Embeddings Inference.
     is_bare: bool,
-    /// The texts to return, of all documents.
+    /// The texts of all documents, if the answer returns texts.
     texts: Option<Documents>,
     top_n: usize,
 }
@@ -185,7 +185,7 @@ pub(super) fn table() -> Table<Body> {
         })
         .integer(
             "top_n",
-            |shape| shape.or(0).about("most results; 0 returns all"),
+            |shape| shape.or(0).about("limit of results; 0 returns all"),
             |body, top_n| body.top_n = top_n,
         )
         .flag(
@@ -336,14 +336,14 @@ fn document(fields: &Fields, name: &str, item: &Raw) -> Result<String, ApiError>
 }
 
 impl Answered {
-    /// Bytes that the answer and the texts for it take at most.
+    /// Maximum bytes of the answer and of the texts that it returns.
     fn bytes(&self, n_prompts: usize) -> usize {
         let documents = self.texts.as_ref().map_or(0, |documents| documents.bytes);
         // Escaped as JSON, a text is no longer than the client wrote it.
         n_prompts * RESULT_BYTES + documents * DOCUMENT_COPIES
     }
 
-    /// Writes the results, the best first; of equal ones the first document comes first.
+    /// Writes the results, the best first; equal scores keep the order of the documents.
     fn json(self, model: &str, scored: Scored) -> Vec<u8> {
         let scores = scored.scores.iter();
         let scores = scores.map(|scores| scores.last().copied().unwrap_or_default());

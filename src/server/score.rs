@@ -1,4 +1,4 @@
-//! `POST /v1/score`: the probability of each label token after a query and each of some items, as in SGLang.
+//! `POST /v1/score`: the probability of each label token after a query joined with each item, as in SGLang.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -109,7 +109,7 @@ impl Call {
     ) -> Result<(Self, Charges), ApiError> {
         let body = table().read(&mut fields, limits)?;
         check_labels(&body.labels, vocab_size)?;
-        let query = body.query.expect("its row refuses its absence");
+        let query = body.query.expect("a body without a query is refused");
         let items = body.items;
         let temperature = fields.take("temperature")?;
         if temperature.is_some_and(|given| given.as_f64() != Some(1.0)) {
@@ -145,7 +145,7 @@ fn query(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Prom
     match call::inputs(fields, name, limits)? {
         Prompts::One(query) => Ok(query),
         Prompts::List(_) => {
-            let text = "query must be a string or one list of token ids: send a call for each";
+            let text = "query is a list of queries, must be a string or one list of token ids: send one call per query";
             Err(ApiError::field(name, text))
         }
     }
@@ -198,7 +198,7 @@ fn joined(first: &Prompt, then: &Prompt) -> Result<Prompt, ApiError> {
             Ok(Prompt::Tokens([&**first, &**then].concat().into()))
         }
         _ => {
-            let text = "items and query are of two kinds: send both as text or both as token ids";
+            let text = "items and query differ in type: send both as text or both as token ids";
             Err(ApiError::field(ITEMS, text))
         }
     }

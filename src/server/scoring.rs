@@ -1,4 +1,4 @@
-//! Scores of label tokens after prompts, which `/v1/score` and `/v1/rerank` share.
+//! Computes the probabilities of label tokens after prompts, for `/v1/score` and `/v1/rerank`.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use souffleur_state::sampling::{LogprobWish, SamplingParams};
 /// Tokens that a call scores after each of its prompts.
 pub(super) struct Labels {
     pub(super) tokens: Arc<[u32]>,
-    /// Scores are probabilities among the labels, and not among all tokens.
+    /// Scores are normalised over the labels, and not over all tokens.
     pub(super) softmax: bool,
 }
 
-/// The requests of a call, for each of its prompts.
+/// The prompts of a call, and the options that their requests share.
 pub(super) struct Requests {
     pub(super) prompts: Vec<Prompt>,
     pub(super) namespace: Namespace,
@@ -44,7 +44,7 @@ pub(super) fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
     })
 }
 
-/// Charges prompts, each of which is to have a copy of a text: before the copies are made.
+/// Charges a call for its prompts, each of which will hold a copy of a text, before the copies are made.
 pub(super) fn charge_copies(
     fields: &mut Fields,
     copied_bytes: usize,
@@ -96,7 +96,7 @@ pub(super) async fn run(
     })
 }
 
-/// The token that is sampled for its log probabilities is no output.
+/// A request samples a token only for its log probabilities: the token does not count as output.
 fn usage(transcript: &Transcript) -> Usage {
     Usage {
         completion_tokens: 0,
@@ -117,7 +117,7 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
         let sum: f64 = shares.iter().sum();
         shares.iter().map(|share| share / sum).collect()
     };
-    // JSON has no NaN, the share where all log probabilities are infinite.
+    // JSON has no NaN, which is the share if all log probabilities are infinite.
     Ok(shares
         .into_iter()
         .map(|share| if share.is_finite() { share } else { 0.0 })

@@ -1,7 +1,7 @@
-//! Listening, as actix-web's `HttpServer` does it, with a time limit on bytes that clients do not read.
+//! Listens as actix-web's `HttpServer` does, and closes connections whose clients do not read.
 //!
-//! The HTTP/1 dispatcher waits for a blocked write without end, and does not poll the body meanwhile: neither a body
-//! nor a handler can notice. So the limit is put on the connection, between the dispatcher and the socket.
+//! The HTTP/1 dispatcher waits for a blocked write without a limit and does not poll the body meanwhile, so neither a
+//! body nor a handler can detect a stall. Therefore the connection, between dispatcher and socket, has a write timeout.
 
 use std::fmt;
 use std::io;
@@ -63,7 +63,7 @@ where
             .keep_alive(keep_alive)
             .client_request_timeout(header_timeout)
             .client_disconnect_timeout(DISCONNECT_TIMEOUT)
-            // A client that closes its side has gone: it is noticed, and its requests are cancelled.
+            // A client that closes its side of the connection counts as gone: its requests are cancelled.
             .h1_allow_half_closed(false)
             .local_addr(address)
             .finish(map_config(app, |()| AppConfig::default()));

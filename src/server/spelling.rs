@@ -9,7 +9,7 @@ pub(super) trait SpellTokens: Send + Sync {
     /// The bytes that the token adds to a text; they may be part of a character.
     fn bytes(&self, token: u32) -> Vec<u8>;
 
-    /// True of tokens that steer the model and add nothing to the text.
+    /// Returns whether a token steers the model and adds nothing to the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
@@ -28,7 +28,7 @@ impl SpellTokens for TextModel {
     }
 }
 
-/// The bytes of a token that is part of a character, as the two families of vocabularies write it.
+/// The bytes of a token that is part of a character, from the notation of SentencePiece or of byte-level BPE.
 fn raw_bytes(token: &str) -> Option<Vec<u8>> {
     let hex = token
         .strip_prefix("<0x")
@@ -50,7 +50,7 @@ fn byte_level(character: char) -> Option<u8> {
     }
 }
 
-/// The vocabulary, or numbers in its place when no tokenizer is loaded.
+/// Spells tokens with the vocabulary, or by their ids if no tokenizer is loaded.
 #[derive(Clone)]
 pub(super) struct Spelling(Option<Arc<dyn SpellTokens>>);
 
@@ -66,7 +66,7 @@ impl Spelling {
         }
     }
 
-    /// The bytes of a token in a text: none of a special token.
+    /// The bytes of a token in a text; empty for a special token.
     pub(super) fn text_bytes(&self, token: u32) -> Vec<u8> {
         match &self.0 {
             Some(spelling) if !spelling.is_special(token) => spelling.bytes(token),
@@ -74,12 +74,12 @@ impl Spelling {
         }
     }
 
-    /// The token as text; bytes that are no character become U+FFFD.
+    /// The token as text; bytes that are not a whole character become U+FFFD.
     pub(super) fn lossy(&self, token: u32) -> String {
         String::from_utf8_lossy(&self.bytes(token)).into_owned()
     }
 
-    /// Bytes of the text of a prompt of tokens, counted until they are more than `limit`.
+    /// Counts the bytes of a token prompt's text until they exceed `limit`.
     pub(super) fn text_len_up_to(&self, tokens: &[u32], limit: usize) -> usize {
         let mut bytes = 0;
         for token in tokens {
@@ -112,7 +112,7 @@ pub(super) fn spell(bytes: Vec<u8>, prefix: &str) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// One token a byte; 256 and above are special.
+    /// Each byte is a token; tokens from 256 on are special.
     pub(crate) struct Bytewise;
 
     impl SpellTokens for Bytewise {
@@ -148,7 +148,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn special_tokens_stand_in_no_text() {
+    fn special_tokens_add_no_text() {
         assert_eq!(bytewise().text(&[256, 104, 0xc3, 0xa9, 257]), "hé");
         assert_eq!(bytewise().lossy(256), "<|256|>");
         assert_eq!(Spelling(None).lossy(7), "token_id:7");

@@ -1,5 +1,5 @@
-//! Server-sent events: the first event decides between an HTTP error and a stream, a comment keeps idle streams
-//! open, `[DONE]` ends them. Endpoints with other habits say so in their [`Render`].
+//! Streams answers as server-sent events. By default a failure as the first event is an HTTP error, comments keep idle
+//! streams open and `[DONE]` ends a stream; the [`Render`] of an endpoint can change that.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,32 +22,32 @@ use souffleur_base::error::RequestError;
 
 /// Renders the events of the lanes as the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
-    /// The event before everything else.
+    /// Writes the first event of the stream.
     fn start(&mut self, _out: &mut Chunks) {}
 
-    /// One lane's delta or end.
+    /// Writes the events for one lane's delta or end.
     fn news(&mut self, index: usize, news: News, out: &mut Chunks);
 
-    /// How many log probabilities it keeps for later events.
+    /// How many log probabilities are kept for later events.
     fn kept_logprobs(&self) -> usize {
         0
     }
 
     fn end(&mut self, _out: &mut Chunks) {}
 
-    /// The event when a lane has failed, and the others with it.
+    /// Writes the error event after the failure of a lane, which ends all lanes.
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
         out.data(&Envelope {
             error: error.body(),
         });
     }
 
-    /// True of a failure that is an event of the stream even before all other events; others become a status.
+    /// Returns whether a failure before all other events is sent as an event; otherwise it becomes an HTTP status.
     fn begins_with(&self, _failure: &RequestError) -> bool {
         false
     }
 
-    /// The end of the stream, after either.
+    /// Ends the stream, after `end` or `fail`.
     fn close(&mut self, out: &mut Chunks) {
         out.done();
     }
@@ -57,7 +57,7 @@ pub(super) trait Render: Unpin + 'static {
     }
 }
 
-/// Writes an event's JSON, on another thread.
+/// Serialises an event to JSON, on another thread.
 type Write = Box<dyn FnOnce() -> Vec<u8> + Send>;
 
 enum Chunk {
@@ -65,7 +65,7 @@ enum Chunk {
     ToWrite(Write),
 }
 
-/// Events in their wire format, or still to be written.
+/// Events in their wire format, or still to be serialised.
 #[derive(Default)]
 pub(super) struct Chunks(VecDeque<Chunk>);
 
@@ -82,12 +82,12 @@ impl Chunks {
         self.data(value);
     }
 
-    /// Adds a comment, which clients pass over.
+    /// Adds a comment, which clients ignore.
     pub(super) fn comment(&mut self) {
         self.text(b": keep-alive\n\n");
     }
 
-    /// Adds an event whose JSON is written already, in parts.
+    /// Adds an event from the parts of its finished JSON.
     pub(super) fn json(&mut self, parts: &[&[u8]]) {
         let out = self.end();
         out.reserve(parts.iter().map(|part| part.len()).sum::<usize>() + 16);
@@ -98,7 +98,7 @@ impl Chunks {
         out.extend_from_slice(b"\n\n");
     }
 
-    /// Adds an event whose JSON takes long to write: the worker serves others meanwhile.
+    /// Adds an event whose JSON takes long to write: another thread writes it while the worker serves other clients.
     pub(super) fn data_aside(&mut self, write: impl FnOnce() -> Vec<u8> + Send + 'static) {
         self.text(b"data: ");
         self.0.push_back(Chunk::ToWrite(Box::new(write)));
@@ -150,7 +150,7 @@ pub(super) fn write_named(out: &mut Vec<u8>, name: &str, json: &[u8]) {
     out.extend_from_slice(b"\n\n");
 }
 
-/// Answers with events that are written already, whose memory `charge` holds until they have left.
+/// Answers with serialised events. `charge` covers their memory until they have been sent.
 pub(super) fn whole(events: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
     stream_head().body(charged_pieces(events, charge))
 }
@@ -167,8 +167,8 @@ fn stream_head() -> HttpResponseBuilder {
 /// Answers with the events of `lanes`.
 ///
 /// # Errors
-/// The first event's, if that is a failure that is no event of the stream. Later failures end the stream with an error
-/// event, and the other lanes with it.
+/// The failure of the first event, unless [`Render::begins_with`] sends it as an event. A later failure ends all lanes,
+/// and the stream with an error event.
 pub(super) async fn respond(
     lanes: Vec<Lane>,
     render: impl Render,
@@ -205,14 +205,14 @@ pub(super) async fn respond(
 }
 
 struct SseBody<R> {
-    /// The memory of the written bytes, until they have left.
+    /// The charge for the written bytes until they have been sent.
     _charge: Option<AnswerCharge>,
     events: SelectAll<Events<usize>>,
     render: R,
     max_logprob_entries: usize,
     /// Pieces of one event that are not rendered yet.
     pieces: VecDeque<(usize, News)>,
-    /// A part was rendered: the worker's other clients come before the next one.
+    /// A piece was rendered: the worker serves its other clients before the next piece.
     owes_turn: bool,
     ready: Chunks,
     writing: Option<JoinHandle<Vec<u8>>>,

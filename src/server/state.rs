@@ -1,4 +1,4 @@
-//! State that the workers of one server share: its configuration, the engine once it is loaded, the requests in flight.
+//! The state that the workers of one server share: its configuration, its engine once loaded, its open requests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +21,7 @@ use souffleur_base::error::RequestError;
 use souffleur_engine::EngineHandle;
 use souffleur_metrics::in_order;
 
-/// Prompts whose tokens are counted at once.
+/// Maximum number of prompts whose tokens are counted at once.
 const MAX_COUNTS: usize = 2;
 
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
@@ -36,7 +36,7 @@ pub(super) struct Loaded {
 }
 
 impl EngineSlot {
-    /// Puts the engine in, once; later calls change nothing.
+    /// Sets the engine. Only the first call of `fill` or `fail` has an effect.
     pub fn fill(&self, engine: EngineHandle) {
         let spelling = Spelling::of(engine.text());
         let _ = self.0.set(Ok(Loaded { engine, spelling }));
@@ -116,7 +116,7 @@ impl AppState {
         &self.slot
     }
 
-    /// From now on `/ready` is 503, new requests are refused and WebSockets close when their last request ends.
+    /// From now on `/ready` answers 503, new requests are refused and WebSockets close when their last request ends.
     pub fn drain(&self) {
         self.draining.send_replace(true);
         if let Some(engine) = self.slot.engine() {
@@ -128,12 +128,12 @@ impl AppState {
         *self.draining.borrow()
     }
 
-    /// The engine, for requests about it.
+    /// The loaded engine, even while the server drains.
     pub(super) fn loaded(&self) -> Result<&Loaded, ApiError> {
         self.slot.loaded()
     }
 
-    /// The engine, for new requests.
+    /// The loaded engine, for new requests: fails while the server drains.
     pub(super) fn serving(&self) -> Result<&Loaded, ApiError> {
         if self.is_draining() {
             return Err(RequestError::ShuttingDown.into());
@@ -181,7 +181,7 @@ impl AppState {
         &self.sessions
     }
 
-    /// Turns of requests that count a prompt's tokens.
+    /// The permits of requests that count a prompt's tokens.
     pub(super) fn counting(&self) -> &Semaphore {
         &self.counting
     }
@@ -190,7 +190,7 @@ impl AppState {
         &self.bodies
     }
 
-    /// Counts a WebSocket in until the guard is dropped.
+    /// Counts a WebSocket as open until the guard is dropped.
     pub(super) fn open_websocket(self: &Arc<Self>) -> Result<OpenWebSocket, ApiError> {
         let limit = self.config.ws_max_connections;
         let is_free = |open: usize| (open < limit).then_some(open + 1);
@@ -226,16 +226,16 @@ mod tests {
     }
 
     #[test]
-    fn websockets_are_counted_out_when_they_end() {
+    fn an_ended_websocket_makes_room_for_another() {
         let state = state();
-        let open = state.open_websocket().expect("none is open");
+        let open = state.open_websocket().expect("no WebSocket is open");
         assert!(state.open_websocket().is_err());
         drop(open);
         assert!(state.open_websocket().is_ok());
     }
 
     #[test]
-    fn a_failed_load_is_told() {
+    fn a_failed_load_is_reported() {
         let state = state();
         assert_eq!(state.loaded().err(), Some(ApiError::loading()));
         state.slot().fail("no such file");

@@ -39,7 +39,7 @@ impl<B: Default + 'static> Table<B> {
         })
     }
 
-    /// A field whose reader refuses its absence.
+    /// A required field: its reader fails if the field is absent.
     pub(super) fn has<T: 'static>(
         self,
         name: &'static str,
@@ -61,7 +61,7 @@ impl<B: Default + 'static> Table<B> {
         self.takes(name, describe, |fields, name, _| fields.string(name), set)
     }
 
-    /// A text that has no effect.
+    /// A text field that is read and ignored.
     pub(super) fn ignores(
         self,
         name: &'static str,
@@ -86,7 +86,7 @@ impl<B: Default + 'static> Table<B> {
         self.takes(name, describe, read, set)
     }
 
-    /// A whole number in the bounds of its type; `limit` describes narrower ones.
+    /// A whole number within the range of its type; `limit` describes a narrower range.
     pub(super) fn integer<T: Integer + 'static>(
         self,
         name: &'static str,
@@ -97,7 +97,7 @@ impl<B: Default + 'static> Table<B> {
         self.takes(name, describe, |fields, name, _| fields.integer(name), set)
     }
 
-    /// One of some names, the first by default.
+    /// A field whose value is one of `names`; the first is the default.
     pub(super) fn name<T: Copy + 'static, const N: usize>(
         self,
         name: &'static str,
@@ -140,7 +140,7 @@ impl<B: Default + 'static> Table<B> {
         self
     }
 
-    /// Fails at the first field that is not as its row says.
+    /// Reads a body. Fails at the first field that its row refuses.
     pub(super) fn read(&self, fields: &mut Fields, limits: CallLimits<'_>) -> Result<B, ApiError> {
         let mut body = B::default();
         for row in &self.0 {

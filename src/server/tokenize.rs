@@ -30,12 +30,12 @@ use souffleur_request::Prompt;
 use souffleur_state::detok::TokenText;
 
 const MAX_TOKENS: usize = 1 << 20;
-/// Bytes that an id takes in memory and as JSON, for each byte of text at most one.
+/// Bytes of a token id in memory and as JSON; a text has at most one id per byte.
 const ID_BYTES: usize = 12;
-/// Bytes that an id and the token's text take in memory and as JSON.
+/// Bytes of a token id and the token's text, in memory and as JSON.
 const TEXT_BYTES: usize = 52;
 
-/// Fields of other servers that would change the tokens. Those of sampling may come with the body of a chat.
+/// Fields of other servers that would change the tokens. Sampling fields are ignored: a chat's body may have them.
 const FOREIGN: [&str; 9] = [
     "add_special",
     "content",
@@ -48,7 +48,7 @@ const FOREIGN: [&str; 9] = [
     "with_pieces",
 ];
 
-/// One thing, or one for each of a list.
+/// One value, or one value for each item of a list.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Each<T> {
@@ -68,12 +68,12 @@ struct Tokenized {
 #[derive(Serialize)]
 struct Detokenized {
     text: Each<String>,
-    /// vLLM's name, of a single list.
+    /// vLLM's name of `text`, for a single list of tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<String>,
 }
 
-/// Answers `POST /tokenize`: the ids of a text, of each of some texts, or of the prompt of a chat.
+/// Answers `POST /tokenize`: the token ids of a text, of each text of a list, or of a chat's prompt.
 pub(super) async fn tokenize(
     state: Data<AppState>,
     body: JsonBody,
@@ -98,7 +98,7 @@ pub(super) async fn tokenize(
     Ok(whole::json(json, charge))
 }
 
-/// Answers `POST /detokenize`: the text of token ids, or of each of some lists of them.
+/// Answers `POST /detokenize`: the text of a list of token ids, or of each of several lists.
 pub(super) async fn detokenize(
     state: Data<AppState>,
     body: JsonBody,
@@ -132,7 +132,7 @@ pub(super) async fn detokenize(
     Ok(whole::json(json, charge))
 }
 
-/// Reads `prompt`, or a chat's `messages` with all that belongs to them.
+/// Reads `prompt`, or a chat's `messages` and the fields that belong to them.
 fn read_prompts(state: &AppState, fields: &mut Fields) -> Result<Prompts, ApiError> {
     const NAME: &str = "prompt";
     let raw = match (fields.take_raw(NAME), fields.peek("messages").is_some()) {
@@ -201,7 +201,7 @@ fn encode(
         ),
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
-        // Neither endpoint reads any.
+        // Neither endpoint reads vectors.
         Prompt::Vectors(_) => return Ok(Vec::new()),
     };
     encode::encode(text, &prompt, adds_special, limit_tokens)
@@ -287,7 +287,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
 pub(super) fn back_operation(facts: &Facts) -> Operation {
     let ids = || list(token_id()).up_to(MAX_TOKENS);
     let tokens = any_of([ids(), list(ids()).up_to(facts.max_requests)]);
-    let special = "leave tokens out such as the one that begins a text";
+    let special = "leave out tokens such as the one that begins a text";
     let fields = object()
         .takes("model", shared::model())
         .has(

@@ -1,7 +1,7 @@
-//! The trait for traces of requests, which hosts can implement; the feature `otlp` has an implementation.
+//! The traits that receive traces of requests; hosts can implement them, and the feature `otlp` does.
 //!
-//! Calls come after the events, on the server's workers, with the noted times: neither the scheduler nor the executor
-//! knows of them. An implementation must not block.
+//! The server's workers call the methods after the events, with the recorded times: neither the scheduler nor the
+//! executor is involved. An implementation must not block.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -21,23 +21,23 @@ pub trait Trace: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct CallStart<'a> {
     pub method: &'a str,
-    /// The route, with the names of its variables; none if there is no such route.
+    /// The pattern of the route, with the names of its variables; `None` if no route matches.
     pub route: Option<&'a str>,
     pub request_id: &'a str,
-    /// W3C's header, as it came.
+    /// The W3C header as the client sent it.
     pub traceparent: Option<&'a str>,
     pub tracestate: Option<&'a str>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct CallEnd {
-    /// The status; none if the client left before there was one.
+    /// The HTTP status; `None` if the client left before there was one.
     pub status: Option<u16>,
-    /// Bytes of the body that the connection took.
+    /// Bytes of the body that the connection accepted.
     pub bytes: u64,
-    /// The connection took all of the body; otherwise the client left.
+    /// The connection accepted the whole body; otherwise the client left.
     pub is_whole: bool,
-    /// The address of the client, or of the proxy before it.
+    /// The address of the client, or of the proxy in front of the server.
     pub client: Option<SocketAddr>,
 }
 
@@ -48,7 +48,7 @@ pub struct RequestTrace<'a> {
     pub path: &'a str,
     pub wish: &'a Wish,
     pub opened: Instant,
-    /// When its first events came to the server.
+    /// When the server received the request's first events.
     pub first_news: Option<Instant>,
     pub ended: Instant,
     pub outcome: Outcome<'a>,
@@ -63,9 +63,9 @@ pub struct Wish {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
-    /// By itself, or cancelled. Counts and moments are those of the engine.
+    /// The request finished or was cancelled. Counts and times are those of the engine.
     Ended(&'a Finished),
-    /// With an error of this code.
+    /// The request failed with an error of this code.
     Failed(&'static str),
     ClientLeft,
 }

@@ -1,4 +1,4 @@
-//! Middleware around every request: its id, SGLang's HTTP metrics by route and method, its access log line, its trace.
+//! Middleware that gives every request an id, SGLang's HTTP metrics, a line in the access log and a trace.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use metrics::{Gauge, counter, gauge};
 
 use super::exchange::{Ended, Exchange, X_REQUEST_ID};
 
-/// Counts one request and gives its answer an id. Its body is part of it, so a stream is in flight until its end.
+/// Counts one request and gives its answer an id. The request is active until its response body ends.
 pub(super) async fn track(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -50,7 +50,7 @@ pub(super) async fn track(
             let (request, response) = response.into_parts();
             Ok(ServiceResponse::new(request, open.into_body_of(response)))
         }
-        // Refused on the way to the handler; the answer is made further out.
+        // Another middleware refused the request; actix-web makes the answer outside this one.
         Err(mut error) => {
             let open = Cell::new(Some(open));
             error.add_response_mapper(move |response| match open.take() {
@@ -62,7 +62,7 @@ pub(super) async fn track(
     }
 }
 
-/// The pattern with `{id}` in place of `{id:.*}`: the form of a name is of no use on a metrics page.
+/// The pattern with `{id}` in place of `{id:.*}`: the regex of a variable is of no use in a label.
 pub(super) fn label(pattern: &str) -> String {
     let mut label = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -104,7 +104,7 @@ impl Drop for Active {
     }
 }
 
-/// Lives until the connection has the last byte, or the body is dropped: then it reports to the exchange.
+/// Lives until the body has been sent or dropped, and then reports the end to the exchange.
 struct Open {
     exchange: Arc<Exchange>,
     ended: Ended,
@@ -125,7 +125,7 @@ impl Open {
         }
     }
 
-    /// The answer with its id, and open until the end of its body.
+    /// Returns the answer with its id and with a body that holds `self` until its end.
     fn into_body_of(mut self, response: HttpResponse<impl MessageBody + 'static>) -> HttpResponse {
         response.map_body(|head, body| {
             let id = HeaderValue::from_str(self.exchange.request_id());
@@ -147,7 +147,7 @@ impl Drop for Open {
     }
 }
 
-/// Its fields are dropped in this order: the body's work has ended before the exchange does.
+/// The fields are dropped in this order, so that the body's work ends before the exchange.
 struct Tracked {
     body: BoxBody,
     open: Open,
@@ -170,7 +170,7 @@ impl MessageBody for Tracked {
         match &polled {
             Poll::Ready(Some(Ok(bytes))) => {
                 ended.bytes += bytes.len() as u64;
-                // There is no further poll when all bytes of a known size are there.
+                // A body of known size is not polled again after its last byte.
                 ended.is_whole = size == BodySize::Sized(bytes.len() as u64);
             }
             Poll::Ready(None) => ended.is_whole = true,
@@ -185,7 +185,7 @@ mod tests {
     use super::label;
 
     #[test]
-    fn labels_name_what_varies_without_its_pattern() {
+    fn labels_have_the_names_of_variables_without_regexes() {
         assert_eq!(label("/v1/models/{id:.*}"), "/v1/models/{id}");
         assert_eq!(label("/a/{b}/{c:x}/d"), "/a/{b}/{c}/d");
         assert_eq!(label("/generate"), "/generate");

@@ -1,4 +1,4 @@
-//! The answer of one request so far.
+//! Collects the events of one request into the answer so far.
 
 use std::iter;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use souffleur_request::{Delta, Event, FinishReason, OutputPiece, Usage};
 use souffleur_state::output::push_piece;
 use souffleur_state::sampling::TokenLogprobs;
 
-/// Log probabilities that a worker writes without yielding: a few milliseconds with the texts of the tokens.
+/// Maximum number of log probabilities that a worker writes without yielding: with token texts, a few milliseconds.
 const MAX_PIECE_ENTRIES: usize = 2048;
-/// About how many bytes of JSON a log probability takes.
+/// Approximate bytes of JSON per log probability.
 const ENTRY_JSON_BYTES: usize = 40;
-/// About how many bytes of JSON a token id takes.
+/// Approximate bytes of JSON per token id.
 const TOKEN_JSON_BYTES: usize = 7;
 
-/// One event, without the difference between delta and end.
+/// The content of one event, whether it is a delta or the end.
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub(super) delta: Delta,
@@ -58,7 +58,7 @@ impl News {
     }
 
     /// Splits the content so that each piece has a bounded number of log probabilities. Text and end come last.
-    pub(super) fn in_pieces(mut self, mut hand_on: impl FnMut(Self)) {
+    pub(super) fn in_pieces(mut self, mut emit: impl FnMut(Self)) {
         if self.logprob_entries() > MAX_PIECE_ENTRIES {
             let usage = self.delta.usage;
             for input_logprobs in split(std::mem::take(&mut self.delta.input_logprobs)) {
@@ -67,7 +67,7 @@ impl News {
                     usage,
                     ..Delta::default()
                 };
-                hand_on(Self { delta, end: None });
+                emit(Self { delta, end: None });
             }
             let mut tokens = std::mem::take(&mut self.delta.tokens).into_iter();
             for output_logprobs in split(std::mem::take(&mut self.delta.output_logprobs)) {
@@ -77,14 +77,14 @@ impl News {
                     usage,
                     ..Delta::default()
                 };
-                hand_on(Self { delta, end: None });
+                emit(Self { delta, end: None });
             }
             self.delta.tokens = tokens.collect();
         }
-        hand_on(self);
+        emit(self);
     }
 
-    /// True if it has only log probabilities of the prompt, or nothing.
+    /// Returns whether the event has only log probabilities of the prompt, or nothing.
     pub(super) fn is_of_the_prompt(&self) -> bool {
         let delta = &self.delta;
         delta.text.is_empty()
@@ -94,7 +94,7 @@ impl News {
             && self.end.is_none()
     }
 
-    /// True if it holds nothing for the client.
+    /// Returns whether the event has nothing for the client.
     pub(super) fn is_empty(&self) -> bool {
         self.is_of_the_prompt() && self.delta.input_logprobs.is_empty()
     }
@@ -108,7 +108,7 @@ fn entries_at(place: &TokenLogprobs) -> usize {
     1 + place.top.len() + place.chosen.len()
 }
 
-/// Cuts log probabilities so that a part has as many as can be written without yielding, or is a single position.
+/// Splits log probabilities into parts of at most [`MAX_PIECE_ENTRIES`], or of a single position.
 fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>> {
     let mut places = places.into_iter().peekable();
     iter::from_fn(move || {
@@ -148,14 +148,14 @@ impl Transcript {
         self.end = end;
     }
 
-    /// About how many bytes it takes as JSON.
+    /// The approximate bytes of the answer as JSON.
     pub(super) fn json_bytes(&self) -> usize {
         let entries = entries(&self.input_logprobs) + entries(&self.output_logprobs);
         let pieces = self.pieces.iter().map(OutputPiece::bytes).sum::<usize>();
         self.text.len() + pieces + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
     }
 
-    /// Everything as one delta with the end.
+    /// The whole answer as one event.
     pub(super) fn into_news(self) -> News {
         let Self {
             text,

@@ -1,5 +1,5 @@
-//! Non-streamed JSON answers. A large one is serialised on another thread and sent in pieces, so that a worker's other
-//! clients wait for neither.
+//! Sends non-streamed JSON answers. Large ones are serialised on another thread and sent in pieces, so that the
+//! worker's other clients do not wait for them.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,11 +16,11 @@ use super::error::ApiError;
 use super::transcript::Transcript;
 use souffleur_base::error::RequestError;
 
-/// Largest answer that a worker writes itself.
+/// Largest answer that a worker serialises on its own thread.
 pub(super) const MAX_INLINE_BYTES: usize = 128 << 10;
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Answers with the JSON that `write` makes of the transcripts, whose memory `charge` holds until the answer has left.
+/// Answers with the JSON that `write` makes of the transcripts. `charge` covers its memory until it has been sent.
 pub(super) async fn respond<W>(
     transcripts: Vec<Transcript>,
     charge: Option<AnswerCharge>,
@@ -36,14 +36,14 @@ where
     }
 }
 
-/// Answers with JSON that is written already, whose memory `charge` holds until the answer has left.
+/// Answers with finished JSON. `charge` covers its memory until it has been sent.
 pub(super) fn json(json: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
     let mut response = HttpResponse::Ok();
     response.content_type(ContentType::json());
     response.body(charged_pieces(json, charge))
 }
 
-/// A body as [`in_pieces`], whose memory `charge` holds until it has left.
+/// As [`in_pieces`]. `charge` covers the memory of the body until it has been sent.
 pub(super) fn charged_pieces(bytes: Vec<u8>, charge: Option<AnswerCharge>) -> impl MessageBody {
     Pieces {
         bytes: bytes.into(),
@@ -51,7 +51,7 @@ pub(super) fn charged_pieces(bytes: Vec<u8>, charge: Option<AnswerCharge>) -> im
     }
 }
 
-/// A body that leaves in pieces: the next request on a connection is handled when its client has taken most of it.
+/// A body that is sent in pieces: the next request on the connection waits until the client has read most of it.
 pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
     Pieces {
         bytes: bytes.into(),
@@ -75,9 +75,9 @@ pub(super) fn aside(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHan
     spawn_blocking(write)
 }
 
-/// The error for an answer whose writing was aborted, at the runtime's end.
+/// The error for an answer whose serialisation was aborted by the end of the runtime.
 pub(super) fn lost() -> ApiError {
-    RequestError::EngineDown("the answer was lost while it was written".to_owned()).into()
+    RequestError::EngineDown("the server stopped while it wrote the answer".to_owned()).into()
 }
 
 pub(super) fn next_piece(bytes: &mut Bytes) -> Option<Bytes> {

@@ -1,5 +1,6 @@
-//! Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`. Only the prompts' lengths are
-//! known, so no two share a prefix.
+//! Parses Azure LLM inference traces (CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`).
+//!
+//! The traces have only the lengths of the prompts, so no two prompts share a prefix.
 
 use std::io::BufRead;
 use std::time::SystemTime;
@@ -16,9 +17,9 @@ const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 const MAX_LINE_BYTES: usize = 4096;
 const MAX_FIELDS: usize = 64;
 const SHOWN_CHARS: usize = 80;
-/// Bytes of a moment up to its seconds: a fraction and a zone may follow.
+/// Length of a timestamp up to its seconds: a fraction and a time zone may follow.
 const MOMENT_BYTES: usize = "2023-11-16 18:17:03".len();
-/// Hours by which a zone is off at most.
+/// The largest offset of a time zone, in hours.
 const MAX_ZONE_HOURS: i64 = 23;
 
 pub(super) fn parse(
@@ -58,12 +59,12 @@ pub(super) fn parse(
     Ok(trace)
 }
 
-/// The fields of a line, without quotes and the blanks around them.
+/// Splits a line into fields, without quotes and surrounding blanks.
 fn fields(place: Place<'_>, line: &[u8]) -> Result<Vec<String>, SimulateError> {
     let (mut output, mut ends) = ([0; MAX_LINE_BYTES], [0; MAX_FIELDS]);
     let mut reader = Reader::new();
     let (result, _, _, n_fields) = reader.read_record(line, &mut output, &mut ends);
-    // The end of the input ends the last field.
+    // An empty input ends the last field.
     let (at_end, _, _, last) = reader.read_record(&[], &mut [], &mut ends[n_fields..]);
     if [result, at_end].contains(&ReadRecordResult::OutputEndsFull) {
         return Err(place.error("line", format!("has more than {MAX_FIELDS} fields")));
@@ -144,7 +145,7 @@ impl Row<'_> {
         tokens(self.place, COLUMNS[index], count)
     }
 
-    /// Since 1970.
+    /// The arrival time, in seconds since 1970.
     fn seconds(&self) -> Result<f64, SimulateError> {
         let field = self.field(0)?;
         since_1970(field).ok_or_else(|| {
@@ -156,7 +157,7 @@ impl Row<'_> {
     }
 }
 
-/// Seconds since 1970. The traces of 2024 name a zone, those of 2023 none.
+/// Parses a timestamp into seconds since 1970. The traces of 2024 have a time zone, those of 2023 do not.
 fn since_1970(field: &str) -> Option<f64> {
     let field = field.strip_suffix(" UTC").unwrap_or(field);
     let zone = field.get(MOMENT_BYTES..)?.find(['+', '-']);
@@ -166,7 +167,7 @@ fn since_1970(field: &str) -> Option<f64> {
     Some(since.as_secs_f64() - zone_s(zone)? as f64)
 }
 
-/// How far a zone is ahead, in seconds: `+02:00`, `+0200`, `+02`, or none at all.
+/// Parses the offset of a time zone in seconds: `+02:00`, `+0200`, `+02` or an empty text.
 fn zone_s(zone: &str) -> Option<i64> {
     let (sign, digits) = match zone.split_at_checked(1) {
         None => return Some(0),

@@ -1,9 +1,9 @@
-//! Parses token counts of traces.
+//! Checks and converts the token counts of traces.
 
 use super::error::{Place, SimulateError};
 use super::trace::MAX_TOKENS;
 
-/// A whole number that a program wrote as a fraction.
+/// Converts a float with a whole value, such as 5.0.
 pub(super) fn whole(number: f64) -> Option<u64> {
     let is_whole = number.fract() == 0.0 && (0.0..=9e15).contains(&number);
     is_whole.then_some(number as u64)

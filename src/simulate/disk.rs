@@ -1,4 +1,4 @@
-//! The KV store of a simulated engine: its blocks, its size, and the speed of its disk and of the link to it.
+//! The parameters of a simulated KV store: block sizes, capacity, and the speed of the disk and of copies.
 
 use souffleur_config::EngineConfig;
 use souffleur_engine::ModelInfo;
@@ -19,14 +19,14 @@ pub struct StoreModel {
     pub(super) write_bytes_per_s: f64,
     /// The time of a fetch before its first byte, in seconds.
     pub(super) latency_s: f64,
-    /// Between KV memory and the store's buffers.
+    /// The rate of copies between KV memory and the store's buffers.
     copy_bytes_per_s: f64,
 }
 
 impl StoreModel {
-    /// The store of `devices` devices of a kind with this model, `None` where the configuration names no folder for
-    /// one. Nothing is written there. `info` is the engine's description of the model under the same configuration.
-    /// Fails if the device's disk is not described, if blocks cannot be stored, or if the bounds hold no block.
+    /// The store of an engine on `devices` devices; `None` if the configuration has no `kv_disk_path`. The simulation
+    /// writes nothing there. `info` is the engine's description of the model under the same configuration. Fails if the
+    /// hardware has no disk rates, if blocks cannot be stored, or if the bounds are too small for a block.
     pub fn new(
         config: &EngineConfig,
         model: &ModelConfig,
@@ -40,7 +40,7 @@ impl StoreModel {
         let given = |key: &str, value: Option<f64>| {
             value.ok_or_else(|| {
                 let reason = format!(
-                    "is {}, which has no {key}: a KV store needs a TOML file with it, like those in config/hardware",
+                    "is {}, which has no {key}: to simulate a KV store, give a TOML file with this key, like those in config/hardware",
                     hardware.name
                 );
                 SimulateError::value("hardware", reason)
@@ -63,7 +63,7 @@ impl StoreModel {
         let read_gb_s = given("disk_read_gb_s", hardware.disk_read_gb_s)?;
         let write_gb_s = given("disk_write_gb_s", hardware.disk_write_gb_s)?;
         let latency_us = given("disk_latency_us", hardware.disk_latency_us)?;
-        // Where the pool is in the host's memory, a copy reads it and writes it.
+        // If the pool is in host memory, a copy takes its bandwidth twice: for the read and the write.
         let in_memory_gb_s = hardware.bandwidth_gb_s * hardware.bandwidth_efficiency / 2.0;
         let copy_gb_s = hardware.host_link_gb_s.unwrap_or(in_memory_gb_s);
         Ok(Some(Self {

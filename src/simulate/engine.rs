@@ -1,8 +1,8 @@
-//! The states of an engine in virtual time: the work of the actors' handlers, without actors.
+//! Runs the engine's scheduler, tree and pools on a trace in virtual time, without actors.
 //!
-//! A plan and its messages take no time, as they take none of an executor that has a step queued; a step takes the
-//! roofline's time. So step N+1 is planned the moment step N begins, exactly as in the engine, and requests that come
-//! meanwhile are in step N+2.
+//! Planning takes no virtual time, since in the engine it overlaps with the current step; a step takes the roofline's
+//! time. So step N+1 is planned when step N starts, exactly as in the engine, and requests that arrive during step N
+//! are in step N+2.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ pub struct Simulation<'a> {
     pub config: &'a EngineConfig,
     pub model: &'a ModelInfo,
     pub roofline: &'a Roofline,
-    /// Its KV store, if it has one. It begins empty.
+    /// The engine's KV store, if it has one; it starts empty.
     pub store: Option<&'a StoreModel>,
-    /// Tells the engine that every request generates all its tokens, as load generators do. Without it memory is
-    /// reserved for a part of them only, and the rest may end in a retraction.
+    /// Sets `ignore_eos` on every request, as load generators do. Otherwise the scheduler reserves memory for only a
+    /// part of the output, and may have to retract the request.
     pub ignore_eos: bool,
 }
 
-/// Runs a trace to its end. Fails for a configuration that cannot be used, or a pool with too many pages to simulate.
+/// Runs a trace to its end. Fails if the configuration is invalid, or if the pool has too many pages to simulate.
 pub fn simulate(simulation: &Simulation<'_>, trace: &Trace) -> Result<Outcome, SimulateError> {
     let mut engine = VirtualEngine::new(simulation)?;
     engine.run(trace)?;
@@ -53,21 +53,21 @@ struct VirtualEngine<'a> {
     store: Option<VirtualStore<'a>>,
     prefill_rate: PrefillRate,
     now_s: f64,
-    /// The first one runs, for `step_s` until `step_ends_s`.
+    /// The steps in flight. The first one runs for `step_s`, until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
     step_ends_s: f64,
     step_s: f64,
-    inside: Inside,
+    admission: Admission,
     outcome: Outcome,
 }
 
 #[derive(Default)]
-struct Inside {
+struct Admission {
     requests: usize,
     prompt_tokens: usize,
     next: usize,
     arrived: usize,
-    /// The number of arrived requests that were counted if they wait outside.
+    /// The number of arrived requests already checked for `waited_outside`.
     seen_outside: usize,
 }
 
@@ -104,7 +104,7 @@ impl<'a> VirtualEngine<'a> {
             steps: VecDeque::new(),
             step_ends_s: 0.0,
             step_s: 0.0,
-            inside: Inside::default(),
+            admission: Admission::default(),
             outcome: Outcome::new(kv_tokens),
         })
     }
@@ -114,17 +114,17 @@ impl<'a> VirtualEngine<'a> {
         self.outcome.requests.reserve_exact(requests.len());
         loop {
             let arrival_s = requests
-                .get(self.inside.arrived)
+                .get(self.admission.arrived)
                 .map(|request| request.arrival_s);
             let end_s = (!self.steps.is_empty()).then_some(self.step_ends_s);
-            if arrival_s.is_none() && end_s.is_none() && self.inside.requests == 0 {
+            if arrival_s.is_none() && end_s.is_none() && self.admission.requests == 0 {
                 break;
             }
             let store_s = self.store.as_ref().and_then(VirtualStore::next_event_s);
             let events = [end_s, arrival_s, store_s].into_iter().flatten();
             let Some(next_s) = events.min_by(f64::total_cmp) else {
                 return Err(SimulateError::Stuck {
-                    inside: self.inside.requests,
+                    inside: self.admission.requests,
                     now_s: self.now_s,
                 });
             };
@@ -132,7 +132,7 @@ impl<'a> VirtualEngine<'a> {
             if end_s == Some(next_s) {
                 self.end_step();
             }
-            self.let_in(requests);
+            self.admit(requests);
             self.pump();
             self.note_moment();
         }
@@ -150,29 +150,31 @@ impl<'a> VirtualEngine<'a> {
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
-    /// Admits the requests that have arrived, up to the admission limits; the others wait outside, in order.
-    fn let_in(&mut self, requests: &[TraceRequest]) {
+    /// Admits the requests that have arrived, up to the admission limits; the others wait outside the engine, in order.
+    fn admit(&mut self, requests: &[TraceRequest]) {
         while requests
-            .get(self.inside.arrived)
+            .get(self.admission.arrived)
             .is_some_and(|request| request.arrival_s <= self.now_s)
         {
-            self.inside.arrived += 1;
+            self.admission.arrived += 1;
             self.outcome.makespan_s = self.now_s;
         }
-        while self.inside.next < self.inside.arrived && self.has_room(&requests[self.inside.next]) {
-            self.submit(&requests[self.inside.next]);
-            self.inside.next += 1;
+        while self.admission.next < self.admission.arrived
+            && self.has_room(&requests[self.admission.next])
+        {
+            self.submit(&requests[self.admission.next]);
+            self.admission.next += 1;
         }
-        let first_unseen = self.inside.next.max(self.inside.seen_outside);
-        self.outcome.waited_outside += self.inside.arrived - first_unseen;
-        self.inside.seen_outside = self.inside.arrived;
+        let first_unseen = self.admission.next.max(self.admission.seen_outside);
+        self.outcome.waited_outside += self.admission.arrived - first_unseen;
+        self.admission.seen_outside = self.admission.arrived;
     }
 
     fn has_room(&self, request: &TraceRequest) -> bool {
         let config = self.simulation.config;
-        let tokens = self.inside.prompt_tokens + request.prompt.len();
-        self.inside.requests == 0
-            || (self.inside.requests < config.max_queued_requests
+        let tokens = self.admission.prompt_tokens + request.prompt.len();
+        self.admission.requests == 0
+            || (self.admission.requests < config.max_queued_requests
                 && tokens <= config.max_queued_tokens)
     }
 
@@ -197,8 +199,8 @@ impl<'a> VirtualEngine<'a> {
         else {
             return;
         };
-        self.inside.requests += 1;
-        self.inside.prompt_tokens += prompt_tokens;
+        self.admission.requests += 1;
+        self.admission.prompt_tokens += prompt_tokens;
         let sampling = SamplingParams {
             max_new_tokens: max_new_tokens as u32,
             ignore_eos: self.simulation.ignore_eos,
@@ -234,10 +236,10 @@ impl<'a> VirtualEngine<'a> {
                 None => break,
             }
         }
-        self.hear();
+        self.record_news();
     }
 
-    /// Carries orders to the store and its answers back. False if it has answered nothing.
+    /// Passes orders to the store and answers to the scheduler. False if there were no answers.
     fn run_store(&mut self) -> bool {
         let Some(store) = &mut self.store else {
             return false;
@@ -279,7 +281,7 @@ impl<'a> VirtualEngine<'a> {
         }
     }
 
-    /// The first step in flight begins now.
+    /// Starts the first step in flight now, and computes its duration.
     fn time_step(&mut self) {
         if let Some(plan) = self.steps.front() {
             let roofline = self.simulation.roofline;
@@ -322,11 +324,11 @@ impl<'a> VirtualEngine<'a> {
             }),
         );
         self.time_step();
-        self.hear();
+        self.record_news();
     }
 
-    /// Records the events of the requests.
-    fn hear(&mut self) {
+    /// Records the tokens and ends of the requests.
+    fn record_news(&mut self) {
         self.states.scheduler.take_first_admissions();
         for news in self.states.scheduler.take_news() {
             let RequestTokens {
@@ -358,21 +360,21 @@ impl<'a> VirtualEngine<'a> {
                     RequestEnd::Failed(_) => RequestFate::Failed,
                 };
                 request.last_token_s = self.now_s;
-                self.inside.requests -= 1;
-                self.inside.prompt_tokens -= request.prompt_tokens as usize;
+                self.admission.requests -= 1;
+                self.admission.prompt_tokens -= request.prompt_tokens as usize;
             }
         }
     }
 
     fn note_moment(&mut self) {
-        let outside = self.inside.arrived - self.inside.next;
+        let outside = self.admission.arrived - self.admission.next;
         let moment = Moment::new(self.now_s, &self.states.scheduler.stats(), outside);
         self.outcome.timeline.note(moment);
     }
 }
 
 impl Drop for VirtualEngine<'_> {
-    /// The tree's and the sequences' tokens go down with the pool.
+    /// Closes the ledger, so that pages in use are not reported as leaks.
     fn drop(&mut self) {
         self.states.ledger.close();
     }

@@ -1,4 +1,4 @@
-//! Errors of simulations.
+//! The error type of simulations.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,13 @@ pub enum SimulateError {
         line: u64,
         /// The column or key.
         field: String,
-        /// Its value, and the expectation.
+        /// The value, and the valid values.
         reason: String,
     },
     #[error("{what} {reason}")]
     Value {
         what: String,
-        /// The value and its limits.
+        /// The value, and its limits.
         reason: String,
     },
     #[error(transparent)]
@@ -30,7 +30,7 @@ pub enum SimulateError {
     Load(#[from] LoadError),
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A bug: requests are inside, no step is in flight and none is planned.
+    /// A bug: requests are in flight, but no step is running or planned.
     #[error("the scheduler made no progress with {inside} requests in flight at {now_s:.3} s")]
     Stuck { inside: usize, now_s: f64 },
 }

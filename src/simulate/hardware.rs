@@ -1,4 +1,4 @@
-//! The rates of a device, from `config/hardware/*.toml`.
+//! The bandwidth, compute rates and memory of a device, read from `config/hardware/*.toml`.
 
 use std::path::Path;
 
@@ -35,41 +35,41 @@ const MAX_FILE_BYTES: u64 = 1 << 16;
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
     pub name: String,
-    /// Where the numbers come from.
+    /// The source of the numbers.
     pub source: String,
     pub memory_gib: f64,
     /// Peak memory bandwidth, in GB/s (10^9 bytes).
     pub bandwidth_gb_s: f64,
-    /// Bandwidth to the other devices in one direction, in GB/s; without one there is no tensor parallelism.
+    /// Bandwidth to the other devices in one direction, in GB/s; `None` if tensor parallelism is not possible.
     pub link_gb_s: Option<f64>,
-    /// Bandwidth to the host's memory in one direction, in GB/s; without one the device computes in that memory.
+    /// Bandwidth to host memory in one direction, in GB/s; `None` if the device computes in host memory.
     pub host_link_gb_s: Option<f64>,
-    /// Rates of the disk of the KV store, in GB/s: an assumption, since the disk is no part of the device. Without them there
-    /// is no store.
+    /// Read rate of the KV store's disk, in GB/s: an assumption, since the disk is not part of the device. `None` if
+    /// no store can be simulated.
     pub disk_read_gb_s: Option<f64>,
-    /// Writes, see `disk_read_gb_s`.
+    /// Write rate of the disk, see `disk_read_gb_s`.
     pub disk_write_gb_s: Option<f64>,
-    /// The time of a read of the disk before its first byte, in microseconds.
+    /// The time of a disk read before its first byte, in microseconds.
     pub disk_latency_us: Option<f64>,
     /// Peak rates of dense matrix products.
     pub tflops: Tflops,
-    /// Part of the peak bandwidth that kernels reach: an assumption that is in no data sheet.
+    /// The fraction of the peak bandwidth that kernels reach: an assumption, not from a data sheet.
     pub bandwidth_efficiency: f64,
-    /// Part of the peak FLOP/s that kernels reach: an assumption too.
+    /// The fraction of the peak FLOP/s that kernels reach: also an assumption.
     pub flops_efficiency: f64,
-    /// The time of a step in addition to its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
+    /// The overhead of a step, such as launches and sampling, in microseconds: also an assumption.
     pub step_overhead_us: f64,
-    /// Share of the memory for weights and KV pool, if none is configured; the engine's default without it.
+    /// The fraction of memory for weights and KV pool, if not configured; `None` for the engine's default.
     pub mem_fraction_static: Option<f64>,
 }
 
-/// Peak rates of dense matrix products, in 10^12 operations a second (a multiplication and an addition are two).
+/// Peak rates of dense matrix products, in 10^12 operations per second (a multiply-add counts as two).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tflops {
-    /// Of 32-bit floats (or their replacement in the matrix units).
+    /// For 32-bit floats (or TF32 in the matrix units).
     pub float32: f64,
-    /// Of 16-bit floats of either kind.
+    /// For 16-bit floats, FP16 and BF16.
     pub float16: f64,
     pub int8: f64,
 }
@@ -80,7 +80,7 @@ impl Hardware {
         KNOWN.iter().map(|(name, _)| *name)
     }
 
-    /// Errors list the known names, or name the key and value of a file that cannot be used.
+    /// Loads a known device, or a TOML file. The error lists the known names, or names the file's invalid key and value.
     pub fn load(name_or_file: &str) -> Result<Self, SimulateError> {
         if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_file) {
             return Self::parse(Path::new(name), text);
@@ -159,7 +159,7 @@ impl Hardware {
         Ok(hardware)
     }
 
-    /// Peak rate of products in this dtype, in operations a second.
+    /// The peak rate of matrix products in this dtype, in operations per second.
     pub fn peak_flops(&self, dtype: Dtype) -> f64 {
         let tflops = match dtype {
             Dtype::F32 => self.tflops.float32,
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_known_device_can_be_loaded_and_says_where_its_numbers_are_from() {
+    fn every_known_device_loads_and_has_a_source() {
         for name in Hardware::names() {
             let hardware = Hardware::load(name).expect("it is compiled in");
             assert!(!hardware.source.is_empty(), "{name}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_devices_and_wrong_files_are_refused_with_what_is_wrong() {
+    fn errors_name_the_unknown_device_or_the_invalid_key() {
         let refuse = |text: &str| {
             Hardware::parse(Path::new("gpu.toml"), text)
                 .expect_err("it is wrong")

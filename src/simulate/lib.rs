@@ -1,15 +1,15 @@
-//! Simulates the engine in virtual time: the real states of [`souffleur_state`], a trace or a synthetic load, and a roofline
-//! model in place of the executor.
+//! Simulates the engine on a trace or a synthetic load in virtual time, with a roofline model as executor.
 //!
-//! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. The
-//! engine's own code is simulated; the duration of a step is modelled ([`roofline`]), and nothing else.
+//! The scheduler, tree and pools are the engine's own code ([`souffleur_state`]); only the duration of a step is
+//! modelled ([`roofline`]). The crate uses neither actix nor tokio nor a clock, so an hour of load on any hardware
+//! takes seconds to simulate.
 //!
-//! - [`trace`], [`read`], [`synthetic`]: the requests and their times
-//! - [`hardware`], [`shape`], [`roofline`], [`pool`]: how long a step takes, and how much K/V fits
-//! - [`disk`], [`store`]: the KV store, whose disk takes its time
-//! - [`engine`]: the states in virtual time
-//! - [`replay`]: prompts alone, one after another, for hit rates by capacity
-//! - [`outcome`]: the fate of every request
+//! - [`trace`], [`read`], [`synthetic`]: the requests and their arrival times
+//! - [`hardware`], [`shape`], [`roofline`], [`pool`]: the duration of a step, and the capacity for keys and values
+//! - [`disk`], [`store`]: the KV store, with the delays of its disk
+//! - [`engine`]: the scheduler, tree and pools in virtual time
+//! - [`replay`]: inserts the prompts one after another, for hit rates by capacity
+//! - [`outcome`]: the outcome of every request
 
 mod azure;
 mod counts;

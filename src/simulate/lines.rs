@@ -1,10 +1,10 @@
-//! Lines of traces: they end with a line feed, a carriage return, or both.
+//! Reads the lines of traces, which end with a line feed, a carriage return, or both.
 
 use std::io::{self, BufRead};
 
 use super::error::{Place, SimulateError};
 
-/// Reads a line of at most `limit` bytes, without its end; false at the end of the file.
+/// Reads a line of at most `limit` bytes, without the line ending; false at the end of the file.
 pub(super) fn read_line(
     reader: &mut impl BufRead,
     line: &mut Vec<u8>,
@@ -33,7 +33,7 @@ pub(super) fn read_line(
     }
 }
 
-/// A line feed, or a carriage return, with or without a line feed after it.
+/// True for a line feed, and for a carriage return, which a line feed may follow.
 pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }

@@ -1,5 +1,7 @@
-//! Mooncake traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for
-//! each block of 512 prompt tokens; equal ids mean equal blocks.
+//! Parses Mooncake traces (one JSON object per line).
+//!
+//! An object has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, with one id for each block of 512
+//! prompt tokens; equal ids mean equal blocks.
 
 use std::io::BufRead;
 
@@ -11,10 +13,10 @@ use super::error::Place;
 use super::lines::read_line;
 use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
-/// A prompt of the greatest length has 32,768 ids.
+/// The longest line: the longest prompt has 32,768 ids.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// Latest time: three centuries, which admits milliseconds since 1970, but no nanoseconds.
+/// The latest timestamp: three centuries, which allows milliseconds since 1970, but not nanoseconds.
 const MAX_TIMESTAMP_MS: f64 = 1e13;
 
 pub(super) fn parse(
@@ -62,7 +64,7 @@ fn request(
     }))
 }
 
-/// The parser counts lines too, but sees one only.
+/// The error for a line that is not a JSON object, without the parser's own line number, which is always 1.
 fn no_object(place: Place<'_>, error: &serde_json::Error) -> SimulateError {
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
@@ -102,7 +104,7 @@ fn number(place: Place<'_>, fields: &Map<String, Value>, name: &str) -> Result<u
     tokens(place, name, count)
 }
 
-/// Every block has its id; the last one may be filled in part.
+/// Converts the ids of the blocks into a prompt; the last block may be partly filled.
 fn prompt(
     place: Place<'_>,
     fields: &Map<String, Value>,

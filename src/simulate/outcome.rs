@@ -1,29 +1,29 @@
-//! The outcomes of simulated requests, and the pool's usage over time.
+//! The outcomes of simulated requests, and the usage of the pool over time.
 
 use serde::Serialize;
 
 use super::store::StoreOutcome;
 use souffleur_state::scheduler::stats::EngineStats;
 
-/// Intervals that are kept at most: when there are more, two become one.
+/// The largest number of intervals: beyond it, each two adjacent intervals are merged.
 const MAX_MOMENTS: usize = 1024;
-/// Length of an interval before the first two become one, in seconds.
+/// The length of an interval before the first merge, in seconds.
 const FIRST_INTERVAL_S: f64 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestOutcome {
-    /// When it came, in seconds.
+    /// The time of its arrival, in seconds.
     pub arrival_s: f64,
-    /// Time of its first token, if it has one.
+    /// The time of the first output token, if there is one.
     pub first_token_s: Option<f64>,
-    /// When its last token was there.
+    /// The time of the last output token.
     pub last_token_s: f64,
-    /// Longest time between two of its tokens, in seconds.
+    /// The longest time between two output tokens, in seconds.
     pub longest_gap_s: f64,
     pub prompt_tokens: u32,
     /// Prompt tokens that came from the cache.
     pub cached_tokens: u32,
-    /// Cached tokens that the KV store had on its disk.
+    /// Cached tokens that were loaded from the KV store's disk.
     pub loaded_tokens: u32,
     pub output_tokens: u32,
     pub retractions: u32,
@@ -35,22 +35,22 @@ pub struct RequestOutcome {
 pub enum RequestFate {
     Finished,
     TooLong,
-    /// The engine gave it up.
+    /// The engine aborted the request.
     Failed,
 }
 
-/// The engine in one interval of time: the largest values in it.
+/// The state of the engine in one interval of time: the largest value of each quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Moment {
     pub at_s: f64,
-    /// Tokens of the pool that requests use, cached ones and their own.
+    /// Tokens in the pool that running requests use, cached tokens included.
     pub used_tokens: usize,
-    /// Tokens of the pool that hold K/V, evictable ones included.
+    /// Tokens in the pool with keys and values, evictable ones included.
     pub held_tokens: usize,
     pub running_requests: usize,
-    /// Requests that wait inside.
+    /// Requests in the engine's waiting queue.
     pub waiting_requests: usize,
-    /// Requests that arrived and are not admitted yet.
+    /// Requests that arrived and are not yet admitted.
     pub outside_requests: usize,
     /// Prompt tokens of admitted requests so far.
     pub prompt_tokens: u64,
@@ -73,7 +73,7 @@ impl Moment {
         }
     }
 
-    /// The larger of each value, from the earlier time on.
+    /// Merges two intervals: the larger of each value, at the earlier time.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Moment {
 pub struct Timeline {
     moments: Vec<Moment>,
     interval_s: f64,
-    /// The state that holds since it was noted.
+    /// The last noted state, which holds until the next one.
     last: Option<Moment>,
 }
 
@@ -112,7 +112,7 @@ impl Default for Timeline {
 impl Timeline {
     pub(super) fn note(&mut self, moment: Moment) {
         while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
-            self.halve();
+            self.merge_pairs();
         }
         let interval = (moment.at_s / self.interval_s) as usize;
         let held = self.last.unwrap_or(moment);
@@ -128,7 +128,7 @@ impl Timeline {
         &self.moments
     }
 
-    fn halve(&mut self) {
+    fn merge_pairs(&mut self) {
         self.interval_s *= 2.0;
         let pairs = self.moments.chunks(2);
         let joined = pairs.map(|pair| pair[0].with(pair[pair.len() - 1]));
@@ -141,18 +141,18 @@ pub struct Outcome {
     pub kv_tokens: usize,
     pub requests: Vec<RequestOutcome>,
     pub timeline: Timeline,
-    /// From the first arrival to the last token, in seconds.
+    /// The time from the first arrival to the last token, in seconds.
     pub makespan_s: f64,
     /// Seconds of the makespan in which a step ran.
     pub busy_s: f64,
     /// Steps that only decoded.
     pub decode_steps: u64,
     pub prefill_steps: u64,
-    /// Steps that did nothing but copy blocks for the KV store.
+    /// Steps that only copied blocks for the KV store.
     pub copy_steps: u64,
     pub largest_batch: usize,
     pub evicted_nodes: u64,
-    /// Requests that wait outside: the limit of requests or of prompt tokens was reached.
+    /// Requests that had to wait outside the engine, because the limit of requests or of prompt tokens was reached.
     pub waited_outside: usize,
     pub stats: EngineStats,
     pub store: Option<StoreOutcome>,
@@ -185,13 +185,13 @@ impl Outcome {
         self.stats.store.map_or(0, |store| store.loaded_tokens)
     }
 
-    /// Part of the admitted prompt tokens that were in memory.
+    /// The fraction of the admitted prompt tokens that were cached in memory.
     pub fn memory_hit_rate(&self) -> f64 {
         let in_memory = self.stats.cached_tokens - self.loaded_tokens();
         in_memory as f64 / self.stats.prompt_tokens.max(1) as f64
     }
 
-    /// Part of the admitted prompt tokens that were on disk.
+    /// The fraction of the admitted prompt tokens that were cached on disk.
     pub fn disk_hit_rate(&self) -> f64 {
         self.loaded_tokens() as f64 / self.stats.prompt_tokens.max(1) as f64
     }
@@ -202,7 +202,7 @@ impl Outcome {
             .filter(move |request| request.end == end)
     }
 
-    /// Seconds from arrival to first token, of the finished requests.
+    /// Seconds from arrival to the first token, for each finished request.
     pub fn ttft_s(&self) -> Vec<f64> {
         let finished = self.ended(RequestFate::Finished);
         finished
@@ -210,7 +210,7 @@ impl Outcome {
             .collect()
     }
 
-    /// Mean seconds between the tokens of a request, of the finished ones with two tokens or more.
+    /// Mean seconds between two tokens, for each finished request with at least two tokens.
     pub fn tpot_s(&self) -> Vec<f64> {
         let mean_gap = |request: &RequestOutcome| {
             let gaps = request
@@ -224,14 +224,14 @@ impl Outcome {
             .collect()
     }
 
-    /// Seconds from arrival to last token, of the finished requests.
+    /// Seconds from arrival to the last token, for each finished request.
     pub fn e2e_s(&self) -> Vec<f64> {
         self.ended(RequestFate::Finished)
             .map(|request| request.last_token_s - request.arrival_s)
             .collect()
     }
 
-    /// Longest seconds between two tokens of a request, of the finished ones with two tokens or more.
+    /// The longest time between two tokens in seconds, for each finished request with at least two tokens.
     pub fn longest_gap_s(&self) -> Vec<f64> {
         let decoding = self
             .ended(RequestFate::Finished)
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timelines_stay_short_keep_every_peak_and_know_what_holds_between_two_events() {
+    fn timelines_stay_short_and_keep_peaks_and_idle_times() {
         let moment = |at_s: f64, running_requests: usize| Moment {
             at_s,
             running_requests,

@@ -1,4 +1,4 @@
-//! How much K/V the devices hold: the engine's own memory plan, over the memory that the hardware file gives.
+//! Computes the size of the simulated KV pool, with the engine's memory plan and the memory of the hardware.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::SimulateError;
 use super::hardware::Hardware;
 use super::roofline::{Sparsity, Storage, weights_bytes};
 
-/// The types that weights and K/V are stored in under this configuration.
+/// The data types of weights, keys and values under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
     let dtype = dtype.unwrap_or(Dtype::BF16);
@@ -33,8 +33,8 @@ pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     }
 }
 
-/// The engine's facts of the model, with a pool of `kv_tokens` tokens, or else as large as the memory plan of
-/// `devices` devices says. Fails if the weights and a page do not fit, or if `kv_tokens` serve no request.
+/// The engine's description of the model. The pool has `kv_tokens` tokens, or as many as the memory plan of `devices`
+/// devices allows. Fails if the weights and a page do not fit, or if the pool is too small for any request.
 pub fn model_info(
     config: &EngineConfig,
     model: &ModelConfig,
@@ -65,12 +65,12 @@ pub fn model_info(
         weights_bytes: weights_bytes(model, storage),
         reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
         page_table_bytes: 0,
-        // Not known to be in the same memory.
+        // The store's buffers may be in other memory.
         store_bytes: 0,
         max_rows: u32::MAX,
     };
     if given.is_some() {
-        // A given capacity is simulated on any device.
+        // A given capacity is simulated even if the device has less memory.
         wish.mem_fraction_static = None;
         budget.free_before_bytes = u64::MAX / 2;
     }
@@ -96,7 +96,7 @@ pub fn model_info(
     })
 }
 
-/// The wishes of the configuration for the pool, without a given capacity.
+/// The configuration's requirements on the pool, without a given capacity.
 fn memory_wish(
     config: &EngineConfig,
     hardware: &Hardware,
@@ -141,7 +141,7 @@ mod tests {
     use crate::shape;
 
     #[test]
-    fn the_pool_is_what_the_fraction_leaves_behind_the_weights() {
+    fn the_pool_takes_the_memory_fraction_minus_the_weights() {
         let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
         let model = shape::load("llama-3.1-8b").expect("it is compiled in");
         let config = EngineConfig::default();

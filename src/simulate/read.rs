@@ -1,4 +1,4 @@
-//! Reads traces from files: the first byte identifies the format, the magic number gzip.
+//! Reads traces from files, and detects their format and gzip compression from the first bytes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -14,10 +14,10 @@ use super::{SimulateError, azure, mooncake};
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Reads a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or not; of `max_requests` the first ones.
+/// Reads up to `max_requests` requests of a Mooncake trace (JSON lines) or an Azure LLM trace (CSV), gzip or plain.
 ///
 /// # Errors
-/// Names file, line, field and value of the first fault.
+/// The error names file, line, field and value of the first fault.
 pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, SimulateError> {
     let opened = File::open(file).map_err(|error| SimulateError::file(file, error))?;
     let mut reader = BufReader::new(opened);
@@ -35,7 +35,7 @@ pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, Sim
     }
 }
 
-/// As [`read_trace`], of a text; `file` is for the errors.
+/// As [`read_trace`], from an uncompressed reader; `file` is only used in errors.
 pub fn parse(
     file: &Path,
     mut reader: impl BufRead,
@@ -66,13 +66,13 @@ pub fn parse(
         return Err(SimulateError::file(file, reason));
     }
     if trace.requests.is_empty() {
-        return Err(SimulateError::file(file, "holds no request"));
+        return Err(SimulateError::file(file, "has no requests"));
     }
     trace.settle();
     Ok(trace)
 }
 
-/// The first byte that means something, and its line: a byte order mark and blank lines do not.
+/// Skips a byte order mark and blank lines. Returns the first other byte, and its line number.
 fn skip_to_text(reader: &mut impl BufRead) -> io::Result<(Option<u8>, u64)> {
     let mut line = 1;
     if reader.fill_buf()?.starts_with(BYTE_ORDER_MARK) {

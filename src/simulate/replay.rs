@@ -1,7 +1,7 @@
-//! Replays prompts alone, in order: the hit rate of a cache of a given size.
+//! Computes the prefix cache's hit rate for a trace and a cache size, without simulating time.
 //!
-//! For each prompt: match its whole pages, make room for the others, insert it whole at its end. Nothing else is
-//! inside, so the result depends on the prompts' order only, not on time or hardware.
+//! For each prompt in order: matches its full pages, evicts to make room for the missing ones, and inserts the prompt.
+//! No other request is in flight, so the result depends only on the order of the prompts.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::pool::page_pool::PagePool;
 use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
-/// Most pages of a simulated pool: their ids alone take 1 GiB.
+/// The largest number of pages of a simulated pool: their ids alone take 1 GiB.
 pub const MAX_POOL_PAGES: usize = 1 << 28;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayCache {
     pub page_size: PageSize,
     pub eviction: EvictionPolicy,
-    /// Tokens that it holds, in whole pages; `None` for all there are.
+    /// Capacity in tokens, rounded down to whole pages; `None` for all tokens of the trace.
     pub kv_tokens: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     pub prompts: usize,
-    /// Prompts that are longer than the cache: they miss, and are not kept.
+    /// Prompts that are longer than the cache: they miss, and are not inserted.
     pub too_long: usize,
     pub prompt_tokens: u64,
     /// Prompt tokens that were cached.
@@ -46,7 +46,7 @@ impl Replayed {
     }
 }
 
-/// Fails for a cache with too many pages to simulate, or with none.
+/// Replays a trace. Fails if the cache has too many pages to simulate, or no page.
 pub fn replay_prompts(trace: &Trace, cache: ReplayCache) -> Result<Replayed, SimulateError> {
     let page_size = cache.page_size;
     let all_pages = || {
@@ -112,7 +112,7 @@ impl Replay {
         let private = self
             .pool
             .alloc(missing)
-            .expect("nothing but this prompt's prefix is locked, and the prompt fits");
+            .expect("only this prompt's prefix is locked, and the prompt fits");
         let published = self.tree.checkpoint(Checkpoint {
             namespace: &namespace,
             tokens,

@@ -1,15 +1,15 @@
-//! The roofline model of a step's time: the larger of the time for its bytes and the time for its FLOPs, once for the products with
-//! weights and once for attention, and an overhead.
+//! The roofline model of the duration of a step: the longer of the times for its bytes and for its FLOPs.
 //!
-//! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
-//!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many
-//!   of them as its tokens would choose if all were equally likely.
-//! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
-//!   value's. A layer that keeps a state reads and writes it once for each row, and once more where it is copied: when
-//!   a row begins from the cache, and where a step leaves a copy. Its operations are added to attention's.
-//! - double sparsity: a query with a long context reads all labels and the K/V of the tokens that its heads choose, each head
-//!   its own.
-//! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
+//! The maximum is taken separately for products with weights and for attention, and an overhead is added.
+//! - weights: each matrix is read once per step (the output head only if a row samples); two operations per weight
+//!   and token. Embedding lookups cost nothing. A token computes only with its chosen experts, and a step reads the
+//!   expected number of distinct experts if all were equally likely.
+//! - attention: a row's keys and values are read once, and new ones written; two operations per element of a key or
+//!   value and query. A layer with a recurrent state reads and writes it once per row, and once more for each copy:
+//!   when a row starts from the cache, and when a step saves a copy. Its operations are added to attention's.
+//! - double sparsity: a query with a long context reads all labels, and the keys and values of the tokens that its
+//!   heads choose, different ones for each head.
+//! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces per layer.
 
 mod attention;
 mod storage;
@@ -31,22 +31,22 @@ pub struct Roofline {
     flops_per_s: f64,
     bytes_per_s: f64,
     overhead_s: f64,
-    /// Weights that every token goes through, and their bytes.
+    /// The number of weights that every token uses, and their bytes.
     body_weights: f64,
     body_bytes: f64,
-    /// Weights of the experts that a token goes through, and the bytes of all.
+    /// The number of weights of the experts that a token uses, and the bytes of all experts.
     expert_weights: f64,
     expert_bytes: f64,
     experts: Option<ExpertsConfig>,
     head_weights: f64,
     head_bytes: f64,
-    /// Attention layers, those with equal windows and K/V together.
+    /// Attention layers, grouped by equal window and K/V layout.
     layers: Vec<Layers>,
-    /// States of one sequence, in all layers.
+    /// Bytes of the recurrent states of one sequence, in all layers.
     state_bytes: f64,
-    /// Operations of one token with them.
+    /// Operations of one token with the states, in all layers.
     state_ops: f64,
-    /// Seconds that the all-reduces of one token take.
+    /// The time of the all-reduces of one token, in seconds.
     exchange_s: f64,
 }
 
@@ -55,19 +55,19 @@ pub struct StepCost {
     pub tokens: u64,
     pub linear_flops: f64,
     pub weight_bytes: f64,
-    /// Operations of attention and with states.
+    /// Operations of attention and recurrent states.
     pub attention_flops: f64,
-    /// Bytes of K/V and states read and written.
+    /// Bytes of keys, values and states that are read and written.
     pub kv_bytes: f64,
 }
 
 impl Roofline {
-    /// The roofline of a model on `devices` devices of a kind. A model that cannot be sparse counts as one that is not:
-    /// [`Storage::layout`] refuses it.
+    /// The roofline of a model on `devices` equal devices. A model that does not support double sparsity is treated as
+    /// dense: [`Storage::layout`] refuses it.
     pub fn new(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: u32) -> Self {
         let n = f64::from(devices);
         let peak = match storage.quantization {
-            // Four-bit codes are multiplied as bytes.
+            // Four-bit weights are multiplied as bytes.
             Some(Quantization::Int8 | Quantization::Int4) => hardware.tflops.int8 * 1e12,
             None => hardware.peak_flops(storage.dtype),
         };
@@ -77,11 +77,11 @@ impl Roofline {
         let used = model.experts.as_ref().map_or(0.0, |experts| {
             experts.routing.n_used as f64 / experts.count() as f64
         });
-        // Each token reads a row of the inputs of layers.
+        // Per-layer input embeddings: each token reads only one row.
         let inputs = model.layer_inputs();
         let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
         let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
-        // Keys that are values too are multiplied with twice.
+        // Weights of keys that also serve as values are multiplied twice.
         let multiplied: u64 = model.tensors().iter().map(TensorSpec::elements).sum();
         let body_weights = multiplied as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;
@@ -125,7 +125,7 @@ impl Roofline {
         let mut sampled = 0_u64;
         for start in &plan.starts {
             let is_copied = start.state.is_some_and(|state| state.from.is_some());
-            // A state that is not copied is cleared.
+            // A copy reads and writes the state; otherwise it is cleared, which only writes.
             cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
         }
         for row in &plan.rows {
@@ -168,7 +168,7 @@ impl Roofline {
     }
 }
 
-/// Operations of one token with the states of all layers.
+/// Operations of one token with the recurrent states of all layers.
 fn state_ops(model: &ModelConfig) -> f64 {
     let Some(recurrent) = &model.recurrent else {
         return 0.0;
@@ -177,7 +177,7 @@ fn state_ops(model: &ModelConfig) -> f64 {
     layers as f64 * recurrent.state_ops(model.hidden_size) as f64
 }
 
-/// A ring moves each result twice, all but one device's part of it; two results a layer and token.
+/// The time per token of two ring all-reduces per layer, each of which moves `2 (n - 1) / n` of a hidden state.
 fn exchange_s(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: f64) -> f64 {
     let Some(link_gb_s) = hardware.link_gb_s.filter(|_| devices > 1.0) else {
         return 0.0;

@@ -6,7 +6,7 @@ use super::trace::PROMPT_VOCAB;
 use souffleur_base::ids::SeqId;
 use souffleur_state::step::{RowResult, RowVerdict, RowWork, StepPlan, StepRow};
 
-/// The tokens that a step prefills, if it does nothing else.
+/// The number of prefilled tokens, if the step has only prefills.
 pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {
     let tokens = plan.rows.iter().map(|row| match &row.work {
         RowWork::Prefill { positions } => Some(positions.len()),
@@ -15,7 +15,7 @@ pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {
     tokens.sum()
 }
 
-/// A row that continues, with a token if it samples one.
+/// The result of a row that continues, with a token if the row samples.
 pub(super) fn row_result(row: &StepRow) -> RowResult {
     RowResult {
         seq: row.seq,
@@ -30,7 +30,7 @@ pub(super) fn row_result(row: &StepRow) -> RowResult {
     }
 }
 
-/// No prompt has it, and no other output either: a trace's prompts contain earlier outputs in their blocks.
+/// A token that occurs in no prompt and in no other output: in a trace, later prompts already contain earlier outputs.
 fn output_token(seq: SeqId) -> u32 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     PROMPT_VOCAB | (seq.get().wrapping_mul(ODD) >> 33) as u32

@@ -1,4 +1,4 @@
-//! The shape of a model: a `config.json`, or a compiled-in one.
+//! Loads the architecture of a model from a file, or from the compiled-in ones, without weights.
 
 use std::path::Path;
 
@@ -31,8 +31,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(name, _)| *name)
 }
 
-/// A shape by its name, or from a `config.json`, the folder of one, or a GGUF file. Needs no weights. Errors list
-/// the known names, or say why the engine does not run the configuration.
+/// Loads a shape by name, or from a `config.json`, its folder, or a GGUF file. Errors list the known names, or the
+/// reason why the engine does not support the configuration.
 pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
     if let Some((name, text)) = KNOWN.iter().find(|(name, _)| *name == name_or_path) {
         return Ok(ModelConfig::parse(Path::new(name), text.as_bytes())?);
@@ -49,7 +49,7 @@ pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
     if !dir.join("config.json").is_file() {
         let names: Vec<_> = names().collect();
         let reason = format!(
-            "is {name_or_path:?}, must be one of {}, a config.json, a folder that holds one or a GGUF file",
+            "is {name_or_path:?}, must be one of {}, a config.json, a folder with a config.json, or a GGUF file",
             names.join(", ")
         );
         return Err(SimulateError::value("shape", reason));
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shapes_that_are_compiled_in_have_their_models_sizes() {
+    fn compiled_in_shapes_have_the_sizes_of_their_models() {
         let billions = [8.03, 70.55, 0.596, 8.19];
         for (name, expected) in names().zip(billions) {
             let shape = load(name).expect("it is compiled in");

@@ -1,4 +1,4 @@
-//! Synthetic load: the times, lengths and shared prefixes of requests.
+//! Generates a synthetic load: requests with random arrival times, lengths and shared prefixes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,24 +14,24 @@ use super::trace::{
 pub struct SyntheticLoad {
     pub requests: usize,
     pub rate: f64,
-    /// How arrivals are spread.
+    /// The distribution of arrival times.
     pub arrivals: Arrivals,
-    /// Prompt tokens after a shared prefix, or in all.
+    /// The number of prompt tokens, in addition to a shared prefix.
     pub input_tokens: Lengths,
     pub output_tokens: Lengths,
-    /// Prefixes there are to share.
+    /// The number of shared prefixes.
     pub shared_prefixes: u32,
-    /// Tokens of each.
+    /// The length of each shared prefix, in tokens.
     pub shared_prefix_tokens: u32,
-    /// Part of the requests that begin with one of them, from 0 to 1.
+    /// The fraction of requests that start with a shared prefix, from 0 to 1.
     pub shared_fraction: f64,
-    /// Seed of all draws: the same load each time.
+    /// The random seed: the same seed gives the same load.
     pub seed: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arrivals {
-    /// Independent of each other: exponential gaps.
+    /// A Poisson process: exponential gaps between requests.
     #[default]
     Poisson,
     Uniform,
@@ -54,10 +54,10 @@ impl FromStr for Arrivals {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
     Fixed(u32),
-    /// From the first to the second, each as likely.
+    /// Uniform from the first to the second, both included.
     Uniform(u32, u32),
     Exponential(f64),
-    /// With this median, and this standard deviation of the logarithm.
+    /// The median, and the standard deviation of the logarithm.
     Lognormal(f64, f64),
 }
 
@@ -118,13 +118,13 @@ impl Lengths {
             Self::Exponential(mean) => mean * exponential(rng),
             Self::Lognormal(median, sigma) => median * (sigma * normal(rng)).exp(),
         };
-        // Saturates, so that a tail is cut and not wrapped around.
+        // The cast saturates, so that large values are clipped.
         (drawn.round() as u32).min(MAX_TOKENS / 2)
     }
 }
 
 impl SyntheticLoad {
-    /// Fails for a number that is out of range.
+    /// Generates the requests. Fails if a parameter is out of range.
     pub fn trace(&self) -> Result<Trace, SimulateError> {
         self.check()?;
         let mut rng = Rng::with_seed(self.seed);
@@ -215,12 +215,12 @@ impl SyntheticLoad {
     }
 }
 
-/// With mean 1.
+/// Draws from the exponential distribution with mean 1.
 fn exponential(rng: &mut Rng) -> f64 {
     -(1.0 - rng.f64()).ln()
 }
 
-/// With mean 0 and deviation 1 (Box and Muller).
+/// Draws from the standard normal distribution (Box-Muller).
 fn normal(rng: &mut Rng) -> f64 {
     let radius = (2.0 * exponential(rng)).sqrt();
     radius * (std::f64::consts::TAU * rng.f64()).cos()
@@ -245,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn loads_have_their_rate_their_lengths_and_their_share() {
-        let trace = load().trace().expect("the load is sane");
-        assert_eq!(trace, load().trace().expect("the load is sane"));
+    fn loads_have_the_given_rate_lengths_and_shared_fraction() {
+        let trace = load().trace().expect("the load is valid");
+        assert_eq!(trace, load().trace().expect("the load is valid"));
         assert!(
             (360.0..440.0).contains(&trace.span_s()),
             "{}",
@@ -255,7 +255,7 @@ mod tests {
         );
         let mean_output = trace.output_tokens() as f64 / 4000.0;
         assert!((185.0..215.0).contains(&mean_output), "{mean_output}");
-        // exp(sigma^2 / 2) times the median, and half of the prefixes.
+        // The mean is exp(sigma^2 / 2) times the median, plus a prefix of 700 tokens for half of the requests.
         let mean_input = trace.prompt_tokens() as f64 / 4000.0;
         assert!((1430.0..1540.0).contains(&mean_input), "{mean_input}");
         let starts: std::collections::HashSet<u32> = trace
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_read_as_they_are_written() {
+    fn lengths_are_parsed_as_they_are_displayed() {
         for text in [
             "512",
             "uniform:1..9",

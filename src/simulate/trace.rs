@@ -1,6 +1,6 @@
-//! The requests of a trace: arrival times, lengths, and the blocks of their prompts.
+//! The requests of a trace: arrival times, prompts as lists of blocks, and output lengths.
 //!
-//! Tokens are made when a request comes in and dropped when it ends: a trace of 145 million prompt tokens stays small.
+//! Prompt tokens exist only while their request is in flight, so that a trace of 145 million tokens stays small.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use smallvec::SmallVec;
 
 use super::SimulateError;
 
-/// Tokens of a block of a trace.
+/// The number of tokens in a block of a trace.
 pub const BLOCK_TOKENS: usize = 512;
 pub const MAX_TOKENS: u32 = 1 << 24;
 pub const MAX_REQUESTS: usize = 4_000_000;
-/// Tokens of prompts are below this, tokens of outputs are not.
+/// Token ids of prompts are below this, those of outputs are not.
 pub const PROMPT_VOCAB: u32 = 1 << 31;
-/// Odd, so that a block's tokens differ from each other.
+/// The difference of adjacent tokens; odd, so that all tokens of a block differ.
 const STRIDE: u32 = 0x3243_f6a9;
 
-/// A run of tokens: the blocks from `first_block` on, the last one perhaps in part.
+/// A run of tokens: consecutive blocks from `first_block` on, of which the last may be partial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub first_block: u32,
@@ -32,7 +32,7 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Appends a run; one that begins where the last one ended extends it.
+    /// Appends a run; extends the last run if the new one continues it.
     pub fn push(&mut self, segment: Segment) {
         self.len += segment.tokens;
         if let Some(last) = self.segments.last_mut() {
@@ -47,12 +47,12 @@ impl Prompt {
     }
 
     /// Length, in tokens.
-    #[allow(clippy::len_without_is_empty)] // a trace holds no empty prompt
+    #[allow(clippy::len_without_is_empty)] // a trace has no empty prompts
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Two blocks differ in every position, so prompts share the tokens of equal leading blocks and no others.
+    /// Generates the tokens. Different blocks differ in every position: prompts share only their equal leading blocks.
     pub fn tokens(&self) -> Arc<[u32]> {
         let mut tokens = Vec::with_capacity(self.len());
         for segment in &self.segments {
@@ -82,7 +82,7 @@ impl Prompt {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceRequest {
-    /// When it comes, in seconds since the trace began.
+    /// The arrival time, in seconds since the start of the trace.
     pub arrival_s: f64,
     pub prompt: Prompt,
     pub output_tokens: u32,
@@ -91,9 +91,9 @@ pub struct TraceRequest {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     pub requests: Vec<TraceRequest>,
-    /// Blocks are numbered below this.
+    /// The number of different blocks: block numbers are below this.
     pub n_blocks: u32,
-    /// Requests of the source that were left out, since their prompt is empty.
+    /// The number of requests that were skipped because their prompt is empty.
     pub empty_prompts: usize,
 }
 
@@ -112,7 +112,7 @@ impl Trace {
             .sum()
     }
 
-    /// From the first arrival to the last, in seconds.
+    /// The time from the first to the last arrival, in seconds.
     pub fn span_s(&self) -> f64 {
         match (self.requests.first(), self.requests.last()) {
             (Some(first), Some(last)) => last.arrival_s - first.arrival_s,
@@ -120,7 +120,7 @@ impl Trace {
         }
     }
 
-    /// Sorts by arrival and lets the first request come at 0.
+    /// Sorts the requests by arrival, and shifts the first arrival to 0.
     pub(super) fn settle(&mut self) {
         self.requests
             .sort_by(|a, b| a.arrival_s.total_cmp(&b.arrival_s));
@@ -130,7 +130,7 @@ impl Trace {
         }
     }
 
-    /// The same requests, `factor` times as fast.
+    /// Divides all arrival times by `factor`.
     #[must_use]
     pub fn faster(mut self, factor: f64) -> Self {
         for request in &mut self.requests {
@@ -139,15 +139,15 @@ impl Trace {
         self
     }
 
-    /// The trace `times` times, one after another, each with new blocks: as many requests and tokens, at the same
-    /// rate, that share nothing with earlier repetitions. Fails if that makes too many requests or blocks.
+    /// Repeats the trace `times` times, at the same rate. Each repetition has new blocks, so that it shares no prefixes
+    /// with earlier ones. Fails if there are too many requests or blocks.
     pub fn repeated(self, times: u32) -> Result<Self, SimulateError> {
         let n_requests = self.requests.len().saturating_mul(times as usize);
         let n_blocks = u64::from(self.n_blocks) * u64::from(times);
         if times == 0 || n_requests > MAX_REQUESTS || n_blocks > u64::from(PROMPT_VOCAB) {
             let reason = format!(
-                "is {times}: that makes {n_requests} requests of {n_blocks} blocks, must be at least 1 and make at most \
-                 {MAX_REQUESTS} of {PROMPT_VOCAB}"
+                "is {times}, which makes {n_requests} requests with {n_blocks} blocks: must be at least 1, and make at \
+                most {MAX_REQUESTS} requests with {PROMPT_VOCAB} blocks"
             );
             return Err(SimulateError::value("repeat", reason));
         }
@@ -176,7 +176,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The block of a hash id; `None` when there are too many.
+    /// The number of the block with a hash id; `None` if there are too many blocks.
     pub(super) fn of(&mut self, hash_id: i128) -> Option<u32> {
         if let Some(block) = self.known.get(&hash_id) {
             return Some(*block);
@@ -186,7 +186,7 @@ impl Blocks {
         Some(block)
     }
 
-    /// The first of `blocks` unused blocks; `None` when there are too many.
+    /// The first of `blocks` new block numbers; `None` if there are too many blocks.
     pub(super) fn fresh(&mut self, blocks: u32) -> Option<u32> {
         let first = self.count;
         self.count = first
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_share_their_leading_blocks_and_not_a_token_more() {
+    fn prompts_share_exactly_their_equal_leading_blocks() {
         let common = |a: &Prompt, b: &Prompt| {
             let (a, b) = (a.tokens(), b.tokens());
             a.iter().zip(&*b).take_while(|(a, b)| a == b).count()
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_traces_keep_their_rate_and_share_nothing() {
+    fn repetitions_keep_the_rate_and_share_no_blocks() {
         let request = |arrival_s, first_block| TraceRequest {
             arrival_s,
             prompt: prompt(&[(first_block, 600)]),

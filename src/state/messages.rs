@@ -1,4 +1,4 @@
-//! The plan's messages as actix sends them. `souffleur_actors::messages` says who sends which.
+//! actix `Message` implementations for the legs of a plan; `souffleur_actors::messages` lists senders and receivers.
 
 use actix::Message;
 

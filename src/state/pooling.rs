@@ -74,12 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embeddings_have_length_one_and_the_direction_of_what_they_are_made_of() {
+    fn embeddings_are_unit_vectors_along_the_pooled_states() {
         let states = [[3.0, 0.0], [0.0, 8.0]];
         let embedding = |pooling| {
             let mut sum = PoolSum::new(pooling);
             states.iter().for_each(|state| sum.add(state));
-            sum.embedding().expect("it has a direction").to_vec()
+            sum.embedding()
+                .expect("the sum is finite and not zero")
+                .to_vec()
         };
         assert_eq!(embedding(Pooling::Last), [0.0, 1.0]);
         let mean = embedding(Pooling::Mean);
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_direction_has_no_embedding() {
+    fn zero_or_non_finite_states_have_no_embedding() {
         for state in [[0.0, 0.0], [f32::NAN, 1.0], [f32::INFINITY, 1.0]] {
             let mut sum = PoolSum::new(Pooling::Last);
             sum.add(&state);

@@ -61,7 +61,7 @@ impl BlockCopies {
 /// A copy from the cache of data that earlier steps have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSave {
-    /// The copy's ticket: the store keeps it only when ordered to.
+    /// The copy's ticket: the store keeps the copy only when ordered to.
     pub ticket: Ticket,
     pub from: BlockSource,
 }
@@ -162,7 +162,6 @@ impl RowStart {
 pub enum TableDelta {
     Append {
         row: RowId,
-        /// The pages, in sequence order.
         pages: SmallVec<[PageId; 2]>,
     },
     /// Overwrites the pages of a row from page index `from` on with the tree's copies of the same tokens.
@@ -182,7 +181,6 @@ pub enum TableDelta {
     Windows {
         row: RowId,
         from: u32,
-        /// The cached pages that replace them.
         pages: Box<PageRun>,
     },
 }
@@ -213,10 +211,7 @@ pub struct StepRow {
 #[derive(Clone, Debug)]
 pub enum RowWork {
     /// Computes and stores K/V for these positions of the row's tokens (given by [`RowStart::tokens`]).
-    Prefill {
-        /// Token positions in the sequence.
-        positions: Range<u32>,
-    },
+    Prefill { positions: Range<u32> },
     /// Feeds the row's last sampled token at this position.
     Decode {
         /// Number of tokens of the sequence with stored K/V.

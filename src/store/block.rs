@@ -12,12 +12,12 @@ use crate::pages::PageBuffer;
 use crate::{Geometry, Plane, StepBeat, StoreError};
 use souffleur_state::tiers::BlockKind;
 
-/// Smaller buffers are made on demand: their memory is available soon enough.
+/// Smaller buffers are allocated on demand, which is fast enough for them.
 const MIN_AHEAD_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
-    /// It is filled by the executor, or waits to be written.
+    /// The executor fills it, or it waits to be written.
     Saving,
     /// It is filled from the disk.
     Fetching,
@@ -25,7 +25,7 @@ pub enum BlockUse {
     Ready,
 }
 
-/// Numbers of buffers. While none is taken or returned, `free + saving + fetching + ready == total`.
+/// Numbers of buffers. `free + saving + fetching + ready == total` while no thread takes or returns a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     pub free: usize,
@@ -47,12 +47,12 @@ struct PoolState {
     free: Receiver<PageBuffer>,
     /// Notifies the I/O thread that a fetch may continue.
     freed: Sender<()>,
-    /// The lack of memory is logged already.
-    has_said: AtomicBool,
+    /// A failed allocation was logged already.
+    has_warned: AtomicBool,
 }
 
 impl PoolState {
-    /// Counts one more buffer as made. False if all are.
+    /// Counts one more buffer as made. False if all buffers are made.
     fn count_one_more(&self) -> bool {
         let more = |made| (made < self.total).then_some(made + 1);
         let made = &self.made;
@@ -60,13 +60,13 @@ impl PoolState {
             .is_ok()
     }
 
-    /// Memory for one buffer. `None` if the system has none.
+    /// Allocates a buffer. `None` if the system is out of memory.
     fn memory(&self) -> Option<PageBuffer> {
         let bytes = self.payload_bytes;
         match PageBuffer::zeroed(bytes) {
             Ok(buffer) => Some(buffer),
             Err(error) => {
-                if !self.has_said.swap(true, Ordering::Relaxed) {
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, bytes, "failed to allocate a KV store buffer: lower kv_host_bytes");
                 }
                 None
@@ -93,11 +93,11 @@ impl BlockPool {
             give,
             free,
             freed,
-            has_said: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
         }))
     }
 
-    /// Takes a buffer; its content is arbitrary. `None` where none is free, or the system has no memory for one.
+    /// Takes a buffer; its content is arbitrary. `None` if no buffer is free, or the system is out of memory.
     pub fn take(&self, usage: BlockUse) -> Option<HostBlock> {
         let pool = &self.0;
         let bytes = pool.free.try_recv().ok().or_else(|| self.make())?;
@@ -110,7 +110,7 @@ impl BlockPool {
         })
     }
 
-    /// Makes a buffer. `None` if all are made, or there is no memory.
+    /// Makes a buffer. `None` if all buffers are made, or the system is out of memory.
     fn make(&self) -> Option<PageBuffer> {
         let pool = &self.0;
         if !pool.count_one_more() {
@@ -123,8 +123,8 @@ impl BlockPool {
         bytes
     }
 
-    /// Makes a buffer ahead of its use: the first touch of its memory delays the thread that does it. False if all are
-    /// made, or are small, or there is no memory.
+    /// Makes a buffer ahead of its use: the first touch of its memory is slow. False if all buffers are made, if they
+    /// are small, or if the system is out of memory.
     fn make_ahead(&self) -> bool {
         let pool = &self.0;
         if pool.payload_bytes < MIN_AHEAD_BYTES || pool.made.load(Ordering::Acquire) >= pool.total {
@@ -170,7 +170,7 @@ impl fmt::Debug for BlockPool {
     }
 }
 
-/// One buffer, which goes back to its pool when it is dropped. Move-only: one thread at a time has it.
+/// One buffer, which returns to its pool when dropped. Move-only: one thread at a time owns it.
 #[must_use]
 pub struct HostBlock {
     bytes: PageBuffer,
@@ -197,17 +197,17 @@ impl HostBlock {
         &mut self.bytes
     }
 
-    /// Its private pages: its bytes, from the start of a page, and the padding after them up to the end of one.
+    /// All pages of the buffer, which it shares with no other memory: its bytes and the padding after them.
     pub fn pages_mut(&mut self) -> &mut [u8] {
         self.bytes.pages_mut()
     }
 
-    /// The owner of its memory: while it is held, the bytes of every buffer of the pool stay in place.
+    /// The owner of the buffer's memory: while a caller holds it, no buffer of the pool moves or is freed.
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.pool.0.clone()
     }
 
-    /// Leaks its memory, which a reader or writer that cannot be stopped may still use: the pool makes another buffer.
+    /// Leaks the memory, which a reader or writer that cannot be stopped may still use: the pool makes another buffer.
     pub fn abandon(mut self) {
         self.is_abandoned = true;
     }
@@ -222,7 +222,7 @@ impl HostBlock {
         })
     }
 
-    /// The bytes of each plane to be filled, which different threads may do.
+    /// The mutable bytes of each plane, which different threads may fill.
     pub fn split_mut(&mut self) -> impl Iterator<Item = (&Plane, &mut [u8])> {
         let mut rest = &mut *self.bytes;
         self.pool.planes().iter().map(move |plane| {
@@ -274,16 +274,16 @@ pub struct BlockPools {
     beat: StepBeat,
 }
 
-/// States take one part in this many of the memory for buffers.
+/// Recurrent states take `1 / STATE_SHARE` of the memory for buffers.
 const STATE_SHARE: u64 = 4;
-/// The least number of buffers of a kind: one is saved while another one is loaded.
+/// The least number of buffers of a kind: one can be saved while another is loaded.
 const MIN_BUFFERS: u64 = 2;
 /// The largest number of buffers of a kind.
 const MAX_BUFFERS: u64 = 1 << 16;
 
 impl BlockPools {
-    /// Shares `host_bytes` among the kinds: a quarter for states, two at least, the rest for keys and values, as many
-    /// window records as others. A buffer takes whole pages.
+    /// Divides `host_bytes` among the kinds: a quarter for states (at least two), the rest for equal numbers of K/V
+    /// blocks and window records. A buffer takes whole pages.
     ///
     /// # Errors
     /// [`StoreError::HostBytes`] if there are not two buffers of each kind.
@@ -324,17 +324,17 @@ impl BlockPools {
         })
     }
 
-    /// Whether the engine at the other end of the buffers computes.
+    /// Shows whether the engine that uses the buffers is computing.
     pub fn beat(&self) -> &StepBeat {
         &self.beat
     }
 
-    /// Makes a buffer ahead of its use. False if there is none to make.
+    /// Makes a buffer of any kind ahead of its use. False if no pool makes one.
     pub fn make_ahead(&self) -> bool {
         self.pools.iter().flatten().any(BlockPool::make_ahead)
     }
 
-    /// The pool of a kind, `None` where there is no such kind.
+    /// The pool of a kind; `None` if the model does not have the kind.
     pub fn of(&self, kind: BlockKind) -> Option<&BlockPool> {
         self.pools[kind.index()].as_ref()
     }

@@ -1,4 +1,4 @@
-//! The KV store's configuration, and the reasons why a store cannot start.
+//! The KV store's configuration, and the errors of its start.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use crate::BlockKind;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
-    /// The folder of all fingerprints; created if it is missing.
+    /// The root folder, with a subfolder for each fingerprint; created if it is missing.
     pub path: PathBuf,
     /// Upper bound on bytes on the disk, of all fingerprints together.
     pub disk_bytes: u64,
     /// Upper bound on bytes of buffers in memory.
     pub host_bytes: u64,
     pub prefetch_timeout: PrefetchTimeout,
-    /// Writes leave the kernel's page cache once they are on the disk. Without this, writes of an idle engine stay
-    /// until the memory is needed, and a restart reads them from there.
+    /// Drops writes from the kernel's page cache once they are on the disk. Otherwise, writes of an idle engine stay
+    /// cached until the memory is needed, and a restart reads them from the cache.
     pub drop_behind: bool,
-    /// How much of one core writing may take while the engine computes: between 0 and 1.
+    /// The share of one core that writing may take while the engine computes: between 0 and 1.
     pub write_share: f64,
 }
 
 /// How long a fetch may take: SGLang's `prefetch_timeout_base` and `prefetch_timeout_per_ki_token`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefetchTimeout {
-    /// For a fetch of any size.
+    /// The fixed part.
     pub base: Duration,
-    /// In addition, for each 1,024 tokens.
+    /// The part for each 1,024 tokens.
     pub per_ki_token: Duration,
 }
 
@@ -71,8 +71,7 @@ pub enum StoreError {
         kind: BlockKind,
         record_bytes: u64,
     },
-    /// Blocks would be empty.
-    #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
+    #[error("no layer of the model keeps keys and values of all tokens: remove kv_disk_path")]
     NoBlocks,
     #[error("failed to start the KV store thread: {0}")]
     Thread(std::io::Error),

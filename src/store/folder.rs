@@ -1,4 +1,4 @@
-//! The KV store's folders: one for each fingerprint, with a secret next to them.
+//! The KV store's folders: one for each fingerprint, and a secret in their root that is shared by all.
 
 use std::fmt::Write;
 use std::io;
@@ -9,30 +9,30 @@ use crate::files::{Files, Lock};
 use crate::record::VERSION;
 use souffleur_state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
 
-/// Longest `meta` that is read.
+/// The largest `meta` file that is read.
 const MAX_META_BYTES: u64 = 1 << 20;
 const SECRET: &str = "secret";
 const SECRET_BYTES: u64 = 32;
 const META: &str = "meta";
 const LOCK: &str = "lock";
 
-/// An open folder, which no other engine uses.
+/// An open and locked folder: no other engine uses it.
 pub(super) struct Folder {
     pub path: PathBuf,
     root: PathBuf,
     pub fingerprint: Fingerprint,
-    /// Names its blocks.
+    /// Derives the keys of the blocks.
     pub keys: Keys,
     secret_line: String,
     _lock: Lock,
 }
 
 impl Folder {
-    /// Opens the folder, or makes it. Removes its content if that was written with another secret. `None` where another
-    /// engine uses it.
+    /// Opens the folder, or creates it. Removes its content if its `meta` differs, as after a change of the secret.
+    /// `None` if another engine uses the folder.
     ///
     /// # Errors
-    /// A sentence with the system's error.
+    /// A sentence that contains the operating system's error.
     pub fn open(
         files: &dyn Files,
         root: &Path,
@@ -42,23 +42,23 @@ impl Folder {
         let parts = with_format(parts, geometry);
         let fingerprint = parts.fingerprint();
         let path = root.join(fingerprint.folder());
-        let said = |error: io::Error| {
+        let failed = |error: io::Error| {
             let shown = path.display();
-            format!("the KV store {shown} cannot be opened: {error}")
+            format!("failed to open the KV store {shown}: {error}")
         };
-        files.make_folder(&path).map_err(said)?;
-        let Some(lock) = files.lock(&path.join(LOCK)).map_err(said)? else {
+        files.make_folder(&path).map_err(failed)?;
+        let Some(lock) = files.lock(&path.join(LOCK)).map_err(failed)? else {
             return Ok(None);
         };
-        let secret = secret(files, root).map_err(said)?;
+        let secret = secret(files, root).map_err(failed)?;
         let secret_line = secret_line(&secret);
         let meta = meta(&fingerprint, &secret_line, &parts);
         let found = files.read(&path.join(META), MAX_META_BYTES);
         if found.ok().as_deref() != Some(meta.as_bytes()) {
-            wipe(files, &path).map_err(said)?;
+            wipe(files, &path).map_err(failed)?;
             files
                 .replace(&path.join(META), meta.as_bytes())
-                .map_err(said)?;
+                .map_err(failed)?;
         }
         Ok(Some(Self {
             path,
@@ -74,7 +74,7 @@ impl Folder {
         self.path.join("index.log")
     }
 
-    /// Folders of other fingerprints with their bytes, the last written last; unusable ones (another secret) first.
+    /// The folders of other fingerprints, in the order of eviction: unusable ones (another secret) first, then by age.
     pub fn others(&self, files: &dyn Files) -> Vec<Other> {
         let names = files.list(&self.root).unwrap_or_default();
         let is_print = |name: &String| {
@@ -106,12 +106,12 @@ pub(super) struct Other {
     pub path: PathBuf,
     pub bytes: u64,
     written: u64,
-    /// False if it was written with another secret.
+    /// False if the folder was written with another secret.
     pub is_usable: bool,
 }
 
 impl Other {
-    /// Removes it, unless an engine uses it.
+    /// Removes the folder, unless an engine uses it.
     pub fn remove(&self, files: &dyn Files) -> bool {
         match files.lock(&self.path.join(LOCK)) {
             Ok(Some(_lock)) => files.remove_folder(&self.path).is_ok(),
@@ -120,7 +120,7 @@ impl Other {
     }
 }
 
-/// The parts with the store's additions to a fingerprint: its format, and the planes of a block.
+/// Adds the store's parts to a fingerprint: its format, and the planes of each kind of block.
 fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts {
     let Geometry {
         block_tokens,
@@ -153,11 +153,11 @@ fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
     let found = files.read(&path, SECRET_BYTES).map(drop);
     match found.map_err(|error| error.kind()) {
         Err(io::ErrorKind::NotFound) => files.create(&path, &bytes)?,
-        // There is a file, but no valid secret.
+        // The file exists, but has no valid secret.
         Ok(()) | Err(io::ErrorKind::FileTooLarge) => files.replace(&path, &bytes)?,
         Err(kind) => return Err(kind.into()),
     }
-    // Another engine may have been faster.
+    // Reads the file again: another engine may have created it first.
     let bytes = read().ok_or_else(|| io::Error::other("failed to read the secret file"))?;
     Ok(Secret::new(bytes))
 }
@@ -166,7 +166,7 @@ fn secret_line(secret: &Secret) -> String {
     format!("secret check: {}\n", hex(&secret.check()))
 }
 
-/// The text that describes a folder to its reader, and identifies it to the store.
+/// The text of `meta`, which describes the folder to a human, and identifies it to the store.
 fn meta(fingerprint: &Fingerprint, secret_line: &str, parts: &FingerprintParts) -> String {
     let mut text = format!("fingerprint: {}\n{secret_line}", hex(&fingerprint.0));
     for (name, value) in parts.parts() {
@@ -175,7 +175,7 @@ fn meta(fingerprint: &Fingerprint, secret_line: &str, parts: &FingerprintParts) 
     text
 }
 
-/// Removes everything in a folder but its lock.
+/// Removes all files of a folder except its lock.
 pub(super) fn wipe(files: &dyn Files, folder: &Path) -> io::Result<()> {
     for name in files.list(folder)? {
         if name != LOCK {

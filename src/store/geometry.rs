@@ -10,12 +10,12 @@ use souffleur_state::tiers::{BlockKind, Needs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     pub layer: u32,
-    /// The buffer among those of the layer (`PagedKv::buffers`); 0 of a state.
+    /// The index of the buffer among the layer's (`PagedKv::buffers`); 0 for a state.
     pub buffer: u32,
     pub bytes: usize,
 }
 
-/// The blocks of an engine: equal for all sequences and for as long as the engine lives.
+/// The layout of an engine's blocks: the same for all sequences, and constant while the engine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub block_tokens: usize,
@@ -35,7 +35,7 @@ impl Geometry {
         self.planes(kind).iter().map(|plane| plane.bytes).sum()
     }
 
-    /// Bytes of memory that a buffer of a kind takes: its payload, in whole pages.
+    /// Bytes of memory that a buffer of a kind takes: its payload, rounded up to whole pages.
     pub fn buffer_bytes(&self, kind: BlockKind) -> usize {
         in_whole_pages(self.payload_bytes(kind))
     }

@@ -1,14 +1,14 @@
-//! Blocks that the store dropped, and the reasons, for the diagnosis of misses.
+//! Remembers recently dropped blocks and the reasons, to explain cache misses.
 
 use rustc_hash::FxHashMap;
 
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::tiers::BlockKey;
 
-/// Blocks of a generation; two are kept, some 5 MiB in all.
+/// The number of blocks in a generation; two generations take about 5 MiB.
 const MAX_BLOCKS: usize = 1 << 15;
 
-/// The blocks that were dropped last, in two generations: a full one is kept until the next is full.
+/// Recently dropped blocks, in two generations: a full generation is kept until the next one is full.
 #[derive(Debug, Default)]
 pub(super) struct Gone {
     young: FxHashMap<BlockKey, StoredMiss>,

@@ -1,12 +1,12 @@
-//! The KV store: blocks of keys, values and states in files, which outlive memory and restarts.
+//! The KV store: keeps blocks of keys, values and states on disk, across evictions and restarts.
 //!
-//! One thread does all disk I/O. Requests go to it through bounded channels and never wait: requests beyond the bounds
-//! are refused and counted. Its answers go to a [`Sink`]. A record that is damaged, foreign, gone or late is a miss,
-//! never an error of a request; a store that is dead, slow or full leaves the engine as it is without one.
+//! One thread does all disk I/O. Requests go to it through bounded channels and never wait: a request to a full channel
+//! is refused and counted. Answers go to a [`Sink`]. A record that is damaged, foreign, missing or late is a miss,
+//! never an error; without a working store, the engine runs as if it had none.
 //!
-//! The store knows neither actors nor executors. Bytes travel in [`HostBlock`]s, which move: from the executor that
-//! filled them to the thread that writes them, and back. `state::tiers` names blocks, and decides which of them are
-//! kept and which pay to be loaded.
+//! The store depends on neither actors nor executors. Data is passed in [`HostBlock`]s, which are moved from the
+//! executor that fills them to the thread that writes them, and back. `state::tiers` derives the keys of blocks, and
+//! decides which blocks are kept and which are worth loading.
 
 mod block;
 mod config;
@@ -50,7 +50,7 @@ use souffleur_base::ids::Ticket;
 use stats::Counts;
 use tier::TierSetup;
 
-/// How long a stopping store may write its commits.
+/// How long a stopping store may continue to write commits.
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// Capacity of the queue of finds, fetches, touches and cancels.
 const MAX_URGENT: usize = 4096;
@@ -70,8 +70,8 @@ impl Stop {
     }
 }
 
-/// Returns the parts of the engine's fingerprint. The store's thread calls it once, where it may take minutes: it
-/// should poll [`Stop`]. An error is a sentence, and turns the store off.
+/// Returns the parts of the engine's fingerprint. The store's thread calls it once. It may take minutes, and should
+/// poll [`Stop`]. An error is a sentence, and turns the store off.
 pub type Identify = Box<dyn FnOnce(&Stop) -> Result<FingerprintParts, String> + Send>;
 
 #[derive(Debug, Default)]
@@ -88,15 +88,15 @@ pub struct Store {
     shared: Arc<Shared>,
     pools: BlockPools,
     prefetch_timeout: PrefetchTimeout,
-    /// Disconnected when the thread has ended.
+    /// Disconnects when the thread ends.
     running: Receiver<()>,
 }
 
 impl Store {
-    /// Starts the thread. `sink` receives each state of the disk, as a [`TierState`].
+    /// Starts the thread. `sink` receives the answers to requests, and each change of the [`TierState`].
     ///
     /// # Errors
-    /// [`StoreError`], if the bounds hold nothing of this geometry or the thread does not start.
+    /// [`StoreError`], if the memory or disk bounds are too small for a block, or the thread does not start.
     pub fn start(
         config: StoreConfig,
         geometry: Geometry,
@@ -158,7 +158,7 @@ impl Store {
         self.send_urgent(Urgent::Find(find))
     }
 
-    /// Requests blocks in memory.
+    /// Requests that blocks are loaded into memory.
     ///
     /// # Errors
     /// [`Refusal`]; then no answer comes.
@@ -175,12 +175,12 @@ impl Store {
         self.send(commits, commit)
     }
 
-    /// Marks a block as used, and with it all before it: they are evicted later than others.
+    /// Marks a block and all blocks before it as recently used, so that they are evicted later.
     pub fn touch(&self, key: BlockKey) -> Result<(), Refusal> {
         self.send_urgent(Urgent::Touch(key))
     }
 
-    /// Ends a fetch. Its answer still comes: [`Answer::Late`], unless it was already sent.
+    /// Cancels a fetch. It is still answered: with [`Answer::Late`], unless the answer was already sent.
     ///
     /// # Errors
     /// [`Refusal`]; the fetch then ends by its deadline.
@@ -201,8 +201,8 @@ impl Store {
         self.shared.counts.read()
     }
 
-    /// Stops: cancels fetches and writes commits, within [`DRAIN_PATIENCE`]. False if the disk did not answer in time:
-    /// the thread then ends when it does.
+    /// Stops the store: cancels fetches and writes commits, within [`DRAIN_PATIENCE`]. False if the disk does not
+    /// respond in time: the thread then ends once the disk responds.
     pub fn shut_down(mut self) -> bool {
         self.stop()
     }

@@ -1,7 +1,7 @@
-//! `index.log`: the record in each slot, appended at every change, so that a start need not read every header.
+//! The index log `index.log`: appends each change of a record slot, so that a start need not read all headers.
 //!
-//! The log may be wrong in any way: a read of a record checks its entry against the record's header. Entries have one
-//! size and a CRC-32 each. A log with any bad entry, a cut one at its end included, is not used.
+//! The log is not trusted: each read of a record checks the record's header. Entries have a fixed size and a CRC-32
+//! each. A log with a bad or truncated entry is not used.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,9 +14,9 @@ use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint, Store
 /// Size of an entry and of the header, in bytes.
 pub(super) const ENTRY_BYTES: usize = 96;
 const MAGIC: &[u8; 8] = b"SFKVLOG1";
-/// Longest log that is read.
+/// The largest log that is read.
 const MAX_LOG_BYTES: u64 = 1 << 30;
-/// Stale entries that a log may have, beyond as many as records, before it is rewritten.
+/// A log is rewritten once it has this many entries more than twice the number of records.
 const SLACK_ENTRIES: u64 = 1 << 14;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) enum LogEntry {
 
 pub(super) struct IndexLog {
     path: PathBuf,
-    /// `None` once it could not be written: the next start reads headers.
+    /// `None` after a failed write: the next start reads the headers of all records.
     file: Option<Box<dyn DataFile>>,
     n_entries: u64,
 }
@@ -64,7 +64,7 @@ impl IndexLog {
         }
     }
 
-    /// Appends. If that fails, removes the file and closes the log: half a log would be wrong.
+    /// Appends an entry. If that fails, removes the file and closes the log: an incomplete log would be wrong.
     pub fn append(&mut self, files: &dyn Files, entry: &LogEntry) {
         let Some(file) = &self.file else {
             return;
@@ -80,12 +80,12 @@ impl IndexLog {
         }
     }
 
-    /// True if it should be rewritten: most of its entries are stale.
+    /// True if the log should be rewritten: most of its entries are stale.
     pub fn is_due(&self, n_records: usize) -> bool {
         self.is_open() && self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
     }
 
-    /// True unless it could not be written.
+    /// False after a failed write.
     pub fn is_open(&self) -> bool {
         self.file.is_some()
     }
@@ -123,7 +123,7 @@ pub(super) fn read(
 #[derive(Default)]
 struct Replay {
     records: HashMap<(BlockKey, BlockKind), StoredBlock>,
-    /// The record of each slot: a later one replaces an earlier one, even if the log has no drop of that.
+    /// The record in each slot: a later record replaces an earlier one, even if the log does not drop the earlier one.
     owners: HashMap<(BlockKind, u64), BlockKey>,
 }
 
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_tells_what_is_there() {
+    fn a_log_is_read_back_with_all_changes_applied() {
         let touched = StoredBlock {
             used: 77,
             ..record(3, 2)
@@ -268,7 +268,7 @@ mod tests {
             LogEntry::Put(record(3, 2)),
             LogEntry::Drop(BlockKey([1; 32]), BlockKind::Kv),
             LogEntry::Touch(BlockKey([3; 32]), 77),
-            // The slot of another record, whose drop is not in the log.
+            // This slot belonged to record 2, whose drop is not in the log.
             LogEntry::Put(record(4, 1)),
         ]);
         assert_eq!(read_back(&files, &path), Some(vec![touched, record(4, 1)]));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_with_any_wrong_byte_or_a_cut_is_not_believed() {
+    fn a_damaged_or_truncated_log_is_not_used() {
         let entries = [LogEntry::Put(record(1, 0)), LogEntry::Put(record(2, 1))];
         let (files, path) = written(&entries);
         let whole = files.read(&path, 1 << 20).expect("it is there");

@@ -1,32 +1,32 @@
-//! Limits the processor time of the store's thread while the engine computes.
+//! Limits the CPU time of the store's thread while the engine computes.
 //!
-//! Compute threads wait for each other after every kernel, so a thread that takes the core of one of them for a
-//! millisecond makes the step longer by a good part of it. A priority does not prevent that: these threads yield their
-//! cores while they wait, and a thread of any priority that gets one keeps it until the next tick. So writes are done
-//! in small pieces with rests between them, in proportion to the processor time that they took.
+//! Compute threads wait for each other after every kernel, so another thread that takes one of their cores for a
+//! millisecond delays the step by most of that time. A low priority does not prevent this: compute threads yield their
+//! cores while they wait, and a thread of any priority that gets a core keeps it until the next scheduler tick. So
+//! writes are done in small pieces, with pauses in proportion to the CPU time that they took.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The longest rest: the engine may be idle long before its end.
+/// The longest pause: the engine may become idle long before the pause ends.
 const MAX_REST: Duration = Duration::from_millis(500);
 
-/// Whether the engine computes: its executor sets it, and the store's thread reads it. Clones share it.
+/// Shows whether the engine is computing: set by the executor, read by the store's thread. Clones share one counter.
 #[derive(Clone, Debug, Default)]
 pub struct StepBeat(
-    /// Beginnings and ends so far: an odd number while a step is in progress.
+    /// The number of starts and ends so far: odd while a step is in progress.
     Arc<AtomicU64>,
 );
 
 impl StepBeat {
-    /// A step begins to compute. Only one thread may call this and [`end`](Self::end).
+    /// Marks the start of a step. Only one thread may call this and [`end`](Self::end).
     pub fn begin(&self) {
         let beats = self.0.load(Ordering::Relaxed);
         self.0.store(beats | 1, Ordering::Relaxed);
     }
 
-    /// The step has ended. Does nothing if none was in progress.
+    /// Marks the end of the step. Does nothing if no step is in progress.
     pub fn end(&self) {
         let beats = self.0.load(Ordering::Relaxed);
         self.0
@@ -35,7 +35,7 @@ impl StepBeat {
 }
 
 pub(super) struct Pace {
-    /// The share of one core that it may use.
+    /// The share of one core that the thread may use.
     share: f64,
     beat: StepBeat,
     seen: u64,
@@ -43,7 +43,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Takes no more than a share of one core, between 0 and 1, while steps are in progress.
+    /// Limits the thread to a share of one core, between 0 and 1, while steps are in progress.
     pub fn new(share: f64, beat: StepBeat) -> Self {
         Self {
             share: share.clamp(1e-4, 1.0),
@@ -66,7 +66,7 @@ impl Pace {
         self.was_busy
     }
 
-    /// How long to rest after work that took `spent` of processor time.
+    /// How long to pause after work that took `spent` of CPU time.
     pub fn rest_after(&mut self, spent: Duration) -> Duration {
         if self.is_busy() {
             spent.mul_f64(1.0 / self.share - 1.0).min(MAX_REST)
@@ -76,7 +76,7 @@ impl Pace {
     }
 }
 
-/// Processor time of the calling thread since its start; wall time where the system does not report it.
+/// Measures the CPU time of the calling thread since `start`; wall time where the system does not report CPU time.
 pub(super) struct Stopwatch {
     #[cfg(target_os = "linux")]
     began: Duration,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_engine_is_no_reason_to_rest() {
+    fn the_thread_pauses_only_while_the_engine_computes() {
         let beat = StepBeat::default();
         let mut pace = Pace::new(0.02, beat.clone());
         let spent = Duration::from_millis(1);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn rests_are_bounded_and_a_whole_core_needs_none() {
+    fn pauses_are_bounded_and_a_share_of_1_needs_none() {
         let beat = StepBeat::default();
         beat.begin();
         let second = Duration::from_secs(1);

@@ -1,18 +1,18 @@
-//! Memory of buffers: whole pages, so that a device can pin each of them without its neighbours.
+//! Page-aligned memory for buffers, so that a device can pin each buffer alone.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
-/// The unit in which memory is counted and pinned; on systems with larger pages, a buffer has whole ones of those.
+/// The unit in which memory is counted and pinned; on systems with larger pages, a buffer still has whole pages.
 const PAGE_BYTES: usize = 4096;
 
 pub(super) const fn in_whole_pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
 }
 
-/// Bytes that begin at a page and share no page with other memory. Empty by default.
+/// Memory that starts at a page boundary and shares no page with other memory. Empty by default.
 #[derive(Default)]
 pub(super) struct PageBuffer {
     pages: Option<MmapMut>,
@@ -23,7 +23,7 @@ impl PageBuffer {
     /// Maps `len` zeroed bytes; the system provides their memory at the first touch.
     ///
     /// # Errors
-    /// The system's error: there is no memory.
+    /// The operating system's error if it is out of memory.
     pub(super) fn zeroed(len: usize) -> io::Result<Self> {
         let pages = MmapMut::map_anon(in_whole_pages(len))?;
         Ok(Self {
@@ -37,7 +37,7 @@ impl PageBuffer {
         std::mem::forget(self.pages);
     }
 
-    /// The pages, from the first byte on; the bytes after the buffer are padding.
+    /// All pages of the buffer; the bytes beyond its length are padding.
     pub(super) fn pages_mut(&mut self) -> &mut [u8] {
         self.pages.as_deref_mut().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! A record on the disk: an identifying header, then its payload.
+//! The format of a block's record on the disk: a header that identifies the block, then the payload.
 //!
 //! ```text
 //! 0    magic            8 bytes   "SFKVBLK1"
@@ -7,7 +7,7 @@
 //! 16   fingerprint      32 bytes
 //! 48   key              32 bytes
 //! 80   parent           32 bytes
-//! 112  block            u32 LE    how many are before it
+//! 112  block            u32 LE    number of blocks before it
 //! 116  planes           u32 LE
 //! 120  payload length   u64 LE    bytes
 //! 128  CRC-32 of each plane, u32 LE each
@@ -15,17 +15,17 @@
 //! -4   CRC-32 of the header before it, u32 LE
 //! ```
 //!
-//! A header takes 4 KiB, or as many times that as its planes need; payloads begin at such a multiple. It has no tokens,
-//! no salts, and nothing that reveals them without the secret.
+//! The header is padded to a multiple of 4 KiB, and so is the payload. The header has no tokens, no salts, and nothing
+//! that reveals them without the secret.
 //!
 //! A record is used only if its key, parent, fingerprint and all checksums match.
 
 use crate::{Geometry, HostBlock, Plane};
 use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 
-/// Bytes that headers and payloads are rounded up to.
+/// The alignment in bytes: headers and payloads are padded to a multiple.
 pub(super) const ALIGN: usize = 4096;
-/// Version of everything in a fingerprint's folder, which is part of the fingerprint.
+/// The version of the file formats in a fingerprint's folder; it is part of the fingerprint.
 pub(super) const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"SFKVBLK1";
 const FIXED_BYTES: usize = 128;
@@ -85,7 +85,7 @@ pub(super) fn sum(plane: &[u8]) -> u32 {
     crc32fast::hash(plane)
 }
 
-/// Reads the header of a record of these planes; `None` if it is not of this fingerprint and kind, or damaged.
+/// Parses the header of a record with these planes; `None` if it is damaged, or has another fingerprint or kind.
 pub(super) fn read_header(
     bytes: &[u8],
     size: &RecordSize,

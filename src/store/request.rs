@@ -17,20 +17,20 @@ pub struct Find {
     pub seq: SeqId,
     pub namespace: Namespace,
     pub tokens: Arc<[u32]>,
-    /// Blocks that the tree has, so that the store's are not needed.
+    /// The number of leading blocks that the prefix tree already has.
     pub from: usize,
-    /// The executor's rate of prefills at that depth, in tokens a second; `None` before it has one.
+    /// The executor's prefill rate at that depth, in tokens per second; `None` before the first measurement.
     pub prefill_tokens_per_s: Option<f64>,
 }
 
-/// Requests blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
+/// Requests that blocks are loaded. Answered once, by [`Answer::Fetched`] or [`Answer::Late`], before the deadline.
 #[derive(Clone)]
 pub struct Fetch {
     pub seq: SeqId,
     pub ticket: Ticket,
     /// The blocks of the prompt, as [`Answer::Found`] gave them.
     pub path: Arc<[BlockPlace]>,
-    /// The requested blocks. Fewer may come: memory is short, or they were evicted. Then request the rest.
+    /// The requested blocks. If memory is short or blocks were evicted, fewer are loaded: then request the rest.
     pub blocks: Range<usize>,
     pub timeout: Duration,
 }
@@ -39,15 +39,15 @@ pub struct Fetch {
 #[derive(Debug)]
 pub struct Commit {
     pub ticket: Ticket,
-    /// Its name, and the block that it follows.
+    /// The block's key, and the key of its predecessor.
     pub place: BlockPlace,
     pub block: HostBlock,
 }
 
-/// Why a request was refused. It gets no answer.
+/// Why a request was refused. A refused request gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The store does not serve: it is starting, or off.
+    /// The store is starting, or off.
     #[error("the KV store is not ready, or has stopped")]
     NotServing,
     #[error("the KV store request queue is full")]
@@ -58,82 +58,82 @@ pub enum Refusal {
 pub enum TierState {
     /// The fingerprint is not known yet: weights are being read.
     Identifying,
-    /// The records on the disk are being found.
+    /// The index of the records on the disk is being rebuilt.
     Recovering,
-    /// It finds, fetches and saves.
+    /// The store serves requests.
     Serving {
         keys: Keys,
         /// Records on the disk now.
         records: usize,
     },
-    /// It does nothing until the engine restarts, for a reason that a person can act on.
+    /// The store is off until the engine restarts; the reason is for the operator.
     Off { reason: String, panicked: bool },
 }
 
-/// Answers and changes of state of the I/O thread. Answers to requests come once each, in any order.
+/// Answers of the I/O thread, and its changes of state. Each request is answered once, in any order.
 pub enum Answer {
     /// The store has entered another state; the first is [`TierState::Identifying`].
     State(TierState),
     Found {
         seq: SeqId,
-        /// The whole blocks of the prompt, for [`Fetch`]: only as many as are in the store.
+        /// The leading full blocks of the prompt that are in the store, for [`Fetch`].
         path: Arc<[BlockPlace]>,
-        /// Leading blocks after which the sequence can resume: fewer than `path` where states or windows are missing.
+        /// How many leading blocks the sequence can resume after; fewer than `path` if states or windows are missing.
         blocks: usize,
-        /// As many of them as pay to be loaded after `from`: `blocks`, or 0 where computing is faster.
+        /// `blocks` if loading those after `from` is faster than computing them, else 0.
         worth: usize,
-        /// Why the next block is missing, if it was there recently.
+        /// Why the next block is missing, if the store dropped it recently.
         miss: Option<StoredMiss>,
     },
     Fetched {
         seq: SeqId,
         ticket: Ticket,
         loaded: Loaded,
-        /// Why it is less than requested.
+        /// Why fewer blocks than requested were loaded.
         short: Option<Short>,
     },
-    /// No answer came.
+    /// The fetch loaded no block.
     Late {
         seq: SeqId,
         ticket: Ticket,
         reason: Short,
     },
-    /// The outcome of a commit, by its save.
+    /// The outcome of a commit, by the ticket of its save.
     Committed { ticket: Ticket, outcome: Outcome },
 }
 
-/// Blocks whose bytes are checked. Dropping it returns the buffers.
+/// Loaded blocks with verified checksums. Dropping them returns the buffers.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// Which blocks of the path: from the first requested one on, at least one.
+    /// The indices of the blocks in the path: from the first requested one, at least one.
     pub blocks: Range<usize>,
-    /// Their keys and values, in order.
+    /// Keys and values of the blocks, in order.
     pub kv: Vec<HostBlock>,
-    /// Window records of the last of them, in order: those of [`Needs::window_blocks`] at `blocks.end`, as far as they
-    /// are among `blocks`.
+    /// Window records of the last blocks, in order: those of [`Needs::window_blocks`] at `blocks.end` that are in
+    /// `blocks`.
     ///
     /// [`Needs::window_blocks`]: souffleur_state::tiers::Needs::window_blocks
     pub window: Vec<HostBlock>,
-    /// The state after the last of them, where layers keep one.
+    /// The state after the last block, if the model has layers with states.
     pub state: Option<HostBlock>,
 }
 
-/// Why a fetch brought less than requested, or nothing.
+/// Why a fetch loaded fewer blocks than requested, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Short {
     Deadline,
-    /// No buffer is free for more.
+    /// No buffer is free for another block.
     Memory,
     /// A record was damaged or could not be read.
     Damaged,
-    /// A record was evicted since it was found.
+    /// A record was evicted after the lookup.
     Evicted,
-    /// The caller has cancelled it, or the store ends.
+    /// The caller cancelled the fetch, or the store stops.
     Cancelled,
 }
 
 impl Short {
-    /// The reason of the miss, for the request whose blocks are missing.
+    /// The reason that is reported for the cache miss.
     pub fn miss(self) -> StoredMiss {
         match self {
             Self::Damaged => StoredMiss::Damaged,
@@ -157,19 +157,19 @@ impl Short {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Written,
-    /// The store had it.
+    /// The store already had the block.
     Known,
-    /// The block that it follows is not in the store (any more), so nothing would ever find it.
+    /// The preceding block is not in the store (any more), so no lookup would find this one.
     Orphan,
     /// No space: the disk is full, or refuses writes for now.
     NoSpace,
     Failed,
-    /// The store ended first.
+    /// The store stopped before the write.
     Ended,
 }
 
 impl Outcome {
-    /// The store has the block: its successors can be written.
+    /// True if the store has the block, so that its successors can be written.
     pub fn is_kept(self) -> bool {
         matches!(self, Self::Written | Self::Known)
     }

@@ -19,9 +19,9 @@ const MAX_OPEN: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Through the kernel's page cache, where reads find it again.
+    /// Through the kernel's page cache, from which later reads are served.
     Cached,
-    /// Bypassing it, which takes less CPU time.
+    /// Bypassing the page cache, which takes less CPU time.
     PastCache,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// The slots of a kind in a folder: the content of its files is not known yet.
+    /// Opens the slots of a kind in a folder. Their content is unknown until [`Self::settle`].
     pub fn open(
         files: &dyn Files,
         folder: &Path,
@@ -78,7 +78,7 @@ impl Segments {
         Ok(segments)
     }
 
-    /// The slots that were found in files, in order.
+    /// The slots found at startup, in order.
     pub fn found(&self) -> impl Iterator<Item = u64> + '_ {
         let ranges = self.found.iter().map(|(file, slots)| {
             let first = file * self.slots_per_file;
@@ -87,13 +87,13 @@ impl Segments {
         ranges.flatten()
     }
 
-    /// True if a file was found to have the slot.
+    /// True if the slot was found at startup.
     pub fn has(&self, slot: u64) -> bool {
         let slots = self.found.get(&(slot / self.slots_per_file));
         slots.is_some_and(|slots| slot % self.slots_per_file < *slots)
     }
 
-    /// Marks the live slots. Removes files without any, and truncates the others after their last live slot.
+    /// Marks the live slots. Removes files without live slots, and truncates the others after their last live slot.
     pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
         self.n_live = live.len() as u64;
         self.end = live.last().map_or(0, |slot| slot + 1);
@@ -159,7 +159,7 @@ impl Segments {
         self.dirty.insert(slot);
     }
 
-    /// Punches a hole over one dirty slot, which returns its space to the file system. `Ok(false)` if there is none.
+    /// Punches a hole over a dirty slot, which returns its space to the file system. `Ok(false)` without dirty slots.
     pub fn punch(&mut self, files: &dyn Files) -> io::Result<bool> {
         let Some(slot) = self.dirty.last().copied() else {
             return Ok(false);
@@ -172,8 +172,8 @@ impl Segments {
         Ok(true)
     }
 
-    /// Begins a record: overwrites the old header with zeros. The payload comes next, in parts, then the header. A
-    /// torn record, or one whose parts reach the disk out of order, fails its checksums.
+    /// Starts a record: overwrites the old header with zeros. The caller then writes the payload, in parts, then the
+    /// header. A torn record, or one whose parts reach the disk out of order, fails its checksums.
     pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
         let (number, offset) = self.place(slot);
         let nothing = vec![0; self.size.header];

@@ -9,7 +9,7 @@ macro_rules! counts {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        /// The same, while it is counted.
+        /// The live counters of [`StoreStats`].
         #[derive(Debug, Default)]
         pub(super) struct Counts {
             $(pub $name: Count,)*
@@ -28,7 +28,7 @@ macro_rules! counts {
 counts! {
     /// Records on the disk now.
     records,
-    /// Bytes of the records on the disk, with slots that wait for reuse.
+    /// Bytes of the records on the disk, including free slots that still take space.
     disk_bytes,
     /// Bytes of the folders of other fingerprints, at the last scan.
     foreign_bytes,
@@ -41,19 +41,19 @@ counts! {
     read,
     /// Payload bytes of the read records.
     read_bytes,
-    /// Commits of records that were there already.
+    /// Commits of records that the store already had.
     known,
     /// Commits of records that no lookup could find.
     orphans,
     /// Commits refused for lack of disk space.
     no_space,
     failed_writes,
-    /// Reads that failed or found other bytes than were written.
+    /// Reads that failed, or returned other bytes than were written.
     damaged,
     evicted,
-    /// Fetches that brought nothing.
+    /// Fetches that loaded no block.
     late,
-    /// Finds for which computing was faster.
+    /// Lookups whose blocks would be computed faster than loaded.
     too_slow,
     foreign_removed,
     /// Average rate at which records are read, in bytes a second; 0 before the first.

@@ -1,8 +1,8 @@
-//! The hash of a model's files, which is part of an engine's fingerprint: it tells weights of one name apart.
+//! Hashes a model's weight files, for the fingerprint of an engine, and caches the hashes.
 //!
-//! Hashing takes about a second a gigabyte. Hashes are kept next to the store, by all file attributes that identify an
-//! unchanged file. These also show whether the hashed files are the loaded ones: they are recorded before anything of
-//! the files is read, and a hash counts only if they are still the same then.
+//! Hashing takes about a second per gigabyte. Hashes are cached next to the store, by file attributes that identify an
+//! unchanged file. The attributes also show whether the hashed files are the loaded ones: they are recorded before the
+//! files are loaded, and a hash is used only if they are still the same afterwards.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,19 +13,19 @@ use sha2::{Digest, Sha256};
 use crate::Stop;
 use crate::files::{Files, SystemFiles};
 
-/// Bytes that are hashed between two checks of [`Stop`].
+/// Bytes to hash between two checks of [`Stop`].
 const PIECE_BYTES: usize = 1 << 20;
-/// Upper bound on kept hashes: the oldest are dropped.
+/// The largest number of cached hashes: the oldest are dropped.
 const MAX_KEPT: usize = 1024;
 const MAX_KEPT_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
-    #[error("{} cannot be read to hash its weights: {error}", path.display())]
+    #[error("failed to read {} to hash the weights: {error}", path.display())]
     Unreadable { path: PathBuf, error: io::Error },
-    /// A file is no longer the one that was loaded.
+    /// A file changed since it was loaded.
     #[error(
-        "{} changed while it was loaded, so the loaded weights are unknown: restart the engine",
+        "{} changed while the model was loaded, so the loaded weights are unknown: restart the engine",
         path.display()
     )]
     Changed { path: PathBuf },
@@ -33,12 +33,12 @@ pub enum DigestError {
     Stopped,
 }
 
-/// The files of a model's weights, as they were at one moment.
+/// A model's weight files, each with its identity before the load.
 #[derive(Clone, Debug)]
 pub struct WeightFiles(Vec<(PathBuf, Option<String>)>);
 
 impl WeightFiles {
-    /// Records the identity of files, before they are loaded. A file that cannot be read is reported when it is hashed.
+    /// Records the identity of files, before they are loaded. A file that cannot be read is an error only when hashed.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let look = |path: PathBuf| {
             let found = fs::metadata(&path).ok();
@@ -48,14 +48,14 @@ impl WeightFiles {
         Self(paths.into_iter().map(look).collect())
     }
 
-    /// True for the paths of these files, in their order.
+    /// True if `paths` are the paths of these files, in the same order.
     pub fn are_at(&self, paths: &[PathBuf]) -> bool {
         self.0.iter().map(|(path, _)| path).eq(paths)
     }
 }
 
-/// The SHA-256 of the hashes of unchanged files, in their order. Takes known hashes from `kept`, and adds new ones
-/// there; if it cannot be read or written, everything is hashed again next time.
+/// Returns the SHA-256 of the hashes of unchanged files, in order. Takes known hashes from the file `kept`, and adds
+/// new ones to it; if `kept` cannot be read or written, all files are hashed again next time.
 pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
     let mut cache = Kept::read(kept);
     let mut all = Sha256::new();
@@ -65,22 +65,22 @@ pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32],
             error,
         };
         let file = File::open(path).map_err(unreadable)?;
-        let still_is = || -> Result<(), DigestError> {
+        let check_unchanged = || -> Result<(), DigestError> {
             let now = identity(&file.metadata().map_err(unreadable)?);
             let path = path.clone();
             (now == *seen)
                 .then_some(())
                 .ok_or(DigestError::Changed { path })
         };
-        still_is()?;
+        check_unchanged()?;
         let known = seen.as_ref().and_then(|identity| cache.get(identity));
         let hash = match known {
             Some(hash) => hash,
             None => {
                 let hash = hash_file(&file, stop).map_err(unreadable)?;
                 let hash = hash.ok_or(DigestError::Stopped)?;
-                // A file that was written meanwhile is another one.
-                still_is()?;
+                // The file may have changed during the hashing.
+                check_unchanged()?;
                 cache.put(seen.clone(), &hash);
                 hash
             }
@@ -91,7 +91,7 @@ pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32],
     Ok(all.finalize().into())
 }
 
-/// The hash in hexadecimal digits; `None` if it should stop.
+/// Hashes a file, in hexadecimal digits; `None` if the engine is stopping.
 fn hash_file(mut file: &File, stop: &Stop) -> io::Result<Option<String>> {
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE_BYTES];
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_and_another_order_are_other_weights() {
+    fn the_hash_depends_on_the_contents_and_the_order() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let write = |name: &str, text: &str| {
             fs::write(folder.path().join(name), text).expect("it can be written");
@@ -208,11 +208,11 @@ mod tests {
         assert_ne!(first, hashed(folder.path(), &["a", "b"]));
         write("kept/weights", "what \u{1} is this\n\n");
         write("b", "two");
-        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "nonsense kept");
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "invalid cache");
     }
 
     #[test]
-    fn kept_hashes_are_taken_without_reading() {
+    fn cached_hashes_are_used_without_reading_the_files() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         fs::write(folder.path().join("a"), "one").expect("it can be written");
         let first = hashed(folder.path(), &["a"]);
@@ -226,12 +226,12 @@ mod tests {
         let missing = WeightFiles::look(vec![folder.path().join("none")]);
         let error = digest(&missing, &folder.path().join("other"), &Stop::default());
         let error = error.expect_err("there is no such file").to_string();
-        assert!(error.contains("none cannot be read"), "{error}");
+        assert!(error.contains("none to hash the weights"), "{error}");
     }
 
     #[cfg(unix)]
     #[test]
-    fn files_that_are_replaced_behind_a_look_have_no_hash() {
+    fn files_that_are_replaced_after_they_were_recorded_have_no_hash() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let at = |name: &str| folder.path().join(name);
         let kept = at("kept/weights");
@@ -241,13 +241,13 @@ mod tests {
         }
         let seen = WeightFiles::look(vec![at("a"), at("b")]);
         let first = hash(&seen).expect("they are the same");
-        // Other weights, of the same size; those before are hashed and kept.
+        // Replaces a file by one of the same size; the hash of the old one is cached.
         fs::write(at("c"), "two").expect("it can be written");
         fs::rename(at("c"), at("b")).expect("same folder");
         let error = hash(&seen).expect_err("one file is another");
         assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
         assert!(error.to_string().contains("restart the engine"), "{error}");
-        // The same goes for equal bytes in another file: these may not be the ones that were loaded.
+        // A new file with equal bytes is also refused: the loaded bytes may have been others.
         fs::write(at("c"), "one").expect("it can be written");
         fs::rename(at("c"), at("b")).expect("same folder");
         assert!(matches!(hash(&seen), Err(DigestError::Changed { .. })));
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(hash(&again).expect("they are the same"), first);
         fs::remove_file(at("a")).expect("it is there");
         let error = hash(&again).expect_err("one file is gone").to_string();
-        assert!(error.contains("a cannot be read"), "{error}");
+        assert!(error.contains("a to hash the weights"), "{error}");
         assert!(again.are_at(&[at("a"), at("b")]) && !again.are_at(&[at("b"), at("a")]));
     }
 }

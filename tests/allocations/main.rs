@@ -1,7 +1,7 @@
-//! A warm step allocates nothing, on either executor.
+//! Checks that warm decode steps allocate no memory, on the CPU and on the CUDA executor.
 //!
-//! A separate binary without the test harness: the allocator counts the allocations of every thread of the process, and
-//! the harness has a thread that allocates whenever a test has run for a minute.
+//! The binary has no test harness: the allocator counts the allocations of all threads of the process, and a thread of
+//! the harness allocates whenever a test has run for a minute.
 
 #![allow(clippy::unwrap_used)]
 // The trait `GlobalAlloc` is unsafe.
@@ -68,10 +68,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const PROMPT_TOKENS: u32 = 10;
-/// Rows whose kernels are worth sharing in the bundled model; the fixtures' small kernels stay on the calling thread.
+/// With this many rows the bundled model's kernels run on several threads, the fixtures' small ones on the calling one.
 const SHARED_ROWS: usize = 24;
 const PAGES_PER_ROW: u32 = 200;
-/// Scratch buffers find their sizes in the first ones.
+/// First steps, in which scratch buffers grow.
 const WARM_STEPS: u32 = 20;
 const STEPS: u32 = 100;
 
@@ -157,7 +157,7 @@ fn opening(n_rows: usize) -> StepPlan {
     plan
 }
 
-/// Turns a plan into the one of the next decode step, which gives every row a page.
+/// Turns a plan into that of the next decode step, with a new page for every row.
 fn next(plan: &mut StepPlan, step: u32) {
     let position = PROMPT_TOKENS + step;
     plan.starts.clear();
@@ -235,7 +235,7 @@ enum Keeps {
     Windows,
 }
 
-/// Gives a window page with each page.
+/// Appends a window page with each page.
 fn add_windows(plan: &mut StepPlan) {
     for index in 0..plan.table.len() {
         if let TableDelta::Append { row, pages } = &plan.table[index] {
@@ -274,12 +274,12 @@ fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usiz
     ALLOCATIONS.swap(0, Ordering::SeqCst)
 }
 
-/// Counts the allocations of all threads, but only while counting is switched on.
+/// Checks that the allocations of all threads are counted, but only while counting is on.
 fn check_the_count() {
     let turn = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The memory that a thread takes to start is not counted yet.
+            // Counting begins after the allocations of the start of the thread.
             turn.wait();
             turn.wait();
             drop(std::hint::black_box(Box::new(1)));
@@ -295,7 +295,7 @@ fn check_the_count() {
         turn.wait();
     });
     let counted = ALLOCATIONS.swap(0, Ordering::SeqCst);
-    assert_eq!(counted, 2, "one a thread");
+    assert_eq!(counted, 2, "each of two threads allocates once");
 }
 
 fn warm_decode_steps_allocate_nothing() {

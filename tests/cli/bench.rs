@@ -12,11 +12,11 @@ use super::{run, souffleur, stderr, stdout, tiny_model};
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 fn json(file: &Path) -> Value {
-    let text = std::fs::read_to_string(file).expect("it was written");
-    serde_json::from_str(&text).expect("it is JSON")
+    let text = std::fs::read_to_string(file).expect("the record can be read");
+    serde_json::from_str(&text).expect("the record is JSON")
 }
 
-/// Every key is there and not null.
+/// Checks that every key exists and is not null.
 #[track_caller]
 fn has(value: &Value, keys: &[&str]) {
     for key in keys {
@@ -29,7 +29,7 @@ fn is_rate(value: &Value) {
     let is_rate = value
         .as_f64()
         .is_some_and(|rate| rate > 0.0 && rate.is_finite());
-    assert!(is_rate, "{value} is no rate");
+    assert!(is_rate, "{value} is not a positive finite rate");
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
 }
 
 #[test]
-fn a_bench_that_is_stopped_keeps_what_it_measured() {
+fn a_killed_bench_keeps_its_measurements() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("record.json");
-    // The maximum number of rounds: the run would take long.
+    // The maximum number of rounds: the run outlasts the test.
     let mut command = souffleur(&["bench", "--skip-starts", "--repeat", "1000"]);
     command.args([
         "--prompt-tokens",
@@ -110,12 +110,12 @@ fn a_bench_that_is_stopped_keeps_what_it_measured() {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the binary runs");
     while !file.exists() {
-        let ended = child.try_wait().expect("it can be asked");
+        let ended = child.try_wait().expect("bench status");
         assert!(ended.is_none(), "{ended:?}");
         std::thread::yield_now();
     }
-    child.kill().expect("it runs");
-    child.wait().expect("it was killed");
+    child.kill().expect("the bench runs");
+    child.wait().expect("the bench was killed");
     let record = json(&file);
     assert_eq!(record["schema"], "souffleur-bench-offline/1");
     let rows = record["rows"].as_array().expect("rows are a list");
@@ -147,7 +147,7 @@ fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
     assert!(output.status.success(), "{}", stderr(&output));
     let record: Value = serde_json::from_str(&stdout(&output)).expect("stdout is JSON alone");
     let scaling = &record["scaling"];
-    // The model's context is 256 tokens: one context, no line.
+    // The model's context is 256 tokens: one measurement, to which no line can be fitted.
     assert_eq!(
         scaling["decode_by_context"].as_array().map(Vec::len),
         Some(1)
@@ -176,7 +176,7 @@ fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
             .as_str()
             .is_some_and(|note| note.starts_with("600 streams"))
     );
-    let svg = std::fs::read_to_string(plot).expect("it was drawn");
+    let svg = std::fs::read_to_string(plot).expect("the plot was written");
     assert!(svg.contains("tokens/s, all streams"));
     assert!(
         ["avx", "amx", "portable"]
@@ -186,7 +186,7 @@ fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
 }
 
 #[test]
-fn arguments_that_do_not_go_together_are_exit_code_2() {
+fn conflicting_and_invalid_arguments_give_exit_code_2() {
     for (args, part) in [
         (&["--num-prompts", "5"][..], "--base-url"),
         (&["--plot", "x.svg"], "--scaling"),
@@ -205,7 +205,7 @@ fn arguments_that_do_not_go_together_are_exit_code_2() {
         (&["--api-key", "sk-1"], "--base-url"),
         (
             &["--base-url", "http://h", "--api-key", "two words"],
-            "--api-key must be printable ASCII",
+            "--api-key must be one or more characters of printable ASCII",
         ),
         (&["--page-size", "257"], "between 1 and 256"),
     ] {
@@ -226,12 +226,12 @@ fn arguments_that_do_not_go_together_are_exit_code_2() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_one_line_and_exit_code_1() {
+fn unreachable_servers_and_missing_models_give_one_line_and_exit_code_1() {
     // Bound and not listening: it refuses connections, and no other test's server gets the port.
     let deaf = tokio::net::TcpSocket::new_v4().expect("a socket can be made");
     let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     deaf.bind(any).expect("a port is free");
-    let url = format!("http://{}", deaf.local_addr().expect("it is bound"));
+    let url = format!("http://{}", deaf.local_addr().expect("an address"));
     for args in [
         ["bench", "--base-url", &url],
         ["bench", "--model-path", "/nonexistent"],
@@ -243,7 +243,7 @@ fn what_cannot_be_measured_is_one_line_and_exit_code_1() {
     }
 }
 
-/// Runs the bench against a server; the record is read from a file.
+/// Runs the bench against a server, and returns its output and the record that it wrote.
 fn online(server: &Serving, args: &[&str]) -> (std::process::Output, Value) {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("record.json");
@@ -295,7 +295,7 @@ fn a_server_is_measured_request_by_request() {
     );
     assert_eq!(record["total_input_tokens"], 9 * 20);
     assert_eq!(record["total_output_tokens"], 9 * 6);
-    assert_eq!(record["vocab_size"], 288, "the server says it");
+    assert_eq!(record["vocab_size"], 288, "the server reports it");
     assert_eq!(record["seed"], 3);
     for latency in ["ttft_s", "itl_s", "tpot_s", "e2e_s"] {
         has(&record[latency], &["mean", "p50", "p90", "p99"]);
@@ -344,7 +344,7 @@ fn a_server_is_measured_with_prompts_that_share_a_prefix() {
 #[test]
 fn failures_are_counted_and_shown() {
     let server = Serving::start(&[]);
-    // About every second token is outside the model's vocabulary, so the server refuses it.
+    // About half of the one-token prompts are outside the model's vocabulary: the server refuses them.
     let load = [
         "--num-prompts",
         "32",
@@ -395,14 +395,14 @@ fn failures_are_counted_and_shown() {
 }
 
 #[test]
-fn a_server_with_a_key_is_measured_by_who_has_it_and_nothing_shows_the_key() {
+fn the_bench_needs_the_key_of_a_server_and_never_prints_it() {
     const KEY: &str = "sk-of-this-test";
     let server = Serving::start(&["--api-key", KEY]);
     let url = format!("http://{}", server.address);
     let bench = |args: &[&str], variable: &str| {
         let load = ["--num-prompts", "2", "--random-input-len", "8"];
         let mut command = souffleur(&["bench", "--base-url", &url, "--random-output-len", "2"]);
-        // The model answers some random prompts with an end of sequence only.
+        // Seed 1: the model answers some other random prompts with an EOS token only.
         command.args(load).args(["--seed", "1", "--json", "-"]);
         command.args(args).env("OPENAI_API_KEY", variable);
         command.output().expect("the binary runs")

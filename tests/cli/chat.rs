@@ -19,36 +19,36 @@ fn chat(args: &[&str]) -> Command {
     command
 }
 
-/// The output for these lines, and the exit status.
+/// Runs the chat with these lines on stdin.
 fn say(command: &mut Command, lines: &str) -> std::process::Output {
     let mut child = command.spawn().expect("the binary runs");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(lines.as_bytes()).expect("it reads");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(lines.as_bytes()).expect("writable");
     drop(stdin);
-    child.wait_with_output().expect("it ends")
+    child.wait_with_output().expect("the chat ends")
 }
 
 #[test]
 fn a_model_in_the_process_answers_line_by_line_and_remembers() {
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let greedy = ["--temperature", "0", "--max-new-tokens", "24"];
-    let said = |lines: &str| {
+    let answers = |lines: &str| {
         let mut command = chat(&greedy);
         let output = say(command.env("SOUFFLEUR_CACHE_DIR", cache.path()), lines);
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
-    let alone = said("Who are you?\n");
-    let both = said("Who are you?\n\n \nWho are you?\n");
+    let alone = answers("Who are you?\n");
+    let both = answers("Who are you?\n\n \nWho are you?\n");
     assert!(alone.len() > 3 && alone.ends_with('\n'), "{alone:?}");
     let second = both
         .strip_prefix(&alone)
         .expect("the first answer is the same");
     assert!(
         second.len() > 1,
-        "an empty line is no message, the last one is"
+        "the empty line is skipped and the last line answered"
     );
-    assert_eq!(said(""), "");
+    assert_eq!(answers(""), "");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_model_that_cannot_chat_is_refused() {
 }
 
 #[test]
-fn a_server_of_ours_answers() {
+fn a_souffleur_server_answers() {
     let serving = Serving::start_with(&agents_model(), &["--api-key", "sk-1"]);
     let url = format!("http://{}", serving.address);
     let short = [
@@ -89,7 +89,7 @@ fn a_server_of_ours_answers() {
     assert!(output.status.success(), "{text}");
     assert!(
         text.contains("raise --max-new-tokens"),
-        "random weights do not end: {text}"
+        "the answer ended before the token limit: {text}"
     );
     assert!(stdout(&output).lines().count() >= 2, "{output:?}");
     let refused = say(&mut chat(&["--url", &url, "--model-path", "m"]), "Hello\n");
@@ -108,7 +108,7 @@ struct Scripted {
 impl Scripted {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("an address");
         let (seen, requests) = channel();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -124,8 +124,8 @@ impl Scripted {
         }
     }
 
-    /// The conversation that the next request continues.
-    fn asked(&self) -> (TcpStream, Value) {
+    /// The next request: its connection and its JSON body.
+    fn next_request(&self) -> (TcpStream, Value) {
         self.requests.recv().expect("the server runs")
     }
 }
@@ -135,36 +135,36 @@ fn read_body(stream: &TcpStream) -> Value {
     let mut length = 0;
     loop {
         let mut line = String::new();
-        reader.read_line(&mut line).expect("it sends");
+        reader.read_line(&mut line).expect("a header");
         if line.trim().is_empty() {
             break;
         }
         let lower = line.to_lowercase();
         if let Some(value) = lower.strip_prefix("content-length:") {
-            length = value.trim().parse().expect("it is a number");
+            length = value.trim().parse().expect("the length is a number");
         }
     }
     let mut body = vec![0; length];
-    reader.read_exact(&mut body).expect("it sends its body");
+    reader.read_exact(&mut body).expect("a whole body");
     serde_json::from_slice(&body).unwrap_or_default()
 }
 
 fn begin(stream: &mut TcpStream) {
     let head =
         "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-    stream.write_all(head.as_bytes()).expect("it reads");
+    stream.write_all(head.as_bytes()).expect("writable");
 }
 
 fn event(stream: &mut TcpStream, choice: Value) {
     let event = format!("data: {}\n\n", json!({"choices": [choice]}));
     let sent = write!(stream, "{:x}\r\n{event}\r\n", event.len());
-    sent.expect("it reads");
+    sent.expect("writable");
 }
 
 fn read_exactly(child: &mut Child, text: &str) {
-    let out = child.stdout.as_mut().expect("it is piped");
+    let out = child.stdout.as_mut().expect("piped");
     let mut read = vec![0; text.len()];
-    out.read_exact(&mut read).expect("it prints");
+    out.read_exact(&mut read).expect("the chat prints");
     assert_eq!(String::from_utf8_lossy(&read), text);
 }
 
@@ -183,21 +183,21 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     let mut child = chat(&[&flags[..], &more].concat())
         .spawn()
         .expect("the binary runs");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(b"One\n").expect("it reads");
-    let (mut stream, asked) = server.asked();
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(b"One\n").expect("writable");
+    let (mut stream, request) = server.next_request();
     let user = |text: &str| json!({"role": "user", "content": text});
     let system = json!({"role": "system", "content": "Be brief."});
-    assert_eq!(asked["messages"], json!([system, user("One")]));
-    assert_eq!(asked["model"], "m");
+    assert_eq!(request["messages"], json!([system, user("One")]));
+    assert_eq!(request["model"], "m");
     assert_eq!(
-        (&asked["temperature"], &asked["top_k"]),
+        (&request["temperature"], &request["top_k"]),
         (&json!(0.5), &json!(7))
     );
-    assert_eq!(asked["stream"], json!(true));
+    assert_eq!(request["stream"], json!(true));
     assert!(
-        asked.get("top_p").is_none(),
-        "the server's default applies: {asked}"
+        request.get("top_p").is_none(),
+        "the server's default applies: {request}"
     );
     begin(&mut stream);
     event(&mut stream, json!({"delta": {"reasoning_content": "hm"}}));
@@ -205,15 +205,15 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     read_exactly(&mut child, "First, ");
     let id = child.id().to_string();
     let killed = Command::new("kill").args(["-s", "INT", &id]).status();
-    assert!(killed.expect("there is a kill").success());
+    assert!(killed.expect("kill runs").success());
     read_exactly(&mut child, "\n");
     let is_over = !matches!(stream.read(&mut [0]), Ok(bytes) if bytes > 0);
-    assert!(is_over, "the server sees that the client disconnected");
-    stdin.write_all(b"Two\n").expect("it reads");
-    let (mut stream, asked) = server.asked();
+    assert!(is_over, "the chat did not disconnect");
+    stdin.write_all(b"Two\n").expect("writable");
+    let (mut stream, request) = server.next_request();
     let kept = json!({"role": "assistant", "content": "First, "});
     let expected = json!([system, user("One"), kept, user("Two")]);
-    assert_eq!(asked["messages"], expected);
+    assert_eq!(request["messages"], expected);
     begin(&mut stream);
     event(
         &mut stream,
@@ -221,25 +221,25 @@ fn ctrl_c_stops_the_answer_and_not_the_chat() {
     );
     drop(stream);
     drop(stdin);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the chat ends");
     assert_eq!(stdout(&output), "Done.\n");
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[test]
-fn a_server_that_fails_ends_a_chat_without_a_person() {
+fn a_failing_server_ends_a_chat_that_is_not_on_a_terminal() {
     let server = Scripted::start();
     let mut child = chat(&["--url", &server.url, "--model-path", "m"])
         .spawn()
         .expect("the binary runs");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(b"One\nTwo\n").expect("it reads");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(b"One\nTwo\n").expect("writable");
     drop(stdin);
-    let (mut stream, _) = server.asked();
+    let (mut stream, _) = server.next_request();
     begin(&mut stream);
     event(&mut stream, json!({"delta": {"content": "Fir"}}));
     drop(stream);
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.wait_with_output().expect("the chat ends");
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
     assert!(text.contains("the stream was interrupted"), "{text}");
@@ -248,22 +248,22 @@ fn a_server_that_fails_ends_a_chat_without_a_person() {
 #[test]
 fn answers_that_end_with_their_connection_are_read() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
     let serving = std::thread::spawn(move || {
         let model = json!({"data": [{"id": "m"}]}).to_string();
-        let said = json!({"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]});
-        for body in [model, format!("data: {said}\n\ndata: [DONE]\n\n")] {
-            let (mut stream, _) = listener.accept().expect("somebody asks");
+        let chunk = json!({"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]});
+        for body in [model, format!("data: {chunk}\n\ndata: [DONE]\n\n")] {
+            let (mut stream, _) = listener.accept().expect("the chat connects");
             read_body(&stream);
-            // Neither a length nor chunks, as some Python servers and proxies do.
+            // Without a length or chunks, as some Python servers and proxies answer.
             let sent = write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{body}");
-            sent.expect("it reads");
+            sent.expect("writable");
         }
     });
     let output = say(&mut chat(&["--url", &url]), "Well?\n");
     assert_eq!(stdout(&output), "Yes.\n", "{}", stderr(&output));
     assert!(output.status.success());
-    serving.join().expect("it ends");
+    serving.join().expect("the server thread ends");
 }
 
 #[cfg(target_os = "linux")]
@@ -276,40 +276,40 @@ mod on_a_terminal {
 
     use super::*;
 
-    /// A terminal: the user's end, and the programs' end.
+    /// A pseudo-terminal: the user's end, and the program's end.
     fn terminal() -> (File, File) {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let person = openpt(flags).expect("there are terminals");
-        grantpt(&person).expect("it is ours");
-        unlockpt(&person).expect("it is ours");
-        let name = ptsname(&person, Vec::new()).expect("it has a name");
+        let user_end = openpt(flags).expect("a pseudo-terminal can be opened");
+        grantpt(&user_end).expect("this process opened the terminal");
+        unlockpt(&user_end).expect("this process opened the terminal");
+        let name = ptsname(&user_end, Vec::new()).expect("the terminal has a name");
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let program = rustix::fs::open(name, flags, Mode::empty()).expect("it opens");
-        (person.into(), program.into())
+        let program_end = rustix::fs::open(name, flags, Mode::empty()).expect("it opens");
+        (user_end.into(), program_end.into())
     }
 
     #[test]
     fn a_signal_at_the_prompt_gives_the_terminal_back() {
         for (signal, code) in [("TERM", 143), ("HUP", 129)] {
-            let (mut person, program) = terminal();
-            let modes = || tcgetattr(&program).expect("a terminal").local_modes;
+            let (mut user_end, program_end) = terminal();
+            let modes = || tcgetattr(&program_end).expect("a terminal").local_modes;
             let before = modes();
             assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
-            let end = || Stdio::from(program.try_clone().expect("it can be shared"));
+            let end = || Stdio::from(program_end.try_clone().expect("a duplicate"));
             let mut command = chat(&["--url", "http://127.0.0.1:9", "--model-path", "m"]);
             command.stdin(end()).stdout(end()).stderr(Stdio::null());
             let mut child = command.env("TERM", "xterm").spawn().expect("it runs");
             let mut shown = Vec::new();
             while !shown.ends_with(b"> ") {
                 let mut byte = [0];
-                person.read_exact(&mut byte).expect("it prompts");
+                user_end.read_exact(&mut byte).expect("a prompt");
                 shown.extend(byte);
             }
-            assert!(!modes().contains(LocalModes::ICANON), "a line is edited");
+            assert!(!modes().contains(LocalModes::ICANON), "not in raw mode");
             let id = child.id().to_string();
             let killed = Command::new("kill").args(["-s", signal, &id]).status();
-            assert!(killed.expect("there is a kill").success());
-            let status = child.wait().expect("it ends");
+            assert!(killed.expect("kill runs").success());
+            let status = child.wait().expect("the chat ends");
             assert_eq!(status.code(), Some(code), "{signal}");
             assert_eq!(modes(), before, "{signal}");
         }

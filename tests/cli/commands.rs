@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 
 use super::{agents_model, gguf, run, souffleur, stderr, stdout, tiny_model};
 
-/// The command fails with `code` and one line that holds every part.
+/// The command fails with `code` and one line of stderr that contains every part.
 fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
     let output = run(args);
     let text = stderr(&output);
@@ -45,7 +45,7 @@ fn a_gguf_file_is_planned_by_its_name_and_types() {
     let tensors = model.tensors.len();
     let types = format!("tensors               {tensors} of F32 (");
     assert!(text.contains(&types), "{text}");
-    let refused = "tokenizer             none, no server starts: ";
+    let refused = "tokenizer             missing, a server would not start: ";
     assert!(text.contains(refused), "{text}");
     let without = run(&["plan", "--model-path", &path, "--skip-tokenizer-init"]);
     assert!(!stdout(&without).contains(refused));
@@ -57,7 +57,7 @@ fn a_gguf_file_is_planned_by_its_name_and_types() {
     model.tensors[1].type_id = 26;
     let name = String::from_utf8_lossy(&model.tensors[1].name).into_owned();
     std::fs::write(&file, model.bytes()).expect("writable");
-    let refusal = format!("tensor {name} has type I32, supported are F32");
+    let refusal = format!("tensor {name} has type I32, supported: F32");
     check_failure(
         &["plan", "--model-path", &path],
         1,
@@ -95,7 +95,7 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
 
 #[test]
 #[cfg(not(feature = "grpc"))]
-fn grpc_in_a_build_without_it_is_refused_with_the_feature() {
+fn the_refusal_of_grpc_names_the_missing_feature() {
     check_failure(
         &["--grpc-port", "0"],
         2,
@@ -105,7 +105,7 @@ fn grpc_in_a_build_without_it_is_refused_with_the_feature() {
 
 #[test]
 #[cfg(not(feature = "otlp"))]
-fn traces_in_a_build_without_them_are_refused_with_the_feature() {
+fn the_refusal_of_traces_names_the_missing_feature() {
     let endpoint = "http://localhost:4318/v1/traces";
     for args in [
         &["--enable-trace"][..],
@@ -131,9 +131,9 @@ fn unknown_policies_are_refused_before_anything_is_printed() {
 }
 
 #[test]
-fn parsers_that_no_output_follows_are_refused_before_anything_is_printed() {
+fn contradictory_parsers_are_refused_before_anything_is_printed() {
     let (agents, tiny) = (agents_model(), tiny_model());
-    let [agents, tiny] = [&agents, &tiny].map(|path| path.to_str().expect("it is text"));
+    let [agents, tiny] = [&agents, &tiny].map(|path| path.to_str().expect("the path is UTF-8"));
     let (tool, reasoning) = ("--tool-call-parser", "--reasoning-parser");
     let named = "souffleur: --reasoning-parser is \"qwen3\", but tool_call_parser is \"gpt-oss\"";
     let with_model = "tool_call_parser: is \"gpt-oss\", but reasoning_parser is \"auto\" (this model's: \"qwen3\")";
@@ -156,7 +156,7 @@ fn parsers_that_no_output_follows_are_refused_before_anything_is_printed() {
             assert_eq!(stdout(&run(&args)), "", "{args:?}");
         }
     }
-    let apart = [
+    let allowed = [
         "plan",
         "--model-path",
         agents,
@@ -165,7 +165,7 @@ fn parsers_that_no_output_follows_are_refused_before_anything_is_printed() {
         reasoning,
         "none",
     ];
-    assert!(run(&apart).status.success());
+    assert!(run(&allowed).status.success());
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_flag_that_does_not_exist_is_exit_code_2() {
 #[test]
 fn a_port_in_use_is_one_line_and_exit_code_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let port = taken.local_addr().expect("it is bound").port().to_string();
+    let port = taken.local_addr().expect("an address").port().to_string();
     let model = tiny_model().display().to_string();
     check_failure(
         &["--model-path", &model, "--port", &port],
@@ -192,7 +192,7 @@ fn a_port_in_use_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn the_plan_says_what_fits_and_why() {
+fn the_plan_lists_sizes_and_reasons() {
     let model = tiny_model().display().to_string();
     let output = run(&["plan", "--model", &model, "--page-size", "16"]);
     let text = stdout(&output);
@@ -234,7 +234,7 @@ fn the_plan_counts_kv_in_int8_with_its_scales() {
 }
 
 #[test]
-fn backends_and_kv_types_of_others_are_refused_with_those_that_exist() {
+fn refusals_of_unknown_backends_and_kv_types_list_the_known_ones() {
     let model = tiny_model().display().to_string();
     for name in ["flashinfer", "fa3", "triton", "torch_native", "intel_amx"] {
         let output = run(&["plan", "--model", &model, "--attention-backend", name]);
@@ -257,7 +257,7 @@ fn settings_come_from_the_environment_and_a_file_too() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("souffleur.toml");
     std::fs::write(&file, "[engine]\npage_size = 24\nmax_total_tokens = 80\n")
-        .expect("it is written");
+        .expect("the file is written");
     let mut command = souffleur(&["plan"]);
     command
         .env("SOUFFLEUR_MODEL_PATH", tiny_model())
@@ -277,7 +277,7 @@ fn bundled(args: &[&str], cache: &tempfile::TempDir) -> Command {
 }
 
 #[test]
-fn the_bundled_model_answers_in_words() {
+fn the_bundled_model_answers_with_words() {
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let args = ["generate", "Who are you?", "--temperature", "0"];
     let output = bundled(&args, &cache).output().expect("the binary runs");
@@ -299,10 +299,10 @@ fn a_prompt_from_stdin_is_answered_as_one_from_an_argument() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the binary runs");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(b"What is an actor?\n").expect("it reads");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(b"What is an actor?\n").expect("writable");
     drop(stdin);
-    let from_stdin = child.wait_with_output().expect("it ends");
+    let from_stdin = child.wait_with_output().expect("the child ends");
     let argument = [&greedy[..], &["What is an actor?"]].concat();
     let from_argument = bundled(&argument, &cache)
         .output()
@@ -312,7 +312,7 @@ fn a_prompt_from_stdin_is_answered_as_one_from_an_argument() {
 }
 
 #[test]
-fn a_model_without_a_chat_template_asks_for_raw() {
+fn without_a_chat_template_the_error_suggests_raw() {
     let model = tiny_model().display().to_string();
     check_failure(
         &["generate", "hi", "--model-path", &model],
@@ -332,7 +332,7 @@ fn a_model_without_a_chat_template_asks_for_raw() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_named() {
+fn the_error_for_an_unwritable_cache_names_its_variable() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     let mut command = souffleur(&["plan"]);
     let output = command
@@ -354,7 +354,7 @@ fn logits_have_a_row_for_every_position() {
         dir.path().join("in.json"),
         dir.path().join("out.safetensors"),
     );
-    std::fs::write(&input, r#"{"prompts": [[1, 2, 3], [7]]}"#).expect("it is written");
+    std::fs::write(&input, r#"{"prompts": [[1, 2, 3], [7]]}"#).expect("the input is written");
     let mut command = souffleur(&["logits", "--dtype", "float32"]);
     command.arg("--model-path").arg(tiny_model());
     command
@@ -364,18 +364,18 @@ fn logits_have_a_row_for_every_position() {
         .arg(&written);
     let output = command.output().expect("the binary runs");
     assert!(output.status.success(), "{}", stderr(&output));
-    let bytes = std::fs::read(&written).expect("it is there");
-    let tensors = SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
-    let shape = |name: &str| tensors.tensor(name).expect("it is there").shape().to_vec();
+    let bytes = std::fs::read(&written).expect("output file");
+    let tensors = SafeTensors::deserialize(&bytes).expect("valid safetensors");
+    let shape = |name: &str| tensors.tensor(name).expect("the tensor").shape().to_vec();
     assert_eq!(shape("logits.0"), [3, 288]);
     assert_eq!(shape("logits.1"), [1, 288]);
 }
 
 #[test]
-fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
+fn the_refusal_of_a_token_outside_the_vocabulary_names_its_prompt() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let input = dir.path().join("in.json");
-    std::fs::write(&input, r#"{"prompts": [[1], [288]]}"#).expect("it is written");
+    std::fs::write(&input, r#"{"prompts": [[1], [288]]}"#).expect("the input is written");
     let paths = [tiny_model(), input, dir.path().join("out.safetensors")];
     let [model, input, output] = paths.map(|path| path.display().to_string());
     let args = [
@@ -394,9 +394,9 @@ fn tokens_outside_the_vocabulary_are_refused_with_their_prompt() {
 fn a_recorded_answer_replays_and_a_damaged_log_is_exit_code_1() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let file = dir.path().join("control.log");
-    let name = file.to_str().expect("it is text");
+    let name = file.to_str().expect("the path is UTF-8");
     let tiny = tiny_model();
-    let model = tiny.to_str().expect("it is text");
+    let model = tiny.to_str().expect("the path is UTF-8");
     let answered = run(&[
         "generate",
         "--model-path",
@@ -419,7 +419,7 @@ fn a_recorded_answer_replays_and_a_damaged_log_is_exit_code_1() {
     ] {
         assert!(text.contains(part), "{text}");
     }
-    let mut log = std::fs::read(&file).expect("the log is there");
+    let mut log = std::fs::read(&file).expect("a log");
     let last = log.len() - 30;
     log[last] ^= 1;
     std::fs::write(&file, log).expect("the log can be written");

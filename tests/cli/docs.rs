@@ -1,4 +1,4 @@
-//! The documents: the length of the README, and whether the files and flags that they name exist.
+//! Checks of the documents: the length of the README, and whether the files and flags that they name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,14 +8,14 @@ use souffleur::state::cache::eviction::EvictionPolicy;
 
 use super::{run, stdout};
 
-/// Documents in which every relative link and every flag is checked.
+/// The documents whose relative links and flags are checked.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
         .map(|name| root.join(name))
         .into();
-    let docs = fs::read_dir(root.join("docs")).expect("the folder is there");
-    let docs = docs.map(|entry| entry.expect("it can be read").path());
+    let docs = fs::read_dir(root.join("docs")).expect("the folder docs exists");
+    let docs = docs.map(|entry| entry.expect("the folder can be listed").path());
     found.extend(docs.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
     found
 }
@@ -79,15 +79,15 @@ fn documents_name_every_eviction_policy() {
     let comment = comment.expect("the key has a comment");
     for name in EvictionPolicy::names() {
         assert!(row.contains(&format!("`{name}`")), "{name}: {row}");
-        let words = |text: &str| {
+        let lists_name = |text: &str| {
             text.split_whitespace()
                 .any(|word| word.trim_matches(',') == name)
         };
-        assert!(words(comment), "config/default.toml: {name}");
+        assert!(lists_name(comment), "config/default.toml: {name}");
     }
 }
 
-/// The headings' anchors, as forges make them.
+/// The anchors that GitHub makes of headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {

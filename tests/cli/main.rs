@@ -29,7 +29,7 @@ fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3")
 }
 
-/// A model with tokens for calls and reasoning.
+/// A model with tokens for tool calls and reasoning.
 fn agents_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-agents")
 }

@@ -1,4 +1,4 @@
-//! `souffleur serve` and the ways to end it. No test here needs meaningful text: the tiny models are random.
+//! `souffleur serve`: its first lines, signals, logs and metrics, with tiny models of random weights.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::{agents_model, souffleur, stderr, stdout, tiny_model};
 
-/// A server that is ready.
+/// A running server that accepts requests.
 pub(super) struct Serving {
     child: Child,
     out: BufReader<ChildStdout>,
     pub(super) address: String,
-    /// Path and body of the call that the log suggests.
+    /// Path and body of the `curl` command that the server prints.
     suggested: (String, String),
 }
 
@@ -26,24 +26,20 @@ impl Serving {
         Self::of(souffleur(&["serve"]), model, args)
     }
 
-    /// A command that serves with the given arguments.
+    /// Runs a command that starts a server, and waits until the server is ready.
     fn of(mut command: Command, model: &Path, args: &[&str]) -> Self {
         command.args(["--port", "0", "--max-total-tokens", "2048"]);
         command.args(args).arg("--model-path").arg(model);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
-        let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
         let mut printed = String::new();
         let suggested = loop {
             let mut line = String::new();
-            if out.read_line(&mut line).expect("it prints UTF-8") == 0 {
+            if out.read_line(&mut line).expect("stdout is UTF-8") == 0 {
                 let mut log = String::new();
-                let _ = child
-                    .stderr
-                    .take()
-                    .expect("it is piped")
-                    .read_to_string(&mut log);
-                panic!("it ended before it was ready:\n{printed}{log}");
+                let _ = child.stderr.take().expect("piped").read_to_string(&mut log);
+                panic!("the server ended before it was ready:\n{printed}{log}");
             }
             printed.push_str(&line);
             if let Some((_, rest)) = line.split_once("curl -N http://") {
@@ -63,7 +59,7 @@ impl Serving {
     }
 
     fn connect(&self) -> TcpStream {
-        TcpStream::connect(&self.address).expect("it listens")
+        TcpStream::connect(&self.address).expect("the server listens")
     }
 
     fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
@@ -74,7 +70,7 @@ impl Serving {
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
              content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         )
-        .expect("it reads");
+        .expect("the server reads");
         stream
     }
 
@@ -83,7 +79,7 @@ impl Serving {
         let mut text = String::new();
         self.send(method, path, body)
             .read_to_string(&mut text)
-            .expect("it answers");
+            .expect("the server answers");
         let status = text
             .split(' ')
             .nth(1)
@@ -103,20 +99,20 @@ impl Serving {
         assert!(sent.success());
     }
 
-    /// The first line of the log from here on that contains a part.
+    /// Reads the log up to the next line that contains `part`, and returns that line.
     fn log_until(&mut self, part: &str) -> String {
-        let mut log = BufReader::new(self.child.stderr.take().expect("it is piped"));
+        let mut log = BufReader::new(self.child.stderr.take().expect("piped"));
         let mut line = String::new();
         while !line.contains(part) {
             line.clear();
-            let n = log.read_line(&mut line).expect("it logs UTF-8");
-            assert!(n > 0, "it never says {part:?}");
+            let n = log.read_line(&mut line).expect("the log is UTF-8");
+            assert!(n > 0, "the log ended without {part:?}");
         }
         self.child.stderr = Some(log.into_inner());
         line
     }
 
-    /// Waits for the exit, which must come in time.
+    /// Waits until the server exits; the test fails if that takes longer than `limit`.
     pub(super) fn wait(mut self, limit: Duration) -> (ExitStatus, String) {
         let began = Instant::now();
         let (done, ended) = std::sync::mpsc::channel::<()>();
@@ -132,12 +128,12 @@ impl Serving {
             .child
             .stderr
             .take()
-            .expect("it is piped")
+            .expect("piped")
             .read_to_string(&mut printed);
-        let status = self.child.wait().expect("it can be waited for");
+        let status = self.child.wait().expect("the server can be waited for");
         let _ = done.send(());
-        killer.join().expect("it only waits");
-        assert!(began.elapsed() < limit, "it had to be killed: {printed}");
+        killer.join().expect("no panic");
+        assert!(began.elapsed() < limit, "limit exceeded: {printed}");
         (status, printed)
     }
 }
@@ -147,7 +143,7 @@ const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
 
 /// The first lines suggest a call that the model can answer.
 #[test]
-fn the_call_that_it_suggests_works() {
+fn the_printed_curl_command_works() {
     let check = |model: &Path, args: &[&str], expect: &str| {
         let server = Serving::start_with(model, args);
         let (path, body) = &server.suggested;
@@ -164,7 +160,7 @@ fn the_call_that_it_suggests_works() {
 }
 
 #[test]
-fn a_term_signal_finishes_what_runs_and_exits_with_0() {
+fn sigterm_finishes_running_requests_and_exits_with_0() {
     let serving = Serving::start(&[]);
     assert_eq!(serving.ask("GET", "/health", "").0, 200);
     let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
@@ -173,7 +169,7 @@ fn a_term_signal_finishes_what_runs_and_exits_with_0() {
     let mut rest = String::new();
     response
         .read_to_string(&mut rest)
-        .expect("the stream goes on");
+        .expect("the stream continues");
     assert!(
         rest.contains("\"length\""),
         "the request was not finished: {rest}"
@@ -201,13 +197,13 @@ fn a_second_signal_exits_at_once() {
     let mut response = BufReader::new(serving.send("POST", "/generate", many));
     read_until_data(&mut response);
     serving.signal("TERM");
-    let mut log = BufReader::new(serving.child.stderr.take().expect("it is piped"));
+    let mut log = BufReader::new(serving.child.stderr.take().expect("piped"));
     let mut line = String::new();
     while !line.contains("stopping") {
         line.clear();
         assert!(
-            log.read_line(&mut line).expect("it logs UTF-8") > 0,
-            "it does not say that it stops"
+            log.read_line(&mut line).expect("the log is UTF-8") > 0,
+            "the log ended without a line about the stop"
         );
     }
     serving.signal("TERM");
@@ -218,7 +214,7 @@ fn a_second_signal_exits_at_once() {
 
 #[cfg(unix)]
 #[test]
-fn a_hang_up_is_a_line_in_the_log_and_nothing_else() {
+fn sighup_is_logged_and_ignored() {
     let mut serving = Serving::start(&[]);
     let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
     read_until_data(&mut response);
@@ -227,17 +223,17 @@ fn a_hang_up_is_a_line_in_the_log_and_nothing_else() {
     assert!(line.contains("ignoring SIGHUP"), "{line}");
     let mut rest = String::new();
     let read = response.read_to_string(&mut rest);
-    read.expect("the stream goes on");
+    read.expect("the stream continues");
     assert!(rest.contains("\"length\""), "{rest}");
     serving.signal("TERM");
     let (status, log) = serving.wait(Duration::from_secs(60));
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// The message log and the log: each writer loses its file, and the server stays up.
+/// The message log and the log reach the limit of file sizes: their writers stop, and the server keeps running.
 #[cfg(unix)]
 #[test]
-fn files_that_may_not_grow_end_their_writers_and_not_the_server() {
+fn a_file_size_limit_stops_the_log_writers_and_not_the_server() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     // 8 KiB, which a few requests fill.
     let script = "ulimit -f 16; exec \"$0\" serve --log-level debug --record \"$FOLDER/record\" \"$@\" 2>\"$FOLDER/log\"";
@@ -291,7 +287,7 @@ fn read_until_data(response: &mut impl BufRead) {
 }
 
 #[test]
-fn the_page_of_a_running_server_has_only_the_listed_findings() {
+fn promtool_finds_only_listed_problems_in_the_metrics() {
     let serving = Serving::start(&[]);
     let one = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}"#;
     let (status, text) = serving.ask("POST", "/generate", one);
@@ -309,7 +305,7 @@ fn the_page_of_a_running_server_has_only_the_listed_findings() {
         env!("CARGO_MANIFEST_DIR"),
         "/tests/fixtures/metrics_style.txt"
     );
-    let listed = std::fs::read_to_string(file).expect("the list is there");
+    let listed = std::fs::read_to_string(file).expect("the list exists");
     for finding in promtool_findings(page) {
         assert!(
             listed.lines().any(|line| line == finding),
@@ -320,7 +316,7 @@ fn the_page_of_a_running_server_has_only_the_listed_findings() {
     assert_eq!(serving.wait(Duration::from_secs(60)).0.code(), Some(0));
 }
 
-/// The complaints of `promtool check metrics`; none, with the reason printed, without promtool outside CI.
+/// The complaints of `promtool check metrics`; without promtool none, except that in CI the test fails.
 fn promtool_findings(page: &str) -> Vec<String> {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -333,13 +329,13 @@ fn promtool_findings(page: &str) -> Vec<String> {
         Err(error) => {
             assert!(
                 std::env::var_os("CI").is_none(),
-                "CI is set and promtool: {error}"
+                "CI needs promtool: {error}"
             );
-            eprintln!("skipped: promtool cannot be run ({error}); it is in Debian's prometheus");
+            eprintln!("skipped: cannot run promtool ({error}): install Debian's prometheus");
             return Vec::new();
         }
     };
-    let mut stdin = child.stdin.take().expect("it is piped");
+    let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(page.as_bytes()).expect("promtool reads");
     drop(stdin);
     let output = child.wait_with_output().expect("promtool ends");

@@ -1,9 +1,9 @@
-//! Double sparsity from the prompt's text to the answer.
+//! Double sparsity on the command line: calibration, plan, generation and bench.
 
 use super::{run, stderr, stdout, tiny_model};
 
 #[test]
-fn calibrated_channels_are_planned_measured_and_generated_with() {
+fn plan_generate_and_bench_use_calibrated_channels() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     let (text, channels) = (path("text.txt"), path("channels.json"));
@@ -20,10 +20,10 @@ fn calibrated_channels_are_planned_measured_and_generated_with() {
         "8",
     ];
     let output = run(&[&calibrate[..], &model, &max].concat());
-    let said = stdout(&output);
+    let printed = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(said.contains("channels of 2 layers by "), "{said}");
-    assert!(said.contains("ranked by qk  recall 0."), "{said}");
+    assert!(printed.contains("channels of 2 layers by "), "{printed}");
+    assert!(printed.contains("ranked by qk  recall 0."), "{printed}");
     let sparse = [
         "--enable-double-sparsity",
         "--ds-channel-config-path",
@@ -66,9 +66,9 @@ fn calibrated_channels_are_planned_measured_and_generated_with() {
 }
 
 #[test]
-fn double_sparsity_that_cannot_be_is_one_line() {
+fn invalid_double_sparsity_flags_give_one_line() {
     let model = tiny_model().to_string_lossy().into_owned();
-    let with = |flags: &[&str]| {
+    let refusal = |flags: &[&str]| {
         let base = ["plan", "--model-path", &model, "--enable-double-sparsity"];
         let output = run(&[&base[..], flags].concat());
         assert!(!output.status.success());
@@ -76,22 +76,22 @@ fn double_sparsity_that_cannot_be_is_one_line() {
         assert_eq!(text.lines().count(), 1, "{text}");
         text
     };
-    let text = with(&[]);
+    let text = refusal(&[]);
     assert!(
         text.contains("ds_channel_config_path is not given"),
         "{text}"
     );
     let file = ["--ds-channel-config-path", "/nonexistent.json"];
-    let text = with(&file);
+    let text = refusal(&file);
     assert!(text.contains("/nonexistent.json"), "{text}");
-    let text = with(&[&file[..], &["--device", "cuda"]].concat());
+    let text = refusal(&[&file[..], &["--device", "cuda"]].concat());
     assert!(
         text.contains("--enable-double-sparsity is on, but device is cuda:0"),
         "{text}"
     );
-    let text = with(&[&file[..], &["--ds-heavy-channel-num", "1000"]].concat());
+    let text = refusal(&[&file[..], &["--ds-heavy-channel-num", "1000"]].concat());
     assert!(
-        text.contains("ds_heavy_channel_num is 1000, keys of layer 0 have"),
+        text.contains("ds_heavy_channel_num is 1000, but keys of layer 0 have"),
         "{text}"
     );
 }

@@ -13,14 +13,14 @@ fn check(module: &str) {
         return;
     };
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/py/lines.json");
-    let text = fs::read_to_string(file).expect("the lines are there");
+    let text = fs::read_to_string(file).expect("the file of lines exists");
     let lines: Vec<(String, String)> =
-        serde_json::from_str(&text).expect("they are pairs of texts");
+        serde_json::from_str(&text).expect("the lines are pairs of strings");
     let lines: Vec<(&str, &str)> = lines
         .iter()
         .map(|(cue, line)| (cue.as_str(), line.as_str()))
         .collect();
-    // Metrics are shared by all engines of this process; those of this one carry its name.
+    // The engines of this process share metrics: the model name tells this engine's apart.
     let world = World::scripted_with(&lines, |engine, _| {
         engine.served_model_name = Some(module.to_owned());
     });

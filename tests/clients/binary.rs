@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// Timeout from the signal to the exit; the server itself stops waiting for its clients earlier.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A ready server; dropping it kills it unless it was stopped.
+/// A server that accepts requests; `drop` kills the process unless it was stopped.
 pub struct Binary {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -23,7 +23,7 @@ pub struct Binary {
 impl Binary {
     pub fn start(args: &[&str]) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
-        let log = File::create(folder.path().join("stderr")).expect("it is writable");
+        let log = File::create(folder.path().join("stderr")).expect("the folder is writable");
         let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SOUFFLEUR_") {
@@ -35,7 +35,7 @@ impl Binary {
         command.env("SOUFFLEUR_CACHE_DIR", folder.path());
         command.stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().expect("the binary runs");
-        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
         let mut binary = Self {
             child,
             stdout,
@@ -52,8 +52,8 @@ impl Binary {
         loop {
             let start = printed.len();
             let read = self.stdout.read_line(&mut printed);
-            if read.expect("it prints UTF-8") == 0 {
-                panic!("it ended before it was ready:\n{printed}{}", self.log());
+            if read.expect("stdout is UTF-8") == 0 {
+                panic!("the server ended early:\n{printed}{}", self.log());
             }
             if let Some((_, rest)) = printed[start..].split_once("curl -N http://") {
                 let address = rest.split('/').next().expect("an address");
@@ -67,17 +67,17 @@ impl Binary {
     }
 
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
+        std::fs::read_to_string(self.folder.path().join("stderr")).expect("a log")
     }
 
     /// Sends SIGTERM and expects a graceful end.
     pub fn stop(self) {
         let sent = kill("TERM", &self.process_id()).expect("kill runs");
-        assert!(sent.success(), "it is gone already:\n{}", self.log());
+        assert!(sent.success(), "already exited:\n{}", self.log());
         self.expect_exit();
     }
 
-    /// Waits for its end, which must come in time and with exit code 0.
+    /// Waits until the server exits, which must happen in time and with exit code 0.
     pub fn expect_exit(mut self) {
         let (ended, waiting) = mpsc::channel::<()>();
         let process_id = self.process_id();
@@ -89,10 +89,10 @@ impl Binary {
             in_time
         });
         let _ = self.stdout.read_to_end(&mut Vec::new());
-        let status = self.child.wait().expect("it can be waited for");
+        let status = self.child.wait().expect("the server can be waited for");
         let _ = ended.send(());
-        let in_time = killer.join().expect("it only waits");
-        assert!(in_time, "it had to be killed:\n{}", self.log());
+        let in_time = killer.join().expect("no panic");
+        assert!(in_time, "the server had to be killed:\n{}", self.log());
         assert_eq!(status.code(), Some(0), "{}", self.log());
     }
 }

@@ -48,10 +48,10 @@ async fn finish(mut generation: Generation) -> Finished {
                 delta.merge(end.delta);
                 return Finished { delta, ..*end };
             }
-            other => panic!("it does not finish: {other:?}"),
+            other => panic!("the request did not finish: {other:?}"),
         }
     }
-    panic!("the stream ends without a terminal event")
+    panic!("the stream ended without a terminal event")
 }
 
 /// The answers to all requests, which run concurrently.
@@ -92,7 +92,7 @@ fn chat(messages: Value) -> Prompt {
 }
 
 #[test]
-fn the_loss_on_held_out_dialogues_is_what_training_printed() {
+fn the_loss_on_held_out_dialogues_equals_the_loss_that_training_printed() {
     let training = parse(&read("training.json"));
     let dialogues = rows("eval/held_out.jsonl");
     for dtype in [DtypeChoice::Auto, DtypeChoice::Float32] {
@@ -129,7 +129,7 @@ fn the_loss_on_held_out_dialogues_is_what_training_printed() {
 }
 
 #[test]
-fn held_out_dialogues_are_rendered_as_they_were_trained() {
+fn held_out_dialogues_are_rendered_as_in_training() {
     let text =
         souffleur::model::text::TextModel::load(&model()).unwrap_or_else(|error| panic!("{error}"));
     for row in rows("eval/held_out.jsonl") {
@@ -168,20 +168,20 @@ fn greedy_answers_use_known_words_and_end_by_themselves() {
         "{ended} of {} ended",
         answers.len()
     );
-    let said: Vec<String> = answers
+    let used: Vec<String> = answers
         .iter()
         .flat_map(|end| words(&end.delta.text))
         .collect();
     assert!(
-        said.len() > 10 * answers.len(),
-        "{} words are hardly answers",
-        said.len()
+        used.len() > 10 * answers.len(),
+        "the answers have only {} words",
+        used.len()
     );
-    let unknown: Vec<&String> = said.iter().filter(|word| !known.contains(*word)).collect();
-    let share = 1.0 - unknown.len() as f64 / said.len() as f64;
+    let unknown: Vec<&String> = used.iter().filter(|word| !known.contains(*word)).collect();
+    let share = 1.0 - unknown.len() as f64 / used.len() as f64;
     assert!(
         share >= MIN_KNOWN_WORDS,
-        "{share:.3} of {} words are known, not {unknown:?}",
-        said.len()
+        "{share:.3} of {} words are known; unknown: {unknown:?}",
+        used.len()
     );
 }

@@ -19,7 +19,7 @@ fn program() -> Option<PathBuf> {
     npm::program(PACKAGE, "claude", |_| Ok(()))
 }
 
-/// A call to its shell tool.
+/// A call to Claude Code's shell tool.
 fn call(command: &str) -> String {
     let arguments = json!({"command": command, "description": "A step of the task."});
     npm::call("Bash", &arguments)
@@ -39,7 +39,7 @@ fn events(program: &Path, home: &Path, world: &World) -> Vec<Value> {
         ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
         ("DISABLE_AUTOUPDATER", "1"),
         ("DISABLE_TELEMETRY", "1"),
-        // Root may skip permissions in a sandbox only. The home is one.
+        // Claude Code lets root skip permissions only in a sandbox.
         ("IS_SANDBOX", "1"),
     ];
     let printed = npm::finish(claude, home, &environment);
@@ -47,7 +47,7 @@ fn events(program: &Path, home: &Path, world: &World) -> Vec<Value> {
     printed.lines().map(event).collect()
 }
 
-/// The results of tools, in their order.
+/// The results of tools, in order.
 fn results(events: &[Value]) -> Vec<&str> {
     let blocks = events
         .iter()
@@ -89,7 +89,7 @@ fn claude_code_finishes_a_task_with_two_tools() {
     let result = result(&events);
     assert_eq!(result["result"], "The note says that row 4 is yours.");
     assert_eq!(result["num_turns"], 3);
-    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("it was written");
+    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note");
     assert_eq!(note, format!("{NOTE}\n"));
     world.wait_until_whole();
 }
@@ -110,7 +110,7 @@ fn prompts(events: &[Value]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn the_turns_of_claude_code_share_all_but_the_last() {
+fn each_turn_of_claude_code_reuses_the_prompt_of_the_previous_turn() {
     let Some(program) = program() else {
         return;
     };

@@ -1,6 +1,6 @@
 //! Codex, unmodified from its package, finishes a task with two calls to its shell tool.
 //!
-//! 0.94.0 is its last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
+//! Codex 0.94.0 is the last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
 
 use std::env;
 use std::fs;
@@ -19,22 +19,22 @@ const TASK: &str = "Leave a note that says which row is mine, and read it to me.
 const NOTE: &str = "Row 4 is yours.";
 
 fn program() -> Option<PathBuf> {
-    npm::program(PACKAGE, "codex", drop_other_machines)
+    npm::program(PACKAGE, "codex", delete_other_platforms)
 }
 
-/// The package contains binaries for six platforms, 65 MB each.
-fn drop_other_machines(folder: &Path) -> Result<(), String> {
+/// Deletes the binaries for other platforms: the package has six, of 65 MB each.
+fn delete_other_platforms(folder: &Path) -> Result<(), String> {
     let vendor = folder.join("node_modules/@openai/codex/vendor");
     let error = |error| format!("{}: {error}", vendor.display());
     for entry in fs::read_dir(&vendor).map_err(error)? {
-        let machine = entry.map_err(error)?.path();
-        let name = machine.file_name().unwrap_or_default().to_string_lossy();
+        let platform = entry.map_err(error)?.path();
+        let name = platform.file_name().unwrap_or_default().to_string_lossy();
         let system = match env::consts::OS {
             "macos" => "apple",
             other => other,
         };
         if !(name.contains(env::consts::ARCH) && name.contains(system)) {
-            fs::remove_dir_all(&machine).map_err(error)?;
+            fs::remove_dir_all(&platform).map_err(error)?;
         }
     }
     Ok(())
@@ -53,8 +53,8 @@ fn home(url: &str, wire_api: &str) -> TempDir {
          request_max_retries = 0\nstream_max_retries = 0\n[analytics]\nenabled = false\n"
     );
     let folder = home.path().join(".codex");
-    fs::create_dir(&folder).expect("it is empty");
-    fs::write(folder.join("config.toml"), settings).expect("it is writable");
+    fs::create_dir(&folder).expect("the home has no such folder");
+    fs::write(folder.join("config.toml"), settings).expect("the home is writable");
     home
 }
 
@@ -119,10 +119,10 @@ fn finishes_a_task(wire_api: &str) {
         [(Some("written\n"), Some(0)), (Some(text.as_str()), Some(0))],
         "{events:?}"
     );
-    let said = items.iter().filter(|item| item["type"] == "agent_message");
-    let said: Vec<_> = said.filter_map(|item| item["text"].as_str()).collect();
-    assert_eq!(said, ["The note says that row 4 is yours."], "{events:?}");
-    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("it was written");
+    let texts = items.iter().filter(|item| item["type"] == "agent_message");
+    let texts: Vec<_> = texts.filter_map(|item| item["text"].as_str()).collect();
+    assert_eq!(texts, ["The note says that row 4 is yours."], "{events:?}");
+    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note");
     assert_eq!(note, text);
     world.wait_until_whole();
 }

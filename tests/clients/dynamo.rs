@@ -13,12 +13,12 @@ use crate::peers::{Peer, free_port};
 use crate::python::{interpreter, run_module_with};
 
 const REQUIREMENTS: &str = "tests/clients/dynamo.txt";
-/// As `docs/scale-out.md` starts them.
+/// Modules that `docs/scale-out.md` starts.
 const SIDECAR: &str = "dynamo.sglang.sidecar";
 const FRONTEND: &str = "dynamo.frontend";
-/// A sidecar stays in the registry after its engine has died: its requests must be routed to the other one.
+/// A sidecar stays in the registry after its engine has died: its requests must migrate to the other sidecar.
 const FRONTEND_FLAGS: [&str; 4] = ["--router-mode", "kv", "--migration-limit", "3"];
-/// Neither etcd nor NATS.
+/// Settings that need neither etcd nor NATS.
 const PLANES: [(&str, &str); 5] = [
     ("DYN_DISCOVERY_BACKEND", "file"),
     ("DYN_REQUEST_PLANE", "tcp"),
@@ -67,8 +67,8 @@ impl Dynamo {
     }
 }
 
-/// Runs the tests of a module with Dynamo in front of two engines, of which it may kill the first. The second has to end
-/// gracefully.
+/// Runs the tests of a Python module with Dynamo in front of two engines. The module may kill the first engine; the
+/// second must end gracefully.
 #[track_caller]
 fn check(module: &str) {
     static DYNAMO: Found = Found::new();
@@ -79,7 +79,7 @@ fn check(module: &str) {
         return;
     };
     let grpc_ports = [(); 2].map(|()| free_port());
-    // Both with one path: Dynamo refuses an engine whose model description differs from the first one's.
+    // Both engines have one path: Dynamo refuses an engine whose model description differs from the first one's.
     let model = binary::model().display().to_string();
     let engines = grpc_ports.each_ref().map(|port| {
         let flags = ["--threads", "1", "--page-size", "16", "--grpc-port", port];
@@ -105,7 +105,7 @@ fn check(module: &str) {
 }
 
 #[test]
-fn dynamo_hears_which_engine_has_a_prompt() {
+fn dynamo_learns_which_engine_has_a_prompt() {
     check("test_dynamo");
 }
 
@@ -117,7 +117,7 @@ fn dynamo_fails_no_chat_after_the_death_of_an_engine() {
 #[test]
 fn the_document_starts_dynamo_as_this_test_does() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(root.join("docs/scale-out.md")).expect("it is there");
+    let document = fs::read_to_string(root.join("docs/scale-out.md")).expect("the file exists");
     for (name, value) in PLANES {
         assert!(document.contains(&format!("{name}={value}")), "{name}");
     }
@@ -125,13 +125,13 @@ fn the_document_starts_dynamo_as_this_test_does() {
     for module in [SIDECAR, FRONTEND] {
         assert!(document.contains(&format!("-m {module} ")), "{module}");
     }
-    let requirements = fs::read_to_string(root.join(REQUIREMENTS)).expect("it is there");
+    let requirements = fs::read_to_string(root.join(REQUIREMENTS)).expect("the file exists");
     for package in ["ai-dynamo", "ai-dynamo-runtime"] {
         let pinned = requirements.lines().find(|line| {
             line.split_once("==")
                 .is_some_and(|(name, _)| name == package)
         });
-        let pinned = pinned.expect("it is installed");
+        let pinned = pinned.expect("the version is pinned");
         assert!(document.contains(pinned), "{pinned}");
     }
 }

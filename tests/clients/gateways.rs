@@ -1,5 +1,5 @@
-//! Gateways, unmodified from their wheels, in front of two engines: they route prompts to the engine that has the prefix,
-//! and no request fails that arrives after the death of an engine.
+//! Gateways, unmodified from their wheels, in front of two engines: prompts go to the engine that has the prefix, and
+//! requests after the death of an engine succeed.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ struct Kind {
     flags: &'static [&'static str],
 }
 
-/// By default it polls loads every ten seconds.
+/// By default, smg polls loads every ten seconds.
 const SMG: Kind = Kind {
     module: "smg",
     flags: &["--load-monitor-interval", "1"],
 };
 
-/// It retries a request where its policy sends it, which is the same engine until that is known to be dead: its retries
-/// must take longer than its health checks.
+/// sglang_router retries a request on the same engine until a health check has found that engine dead: the retries must
+/// last longer than the interval of health checks.
 const SGLANG_ROUTER: Kind = Kind {
     module: "sglang_router",
     flags: &[
@@ -94,8 +94,8 @@ impl Pair {
 #[cfg(feature = "grpc")]
 const GRPC_EVENTS: &str = r#"{"publisher": "zmq", "endpoint": "tcp://*:0"}"#;
 
-/// Runs the tests of a module with a gateway in front of two engines, of which it may kill the first. The second has to
-/// end gracefully.
+/// Runs the tests of a Python module with a gateway in front of two engines. The module may kill the first engine; the
+/// second must end gracefully.
 #[track_caller]
 fn check(kind: &Kind, module: &str, pair: impl FnOnce() -> Pair) {
     static GATEWAYS: Found = Found::new();
@@ -129,8 +129,8 @@ fn check(kind: &Kind, module: &str, pair: impl FnOnce() -> Pair) {
 #[test]
 fn the_document_starts_gateways_as_these_tests_do() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(root.join("docs/scale-out.md")).expect("it is there");
-    let requirements = fs::read_to_string(root.join(REQUIREMENTS)).expect("it is there");
+    let document = fs::read_to_string(root.join("docs/scale-out.md")).expect("the file exists");
+    let requirements = fs::read_to_string(root.join(REQUIREMENTS)).expect("the file exists");
     for kind in [&SMG, &SGLANG_ROUTER] {
         let launch = format!("python -m {} launch --host 127.0.0.1", kind.module);
         let flags = kind.flags.join(" ");
@@ -140,7 +140,7 @@ fn the_document_starts_gateways_as_these_tests_do() {
         let package = kind.module.replace('_', "-");
         let mut pinned = requirements.lines();
         let pinned = pinned.find(|line| line.starts_with(&format!("{package}==")));
-        let pinned = pinned.expect("it is installed");
+        let pinned = pinned.expect("the version is pinned");
         assert!(
             document.contains(&format!("pip install {pinned}")),
             "{pinned}"
@@ -170,7 +170,7 @@ fn sglang_router_fails_no_request_after_the_death_of_an_engine() {
 
 #[cfg(feature = "grpc")]
 #[test]
-fn smg_over_grpc_hears_which_engine_has_a_prompt() {
+fn smg_over_grpc_learns_which_engine_has_a_prompt() {
     check(&SMG, "test_gateway_grpc", Pair::over_grpc);
 }
 

@@ -62,10 +62,10 @@ fn by_us(variables: &Variables) -> PathBuf {
         let mut values = variables.iter().filter(|(known, _)| *known == name);
         values.next().map(|(_, value)| value.clone())
     });
-    let model = HubModel::parse("owner/tiny").expect("it is an id");
-    let hub = Hub::new(settings.expect("it is usable"));
+    let model = HubModel::parse("owner/tiny").expect("the id is valid");
+    let hub = Hub::new(settings.expect("the variables are valid"));
     let fetched = hub.fetch(&model, None, Extent::Whole, &mut |_| ());
-    fetched.expect("it is there")
+    fetched.expect("model downloaded")
 }
 
 /// Links and contents below the folders of a repository.
@@ -76,17 +76,17 @@ fn layout(cache: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         .into();
     let mut found = BTreeMap::new();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("it is a folder") {
-            let path = entry.expect("it can be read").path();
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("the entry can be read").path();
             let value = match fs::read_link(&path) {
                 Ok(target) => format!("-> {}", target.display()).into_bytes(),
                 Err(_) if path.is_dir() => {
                     folders.push(path);
                     continue;
                 }
-                Err(_) => fs::read(&path).expect("it can be read"),
+                Err(_) => fs::read(&path).expect("the entry can be read"),
             };
-            let name = path.strip_prefix(&repo).expect("it is below");
+            let name = path.strip_prefix(&repo).expect("a repo path");
             found.insert(name.to_owned(), value);
         }
     }
@@ -102,12 +102,12 @@ fn a_cache_is_shared_with_huggingface_hub() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let (theirs, ours) = (dir.path().join("theirs"), dir.path().join("ours"));
     let (home, cache) = (("HF_HOME", &*theirs), ("HF_HUB_CACHE", &*ours));
-    // Each downloads; the location of the cache is given in two ways.
+    // Each downloads the model; the location of the cache is given in two ways.
     let snapshot = by_python(python, SNAPSHOT, &variables(&hub, &[home]));
     let downloaded = by_us(&variables(&hub, &[home, cache]));
     assert_eq!(layout(&theirs.join("hub")), layout(&ours));
     let asked = hub.asked();
-    // Python's library requests its own statistics, without a token.
+    // huggingface_hub requests this path without a token.
     let of_hub = asked
         .iter()
         .filter(|asked| asked.host == "hub" && asked.path != "/api/agent-harnesses");

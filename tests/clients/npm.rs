@@ -1,4 +1,4 @@
-//! Programs from npm, unmodified, kept in the cache of the tests and run with separate home folders.
+//! Installs programs from npm, unmodified, into the tests' cache, and runs them with separate home folders.
 
 use std::env;
 use std::fs;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::environment::{keep, run};
 
-/// Longest time of one run, which takes some seconds.
+/// Timeout of one run, which takes some seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The program `name` of a package such as `@scope/package@1.2.3`, after `trim` has cut down its folder; `None`
@@ -21,7 +21,7 @@ pub fn program(
     trim: fn(&Path) -> Result<(), String>,
 ) -> Option<PathBuf> {
     if let Err(reason) = run(Command::new("npm").arg("--version")) {
-        eprintln!("skipped: there is no npm to install {package} with: {reason}");
+        eprintln!("skipped: cannot run npm to install {package}: {reason}");
         return None;
     }
     let program_in = |folder: &Path| folder.join("node_modules/.bin").join(name);
@@ -36,7 +36,7 @@ pub fn program(
     );
     match installed {
         Ok(folder) => Some(program_in(&folder)),
-        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI needs the program: {reason}"),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
@@ -56,12 +56,12 @@ fn install(folder: &Path, package: &str) -> Result<(), String> {
 /// A home folder that contains only a working directory.
 pub fn home() -> TempDir {
     let home = TempDir::new().expect("a folder can be made");
-    fs::create_dir(home.path().join("work")).expect("it is empty");
+    fs::create_dir(home.path().join("work")).expect("the home is writable");
     home
 }
 
-/// Runs a program that has its arguments in this home, without this process's environment except for the path, and
-/// returns its output.
+/// Runs a program in this home and returns its output. The program inherits only the path from this process's
+/// environment.
 pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -> String {
     let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
     let file = |path: &Path| fs::File::create(path).expect("the home is writable");
@@ -70,7 +70,7 @@ pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -
         .env_clear()
         .env("PATH", env::var_os("PATH").unwrap_or_default())
         .env("HOME", home)
-        // It would check for updates: no proxy listens on this port.
+        // Keeps the program from checking for updates: no proxy listens on this port.
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
         .env("NO_PROXY", "127.0.0.1")
         .envs(environment.iter().copied())
@@ -79,15 +79,15 @@ pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -
         .stderr(file(&stderr));
     let mut child = program.spawn().expect("the program runs");
     let began = Instant::now();
-    let read = |path| fs::read_to_string(path).expect("it was written");
+    let read = |path| fs::read_to_string(path).expect("the output can be read");
     let status = loop {
-        if let Some(status) = child.try_wait().expect("it can be waited for") {
+        if let Some(status) = child.try_wait().expect("the program can be waited for") {
             break status;
         }
         if began.elapsed() > PATIENCE {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("it takes too long: {}{}", read(&stdout), read(&stderr));
+            panic!("timed out: {}{}", read(&stdout), read(&stderr));
         }
         std::thread::sleep(Duration::from_millis(50));
     };

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 
 use tempfile::TempDir;
 
-/// A module of Python that is starting, or runs; killed when it is dropped.
+/// The process of a Python module; `drop` kills the process.
 pub struct Peer {
     child: Child,
     folder: TempDir,
@@ -17,8 +17,8 @@ impl Peer {
     /// Starts `python -m module`, completed by `describe`.
     pub fn start(python: &Path, module: &str, describe: impl FnOnce(&mut Command)) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
-        let log = File::create(folder.path().join("log")).expect("it is writable");
-        let errors = log.try_clone().expect("it is open");
+        let log = File::create(folder.path().join("log")).expect("the folder is writable");
+        let errors = log.try_clone().expect("a duplicate");
         let mut command = Command::new(python);
         command
             .args(["-B", "-m", module])
@@ -34,7 +34,7 @@ impl Peer {
     }
 
     pub fn log(&self) -> String {
-        let text = fs::read(self.folder.path().join("log")).expect("it is there");
+        let text = fs::read(self.folder.path().join("log")).expect("a log");
         String::from_utf8_lossy(&text).into_owned()
     }
 }
@@ -46,7 +46,7 @@ impl Drop for Peer {
     }
 }
 
-/// A free port. Peers do not print a port that they choose themselves.
+/// A free port, chosen by the tests because peers do not print a port that they choose themselves.
 pub fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("the socket is bound");

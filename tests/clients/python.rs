@@ -1,4 +1,4 @@
-//! Runs each module in `py` against a separate server.
+//! Runs each module of Python tests in `py` against a separate server.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::binary::Binary;
 use crate::environment;
 
-/// A module that takes longer ends with its traceback.
+/// A module that takes longer fails with a traceback.
 const MODULE_SECONDS: &str = "240";
 
 /// Runs the tests of a module against a server with these flags, which must then stop gracefully.
@@ -39,7 +39,7 @@ pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> R
     run_module_with(python, module, url, process_id, &[])
 }
 
-/// As [`run_module`], with variables that only this module reads.
+/// As [`run_module`], with more environment variables.
 pub fn run_module_with(
     python: &Path,
     module: &str,
@@ -49,7 +49,7 @@ pub fn run_module_with(
 ) -> Result<(), String> {
     // Compiled code is kept with the environment, where later modules find it, and out of the repository.
     let environment = python.parent().and_then(Path::parent);
-    let bytecode = environment.expect("it is in bin").join("bytecode");
+    let bytecode = environment.expect("a bin folder").join("bytecode");
     let mut command = Command::new(python);
     command
         .arg(format!("-Xpycache_prefix={}", bytecode.display()))
@@ -88,12 +88,12 @@ fn errors() {
 }
 
 #[test]
-fn clients_that_go_away() {
+fn clients_that_disconnect() {
     check("test_cancel", &[]);
 }
 
 #[test]
-fn clients_that_leave_the_queue() {
+fn clients_that_disconnect_in_the_queue() {
     check("test_queue", &["--max-running-requests", "1"]);
 }
 
@@ -124,8 +124,8 @@ fn kv_events() {
 }
 
 #[test]
-fn kv_events_by_places() {
-    // Freed again: the subscriber binds it, and the server connects.
+fn kv_events_in_array_encoding() {
+    // The port is freed again: the subscriber binds it, and the server connects.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = port.expect("a port is free").port();
     let config = format!(
@@ -136,7 +136,7 @@ fn kv_events_by_places() {
 
 #[cfg(unix)]
 #[test]
-fn kv_events_by_files() {
+fn kv_events_over_unix_sockets() {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let at = |name: &str| format!("ipc://{}", folder.path().join(name).display());
     let config = format!(
@@ -148,7 +148,7 @@ fn kv_events_by_files() {
 }
 
 #[test]
-fn more_clients_than_a_server_takes() {
+fn more_clients_than_a_server_admits() {
     check("test_overload", &["--max-queued-requests", "2"]);
 }
 

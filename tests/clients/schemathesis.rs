@@ -14,7 +14,7 @@ const FEW_EXAMPLES: &str = "6";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
 #[test]
-fn no_answer_is_an_error_of_the_server_or_one_that_the_document_does_not_tell() {
+fn answers_are_no_server_errors_and_match_the_openapi_document() {
     let Some(python) = interpreter() else {
         return;
     };
@@ -25,7 +25,7 @@ fn no_answer_is_an_error_of_the_server_or_one_that_the_document_does_not_tell() 
         .arg(format!("{}/openapi.json", server.url))
         .args(["--header", &format!("Authorization: Bearer {ADMIN_KEY}")])
         .args(["--checks", CHECKS])
-        // A request that comes during a pause waits for its end.
+        // A request during a pause waits for the end of the pause.
         .args(["--exclude-path", "/pause_generation"])
         .args(["--phases", "examples,coverage,fuzzing"])
         .args(["--seed", "1", "--generation-database", "none"])

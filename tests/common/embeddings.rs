@@ -1,4 +1,4 @@
-//! The embeddings of tokens, as a checkpoint's file has them, for clients that send vectors in place of tokens.
+//! Reads the embeddings of tokens from a checkpoint, for tests that send vectors in place of tokens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use souffleur_request::PromptVectors;
 
 /// One vector for each token, in f32, which holds every stored element exactly.
 pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {
-    let (table, width) = matrix(folder, "embed_tokens.weight").expect("models embed tokens");
+    let (table, width) = matrix(folder, "embed_tokens.weight").expect("token embeddings");
     let rows = tokens.iter().map(|token| *token as usize * width);
     let values = rows.flat_map(|first| table[first..first + width].iter().copied());
     let vectors = PromptVectors::new(width, values.collect());
@@ -19,20 +19,20 @@ pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {
 
 /// The elements of the matrix whose name has this suffix, row by row, and the row length.
 pub fn matrix(folder: &Path, suffix: &str) -> Option<(Vec<f32>, usize)> {
-    let files = std::fs::read_dir(folder).expect("the folder is there");
-    let files = files.map(|file| file.expect("it can be listed").path());
+    let files = std::fs::read_dir(folder).expect("a folder");
+    let files = files.map(|file| file.expect("the folder can be listed").path());
     let is_checkpoint = |file: &std::path::PathBuf| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("model") && name.ends_with(".safetensors")
     };
     files.filter(is_checkpoint).find_map(|file| {
-        let bytes = std::fs::read(&file).expect("it can be read");
-        let tensors = SafeTensors::deserialize(&bytes).expect("it is a checkpoint");
+        let bytes = std::fs::read(&file).expect("the file can be read");
+        let tensors = SafeTensors::deserialize(&bytes).expect("the file is in safetensors format");
         let name = tensors
             .names()
             .into_iter()
             .find(|name| name.ends_with(suffix))?;
-        let matrix = tensors.tensor(name).expect("it is listed");
+        let matrix = tensors.tensor(name).expect("the tensor is listed");
         Some((elements(&matrix), matrix.shape()[1]))
     })
 }
@@ -58,6 +58,6 @@ fn elements(matrix: &TensorView<'_>) -> Vec<f32> {
             .iter()
             .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
             .collect(),
-        other => panic!("a matrix in {other:?}"),
+        other => panic!("the matrix has the unsupported type {other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The tiny models of the fixtures as GGUF files, as llama.cpp's converter would write them.
+//! Converts the fixtures' tiny models to GGUF files, as llama.cpp's converter does.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ use writer::{File, Tensor};
 /// How files store the up projections from latents to keys and values (`kv_b_proj`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Latents {
-    /// Split, for products with latents.
+    /// Split into keys and values, as MLA with absorbed projections needs them.
     Absorbed,
     /// In one matrix, as checkpoints and older files do.
     Whole,
@@ -32,7 +32,7 @@ pub fn of_folder(dir: &Path) -> File {
     of_folder_with(dir, Latents::Absorbed)
 }
 
-/// The same in either form of latent attention.
+/// As [`of_folder`], with the up projections from latents in the given form.
 pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     let config: Json =
         serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
@@ -53,7 +53,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     })
 }
 
-/// The tensors that the converter makes of one in a checkpoint.
+/// The GGUF tensors that the converter makes of one tensor of a checkpoint.
 fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<Tensor> {
     let view = tensors.tensor(name).unwrap();
     let mut made = Vec::new();
@@ -109,7 +109,7 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
     made
 }
 
-/// The stacks made of a tensor of experts; `None` if it is none.
+/// The stacks made of an expert's tensor; `None` if the tensor belongs to no expert.
 fn experts_of(
     model: &Model<'_>,
     tensors: &SafeTensors<'_>,
@@ -126,7 +126,7 @@ fn experts_of(
         return Some(parts.into());
     }
     if let Some((stack, expert)) = expert_of(name) {
-        // All experts' matrices at the place of the first one's.
+        // The stack of all experts is written in place of the first expert's matrix.
         if expert != 0 {
             return Some(Vec::new());
         }
@@ -143,7 +143,7 @@ fn without_ones(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|size| *size > 1).collect()
 }
 
-/// The tensors of a rotation's divisors.
+/// The tensors of divisors of rope frequencies.
 fn rope_factors(model: &Model<'_>) -> impl Iterator<Item = (String, Vec<f32>)> {
     let both = ["short", "long"].into_iter().filter_map(|length| {
         let divisors = model.rope[format!("{length}_factor")].as_array()?;
@@ -160,7 +160,7 @@ fn rope_factors(model: &Model<'_>) -> impl Iterator<Item = (String, Vec<f32>)> {
     both.chain(own)
 }
 
-/// The gate and up projections of a stack of experts.
+/// The gate and up projections of a stack of experts, split.
 fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
     let half = shape[1] / 2 * shape[2];
     let of = |skipped: usize| {
@@ -171,7 +171,7 @@ fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
     [("gate_proj", of(0)), ("up_proj", of(1))]
 }
 
-/// For a matrix of an expert: its name without the expert, and the expert.
+/// For an expert's matrix: the name without the expert's number, and that number.
 fn expert_of(name: &str) -> Option<(String, usize)> {
     let (module, rest) = name.split_once(".experts.")?;
     let (expert, rest) = rest.split_once('.')?;
@@ -188,12 +188,12 @@ fn stacked(tensors: &SafeTensors<'_>, stack: &str) -> Vec<f32> {
     experts.flatten().collect()
 }
 
-/// A model's file without its tensors.
+/// A model's GGUF file without tensors.
 pub fn of_config(config: &Json) -> File {
     Model::new(config).metadata()
 }
 
-/// Elements of a type of floats.
+/// The elements of a tensor of floats, as f32.
 pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = bytes
         .chunks_exact(2)
@@ -209,7 +209,7 @@ pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Name parts in checkpoints and in files.
+/// Name parts in checkpoints and in GGUF files.
 const NAMES: [(&str, &str); 57] = [
     ("model.embed_tokens", "token_embd"),
     ("model.embedding_norm", "token_embd_norm"),
@@ -356,8 +356,8 @@ impl<'a> Model<'a> {
         ["qwen35", "qwen35moe", "qwen3next"].contains(&self.architecture)
     }
 
-    /// Whether a tensor is left out: blocks are written apart, layers past the last one are MTP layers, and no files of
-    /// these architectures have biases.
+    /// Whether a tensor is left out: MXFP4 blocks are written separately, layers past the last one are MTP layers, and
+    /// files of some architectures have no biases.
     fn leaves_out(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.");
         let layer = layer.and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -368,7 +368,7 @@ impl<'a> Model<'a> {
             || (has_no_biases && name.ends_with(".bias"))
     }
 
-    /// Checkpoints of these families store norm weights as offsets from one; files store the sum.
+    /// Checkpoints of some families store norm weights as offsets from one; GGUF files store the sum.
     fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
         let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
         let from_one = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
@@ -441,7 +441,7 @@ impl<'a> Model<'a> {
             .unwrap_or("default")
     }
 
-    /// Files of arch llama and similar ones interleave the two halves of each q and k head as pairs.
+    /// Files of architecture `llama` and similar ones interleave the two halves of each q and k head as pairs.
     fn in_file_order(&self, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<f32> {
         let paired = ["llama", "granite", "smollm3", "mistral3"];
         if !paired.contains(&self.architecture)
@@ -458,14 +458,14 @@ impl<'a> Model<'a> {
         rows.copied().collect()
     }
 
-    /// The numbers by which the converter divides the frequencies of Llama 3.1, and of Gemma 4's layers without windows.
+    /// The numbers by which the converter divides frequencies of Llama 3.1 and of Gemma 4's layers without windows.
     fn divisors(&self) -> Option<Vec<f32>> {
         if self.architecture == "gemma4" {
-            // The others do not rotate (partial rotary).
+            // The other pairs do not rotate (partial rotary).
             let part = self.rope["partial_rotary_factor"].as_f64().unwrap_or(0.25);
             let pairs = self.size("global_head_dim") / 2;
-            let turning = (part * pairs as f64) as usize;
-            let divisor = |pair| if pair < turning { 1.0 } else { 1e30 };
+            let n_rotated = (part * pairs as f64) as usize;
+            let divisor = |pair| if pair < n_rotated { 1.0 } else { 1e30 };
             return Some((0..pairs).map(divisor).collect());
         }
         if self.rope_type() != "llama3" {

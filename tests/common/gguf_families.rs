@@ -3,10 +3,10 @@
 use super::Model;
 use super::writer::Tensor;
 
-/// The type number of MXFP4 in files.
+/// The type number of MXFP4 in GGUF files.
 const MXFP4: u32 = 39;
 
-/// Families that norm the outputs of blocks, Gemma's and OLMo 2: name parts in checkpoints and in files.
+/// Name parts in checkpoints and in GGUF files, for families that norm the outputs of blocks (Gemma's and OLMo 2).
 pub const GEMMA: [(&str, &str); 13] = [
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
@@ -31,7 +31,7 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The tensor under another name within its layer.
+    /// A tensor of the same layer, with this name, shape and these values.
     fn within_layer(&self, name: &str, shape: &[usize], values: &[f32]) -> Tensor {
         Tensor::f32(&format!("{}{name}", layer(self.name)), shape, values)
     }
@@ -62,7 +62,7 @@ fn of_groups(values: &[f32], period: usize, first: usize, len: usize) -> Vec<f32
         .collect()
 }
 
-/// A tensor of a delta net as files of Qwen3.5 and Qwen3-Next have it.
+/// The GGUF tensors of a delta net of Qwen3.5 or Qwen3-Next; `None` for other tensors.
 pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> {
     let (_, part) = source.name.split_once(".linear_attn.")?;
     let size = |key: &str| model.size(&format!("linear_{key}"));
@@ -126,7 +126,7 @@ pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> 
     }
 }
 
-/// Tensors of Gemma 4 that have no `.weight` in checkpoints.
+/// The GGUF tensor of one of Gemma 4 that has no `.weight` in checkpoints; `None` for others.
 pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
     let names = [
         ("layer_scalar", "layer_output_scale.weight"),
@@ -145,7 +145,7 @@ pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
 }
 
 /// The transposed matrices of a stack.
-fn turned(shape: &[usize], values: &[f32]) -> Vec<f32> {
+fn transposed(shape: &[usize], values: &[f32]) -> Vec<f32> {
     let matrices = values.chunks_exact(shape[1] * shape[2]);
     let columns = matrices.flat_map(|matrix| {
         (0..shape[2]).flat_map(move |column| matrix.iter().skip(column).step_by(shape[2]))
@@ -153,18 +153,18 @@ fn turned(shape: &[usize], values: &[f32]) -> Vec<f32> {
     columns.copied().collect()
 }
 
-/// Experts of gpt-oss: transposed so that outputs become rows; gate and up projections are split.
+/// The GGUF tensors of gpt-oss experts: transposed so that outputs become rows; gate and up projections are split.
 pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
     let (_, part) = source.name.split_once(".mlp.experts.")?;
     let shape = source.shape;
     Some(match part {
         "down_proj" => {
-            let rows = turned(shape, &source.values);
+            let rows = transposed(shape, &source.values);
             let shape = [shape[0], shape[2], shape[1]];
             vec![source.within_layer("ffn_down_exps.weight", &shape, &rows)]
         }
         "gate_up_proj" => {
-            let (rows, inputs) = (turned(shape, &source.values), shape[1]);
+            let (rows, inputs) = (transposed(shape, &source.values), shape[1]);
             let shape = [shape[0], shape[2] / 2, inputs];
             let of = |first: usize| of_groups(&rows, 2 * inputs, first * inputs, inputs);
             vec![
@@ -185,8 +185,8 @@ pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
     })
 }
 
-/// Experts of gpt-oss in MXFP4, from codes `[experts, outputs, blocks, 16]` and their scales: the same bits in blocks of a
-/// scale and bytes whose halves are sixteen inputs apart.
+/// Experts of gpt-oss in MXFP4, from codes `[experts, outputs, blocks, 16]` and their scales: each block has its scale
+/// and sixteen bytes, whose low and high halves are sixteen inputs apart.
 pub fn mxfp4(name: &str, shape: &[usize], codes: &[u8], scales: &[u8]) -> Vec<Tensor> {
     let blocks: Vec<Vec<u8>> = codes
         .chunks_exact(16)

@@ -1,10 +1,10 @@
-//! The metadata that llama.cpp's converter writes for a model.
+//! The GGUF metadata that llama.cpp's converter writes for a model.
 
 use super::writer::{self, File, Value};
 use super::{Latents, Model};
 
 impl Model<'_> {
-    /// A file with the metadata and no tensors.
+    /// A GGUF file with the metadata and no tensors.
     pub fn metadata(&self) -> File {
         let file = self.expert_keys(self.common_keys());
         let file = self.head_keys(file);
@@ -45,8 +45,8 @@ impl Model<'_> {
             .size(&self.key("expert_count"), count)
             .size(&self.key("expert_used_count"), self.experts_used())
             .size(&self.key("expert_feed_forward_length"), self.expert_width());
-        let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
-        if !says_sum {
+        let has_norm_key = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
+        if !has_norm_key {
             return file;
         }
         let renormalises = Value::Flag(self.renormalises());
@@ -55,8 +55,8 @@ impl Model<'_> {
 
     fn head_keys(&self, file: File) -> File {
         match self.architecture {
-            "deepseek2" => self.latent(file),
-            "gemma4" => self.two_sizes(file),
+            "deepseek2" => self.latent_attention(file),
+            "gemma4" => self.gemma4(file),
             "phi3" => self.phi3(file),
             architecture if architecture.starts_with("lfm2") => self.short_conv(file),
             _ => file
@@ -155,8 +155,8 @@ impl Model<'_> {
         }
     }
 
-    /// The sizes of Gemma 4's heads in both kinds of layers, and which share keys and values.
-    fn two_sizes(&self, file: File) -> File {
+    /// The keys of Gemma 4's head sizes with and without windows, and of layers that share keys and values.
+    fn gemma4(&self, file: File) -> File {
         let key = |name: &str| format!("gemma4.{name}");
         let (wide, narrow) = (self.size("global_head_dim"), self.head_dim());
         let heads = self.size("num_key_value_heads");
@@ -192,7 +192,7 @@ impl Model<'_> {
             .fold(file, |file, (name, size)| file.size(&key(name), size))
     }
 
-    /// Granite's multipliers that are in the configuration.
+    /// The keys of Granite's multipliers that the configuration has.
     fn factors(&self, file: File) -> File {
         let factors = [
             ("attention.scale", "attention_multiplier"),
@@ -208,7 +208,7 @@ impl Model<'_> {
         })
     }
 
-    /// The keys of Phi-3, which has none for the size of a head.
+    /// The keys of Phi-3, whose files have none for the size of a head.
     fn phi3(&self, file: File) -> File {
         let part = self.config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
         let heads = self.size("num_attention_heads");
@@ -233,7 +233,7 @@ impl Model<'_> {
         file.number("phi3.rope.scaling.attn_factor", factor as f32)
     }
 
-    /// The width of layers without experts; LFM2's is two thirds of it, stretched and rounded up.
+    /// The MLP width of dense layers; LFM2 takes two thirds of the configured width, times a factor, rounded up.
     fn feed_forward(&self) -> usize {
         let whole = self.size("intermediate_size");
         if self.architecture != "lfm2" || self.config["block_auto_adjust_ff_dim"] != true {
@@ -244,7 +244,7 @@ impl Model<'_> {
         width.next_multiple_of(self.size("block_multiple_of"))
     }
 
-    /// The keys of layers that are short convolutions: those without key heads.
+    /// The keys of LFM2, whose layers with short convolutions have zero key heads.
     fn short_conv(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let heads = self.size("num_key_value_heads") as i32;
@@ -266,7 +266,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of delta nets, and of the attention and experts next to them.
+    /// The keys of models with delta nets: of the nets, of attention and of experts.
     fn delta_net(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let taps = self.config["linear_conv_kernel_dim"].as_u64().unwrap_or(4);
@@ -356,7 +356,7 @@ impl Model<'_> {
     }
 
     /// The keys of latent attention and of its experts.
-    fn latent(&self, file: File) -> File {
+    fn latent_attention(&self, file: File) -> File {
         let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
         let query = self.size("qk_nope_head_dim") + rope;
         let value = self.size("v_head_dim");

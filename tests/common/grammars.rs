@@ -1,4 +1,4 @@
-//! A grammar made from a hash: all previous tokens decide which tokens it allows.
+//! A pseudo-random grammar: a hash of all previous tokens decides which tokens may follow.
 
 use std::ops::ControlFlow;
 
@@ -7,18 +7,18 @@ use souffleur_state::grammar::{
 };
 use souffleur_state::sampling::TokenMask;
 
-/// Every this many tokens, all tokens may follow.
+/// All tokens are allowed when the number of tokens is a multiple of this.
 const FREE_EVERY: usize = 5;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashedGrammar {
     pub seed: u32,
     pub vocab_size: u32,
-    /// Outputs begin with these.
+    /// The tokens with which outputs begin.
     pub opening: Vec<u32>,
     /// The output is done after this many tokens.
     pub done_after: usize,
-    /// The grammar fails with a limit after this many tokens.
+    /// The grammar fails as too complex after this many tokens.
     pub fails_after: Option<usize>,
 }
 
@@ -90,8 +90,8 @@ fn mix(hash: u32, token: u32) -> u32 {
     mixed ^ (mixed >> 13)
 }
 
-/// The output of a row that would say `natural(output so far)` and says the next allowed token instead, until it has
-/// `n_tokens`, its grammar ends it, or `is_end` does; and the final state of its grammar.
+/// The output of a row and the final state of its grammar. Each token is the next allowed one from `natural(output so
+/// far)` on; the output ends after `n_tokens`, or when the grammar is done or `is_end` breaks.
 pub fn follow(
     grammar: &HashedGrammar,
     n_tokens: usize,

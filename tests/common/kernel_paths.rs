@@ -5,14 +5,14 @@ use std::process::Command;
 
 use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
 
-/// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, but for the chosen
-/// one, which the plain run covers, and lists instruction sets that the machine lacks. Does nothing inside such a run.
+/// Runs every test of this binary except `skipped` with each instruction set of this machine forced in turn. Omits the
+/// default one, which the calling run covers, and prints those that the machine lacks. Does nothing in a forced run.
 pub fn run_on_each(skipped: &str) {
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }
     let available = Isa::available();
-    let chosen = Isa::chosen().expect("no other one is forced");
+    let chosen = Isa::chosen().expect("no instruction set is forced");
     say(chosen, "in this run");
     for isa in Isa::ALL {
         if isa == chosen {
@@ -48,5 +48,5 @@ pub fn repeats_floats() -> bool {
 pub fn say(isa: Isa, what: &str) {
     let line = format!("kernel path {}: {what}\n", isa.name());
     let written = std::io::stderr().write_all(line.as_bytes());
-    written.expect("the terminal takes it");
+    written.expect("stderr is writable");
 }

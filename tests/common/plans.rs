@@ -1,4 +1,4 @@
-//! Short constructors of plans, and the CPU executor that runs them.
+//! Short constructors of plans, and options of the CPU executor that runs them.
 
 use std::sync::Arc;
 

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Packages may take more than one try to arrive.
+/// Downloads of packages may fail at the first try.
 const INSTALL_TRIES: usize = 2;
 
 /// The interpreter of an environment, or why there is none.
 pub type Found = OnceLock<Result<PathBuf, String>>;
 
-/// The interpreter of the one environment of this test binary; `requirements` is a path in the repository. Without it,
-/// tests are skipped with the reason printed; where `CI` is set they fail.
+/// The interpreter of the one environment of this test binary; `requirements` is a path in the repository. If
+/// there is none, tests are skipped with the reason printed; where `CI` is set they fail.
 pub fn python(requirements: &str) -> Option<&'static Path> {
     static INTERPRETER: Found = Found::new();
     python_at(&INTERPRETER, requirements)
@@ -27,7 +27,7 @@ pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static P
     let requirements = crate::repository::repository().join(requirements);
     match place.get_or_init(|| find_or_make(&requirements)) {
         Ok(interpreter) => Some(interpreter),
-        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI needs Python: {reason}"),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
@@ -42,7 +42,7 @@ fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
         Command::new("python3").args(["-c", "import sys; print(sys.version, sys.base_prefix)"])
     )
     .map_err(|reason| {
-        format!("there is no Python: {reason}: install Python 3.10 or later with its venv module")
+        format!("cannot run Python: {reason}: install Python 3.10 or later with its venv module")
     })?;
     let mut hasher = DefaultHasher::new();
     (packages, version).hash(&mut hasher);
@@ -55,7 +55,7 @@ fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
     Ok(interpreter(&folder))
 }
 
-/// A folder of the cache, made when it is first needed or no longer whole.
+/// A folder of the cache, made when it is first needed or incomplete.
 pub fn keep(
     name: &str,
     is_whole: impl Fn(&Path) -> bool,

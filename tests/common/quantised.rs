@@ -1,4 +1,4 @@
-//! Modules of each kind of quantised checkpoint, made of known codes.
+//! Makes quantised linear modules in each checkpoint format, together with their dequantised values.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,10 +12,10 @@ use crate::random_models::Stored;
 
 /// Tensor names without the module's prefix, and the tensors.
 pub type Parts = Vec<(&'static str, Stored)>;
-/// Makes the tensors of a module `[outputs, inputs]`, and its values.
+/// Makes the tensors of a module `[outputs, inputs]`, and its dequantised values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
 
-/// Quantises the linear modules among a model's tensors, except one. `write` may put the values into the plain tensor.
+/// Quantises the linear modules among a model's tensors, except one. `write` may put the values into the original.
 pub fn quantise_linear(
     tensors: &mut BTreeMap<String, Stored>,
     quantise: Quantise,
@@ -71,13 +71,13 @@ fn words(words: &[u32]) -> Vec<u8> {
 /// How scales are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scales {
-    /// In the type that the kind's tools write. All of them are the same in f16 and bf16.
+    /// In the type that the format's tools write. f16 and bf16 represent all of them exactly.
     Usual,
-    /// In f32, and in no narrower type the same.
+    /// In f32, with values that no narrower type represents exactly.
     Fine,
 }
 
-/// Scales that f16 and bf16 have exactly.
+/// A scale that f16 and bf16 represent exactly.
 fn scale(index: usize) -> f32 {
     (1 + hash(index) % 7) as f32 / 4096.0
 }
@@ -177,7 +177,7 @@ fn int8_rows([outputs, inputs]: [usize; 2]) -> (Parts, Vec<f32>) {
     (parts, values)
 }
 
-/// A module in 4 bits before it is packed.
+/// A module of 4-bit codes before packing.
 struct FourBits {
     outputs: usize,
     inputs: usize,
@@ -238,7 +238,7 @@ impl FourBits {
         indices.map(value).collect()
     }
 
-    /// Words `[rows, columns]`, of eight numbers each.
+    /// Words `[rows, columns]`, of eight nibbles each.
     fn packed(rows: usize, columns: usize, nibble: impl Fn(usize, usize, usize) -> u32) -> Stored {
         let word = |i: usize| {
             let nibbles = (0..8).map(|k| nibble(i / columns, i % columns, k) << (4 * k));
@@ -341,7 +341,7 @@ fn awq() -> Value {
     json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": true})
 }
 
-/// Kinds of 4 bits with scales that f16 does not have, by name.
+/// The 4-bit formats with scales that f16 cannot represent, by name.
 pub fn fine_kinds() -> Vec<(&'static str, Value, Quantise)> {
     let weights = json!({"num_bits": 4, "type": "int", "symmetric": false, "strategy": "group", "group_size": 128});
     vec![

@@ -12,7 +12,7 @@ use souffleur_kernels::random::RandomTensor;
 use souffleur_model::config::ModelConfig;
 use souffleur_model::random::random_vector;
 
-/// A model of the family of a fixture, its weights in bf16.
+/// Writes a model of the fixture's family with these sizes and random bf16 weights.
 pub fn random_folder(name: &str, sizes: &[(&str, usize)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let fixture =
@@ -46,7 +46,7 @@ pub struct Stored {
     pub data: Vec<u8>,
 }
 
-/// The tensors of the configuration in a folder.
+/// Random weights for the configuration in a folder.
 pub fn random_tensors(dir: &Path) -> BTreeMap<String, Stored> {
     let config = ModelConfig::read(dir).unwrap();
     let tensors = config.tensors().into_iter().map(|spec| {

@@ -1,8 +1,8 @@
-//! The repository, from the tests of any of its packages.
+//! Finds the root of the repository, for the tests of any package.
 
 use std::path::Path;
 
-/// Its root.
+/// The root of the repository.
 pub fn repository() -> &'static Path {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = folders.find(|folder| folder.join("tests/fixtures").is_dir());

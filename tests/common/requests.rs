@@ -8,14 +8,14 @@ use souffleur_state::sampling::LogprobWish;
 use crate::world::{World, within};
 
 pub const REQUESTS: u32 = 16;
-/// Smallest vocabulary among the models.
+/// The smallest vocabulary size among the models.
 pub const VOCAB: u32 = 288;
 pub const SHARED_TOKENS: u32 = 33;
 
 /// Token and the bits of its log probability.
 pub type Bits = Vec<(u32, u32)>;
 
-/// Sixteen requests of different lengths that share a prefix, half of them greedy.
+/// One of sixteen requests of different lengths that share a prefix; half of them are greedy.
 pub fn request(index: u32) -> GenerateRequest {
     let own = (0..5 + 6 * index).map(|i| (i * 31 + index * 57 + 7) % VOCAB);
     let prompt = (0..SHARED_TOKENS)
@@ -39,7 +39,7 @@ pub fn request(index: u32) -> GenerateRequest {
     request
 }
 
-/// As [`request`], but long, and of a length that the scheduler must not reserve in full.
+/// As [`request`], but longer and without `ignore_eos`: the scheduler reserves only a part of the output.
 pub fn long_request(index: u32) -> GenerateRequest {
     let mut request = request(index);
     let sampling = &mut request.sampling;
@@ -60,7 +60,7 @@ pub async fn bits(mut generation: Generation) -> (Bits, u32) {
     loop {
         match within(generation.next())
             .await
-            .expect("a terminal event comes first")
+            .expect("the stream ends with a terminal event")
         {
             Event::Delta(delta) => deltas.push(delta),
             Event::Finished(end) => {

@@ -1,4 +1,4 @@
-//! An engine on the tiny checkpoint with tool tokens whose model replies with the lines of a test.
+//! Scripted engines: on the tiny checkpoint with tool tokens, the model replies with the lines of a test.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use souffleur_state::detok::TokenText;
 /// The reply to prompts that have no line.
 pub const NO_LINE: &str = "I have no line for this.";
 
-/// Cue and line: a text that the prompt must contain, and the reply, with tool and think tokens written out. Of several
-/// matches the line whose cue comes last in the prompt is the reply, and of equals the one with the longest cue. An
-/// empty cue is the line for all other prompts.
+/// A cue, which the prompt must contain, and the reply, with tool and think tokens written out. If several cues match,
+/// the one that ends last in the prompt decides, and of those that end there the longest. An empty cue matches all
+/// other prompts.
 pub type Line<'a> = (&'a str, &'a str);
 
 /// The folder of the tiny checkpoint with tool tokens.
@@ -34,15 +34,15 @@ pub fn parts(config: &EngineConfig, lines: &[Line<'_>]) -> EngineParts {
 /// As [`parts`], with a function from the rendered prompt to the reply.
 pub fn parts_saying(
     config: &EngineConfig,
-    says: impl Fn(&str) -> String + Send + Sync + 'static,
+    reply: impl Fn(&str) -> String + Send + Sync + 'static,
 ) -> EngineParts {
     let mut parts = EngineParts::from_model(config, Progress::silent())
         .unwrap_or_else(|error| panic!("{error}"));
     let text = parts.text.clone().expect("the checkpoint has a tokenizer");
-    let eos = text.eos_id().expect("the checkpoint names its last token");
+    let eos = text.eos_id().expect("the checkpoint has an EOS token");
     let script = Script::new(eos, move |prompt| {
-        let line = says(&text.decode(prompt, false, true));
-        text.encode_chat(&line).expect("every text has tokens")
+        let line = reply(&text.decode(prompt, false, true));
+        text.encode_chat(&line).expect("tokens of the reply")
     });
     let options = FakeOptions {
         page_size: parts.info.page_size,

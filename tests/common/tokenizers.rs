@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// The tags of tool calls and reasoning that are tokens, and the ends of outputs.
+/// Added tokens: ends of outputs, and tags of tool calls and reasoning.
 pub const MARKERS: [&str; 21] = [
     "<|end|>",
     "<|stop|>",
@@ -27,13 +27,13 @@ pub const MARKERS: [&str; 21] = [
     "    ",
 ];
 
-/// A byte-level vocabulary of `n_tokens` tokens and the [`MARKERS`], some of them spelt wrongly.
+/// A byte-level vocabulary of `n_tokens` tokens, some of them malformed, and the [`MARKERS`].
 pub fn byte_level(n_tokens: usize) -> Value {
     let mut words = Words::default();
     for byte in 0..=255_u8 {
         words.add(&letter_of(byte).to_string());
     }
-    // Entries with raw controls, which no text has that GPT-2's table spells.
+    // Malformed entries: they have raw characters that GPT-2's table of bytes never yields.
     for word in ["\n", "\t", "a\u{1}", "\"\n", "{\u{0}", " \u{7f}", "x y"] {
         words.add(word);
     }
@@ -56,7 +56,7 @@ pub fn byte_level(n_tokens: usize) -> Value {
     )
 }
 
-/// A SentencePiece vocabulary that puts a blank before every text.
+/// A SentencePiece vocabulary that prepends a space to every text.
 pub fn metaspace() -> Value {
     let mut words = Words::default();
     for word in ["<unk>", "<s>", "</s>"] {
@@ -189,5 +189,5 @@ fn letter_of(byte: u8) -> char {
         return char::from(byte);
     }
     let before = (0..byte).filter(|&byte| !is_printable(byte)).count();
-    char::from_u32(0x100 + before as u32).expect("it is a character")
+    char::from_u32(0x100 + before as u32).expect("the code is a character")
 }

@@ -1,4 +1,4 @@
-//! The other side of a ZeroMQ socket, byte by byte.
+//! A ZeroMQ client that writes and reads ZMTP byte by byte.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -26,8 +26,8 @@ impl Peer {
     }
 
     pub fn shake(stream: std::io::Result<TcpStream>, socket: &str) -> Self {
-        let stream = stream.expect("somebody listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("it is set");
+        let stream = stream.expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let mut peer = Self { stream };
         let mut greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
         greeting.resize(64, 0);
@@ -46,14 +46,14 @@ impl Peer {
 
     /// Returns once the publisher knows of the subscription.
     pub fn subscribe(&mut self, topic: &str) {
-        let wish = [b"\x01", topic.as_bytes()].concat();
-        self.write(&[&[0, wish.len() as u8], &wish[..]].concat());
+        let subscription = [b"\x01", topic.as_bytes()].concat();
+        self.write(&[&[0, subscription.len() as u8], &subscription[..]].concat());
         self.write(b"\x04\x0a\x04PING\0\x0aabc");
         assert_eq!(self.read_frame(), (4, b"\x04PONGabc".to_vec()));
     }
 
     pub fn write(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).expect("it listens");
+        self.stream.write_all(bytes).expect("the peer reads");
     }
 
     fn read_frame(&mut self) -> (u8, Vec<u8>) {
@@ -65,7 +65,7 @@ impl Peer {
                 let mut rest = [0; 7];
                 self.stream.read_exact(&mut rest).expect("a length");
                 let bytes = [&head[1..], &rest[..]].concat();
-                u64::from_be_bytes(bytes.try_into().expect("eight of them"))
+                u64::from_be_bytes(bytes.try_into().expect("a length has eight bytes"))
             }
         };
         let mut body = vec![0; n_bytes as usize];
@@ -88,14 +88,14 @@ impl Peer {
         message(&self.read_frames())
     }
 
-    /// The answers to the question for batches from `first` on.
+    /// Requests a replay from batch `first` on, and returns the answers.
     pub fn ask(&mut self, first: u64) -> Vec<Message> {
         self.write(b"\x01\0\0\x08");
         self.write(&first.to_be_bytes());
         let mut answers = Vec::new();
         loop {
             let frames = self.read_frames();
-            assert_eq!(frames[0], b"", "after the envelope of a REQ");
+            assert_eq!(frames[0], b"", "an empty first frame");
             if frames[2] == (-1_i64).to_be_bytes() {
                 assert_eq!(
                     (&frames[1], &frames[3], frames.len()),

@@ -1,4 +1,4 @@
-//! Steps launched before the previous step's result is read, and the device's work for them.
+//! Steps launched before the previous step's output is read: tokens, graphs, memory and faults.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn on_the_cpu(plans: &[StepPlan]) -> Vec<StepOutput> {
 }
 
 #[test]
-fn a_step_is_launched_from_tokens_that_nobody_has_read() {
+fn a_step_is_launched_before_the_previous_output_is_read() {
     let plans = plans();
     let expected = sampled(&on_the_cpu(&plans));
     let mut executor = load("llama", &options());
@@ -105,7 +105,7 @@ fn a_step_is_launched_from_tokens_that_nobody_has_read() {
 }
 
 #[test]
-fn warm_decodes_are_graphs_and_take_no_memory() {
+fn warm_decodes_launch_graphs_and_allocate_nothing() {
     const ORDINAL: usize = 1;
     let device = Device::new(ORDINAL);
     let plans = plans();
@@ -123,7 +123,7 @@ fn warm_decodes_are_graphs_and_take_no_memory() {
 }
 
 #[test]
-fn everything_is_given_back() {
+fn dropping_the_executor_frees_all_allocations() {
     const ORDINAL: usize = 2;
     let device = Device::new(ORDINAL);
     let mut executor = load_on(ORDINAL, &fixture("llama"), &options());
@@ -148,7 +148,7 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
     assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 
-/// A decode after a prompt's refused step, which may already be in flight by then, has no token to continue from.
+/// A decode that is launched after its prompt's step was refused has no token to continue from.
 #[test]
 fn a_step_after_a_lost_one_is_lost_and_computes_nothing() {
     const ORDINAL: usize = 24;
@@ -174,7 +174,7 @@ fn a_step_after_a_lost_one_is_lost_and_computes_nothing() {
 }
 
 #[test]
-fn a_step_without_memory_for_its_counts_is_rejected_and_leaves_the_others_alone() {
+fn a_step_without_memory_for_its_token_counts_is_rejected_and_changes_no_other() {
     const ORDINAL: usize = 6;
     let device = Device::new(ORDINAL);
     let plans = plans();
@@ -185,29 +185,29 @@ fn a_step_without_memory_for_its_counts_is_rejected_and_leaves_the_others_alone(
         repetition_penalty: 1.2,
         ..Default::default()
     });
-    let mut greedy_for_memory = plan(99);
+    let mut memory_hungry = plan(99);
     for row in 10..30 {
         let start = start(row, &[1, 2, 3], 3, &penalized);
-        greedy_for_memory.starts.push(start);
-        greedy_for_memory
+        memory_hungry.starts.push(start);
+        memory_hungry
             .table
             .push(append(row, row * 100..row * 100 + 4));
-        greedy_for_memory.rows.push(prefill(row, 0..3, true));
+        memory_hungry.rows.push(prefill(row, 0..3, true));
     }
     device.plan(Fault::Allocation, 1);
-    let error = executor.run(&greedy_for_memory).unwrap_err();
+    let error = executor.run(&memory_hungry).unwrap_err();
     assert!(matches!(&error, StepError::Rejected(_)), "{error}");
     assert!(error.to_string().contains("memory"), "{error}");
     outputs.extend(run(&mut executor, &plans[5..10]));
     // With memory all of them fit, and the earlier rows continue with graphs that are recorded anew.
-    let n_sampled = executor.run(&greedy_for_memory).unwrap().rows.len();
+    let n_sampled = executor.run(&memory_hungry).unwrap().rows.len();
     assert_eq!(n_sampled, 20);
     outputs.extend(run(&mut executor, &plans[10..]));
     assert_eq!(sampled(&outputs), expected);
 }
 
 #[test]
-fn a_context_that_is_lost_ends_the_executor() {
+fn a_lost_context_ends_the_executor() {
     const ORDINAL: usize = 4;
     let device = Device::new(ORDINAL);
     let plans = plans();
@@ -231,7 +231,7 @@ fn a_context_that_is_lost_ends_the_executor() {
 }
 
 #[test]
-fn log_probabilities_of_any_number_are_the_cpus() {
+fn any_number_of_log_probabilities_equals_the_cpus() {
     let wish = |top| {
         Some(Arc::new(LogprobWish {
             start: Some(2),
@@ -242,7 +242,7 @@ fn log_probabilities_of_any_number_are_the_cpus() {
     let mut plans = plans();
     plans.truncate(3);
     for plan in &mut plans {
-        // More than the kernels rank, as many as they do, few, none.
+        // More than the kernels rank, exactly as many, few, none.
         for (row, top) in plan.rows.iter_mut().zip([100, 64, 3, 0]) {
             row.logprobs = wish(top);
         }

@@ -12,7 +12,7 @@ pub use crate::model::fixture;
 pub use crate::plans::*;
 pub use crate::setups::load as load_from;
 
-/// Options for a few short sequences, as stored: in f32.
+/// Options for a few short sequences, in f32 as the fixtures are stored.
 pub fn options() -> CudaOptions {
     CudaOptions {
         element: ElementType::F32,

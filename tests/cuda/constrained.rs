@@ -1,4 +1,4 @@
-//! Rows with grammars among rows without, with steps launched ahead and decodes as graphs.
+//! Constrained rows in batches with unconstrained ones, with steps launched ahead and decodes as graphs.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -23,25 +23,25 @@ use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup, start_on_cpu}
 use crate::world::{Outcome, World, collect};
 
 const REQUESTS: u32 = 12;
-/// Requests that come first and grow longest, one free and one constrained by an expression: the second is admitted
-/// after the first has begun, whose growth is no longer reserved.
+/// Requests that are sent first and have the longest outputs, one unconstrained and one with a regular expression. The
+/// second is admitted while the first runs, without pages reserved for the rest of the first.
 const GROWING: [u32; 2] = [0, 2];
 const GROWING_TOKENS: u32 = 100;
-/// A pool size in tokens that either of those fits into, but not both to their ends.
+/// A pool size in tokens that holds either of them to its end, but not both.
 const TIGHT_POOL_TOKENS: usize = 144;
-/// Tokens of the checkpoint's vocabulary that prompts are made of.
+/// Token ids of prompts are less than this.
 const PROMPT_VOCAB: u32 = 700;
-/// Sequences that take over the rows of others.
+/// The id of a sequence that takes over a row is the row's number plus this.
 const SECOND_SEQ: u64 = 100;
 
 fn launch_ahead(plans: &[StepPlan]) -> Vec<StepOutput> {
     let mut executor = load("llama", &options());
     let (mut outputs, mut under_way) = (Vec::new(), VecDeque::new());
     for plan in plans {
-        executor.launch(plan).expect("the plan is sound");
+        executor.launch(plan).expect("the plan is valid");
         under_way.push_back(plan.step);
         if under_way.len() == PIPELINE_DEPTH {
-            outputs.push(executor.finish().expect("it ends"));
+            outputs.push(executor.finish().expect("the step ends"));
             assert_eq!(
                 outputs.last().map(|output| output.step),
                 under_way.pop_front()
@@ -51,7 +51,7 @@ fn launch_ahead(plans: &[StepPlan]) -> Vec<StepOutput> {
     outputs.extend(
         under_way
             .iter()
-            .map(|_| executor.finish().expect("it ends")),
+            .map(|_| executor.finish().expect("the step ends")),
     );
     outputs
 }
@@ -61,7 +61,7 @@ fn check(plans: &[StepPlan]) -> Vec<StepOutput> {
     let mut cpu = cpu.expect("the model loads");
     let got = launch_ahead(plans);
     for (plan, got) in plans.iter().zip(&got) {
-        let expected = cpu.run(plan).expect("the plan is sound");
+        let expected = cpu.run(plan).expect("the plan is valid");
         for (got, expected) in got.rows.iter().zip(&expected.rows) {
             let what = (plan.step, got.seq);
             assert_eq!(got.seq, expected.seq);
@@ -80,15 +80,15 @@ fn steps_with_masks_are_launched_ahead_too() {
 #[test]
 fn graphs_and_masks_take_turns() {
     let rows = rows();
-    let (free, bound): (Vec<Row>, Vec<Row>) =
+    let (free, constrained): (Vec<Row>, Vec<Row>) =
         rows.iter().cloned().partition(|row| row.grammar.is_none());
     let mut all = vec![opening(0, &rows, &vec![Vec::new(); rows.len()])];
-    let mut bound_tokens = 1;
+    let mut n_tokens = 1;
     for step in 1..24 {
         let mut next = decodes(step, &free, step as u32);
         if step % 3 == 0 {
-            next.rows.extend(decodes(step, &bound, bound_tokens).rows);
-            bound_tokens += 1;
+            next.rows.extend(decodes(step, &constrained, n_tokens).rows);
+            n_tokens += 1;
         }
         all.push(next);
     }
@@ -98,7 +98,7 @@ fn graphs_and_masks_take_turns() {
 #[test]
 fn a_row_is_taken_over_while_its_last_token_is_under_way() {
     let first = rows();
-    // Free rows get grammars; rows with grammars get another one or none.
+    // Rows without a grammar get one; rows with a grammar get another one or none.
     let mut second = first.clone();
     for (row, other) in second.iter_mut().zip(first.iter().cycle().skip(1)) {
         row.grammar = other.grammar.clone();
@@ -139,7 +139,7 @@ fn config(setup: &Setup) -> EngineConfig {
     }
 }
 
-/// Of three one is free, one a JSON value, one a text by an expression.
+/// Every third request is unconstrained, every third follows a JSON schema, and every third a regular expression.
 fn request(index: u32) -> GenerateRequest {
     let prompt = (0..4 + index).map(|at| (at * 31 + index * 57 + 7) % PROMPT_VOCAB);
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt.collect()));
@@ -171,7 +171,7 @@ fn request(index: u32) -> GenerateRequest {
 
 /// Outcomes in the order of the indices, and how often a request was retracted.
 ///
-/// `open` is the gate before the first step: it opens when all requests are inside, the growing ones first.
+/// Dropping `open` starts the first step, once the engine has all requests, the growing ones first.
 async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u64) {
     let mut sent: Vec<(u32, Generation)> = Vec::new();
     let others = (0..REQUESTS).filter(|index| !GROWING.contains(index));
@@ -194,7 +194,7 @@ async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u
     (outcomes, stats.retractions)
 }
 
-fn what_came(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
+fn results(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
     let of = |outcome: &Outcome| match &outcome.end {
         Event::Finished(end) => format!("{:?}", end.reason),
         other => panic!("ended with {other:?}"),
@@ -206,7 +206,7 @@ fn what_came(outcomes: &[Outcome]) -> Vec<(&[u32], String)> {
 }
 
 #[tokio::test]
-async fn constrained_outputs_are_those_of_the_cpu() {
+async fn constrained_outputs_equal_the_cpus() {
     let cpu = start_on_cpu(config(&F32_PAGES_OF_16));
     let (expected, _) = all_at_once(cpu, None).await;
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
@@ -222,7 +222,7 @@ async fn constrained_outputs_are_those_of_the_cpu() {
             let (open, gate) = bounded(0);
             let world = setup.start_on_gpu_behind(gate, config);
             let (got, retractions) = all_at_once(world, Some(open)).await;
-            assert_eq!(what_came(&got), what_came(&expected), "{setup:?}");
+            assert_eq!(results(&got), results(&expected), "{setup:?}");
             assert_eq!(retractions > 0, is_tight, "{setup:?}");
         }
     }

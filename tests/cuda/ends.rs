@@ -1,4 +1,4 @@
-//! The tokens that end an output form one list, regardless of the file that names them.
+//! EOS tokens form one list, regardless of the file that names them.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::world::{World, collect};
 
 /// The end-of-sequence token of the fixture's tokenizer.
 const EOS: u32 = 1;
-const LEAST: u32 = 5;
+const MIN_NEW_TOKENS: u32 = 5;
 
 /// The fixture, with an end-of-sequence token that only its tokenizer names.
 fn named_by_its_tokenizer() -> tempfile::TempDir {
@@ -37,29 +37,29 @@ fn config(setup: &crate::setups::Setup, model: &Path) -> EngineConfig {
     }
 }
 
-/// A request biased to end at once.
-async fn check_ends_after_the_least(world: World) {
+/// Checks that a request with a bias towards the EOS token ends right after its minimum length.
+async fn check_minimum_length(world: World) {
     let model = world.engine.model();
     assert_eq!(model.eos_token_ids, [EOS]);
     let mut request = GenerateRequest::new(Prompt::Tokens([7, 8, 9].into()));
     request.sampling.temperature = 0.0;
-    request.sampling.min_new_tokens = LEAST;
+    request.sampling.min_new_tokens = MIN_NEW_TOKENS;
     request.sampling.max_new_tokens = 20;
     request.sampling.logit_bias = [(EOS, 100.0)].into();
     let outcome = collect(world.generate(request)).await;
     assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
-    let (banned, rest) = outcome.tokens.split_at(LEAST as usize);
+    let (banned, rest) = outcome.tokens.split_at(MIN_NEW_TOKENS as usize);
     assert!(!banned.contains(&EOS), "{outcome:?}");
     assert_eq!(rest, [EOS]);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn an_end_that_only_the_tokenizer_names_is_not_sampled_before_the_least_length() {
+async fn an_eos_token_that_only_the_tokenizer_names_is_not_sampled_before_the_minimum_length() {
     let model = named_by_its_tokenizer();
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
         let config = config(&setup, model.path());
-        check_ends_after_the_least(start_on_cpu(config.clone())).await;
-        check_ends_after_the_least(setup.start_on_gpu(config)).await;
+        check_minimum_length(start_on_cpu(config.clone())).await;
+        check_minimum_length(setup.start_on_gpu(config)).await;
     }
 }

@@ -10,7 +10,7 @@ use souffleur_kernels::cuda::pack::Modules;
 
 const REAL: &str = "SOUFFLEUR_TEST_GPU";
 
-/// The number of the GPU to test on, if it is a real one.
+/// The number of the real GPU to test on, if there is one.
 pub fn real() -> Option<usize> {
     let ordinal = std::env::var(REAL).ok().filter(|text| !text.is_empty())?;
     Some(ordinal.parse().unwrap_or_else(|_| {
@@ -18,7 +18,7 @@ pub fn real() -> Option<usize> {
     }))
 }
 
-/// Large shapes are left out where every access is watched.
+/// Whether to test large shapes: `SOUFFLEUR_TEST_SMALL` omits them for tools that check every memory access.
 pub fn is_thorough() -> bool {
     real().is_some() && std::env::var_os("SOUFFLEUR_TEST_SMALL").is_none()
 }
@@ -27,7 +27,7 @@ pub fn is_thorough() -> bool {
 pub fn open(emulated: usize) -> (Device, Modules) {
     let Some(ordinal) = real() else {
         souffleur_cusim::load();
-        // The emulated driver has one device until others are named.
+        // The emulated driver has one device until others are added.
         let _ = souffleur_cusim::Device::new(emulated);
         let device = Device::open(emulated).unwrap();
         // SAFETY: to the emulated driver this text is an image that has every kernel.

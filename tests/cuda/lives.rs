@@ -26,9 +26,9 @@ const SETUPS: [Setup; 4] = [
     BF16_PAGES_OF_16_GRAPHS,
     BF16_PAGES_OF_1,
 ];
-/// Requests that run out of memory together.
+/// Number of requests that together run out of memory.
 const GROWING: u32 = 10;
-/// Two of the longest, which do not fit together.
+/// Two of the longest requests, which do not fit into the pool together.
 const LONGEST: [u32; 2] = [3, 7];
 /// A pool size in tokens in which either of the longest can end, but not both at once.
 const TIGHT_POOL_TOKENS: usize = 304;
@@ -38,7 +38,7 @@ fn model() -> PathBuf {
     fixture("llama")
 }
 
-/// A short unique prompt, and an output whose length the scheduler must not reserve in full.
+/// A short unique prompt, and an output of which the scheduler reserves only a part.
 fn growing_request(index: u32) -> GenerateRequest {
     let prompt = (1..20).map(|i| (i * 7 + index * 19) % VOCAB).collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
@@ -89,7 +89,7 @@ async fn cancelled(setup: &Setup) {
         .map(|index| bits(world.generate(request(index))));
     let gone = (1..REQUESTS).step_by(2).map(async |index| {
         let mut leaving = long_request(index);
-        // As many as the context has room for: none ends before it is cancelled.
+        // As long as the context allows, so that none ends before it is cancelled.
         leaving.sampling.ignore_eos = true;
         leaving.sampling.min_new_tokens = 0;
         leaving.sampling.max_new_tokens = 1000;
@@ -120,7 +120,7 @@ async fn retraction_changes_no_output() {
 }
 
 #[tokio::test]
-async fn cancellation_frees_everything_and_disturbs_nobody() {
+async fn cancellation_frees_everything_and_changes_no_other_output() {
     for setup in &SETUPS {
         cancelled(setup).await;
     }
@@ -139,10 +139,10 @@ fn start_on(ordinal: usize) -> World {
 }
 
 #[tokio::test]
-async fn a_device_that_fails_ends_what_is_inside_and_the_engine_comes_back() {
+async fn a_device_fault_fails_running_requests_and_the_engine_restarts() {
     const ORDINAL: usize = 5;
     if gpu::real().is_some() {
-        eprintln!("skipped: a real GPU does not fail on request");
+        eprintln!("skipped: faults need the emulated GPU");
         return;
     }
     let world = start_on(ORDINAL);

@@ -1,4 +1,4 @@
-//! Tiny models: the fixtures, and one with heads as large as tensor cores take.
+//! Tiny models: the fixtures, and one whose heads are large enough for the tensor-core kernels.
 
 use std::path::PathBuf;
 
@@ -86,7 +86,7 @@ fn shapes() -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// Norms near 1, matrices wide enough that tokens differ clearly.
+/// Norm weights near 1, and matrix elements so large that the scores of tokens differ clearly.
 fn weights(name: &str, len: usize) -> Vec<u8> {
     let seed = name.bytes().fold(7u64, |seed, byte| {
         seed.wrapping_mul(31).wrapping_add(u64::from(byte))

@@ -11,7 +11,7 @@ use crate::requests::request;
 use crate::setups::{BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, Setup, start_on_cpu};
 use crate::world::{World, collect};
 
-/// Of different lengths, the last in more than one chunk.
+/// Indices of requests of different lengths, the last in more than one chunk.
 const INDICES: [u32; 3] = [0, 3, 14];
 
 fn embedding_of(index: u32, pooling: Pooling) -> GenerateRequest {
@@ -27,7 +27,7 @@ async fn embed(world: &World, index: u32, pooling: Pooling) -> Arc<[f32]> {
         .await
         .end
     {
-        Event::Finished(end) => end.embedding.expect("it was asked for"),
+        Event::Finished(end) => end.embedding.expect("the request asked for an embedding"),
         other => panic!("ended with {other:?}"),
     }
 }
@@ -37,7 +37,7 @@ fn others() -> impl Iterator<Item = GenerateRequest> {
     (5..9).map(request)
 }
 
-/// All of them at once, with requests that sample before and after them, whose outputs must not change.
+/// Embeds all prompts at once, between requests that sample, whose outputs must not change.
 async fn embed_all(world: &World) -> Vec<Arc<[f32]>> {
     let mut alone = Vec::new();
     for other in others() {
@@ -60,7 +60,7 @@ async fn embed_all(world: &World) -> Vec<Arc<[f32]>> {
     embeddings
 }
 
-async fn check(setup: Setup, least_cosine: f32) {
+async fn check(setup: Setup, min_cosine: f32) {
     let config = EngineConfig {
         chunked_prefill_size: 64,
         ..setup.config(&fixture("llama"))
@@ -74,12 +74,12 @@ async fn check(setup: Setup, least_cosine: f32) {
     world.stop().await;
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let cosine: f32 = got.iter().zip(&**expected).map(|(a, b)| a * b).sum();
-        assert!(cosine > least_cosine, "{index}: {cosine}, {setup:?}");
+        assert!(cosine > min_cosine, "{index}: {cosine}, {setup:?}");
     }
 }
 
 #[tokio::test]
-async fn embeddings_are_those_of_the_cpu() {
+async fn embeddings_equal_the_cpus() {
     check(F32_PAGES_OF_1_GRAPHS, 0.99999).await;
     check(BF16_PAGES_OF_16_GRAPHS, 0.999).await;
 }

@@ -1,8 +1,8 @@
 //! The CPU executor's tokens, and its scores of tokens that a GPU chose.
 //!
-//! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`]: sums are taken in another order. In
-//! bfloat16 activations are rounded at other places, so that tokens which are nearly as likely may change places; there
-//! the CPU scores each token that the GPU chose, given the GPU's previous tokens.
+//! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`] as sums are taken in another order.
+//! In bfloat16 the devices round activations at different places, so that they may choose different tokens of nearly
+//! the same probability: the CPU scores each token that the GPU chose, given the GPU's previous tokens.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::world::{World, within};
 
 /// In nats.
 const F32_TOLERANCE: f32 = 2e-4;
-/// In nats; bfloat16 has 8 bits.
+/// In nats; bfloat16 has 8 bits of precision.
 const BF16_TOLERANCE: f32 = 0.1;
 
 pub struct Reference {
@@ -25,10 +25,10 @@ pub struct Reference {
     outputs: Vec<Bits>,
 }
 
-/// A token as the CPU sees it, in nats.
+/// The CPU's log probabilities for a chosen token, in nats.
 struct Scored {
     logprob: f32,
-    /// The score of the CPU's greedy token.
+    /// The log probability of the likeliest allowed token.
     highest: f32,
 }
 
@@ -74,7 +74,7 @@ impl Reference {
             let got = f32::from_bits(got.1);
             assert!(
                 (got - expected).abs() <= tolerance,
-                "{what}, token {place}: log probability {got}, {expected} on the CPU"
+                "{what}, token {place}: log probability is {got}, on the CPU {expected}"
             );
         }
     }
@@ -97,7 +97,7 @@ impl Reference {
         output.map(|bit| bit.0).collect()
     }
 
-    /// In bfloat16: the same number of tokens, and in greedy requests each is the likeliest, or nearly so.
+    /// Checks the number of tokens, and in greedy requests that each is the likeliest, or nearly so.
     async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<Scored> {
         let expected = self.expected(index);
         assert_eq!(tokens.len(), expected.len(), "{what}");
@@ -133,7 +133,7 @@ impl Reference {
         asked.sampling.max_new_tokens = 1;
         asked.sampling.min_new_tokens = 0;
         let scored = self.input_logprobs(asked).await;
-        // The first token of the requested range comes without one.
+        // The first token of the requested range has no log probability.
         let scored = &scored[scored.len() - output.len()..];
         let of = |(scored, token): (&TokenLogprobs, &u32)| {
             assert_eq!(scored.token, *token);

@@ -1,4 +1,4 @@
-//! The tested configurations: they pair element types, page sizes and graphs.
+//! The tested configurations of element type, page size and graphs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use souffleur_kernels::cuda::params::ElementType;
 use crate::gpu;
 use crate::world::{Gated, World};
 
-/// Rows of the largest graph: fewer than run at once, so that some decodes run without one.
+/// Rows of the largest graph: fewer than run at once, so that some decodes run without a graph.
 const GRAPH_ROWS: usize = 6;
 
 #[derive(Clone, Copy, Debug)]
@@ -68,15 +68,15 @@ impl Setup {
         self.start_on_gpu_behind(open, config)
     }
 
-    /// The same, but it makes no step before the other end of a gate is dropped.
+    /// As [`Self::start_on_gpu`], but the engine runs no step before the sender of `gate` is dropped.
     pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
         self.start_on(0, gate, config)
     }
 
-    /// The same on one of the emulated devices. With a store, if the configuration has one.
+    /// As [`Self::start_on_gpu_behind`] on an emulated device, with a store if the configuration has one.
     pub fn start_on(&self, ordinal: usize, gate: Receiver<()>, config: EngineConfig) -> World {
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
-        // Planned for a CPU: on a device, layers with windows keep all tokens.
+        // The memory plan is for a CPU: on a GPU, layers with windows keep all tokens.
         if let Some(memory) = parts.info.memory.as_mut() {
             memory.window_pages = 0;
         }
@@ -123,7 +123,7 @@ pub fn load(dir: &Path, options: &CudaOptions) -> CudaExecutor {
     load_on(0, dir, options)
 }
 
-/// An executor on one of the emulated devices, which share nothing; on a real GPU where there is one.
+/// An executor on one of the emulated devices, which share no state, or on the real GPU under test.
 pub fn load_on(ordinal: usize, dir: &Path, options: &CudaOptions) -> CudaExecutor {
     let (device, modules) = gpu::open(ordinal);
     CudaExecutor::load_with(device, &modules, dir, options, &mut |_, _| {}).unwrap()

@@ -35,7 +35,7 @@ const SETUPS: [Setup; 5] = [
 ];
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// Requests of three conversations.
+/// Number of requests, which belong to three conversations.
 const CROWD: u32 = 9;
 
 fn stored(setup: &Setup, folder: &Path) -> EngineConfig {
@@ -47,7 +47,7 @@ fn stored(setup: &Setup, folder: &Path) -> EngineConfig {
     }
 }
 
-/// An engine on a separate device, whose copies run as late or as early as possible; its store serves.
+/// An engine on a separate device, whose copies run as early or as late as possible, once the store is ready.
 async fn serving(setup: &Setup, config: EngineConfig, (ordinal, hurries): (usize, bool)) -> World {
     if gpu::real().is_none() {
         souffleur_cusim::load();
@@ -122,7 +122,7 @@ async fn second_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bi
 }
 
 #[tokio::test]
-async fn a_prompt_says_the_same_after_a_restart() {
+async fn a_prompt_has_the_same_output_after_a_restart() {
     const ORDINAL: usize = 20;
     for setup in &SETUPS {
         for hurries in [false, true] {
@@ -130,15 +130,15 @@ async fn a_prompt_says_the_same_after_a_restart() {
             let device = (ORDINAL, hurries);
             let expected = first_life(setup, folder.path(), device).await;
             let (got, loaded) = second_life(setup, folder.path(), device).await;
-            assert_eq!(loaded, 128, "{setup:?}, in a hurry: {hurries}");
-            assert_eq!(got, expected, "{setup:?}, in a hurry: {hurries}");
+            assert_eq!(loaded, 128, "{setup:?}, early copies: {hurries}");
+            assert_eq!(got, expected, "{setup:?}, early copies: {hurries}");
         }
     }
 }
 
-/// Many requests in a memory that holds a part of them: pages are saved, evicted, granted anew and loaded concurrently.
+/// Many requests in a pool that holds only a part of them: pages are saved, evicted, granted again and loaded at once.
 #[tokio::test]
-async fn saves_and_loads_beside_other_requests_change_no_output() {
+async fn saves_and_loads_during_other_requests_change_no_output() {
     const ORDINAL: usize = 21;
     for (setup, hurries) in [
         (F32_PAGES_OF_1_GRAPHS, false),
@@ -159,7 +159,7 @@ async fn saves_and_loads_beside_other_requests_change_no_output() {
                 let what = format!("life {life}");
                 reference.check(&setup, index, got, &what).await;
             }
-            // Later lives find all of it in the store.
+            // The second engine finds all blocks in the store.
             written(&world, if life == 0 { 3 } else { 0 }).await;
             let stats = world.assert_whole().await;
             if life > 0 {
@@ -171,13 +171,13 @@ async fn saves_and_loads_beside_other_requests_change_no_output() {
     }
 }
 
-/// For any copy that the driver refuses (lists, saves, loads or results), a step is lost or a block is not saved, but no
-/// request gets another token.
+/// For any copy that the driver refuses (lists, saves, loads or results), a step is lost or a block is not saved, but
+/// no request gets another token.
 #[tokio::test]
-async fn a_refused_copy_costs_time_and_no_token() {
+async fn a_refused_copy_costs_time_and_changes_no_token() {
     const ORDINAL: usize = 22;
     if gpu::real().is_some() {
-        eprintln!("skipped: a real GPU does not fail on request");
+        eprintln!("skipped: faults need the emulated GPU");
         return;
     }
     let setup = F32_PAGES_OF_16;
@@ -210,7 +210,7 @@ async fn a_refused_copy_costs_time_and_no_token() {
 async fn a_device_that_fails_leaves_the_store_to_the_next_executor() {
     const ORDINAL: usize = 23;
     if gpu::real().is_some() {
-        eprintln!("skipped: a real GPU does not fail on request");
+        eprintln!("skipped: faults need the emulated GPU");
         return;
     }
     let setup = F32_PAGES_OF_1_GRAPHS;

@@ -1,4 +1,4 @@
-//! Prompts of vectors on the device: the same bits as the tokens whose embeddings they are.
+//! On the device, a prompt of vectors gives the same bits as the tokens whose embeddings they are.
 
 use souffleur_config::EngineConfig;
 use souffleur_request::{GenerateRequest, Prompt};
@@ -9,13 +9,13 @@ use crate::requests::{bits, request};
 use crate::setups::{BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, Setup};
 use crate::world::collect;
 
-/// Of different lengths, the last in more than one chunk.
+/// Indices of requests of different lengths, the last in more than one chunk.
 const INDICES: [u32; 3] = [0, 2, 14];
 const CHUNK: usize = 64;
 
 fn of_tokens(index: u32) -> GenerateRequest {
     let mut request = request(index);
-    // Counts tokens of the output alone, as a prompt of vectors has none.
+    // This penalty counts only output tokens: a prompt of vectors has no tokens to count.
     request.sampling.frequency_penalty = 0.5;
     request
 }
@@ -23,7 +23,7 @@ fn of_tokens(index: u32) -> GenerateRequest {
 fn of_vectors(model: &str, index: u32) -> GenerateRequest {
     let mut request = of_tokens(index);
     let Prompt::Tokens(tokens) = &request.prompt else {
-        panic!("it is tokens");
+        panic!("the prompt is not a list of tokens");
     };
     request.prompt = Prompt::Vectors(embeddings(&fixture(model), tokens));
     request
@@ -32,7 +32,7 @@ fn of_vectors(model: &str, index: u32) -> GenerateRequest {
 async fn check(setup: Setup, model: &str) {
     let config = EngineConfig {
         chunked_prefill_size: CHUNK as i64,
-        // Both are to be computed from their first token on.
+        // Both prompts must be computed from the first token on.
         disable_radix_cache: true,
         ..setup.config(&fixture(model))
     };

@@ -44,7 +44,7 @@ fn plan_of(
 
 fn emulated() -> PathBuf {
     let folder = souffleur_cusim::library().parent();
-    folder.expect("it lies in a folder").to_owned()
+    folder.expect("a parent folder").to_owned()
 }
 
 fn stdout(output: &Output) -> String {
@@ -79,7 +79,7 @@ fn without_a_driver_the_cpu_is_used_and_cuda_is_an_error() {
     assert!(stdout(&auto).contains("memory available"), "{auto:?}");
 }
 
-/// Variables of the emulated driver, and the expected message.
+/// Variables of the emulated driver, and parts of the expected message.
 type Situation = (
     &'static [(&'static str, &'static str)],
     &'static [&'static str],
@@ -114,7 +114,7 @@ fn a_driver_that_cannot_be_used_is_described() {
     for (variables, parts) in table {
         let output = plan(&["--device", "cuda"], Some(&emulated()), variables);
         check_refused(&output, 1, parts);
-        // A failed check is no error if `--device auto` made it.
+        // With `--device auto`, a failed check of the GPU is no error.
         let output = plan(&["--device", "auto"], Some(&emulated()), variables);
         assert!(output.status.success(), "{output:?}");
     }
@@ -136,7 +136,7 @@ fn a_library_that_is_no_driver_is_described() {
         .arg(library);
     assert!(compiler.status().unwrap().success());
     let output = plan(&["--device", "cuda"], Some(folder.path()), &[]);
-    check_refused(&output, 1, &["has no cu", "reinstall the driver"]);
+    check_refused(&output, 1, &["has no function cu", "reinstall the driver"]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    // One of several, newer than all available machine code, under a driver newer than the kernels.
+    // One of two GPUs, newer than all available machine code, under a driver newer than the kernels.
     let variables = [
         TWO_GIB,
         ("CUSIM_DEVICES", "2"),
@@ -182,7 +182,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
 }
 
 #[test]
-fn a_driver_that_is_not_used_is_mentioned() {
+fn a_gpu_that_is_not_used_is_mentioned() {
     let output = plan(&[], Some(&emulated()), &[]);
     assert!(output.status.success(), "{output:?}");
     assert!(stdout(&output).contains("memory available"), "{output:?}");
@@ -195,7 +195,7 @@ fn a_driver_that_is_not_used_is_mentioned() {
 }
 
 #[test]
-fn a_checkpoint_in_float16_is_said_to_run_in_bfloat16() {
+fn the_log_reports_that_a_float16_checkpoint_runs_in_bfloat16() {
     let libraries = emulated();
     let cuda = ["--device", "cuda"];
     for (model, times) in [("llama-sharded", 1), ("qwen3", 0)] {
@@ -207,7 +207,7 @@ fn a_checkpoint_in_float16_is_said_to_run_in_bfloat16() {
 }
 
 #[test]
-fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
+fn settings_without_cuda_kernels_are_refused_before_the_gpu_is_opened() {
     for (flag, name) in [
         ("--quantization", "int8"),
         ("--quantization", "int4"),
@@ -233,7 +233,7 @@ fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
 }
 
 #[test]
-fn kv_may_be_named_by_the_type_of_the_weights_on_a_gpu() {
+fn on_a_gpu_the_kv_type_must_be_the_type_of_the_weights() {
     let plan_in = |dtype, kv| {
         let flags = ["--device", "cuda", "--dtype", dtype, "--kv-cache-dtype", kv];
         plan(&flags, Some(&emulated()), &[TWO_GIB])
@@ -258,7 +258,7 @@ fn kv_may_be_named_by_the_type_of_the_weights_on_a_gpu() {
 }
 
 #[test]
-fn a_gpu_answers_what_the_cpu_answers() {
+fn a_gpu_gives_the_answer_of_the_cpu() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let nvrtc = if repository.join("kernels/kernels.pack").is_file() {
         None

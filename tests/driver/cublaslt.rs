@@ -1,7 +1,7 @@
-//! The wrapper of cuBLASLt over a library that implements cuBLASLt's documentation on the CPU.
+//! Tests of the cuBLASLt wrapper with a fake library that implements cuBLASLt's documentation on the CPU.
 //!
-//! It shows that matrices have the right orientation and that attributes have the documented sizes, not
-//! that NVIDIA's library takes them.
+//! They show that matrices have the right layout and that attributes have the documented sizes, not that NVIDIA's
+//! library accepts them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use souffleur::kernels::cuda::params::ElementType;
 use crate::device;
 use crate::kernels::{World, check_products};
 
-/// Compiles the library with a name for the loader.
+/// Compiles the fake library under the given name.
 fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/cublaslt.cpp");
     let library = folder.join(name);
@@ -32,8 +32,8 @@ fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     library
 }
 
-/// The library in this process, permanently: from then on every open of `libcublasLt.so` by name gets it. It counts, so
-/// only one test at a time may hold it.
+/// The fake library, loaded into this process for good: every later open of `libcublasLt.so` by name gets it. Its
+/// counters are global, so only one test at a time may hold a `Fake`.
 struct Fake {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
@@ -64,7 +64,7 @@ impl Fake {
         }
     }
 
-    /// The next `n` products fail.
+    /// Makes the next `n` products fail.
     fn fail(&self, n: i32) {
         // SAFETY: as declared in cublaslt.cpp.
         unsafe {
@@ -103,7 +103,7 @@ fn logged(work: impl FnOnce()) -> Vec<String> {
 }
 
 #[test]
-fn products_are_handed_over_the_right_way_round() {
+fn matrices_are_passed_in_the_right_layout() {
     let world = World::new(51);
     let fake = Fake::load();
     let count = |name: &str| fake.count(name);
@@ -114,7 +114,7 @@ fn products_are_handed_over_the_right_way_round() {
         for shape in [(1, 3, 5), (20, 130, 64), (3, 8, 16)] {
             let before = count("fake_products");
             check_products(&world, &mut products, element, shape);
-            // The library has no product for one of four (elements, bias in f32), which the built-in kernels compute.
+            // For results in bf16 with a bias in f32 the library has no algorithm: the built-in kernels compute them.
             let own = i32::from(element == ElementType::Bf16);
             assert_eq!(
                 count("fake_products") - before,
@@ -135,7 +135,7 @@ fn products_are_handed_over_the_right_way_round() {
 }
 
 #[test]
-fn a_product_that_fails_is_our_own_from_then_on() {
+fn after_a_failure_the_built_in_kernels_compute_the_product() {
     let world = World::new(52);
     let fake = Fake::load();
     let element = ElementType::F32;
@@ -167,7 +167,7 @@ fn a_product_that_fails_is_our_own_from_then_on() {
 }
 
 #[test]
-fn what_it_has_no_product_for_is_counted_and_said_once() {
+fn products_without_an_algorithm_are_counted_and_logged_once() {
     let world = World::new(53);
     let fake = Fake::load();
     let element = ElementType::Bf16;
@@ -176,8 +176,8 @@ fn what_it_has_no_product_for_is_counted_and_said_once() {
     // Elements with a bias in f32, as Qwen2 has them: one of four.
     let first = logged(|| check_products(&world, &mut products, element, (20, 130, 64)));
     assert_eq!(first.len(), 1, "{first:?}");
-    let said = ["INFO", "no algorithm", "n: 130", "has_bias: true"];
-    assert!(said.iter().all(|part| first[0].contains(part)), "{first:?}");
+    let want = ["INFO", "no algorithm", "n: 130", "has_bias: true"];
+    assert!(want.iter().all(|part| first[0].contains(part)), "{first:?}");
     let others = logged(|| {
         for shape in [(20, 130, 64), (1, 7, 8), (5, 24, 16)] {
             check_products(&world, &mut products, element, shape);
@@ -192,9 +192,9 @@ fn what_it_has_no_product_for_is_counted_and_said_once() {
 }
 
 #[test]
-fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
+fn on_hopper_the_built_in_kernels_compute_few_rows_of_bf16_unless_cublaslt_is_requested() {
     let fake = Fake::load();
-    for (ordinal, capability, wish, few_are_own) in [
+    for (ordinal, capability, wish, few_are_built_in) in [
         (54, 80, GemmWish::Auto, false),
         (55, 90, GemmWish::Auto, true),
         (56, 90, GemmWish::CublasLt, false),
@@ -209,7 +209,7 @@ fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
         };
         // Of four, one has a bias in f32 and a result in bf16, for which the library has no algorithm.
         let bf16 = ElementType::Bf16;
-        let of_few = if few_are_own { 0 } else { 3 };
+        let of_few = if few_are_built_in { 0 } else { 3 };
         assert_eq!(products_of_library(bf16, (8, 24, 16)), of_few, "{wish:?}");
         assert_eq!(products_of_library(bf16, (9, 24, 16)), 3, "too many rows");
         assert_eq!(
@@ -218,7 +218,7 @@ fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
             "rows not aligned"
         );
         assert_eq!(products_of_library(ElementType::F32, (8, 24, 16)), 4);
-        let expected = match (wish, few_are_own) {
+        let expected = match (wish, few_are_built_in) {
             (GemmWish::Auto, true) => "both",
             _ => "cublaslt",
         };
@@ -230,7 +230,7 @@ fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
 
 /// Dropping products waits for the whole context, in the library too.
 #[test]
-fn products_are_given_up_beside_recordings() {
+fn products_may_be_dropped_during_recordings() {
     let world = World::new(57);
     let _fake = Fake::load();
     let stream = world.device.stream(Priority::High).unwrap();
@@ -269,7 +269,7 @@ fn the_library_of_the_drivers_version_is_opened_and_no_other() {
     }
     for (driver, version, other) in [("12090", "12", "13"), ("13000", "13", "12")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
-        // The library waits for its stream, which no graph can record.
+        // The fake library waits for its stream, which no graph can record.
         command.args(["generate", "--device", "cuda", "--disable-cuda-graph"]);
         command.args(["--max-total-tokens", "512", "--max-running-requests", "2"]);
         command.args([

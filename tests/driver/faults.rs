@@ -1,4 +1,4 @@
-//! Faults of a device, and the results that can still be trusted.
+//! Device faults: refused launches, lost contexts, and devices, memory and kernels that are missing.
 
 use memmap2::MmapMut;
 use souffleur::error::StepError;
@@ -61,7 +61,7 @@ impl Rotations {
 }
 
 #[test]
-fn a_refused_launch_leaves_the_device_sound() {
+fn a_refused_launch_leaves_the_device_usable() {
     let (device, emulated) = device(21);
     let rotations = Rotations::new(&device);
     emulated.plan(Fault::Launch(LAUNCH_OUT_OF_RESOURCES), 1);
@@ -79,7 +79,7 @@ fn a_refused_launch_leaves_the_device_sound() {
 }
 
 #[test]
-fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
+fn a_failed_kernel_loses_the_context_until_everything_in_it_is_dropped() {
     let (device, emulated) = device(22);
     let rotations = Rotations::new(&device);
     let mut page = MmapMut::map_anon(4096).unwrap();
@@ -94,7 +94,7 @@ fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
     let later = device.alloc::<u8>(1).unwrap_err();
     assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");
     drop((pinned, rotations, device));
-    let again = Device::open(22).expect("a new context is sound");
+    let again = Device::open(22).expect("a new context works");
     // Memory that the lost context had pinned is no longer pinned.
     // SAFETY: as above.
     let _pinned = unsafe { again.pin(&mut page) }.unwrap();
@@ -114,7 +114,7 @@ fn a_device_that_gives_no_memory_is_refused_when_it_is_opened() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn the_error_for_a_missing_device_names_it() {
     souffleur_cusim::load();
     let refused = Device::open(4000).unwrap_err();
     assert!(
@@ -124,7 +124,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_kernel_that_is_not_there_is_named() {
+fn the_error_for_a_missing_kernel_names_it() {
     let (device, _) = device(24);
     let modules = modules(&device);
     let error = modules.kernel("gemm.cu", "gemm_of_dreams").unwrap_err();

@@ -1,11 +1,11 @@
-//! `scripts/gpu-check` over stand-ins for the programs that it runs: the work that it starts, remembers and carries.
+//! Tests of `scripts/gpu-check`, with stand-ins for the programs that the script runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Never ends, and lets `timeout` know that its time is up: as its own timer does, and at once.
+/// Never ends, but makes `timeout` stop it at once, by the signal of `timeout`'s own timer.
 const STUCK: &str = r#"#!/usr/bin/env bash
 process=$PPID
 until [[ $(</proc/$process/comm) == timeout ]]; do
@@ -15,8 +15,8 @@ kill -ALRM $process
 exec tail -f /dev/null
 "#;
 
-/// Answers as the real one does. `CALLS` lists the requests; `STUCK` and `BROKEN_AT_ONCE` name works that hang after a
-/// first result and works that fail without any; `DIFFERENT` is part of a command that gives another answer.
+/// Prints results as the real program does. `CALLS` is the file that lists the calls. `STUCK` names the work that hangs
+/// after a first result, `BROKEN_AT_ONCE` that which fails without one, and `DIFFERENT` commands with another answer.
 const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
@@ -26,7 +26,7 @@ for argument in "$@"; do
   [[ $previous == --model-path ]] && work="$1 $(basename "$argument")"
   previous=$argument
 done
-# The last row of N: 1 is written, the others come at the end.
+# Writes a record of N rows.
 record() {
   printf '{"model": {"name": "stand-in"}, "rows": [' >"$json"
   for ((i = 1; i <= $1; ++i)); do
@@ -57,7 +57,7 @@ echo code >"$SOUFFLEUR_CACHE_DIR/kernels/a.cubin"
 echo "test twins::rows::one ... ok"
 echo "test twins::rows::two ... ok"
 if [[ "tests $1" == "$STUCK" ]]; then
-  # What it printed is on its way to a file.
+  # Waits until the output has reached the file.
   until grep -qs two "$SOUFFLEUR_CACHE_DIR/../twins.tests"; do :; done
   exec stuck
 fi
@@ -171,7 +171,7 @@ fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// Its line on each part, in order: `== name: ...` or `== name (...)`.
+/// The parts that the script names, in order (`== name: ...` or `== name (...)`), and whether each was started.
 fn parts(text: &str) -> Vec<(String, bool)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("== "));
     lines
@@ -183,9 +183,9 @@ fn parts(text: &str) -> Vec<(String, bool)> {
 }
 
 #[test]
-fn what_says_most_comes_first_and_peers_come_alone() {
+fn the_most_important_parts_come_first_and_peers_run_alone() {
     let bench = Bench::new();
-    let said = run(bench.check("gpu", &["--limit", "1000000"]), 0);
+    let printed = run(bench.check("gpu", &["--limit", "1000000"]), 0);
     let expected = [
         ("probe", true),
         ("twins", true),
@@ -202,28 +202,28 @@ fn what_says_most_comes_first_and_peers_come_alone() {
         ("torch", true),
     ];
     let expected = expected.map(|(name, begun)| (name.to_owned(), begun));
-    assert_eq!(parts(&said), expected, "{said}");
+    assert_eq!(parts(&printed), expected, "{printed}");
     has(
-        &said,
+        &printed,
         &["a call of its own", "left for the next call: peers"],
     );
     bench.calls();
-    let said = run(bench.check("gpu", &[]), 0);
-    let begun: Vec<_> = parts(&said)
+    let printed = run(bench.check("gpu", &[]), 0);
+    let begun: Vec<_> = parts(&printed)
         .into_iter()
         .filter(|(_, begun)| *begun)
         .collect();
-    assert_eq!(begun, [("peers".to_owned(), true)], "{said}");
+    assert_eq!(begun, [("peers".to_owned(), true)], "{printed}");
     let calls = bench.calls();
     let is_of_peers = |call: &String| call.starts_with("python") || call.starts_with("gpu table");
     assert!(calls.iter().all(is_of_peers), "{calls:?}");
     // Nothing else is started in the call that runs the peers.
-    let said = run(
+    let printed = run(
         bench.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
         0,
     );
     has(
-        &said,
+        &printed,
         &["== peers (", "== torch: not begun: it peers has this call"],
     );
 }
@@ -264,7 +264,7 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
         !calls.iter().any(|call| call.starts_with("bench")),
         "{calls:?}"
     );
-    // The cache has the model of the binary too, which every machine unpacks for itself.
+    // The bundle lacks the bundled model, which every machine unpacks from the binary.
     let list = Command::new("tar")
         .arg("-tzf")
         .arg(&bundle)
@@ -281,13 +281,13 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
 }
 
 #[test]
-fn a_bundle_that_is_damaged_is_not_written_over() {
+fn a_damaged_bundle_is_not_overwritten() {
     let bench = Bench::new();
     let bundle = bench.path("check.bundle");
     fs::write(&bundle, "no archive").unwrap();
     let arguments = ["--only", "probe", "--bundle", bundle.to_str().unwrap()];
-    let said = run(bench.check("gpu", &arguments), 2);
-    has(&said, &["check.bundle is damaged", "--fresh"]);
+    let printed = run(bench.check("gpu", &arguments), 2);
+    has(&printed, &["check.bundle is damaged", "--fresh"]);
     assert_eq!(fs::read_to_string(&bundle).unwrap(), "no archive");
     run(
         bench.check("gpu", &[&arguments[..], &["--fresh"]].concat()),
@@ -296,7 +296,7 @@ fn a_bundle_that_is_damaged_is_not_written_over() {
 }
 
 #[test]
-fn a_part_that_is_stopped_loses_nothing_that_it_measured() {
+fn a_stopped_part_keeps_its_measurements() {
     let bench = Bench::new();
     let bundle = bench.path("check.bundle");
     let call = |machine: &str, only: &str, stuck: &str| {
@@ -304,27 +304,27 @@ fn a_part_that_is_stopped_loses_nothing_that_it_measured() {
         command.arg(&bundle).env("STUCK", stuck);
         run(command, 1)
     };
-    let said = call("one", "llama", "bench llama-3.1-8b");
-    has(&said, &["stopped after 120 s", "row 1 of bench llama"]);
-    assert!(!said.contains("row 3"), "{said}");
+    let printed = call("one", "llama", "bench llama-3.1-8b");
+    has(&printed, &["stopped after 120 s", "row 1 of bench llama"]);
+    assert!(!printed.contains("row 3"), "{printed}");
     // On the next machine it is retried, and another part is stopped, in the middle of a line.
-    let said = call("two", "llama kernels", "gpu kernels");
+    let printed = call("two", "llama kernels", "gpu kernels");
     has(
-        &said,
+        &printed,
         &["first kernel", "stopped after 90 s", "row 3 of bench llama"],
     );
-    assert_eq!(said.matches("row 1 of").count(), 1, "{said}");
-    assert!(!said.contains("half a li"), "{said}");
-    let said = call("three", "llama twins", "tests twins::");
+    assert_eq!(printed.matches("row 1 of").count(), 1, "{printed}");
+    assert!(!printed.contains("half a li"), "{printed}");
+    let printed = call("three", "llama twins", "tests twins::");
     has(
-        &said,
+        &printed,
         &["llama: done before", "tests finished before it was stopped"],
     );
-    has(&said, &["2 passed; 0 failed", "row 3 of bench llama"]);
+    has(&printed, &["2 passed; 0 failed", "row 3 of bench llama"]);
 }
 
 #[test]
-fn a_later_try_that_measures_less_takes_nothing_away() {
+fn a_later_try_with_fewer_results_removes_none() {
     let bench = Bench::new();
     let mut command = bench.check("gpu", &["--only", "llama"]);
     command.env("STUCK", "bench llama-3.1-8b");
@@ -335,9 +335,9 @@ fn a_later_try_that_measures_less_takes_nothing_away() {
         &run(command, 1),
         &["failed with code 3", "row 1 of bench llama"],
     );
-    let said = run(bench.check("gpu", &["--only", "llama"]), 0);
-    has(&said, &["row 1 of bench llama", "row 3 of bench llama"]);
-    assert_eq!(said.matches("row 1 of").count(), 1, "{said}");
+    let printed = run(bench.check("gpu", &["--only", "llama"]), 0);
+    has(&printed, &["row 1 of bench llama", "row 3 of bench llama"]);
+    assert_eq!(printed.matches("row 1 of").count(), 1, "{printed}");
 }
 
 #[test]
@@ -351,19 +351,19 @@ fn a_part_that_cannot_finish_is_not_begun() {
         "--only",
         "probe twins engine",
     ];
-    let said = run(bench.check("gpu", &arguments), 0);
+    let printed = run(bench.check("gpu", &arguments), 0);
     has(
-        &said,
+        &printed,
         &[
             "== twins: not begun: it may take 5001 s",
             "left for the next call: twins",
         ],
     );
-    has(&said, &["== probe (", "== engine ("]);
+    has(&printed, &["== probe (", "== engine ("]);
     let calls = bench.calls();
     assert!(!calls.contains(&"tests twins::".to_owned()), "{calls:?}");
-    let said = run(bench.check("gpu", &["--only", "probe nonsense"]), 2);
-    has(&said, &["there is no part nonsense"]);
+    let printed = run(bench.check("gpu", &["--only", "probe nonsense"]), 2);
+    has(&printed, &["there is no part nonsense"]);
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn answers_that_differ_in_f32_are_a_failure() {
 
 /// With the real program instead of its stand-in: every row of the engine and of the kernels, and no times.
 #[test]
-fn it_runs_to_its_end_on_the_emulated_driver() {
+fn the_script_completes_on_the_emulated_driver() {
     if !Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("kernels/kernels.pack")
         .is_file()
@@ -409,9 +409,9 @@ fn it_runs_to_its_end_on_the_emulated_driver() {
     let fake = souffleur_cusim::library().parent().unwrap();
     let only = "probe twins llama llama-own kernels";
     let arguments = ["--only", only, "--quick-fake", fake.to_str().unwrap()];
-    let said = run(bench.check("gpu", &arguments), 0);
+    let printed = run(bench.check("gpu", &arguments), 0);
     has(
-        &said,
+        &printed,
         &[
             "cusim (CPU)",
             "decode attention, 3 rows, 300 tokens, page 16",
@@ -419,7 +419,7 @@ fn it_runs_to_its_end_on_the_emulated_driver() {
     );
     for model in ["llama-3.1-8b", "llama-3.1-8b-own"] {
         has(
-            &said,
+            &printed,
             &[&format!("{model}: 3 streams, 3 tokens after 20, together")],
         );
     }
@@ -430,7 +430,7 @@ fn it_runs_to_its_end_on_the_emulated_driver() {
 }
 
 #[test]
-fn binaries_are_carried_in_one_file_and_everything_together_is_weighed() {
+fn packing_puts_the_binaries_into_one_file_and_limits_the_total_size() {
     let bench = Bench::new();
     let pack = |peers: Option<&Path>| {
         let mut command = bench.command();
@@ -442,8 +442,8 @@ fn binaries_are_carried_in_one_file_and_everything_together_is_weighed() {
         }
         command
     };
-    let said = run(pack(None), 0);
-    has(&said, &["MiB", "binaries.tgz", "total"]);
+    let printed = run(pack(None), 0);
+    has(&printed, &["MiB", "binaries.tgz", "total"]);
     let peers = bench.path("wheels");
     fs::create_dir(&peers).unwrap();
     let wheel = fs::File::create(peers.join("large.whl")).unwrap();

@@ -1,4 +1,4 @@
-//! The work of every step allocates nothing on this side of the driver.
+//! Copies, launches and graphs allocate no host memory outside the driver.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -64,7 +64,7 @@ fn copies_launches_and_graphs_allocate_nothing() {
     let graph = stream.capture(|| stream.fill(&buffer, 0..16, 0)).unwrap();
     assert!(
         allocations(|| drop(std::hint::black_box(Box::new(1)))) > 0,
-        "the count counts"
+        "the counter counts allocations"
     );
     let mut step = || {
         // SAFETY: arrays of these shapes; pinned memory is not touched before the stream is idle.

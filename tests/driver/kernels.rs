@@ -1,6 +1,6 @@
-//! Launch wrappers over the emulated kernels: that names, arguments and sizes are those of `kernels/*.cu`.
+//! Launch wrappers over the emulated kernels: names, arguments and sizes match `kernels/*.cu`.
 //!
-//! The kernels' sums are tested in C++ (`kernels/cusim/tests`); here small shapes show that the calls are right.
+//! The kernels' arithmetic is tested in C++ (`kernels/cusim/tests`); here small shapes show that the calls are right.
 
 use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
@@ -30,13 +30,12 @@ impl World {
         }
     }
 
-    fn given<T: bytemuck::Pod>(&self, values: &[T]) -> DeviceBuffer<T> {
+    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> DeviceBuffer<T> {
         let buffer = self.device.alloc(values.len()).unwrap();
         self.stream.write(&buffer, 0, values).unwrap();
         buffer
     }
 
-    /// Poisoned: no zeros to rely on.
     /// One of the elements of a buffer.
     fn element(&self, buffer: &DeviceBuffer<u8>, element: ElementType, index: usize) -> f32 {
         let at = index * element.bytes();
@@ -47,7 +46,8 @@ impl World {
         }
     }
 
-    fn room<T: bytemuck::Pod>(&self, len: usize) -> DeviceBuffer<T> {
+    /// Memory filled with poison instead of zeros.
+    fn poisoned<T: bytemuck::Pod>(&self, len: usize) -> DeviceBuffer<T> {
         let buffer = self.device.alloc(len).unwrap();
         self.stream.fill(&buffer, 0..len, 0xff).unwrap();
         buffer
@@ -72,11 +72,11 @@ const F32: ElementType = ElementType::F32;
 fn tokens_are_embedded_and_positions_rotated() {
     let world = World::new(31);
     let embed = Embed::load(&world.modules, F32).unwrap();
-    let table = world.given(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0_f32]);
-    let tokens = world.given(&[2_u32, 0]);
-    let out = world.room::<f32>(4);
-    let (frequencies, positions) = (world.given(&[1.0, 0.5_f32]), world.given(&[0_u32, 3]));
-    let rotations = world.room::<f32>(8);
+    let table = world.upload(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0_f32]);
+    let tokens = world.upload(&[2_u32, 0]);
+    let out = world.poisoned::<f32>(4);
+    let (frequencies, positions) = (world.upload(&[1.0, 0.5_f32]), world.upload(&[0_u32, 3]));
+    let rotations = world.poisoned::<f32>(8);
     // SAFETY: two tokens of two elements, and of two halves.
     unsafe {
         let table = table.ptr().cast();
@@ -109,13 +109,13 @@ fn rows_are_normed_and_gated() {
     let world = World::new(32);
     let norm = RmsNorm::load(&world.modules, F32).unwrap();
     let silu = SiluMul::load(&world.modules, F32).unwrap();
-    let x = world.given(&[3.0, 4.0, 1.0, 1.0_f32]);
-    let weight = world.given(&[1.0, 2.0_f32]);
-    let rows = world.given(&[1_u32, 0]);
+    let x = world.upload(&[3.0, 4.0, 1.0, 1.0_f32]);
+    let weight = world.upload(&[1.0, 2.0_f32]);
+    let rows = world.upload(&[1_u32, 0]);
     let (normed, picked, gated) = (
-        world.room::<f32>(4),
-        world.room::<f32>(4),
-        world.room::<f32>(2),
+        world.poisoned::<f32>(4),
+        world.poisoned::<f32>(4),
+        world.poisoned::<f32>(2),
     );
     // SAFETY: two rows of two; a row of one gate and one product each.
     unsafe {
@@ -164,7 +164,7 @@ fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Both f32 results, and the one in elements, with a bias and without.
+/// Checks products that are stored and added in f32, and stored as elements with a bias and without.
 pub fn check_products(
     world: &World,
     products: &mut Products,
@@ -176,9 +176,9 @@ pub fn check_products(
     let x: Vec<f32> = (0..m * k).map(value).collect();
     let w: Vec<f32> = (0..n * k).map(|i| value(i + 3)).collect();
     let bias: Vec<f32> = (0..n).map(value).collect();
-    let upload = |values: &[f32]| world.given(&bytes_of(element, values));
-    let (x_there, w_there, bias_there) = (upload(&x), upload(&w), world.given(&bias));
-    let out = world.given(&vec![1.0_f32; (m * n) as usize]);
+    let upload = |values: &[f32]| world.upload(&bytes_of(element, values));
+    let (x_there, w_there, bias_there) = (upload(&x), upload(&w), world.upload(&bias));
+    let out = world.upload(&vec![1.0_f32; (m * n) as usize]);
     let mut params = GemmParams {
         out: out.ptr().cast(),
         x: x_there.ptr().cast(),
@@ -212,7 +212,7 @@ pub fn check_products(
     unsafe { products.multiply(&world.stream, &params) }.unwrap();
     let sums: Vec<f32> = biased.iter().zip(&plain).map(|(b, p)| b + p).collect();
     world.check(&out, &sums);
-    let stored = world.room::<u8>((m * n) as usize * element.bytes());
+    let stored = world.poisoned::<u8>((m * n) as usize * element.bytes());
     params.out = stored.ptr();
     params.write = GemmWrite::Store;
     for (bias, expected) in [(DevicePtr::NULL, &plain), (bias_there.ptr(), &biased)] {
@@ -232,13 +232,13 @@ fn heads_are_rotated_into_the_pool() {
     let world = World::new(34);
     let rope = RopeStore::load(&world.modules, F32).unwrap();
     // One query head, one key head, of two elements; a quarter turn.
-    let qkv = world.given(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0_f32]);
-    let rotations = world.given(&[0.0, 1.0_f32]);
-    let slots = world.given(&[2_u32]);
+    let qkv = world.upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0_f32]);
+    let rotations = world.upload(&[0.0, 1.0_f32]);
+    let slots = world.upload(&[2_u32]);
     let (q, k, v) = (
-        world.room::<f32>(2),
-        world.room::<f32>(6),
-        world.room::<f32>(6),
+        world.poisoned::<f32>(2),
+        world.poisoned::<f32>(6),
+        world.poisoned::<f32>(6),
     );
     let params = RopeStoreParams {
         q: q.ptr().cast(),
@@ -275,7 +275,7 @@ fn decodes_and_prefills_see_the_same_pages() {
 const N_TOKENS: u32 = 300;
 const PAGE: u32 = 16;
 
-/// Values in the slots of positions: the positions, repeating after 8.
+/// A pool in which the slot of each position is filled with the position modulo 8.
 fn paged_values(table: &[u32], width: usize) -> Vec<f32> {
     let n_slots = (table.len() + 1) * PAGE as usize;
     let mut values = vec![f32::NAN; n_slots * width];
@@ -300,7 +300,7 @@ fn segment(first_position: u32, n_tokens: u32) -> Segment {
     }
 }
 
-/// One row of 300 tokens whose values are their positions: with equal keys each query gets the mean of its context.
+/// One row of 300 tokens with equal keys: each query gets the mean of the values of its context.
 fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits: u32) {
     let shape = AttendShape {
         element,
@@ -310,24 +310,24 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     };
     let attention = Attention::load(&world.modules, shape, 108).unwrap();
     let n_pages = N_TOKENS.div_ceil(PAGE);
-    // Pages backwards, after the dummy page.
+    // Pages in reverse order, without page 0, the dummy.
     let table: Vec<u32> = (0..n_pages).map(|page| n_pages - page).collect();
     let values = paged_values(&table, (shape.n_kv_heads * head_dim) as usize);
     let keys = vec![0.0; values.len()];
-    let bytes = |values: &[f32]| world.given(&bytes_of(element, values));
+    let bytes = |values: &[f32]| world.upload(&bytes_of(element, values));
     let q_len = (N_TOKENS * shape.n_heads * head_dim) as usize;
     let (q, k, v) = (bytes(&vec![1.0; q_len]), bytes(&keys), bytes(&values));
-    let out = world.room::<u8>(q_len * element.bytes());
-    let table = world.given(&table);
-    let decode = world.given(&[segment(N_TOKENS - 1, 1)]);
-    let prefill = world.given(&[segment(0, N_TOKENS)]);
+    let out = world.poisoned::<u8>(q_len * element.bytes());
+    let table = world.upload(&table);
+    let decode = world.upload(&[segment(N_TOKENS - 1, 1)]);
+    let prefill = world.upload(&[segment(0, N_TOKENS)]);
     let tiles = (0..N_TOKENS).step_by(attention.queries_per_tile() as usize);
     let tiles = tiles.map(|first_query| Tile {
         segment: 0,
         first_query,
     });
-    let tiles = world.given(&tiles.collect::<Vec<_>>());
-    let partials = world.room::<f32>(attention.partials_len(1, n_splits));
+    let tiles = world.upload(&tiles.collect::<Vec<_>>());
+    let partials = world.poisoned::<f32>(attention.partials_len(1, n_splits));
     let mut params = AttendParams {
         out: out.ptr().cast(),
         q: q.ptr().cast(),
@@ -366,9 +366,9 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     }
 }
 
-/// From sm_90 on kernels wait for the launches before them, so that launches may begin early; those of older code may not.
+/// From sm_90 on, kernels themselves wait for earlier launches, so that they may begin early.
 #[test]
-fn launches_begin_early_where_kernels_wait_for_those_before_them() {
+fn launches_begin_early_from_sm_90_on() {
     for (ordinal, capability, begins_early) in [(37, 80, false), (38, 90, true)] {
         let (_, emulated) = device(ordinal);
         emulated.set_capability(capability);

@@ -1,4 +1,4 @@
-//! The driver layer over the emulated driver, whose device is the CPU and whose streams are as lazy as CUDA allows.
+//! The driver layer over the emulated driver, whose device is the CPU and whose streams run as late as CUDA allows.
 
 #![allow(clippy::unwrap_used)]
 // Launches, graphs and copies from pinned memory are unsafe to call.
@@ -26,10 +26,10 @@ use souffleur::kernels::cuda::pack::Modules;
 fn device(ordinal: usize) -> (Device, souffleur_cusim::Device) {
     souffleur_cusim::load();
     let emulated = souffleur_cusim::Device::new(ordinal);
-    (Device::open(ordinal).expect("it is emulated"), emulated)
+    (Device::open(ordinal).expect("emulated GPU"), emulated)
 }
 
 fn modules(device: &Device) -> Modules {
     // SAFETY: the emulated driver reads text up to its NUL.
-    unsafe { Modules::from_images(device, |_| b"cusim\0".to_vec()) }.expect("they are linked in")
+    unsafe { Modules::from_images(device, |_| b"cusim\0".to_vec()) }.expect("kernels linked in")
 }

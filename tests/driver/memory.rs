@@ -1,4 +1,4 @@
-//! Buffers: counting, copies, refusals and frees.
+//! Buffers and pinned memory: counting, copies, refusals and frees.
 
 use memmap2::MmapMut;
 use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
@@ -28,7 +28,7 @@ fn buffers_are_counted_and_freed() {
 }
 
 #[test]
-fn copies_go_where_they_are_told() {
+fn copies_change_the_given_ranges() {
     let (device, _) = device(2);
     let stream = device.stream(Priority::High).unwrap();
     let (one, other) = (
@@ -69,9 +69,9 @@ fn pinned_memory_is_copied_both_ways() {
     assert_eq!(to[..], [0, 2, 3, 4, 0, 0]);
 }
 
-/// Memory of another owner: while it is pinned, a copy runs when the stream reaches it and not earlier.
+/// While memory of another owner is pinned, a copy runs when the stream reaches the copy, and not earlier.
 #[test]
-fn memory_that_was_there_before_is_pinned_and_given_back() {
+fn existing_memory_is_pinned_and_unpinned() {
     let (device, _) = device(7);
     let stream = device.stream(Priority::Low).unwrap();
     let buffer = device.alloc::<u8>(6).unwrap();
@@ -103,7 +103,7 @@ fn memory_that_was_there_before_is_pinned_and_given_back() {
     assert_eq!(to, [1, 2, 3, 3, 9, 9]);
 }
 
-/// As a driver does: two ranges that share a page cannot both be pinned, and a copy is pinned as a whole or not at all.
+/// As with a real driver, two ranges that share a page cannot both be pinned, nor can a copy be pinned only in part.
 #[test]
 fn memory_is_pinned_by_whole_pages() {
     const ALREADY_REGISTERED: i32 = 712;
@@ -137,12 +137,12 @@ fn memory_is_pinned_by_whole_pages() {
         stream.upload_bytes((&buffer, 0), start.add(range.start), n_bytes(range))
     };
     // Pinned pages, and the pages before and after them.
-    let pure = [
+    let uniform = [
         PAGE_BYTES + 100..PAGE_BYTES + 200,
         0..PAGE_BYTES,
         2 * PAGE_BYTES..3 * PAGE_BYTES,
     ];
-    for range in &pure {
+    for range in &uniform {
         read_back(range).and_then(|()| upload(range)).unwrap();
     }
     let mixed = [
@@ -160,7 +160,7 @@ fn memory_is_pinned_by_whole_pages() {
         }
     }
     drop(pinned);
-    for range in mixed.iter().chain(&pure) {
+    for range in mixed.iter().chain(&uniform) {
         read_back(range).and_then(|()| upload(range)).unwrap();
     }
     stream.synchronize().unwrap();
@@ -182,8 +182,8 @@ fn a_refused_copy_copies_nothing_and_harms_nothing() {
 }
 
 #[test]
-#[should_panic(expected = "3 elements from 6 on are more than 8")]
-fn a_copy_out_of_bounds_is_the_callers_mistake() {
+#[should_panic(expected = "3 elements from 6 on exceed 8 elements")]
+fn a_copy_out_of_bounds_panics() {
     let (device, _) = device(4);
     let stream = device.stream(Priority::High).unwrap();
     let buffer = device.alloc::<u32>(8).unwrap();
@@ -218,7 +218,7 @@ fn large_uploads_go_through_a_small_ring() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_that_says_so() {
+fn exhausted_memory_is_an_out_of_memory_error() {
     let (device, emulated) = device(6);
     let error = device.alloc::<u8>(1 << 40).unwrap_err();
     assert!(error.is_out_of_memory() && error.is_refusal(), "{error}");
@@ -227,6 +227,6 @@ fn memory_that_is_not_there_is_an_error_that_says_so() {
     assert!(device.alloc::<u8>(16).unwrap_err().is_out_of_memory());
     assert_eq!(device.allocated_bytes(), 0);
     let error = device.alloc::<u64>(usize::MAX).unwrap_err();
-    assert!(error.to_string().contains("too many"), "{error}");
+    assert!(error.to_string().contains("overflow"), "{error}");
     device.alloc::<u8>(16).unwrap();
 }

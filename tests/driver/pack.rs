@@ -1,4 +1,4 @@
-//! Where kernels come from.
+//! Sources of kernels: NVRTC, the cache, and errors if there is none.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub fn nvrtc() -> Option<PathBuf> {
 }
 
 #[test]
-fn what_nvrtc_compiled_is_found_again_without_it() {
+fn kernels_that_nvrtc_compiled_are_cached() {
     let (device, _) = device(41);
     let cache = tempfile::tempdir().unwrap();
     let places = Places {
@@ -34,16 +34,16 @@ fn what_nvrtc_compiled_is_found_again_without_it() {
     }
     let compiled = Modules::load_from(&device, places.clone()).unwrap();
     assert_eq!(compiled.origins(), "nvrtc");
-    let nowhere = Places {
+    let without_nvrtc = Places {
         nvrtc: Vec::new(),
         ..places.clone()
     };
-    let cached = Modules::load_from(&device, nowhere).unwrap();
+    let cached = Modules::load_from(&device, without_nvrtc).unwrap();
     assert_eq!(cached.origins(), "cache");
     Embed::load(&cached, ElementType::Bf16).unwrap();
     // An image that was cut short is compiled again.
     let mut files = std::fs::read_dir(cache.path().join("kernels")).unwrap();
-    let path = files.next().expect("one for each unit").unwrap().path();
+    let path = files.next().expect("a cached image").unwrap().path();
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let mended = Modules::load_from(&device, places).unwrap();
@@ -51,7 +51,7 @@ fn what_nvrtc_compiled_is_found_again_without_it() {
 }
 
 #[test]
-fn without_any_kernels_it_is_said_what_was_tried() {
+fn without_any_kernels_the_error_lists_the_tried_sources() {
     let (device, _) = device(42);
     let places = Places {
         skips_pack: true,
@@ -59,7 +59,7 @@ fn without_any_kernels_it_is_said_what_was_tried() {
         nvrtc: vec![PathBuf::from("/nonexistent")],
     };
     match Modules::load_from(&device, places) {
-        Ok(modules) => assert_eq!(modules.origins(), "nvrtc", "the loader finds one here"),
+        Ok(modules) => assert_eq!(modules.origins(), "nvrtc", "the loader found NVRTC"),
         Err(error) => {
             let text = error.to_string();
             for part in [

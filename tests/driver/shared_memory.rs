@@ -1,4 +1,4 @@
-//! Shared memory of blocks: static and dynamic bytes count together, and the emulated device has a real one's limits.
+//! Shared memory of thread blocks: static and dynamic bytes are added, and the emulated device has real limits.
 
 use souffleur::kernels::cuda::driver::{
     Device, DevicePtr, DriverError, Grid, Kernel, Priority, Stream,
@@ -11,7 +11,7 @@ use souffleur_cusim::Fault;
 use crate::{device, modules};
 
 const INVALID_VALUE: i32 = 1;
-/// As much as a block may have of an A100's.
+/// The most shared memory that a block may have on an A100.
 const MOST_BYTES: u32 = 166_912;
 const DEFAULT_BYTES: u32 = 48 << 10;
 const DECODE: &str = "attend_decode_bf16_d64";
@@ -20,7 +20,7 @@ fn decode(modules: &Modules) -> Kernel {
     modules.kernel("attention_decode.cu", DECODE).unwrap()
 }
 
-fn nowhere() -> AttendParams {
+fn null_params() -> AttendParams {
     AttendParams {
         out: DevicePtr::NULL,
         q: DevicePtr::NULL,
@@ -54,13 +54,13 @@ fn launch(device: &Device, kernel: &Kernel, shared_bytes: u32) -> Result<(), Dri
     let grid = Grid::new([1, 1, 1], 128).shared(shared_bytes);
     // SAFETY: it is not run.
     recorded(device, |stream| unsafe {
-        kernel.launch(stream, grid, &(nowhere(),))
+        kernel.launch(stream, grid, &(null_params(),))
     })
 }
 
 #[track_caller]
 fn check_refused<T>(result: Result<T, DriverError>, parts: &[&str]) {
-    let error = result.err().expect("it is refused");
+    let error = result.err().expect("the call is refused");
     assert_eq!(error.code, INVALID_VALUE, "{error}");
     assert!(error.is_refusal(), "{error}");
     for part in parts {
@@ -69,7 +69,7 @@ fn check_refused<T>(result: Result<T, DriverError>, parts: &[&str]) {
 }
 
 #[test]
-fn static_bytes_count_beside_dynamic_ones() {
+fn static_bytes_are_added_to_dynamic_ones() {
     let (device, _) = device(61);
     let kernel = decode(&modules(&device));
     let static_bytes = kernel.static_shared_bytes().unwrap();
@@ -101,7 +101,7 @@ fn no_block_gets_more_than_the_device_has() {
 }
 
 #[test]
-fn every_launch_of_attention_and_products_has_what_it_asks_for() {
+fn attention_and_products_allow_the_shared_memory_that_they_use() {
     let (device, _) = device(63);
     let modules = modules(&device);
     for head_dim in [32, 64, 96, 128, 256] {
@@ -109,7 +109,7 @@ fn every_launch_of_attention_and_products_has_what_it_asks_for() {
         let attention = Attention::load(&modules, shape, 108).unwrap();
         let params = AttendParams {
             head_dim,
-            ..nowhere()
+            ..null_params()
         };
         // SAFETY: it is not run.
         recorded(&device, |stream| unsafe {
@@ -134,7 +134,7 @@ fn shape(head_dim: u32) -> AttendShape {
     }
 }
 
-/// A former fault: the attribute that static bytes on top make necessary was not set.
+/// A former bug: with static bytes the total exceeded the default limit, but the attribute was not set.
 #[test]
 fn a_forgotten_request_for_shared_memory_is_noticed() {
     let (device, emulated) = device(64);
@@ -143,14 +143,14 @@ fn a_forgotten_request_for_shared_memory_is_noticed() {
     let attention = Attention::load(&modules, shape(64), 108).unwrap();
     // SAFETY: it is not run.
     let refused = recorded(&device, |stream| unsafe {
-        attention.decode(stream, &nowhere(), 1)
+        attention.decode(stream, &null_params(), 1)
     });
     check_refused(refused, &["cuLaunchKernel", DECODE]);
 }
 
 /// Static bytes come from a section of machine code, PTX array declarations, or, without an image, the pack.
 #[test]
-fn each_kind_of_image_says_the_same_of_static_bytes() {
+fn every_kind_of_image_has_the_same_static_bytes() {
     let (device, _) = device(65);
     let places = Places::default();
     let packed = match Modules::load_from(&device, places) {

@@ -38,7 +38,7 @@ fn an_event_orders_two_streams() {
 }
 
 #[test]
-fn timed_events_tell_the_time_between_them() {
+fn timed_events_measure_the_time_between_them() {
     let (device, _) = device(12);
     let stream = device.stream(Priority::High).unwrap();
     let (start, end) = (device.timed_event().unwrap(), device.timed_event().unwrap());
@@ -51,7 +51,7 @@ fn timed_events_tell_the_time_between_them() {
 }
 
 #[test]
-fn a_graph_repeats_what_was_recorded_with_what_the_buffers_hold() {
+fn a_graph_repeats_its_recording_with_the_current_contents_of_buffers() {
     let (device, emulated) = device(13);
     let stream = device.stream(Priority::High).unwrap();
     let (from, to) = (
@@ -73,11 +73,11 @@ fn a_graph_repeats_what_was_recorded_with_what_the_buffers_hold() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on() {
+fn calls_that_cannot_be_recorded_are_errors_and_the_stream_stays_usable() {
     let (device, _) = device(14);
     let stream = device.stream(Priority::High).unwrap();
     let buffer = device.alloc::<u32>(4).unwrap();
-    // A copy from memory that is not pinned, and waiting.
+    // A copy from memory that is not pinned, after which the stream waits.
     let refused = stream.capture(|| stream.write(&buffer, 0, &[1; 4]));
     assert!(refused.unwrap_err().is_refusal());
     let given_up = stream.capture(|| {
@@ -93,9 +93,9 @@ fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on() {
     assert_eq!(stream.read(&buffer, 0..4).unwrap(), [2; 4]);
 }
 
-/// Two engines on a GPU share its context: one records graphs while the other drops buffers, which waits for it.
+/// Two engines share a GPU's context: one records graphs while the other drops buffers, which waits for the context.
 #[test]
-fn recordings_and_waits_for_the_whole_context_do_not_meet() {
+fn recordings_and_waits_for_the_whole_context_exclude_each_other() {
     const ROUNDS: usize = 500;
     let (device, _) = device(16);
     let stream = device.stream(Priority::High).unwrap();
@@ -127,7 +127,7 @@ fn a_recording_on_one_gpu_delays_no_wait_on_another() {
 }
 
 #[test]
-fn all_of_it_may_be_used_and_dropped_on_other_threads() {
+fn streams_buffers_and_graphs_may_be_used_and_dropped_on_other_threads() {
     let (device, emulated) = device(15);
     let stream = device.stream(Priority::High).unwrap();
     let buffer = device.alloc::<u32>(4).unwrap();

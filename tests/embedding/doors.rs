@@ -1,4 +1,4 @@
-//! Hosts that send messages through an engine's doors themselves.
+//! Hosts that send messages to an engine's actors themselves, through `Doors`.
 
 use actix::MailboxError;
 use souffleur::actors::messages::{Asked, Doors, Generate, GetStats, TokenEvent};
@@ -66,7 +66,7 @@ async fn a_request_through_the_doors_takes_a_permit() {
     build.config.max_queued_requests = 2;
     build.config.max_queued_tokens = 100;
     let world = build.start();
-    let doors = world.engine.doors().expect("it lives");
+    let doors = world.engine.doors().expect("it runs");
     let prompt: Vec<u32> = (1..=60).collect();
     let first = send(&doors, request(&prompt, 5, 1));
     let too_long = send(&doors, request(&prompt, 5, 2));
@@ -96,23 +96,23 @@ async fn requests_of_a_call_through_the_doors_are_submitted_in_their_order() {
         ..Build::default()
     }
     .start();
-    let doors = world.engine.doors().expect("it lives");
+    let doors = world.engine.doors().expect("it runs");
     let one = request(&[1, 2, 3], 3, 7);
     let requests = (0..40).map(|i| {
         let mut sample = one.clone();
         sample.rid = RequestId::new(format!("sample-{i}"));
         sample
     });
-    let (heard, mut events) = Probe::<TokenEvent>::spawn();
+    let (recipient, mut events) = Probe::<TokenEvent>::spawn();
     let asked = requests.map(|request| Asked {
-        sink: EventSink::recipient(request.rid.clone(), heard.clone(), None),
+        sink: EventSink::recipient(request.rid.clone(), recipient.clone(), None),
         request,
         cancel: CancelFlag::default(),
     });
     doors.generate.do_send(Generate::call(asked.collect()));
     let mut ended = Vec::new();
     while ended.len() < 40 {
-        let TokenEvent { rid, event } = within(events.recv()).await.expect("it is heard");
+        let TokenEvent { rid, event } = within(events.recv()).await.expect("an event");
         if event.is_terminal() {
             assert!(matches!(event, Event::Finished(_)), "{event:?}");
             ended.push(rid.to_string());
@@ -127,7 +127,7 @@ async fn requests_of_a_call_through_the_doors_are_submitted_in_their_order() {
 #[tokio::test]
 async fn one_request_of_a_call_is_cancelled_alone() {
     let world = Build::default().start();
-    let doors = world.engine.doors().expect("it lives");
+    let doors = world.engine.doors().expect("it runs");
     let one = request(&[1, 2, 3], 3, 7);
     let mut other = one.clone();
     other.rid = RequestId::new("other");
@@ -141,12 +141,12 @@ async fn one_request_of_a_call_is_cancelled_alone() {
 }
 
 #[tokio::test]
-async fn doors_from_before_a_rebuild_say_so() {
+async fn doors_from_before_a_rebuild_fail_requests_with_a_hint() {
     let build = Build::default();
     let parts = mishap_parts(&build, 2, Mishap::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
-    let old = world.engine.doors().expect("it lives");
+    let old = world.engine.doors().expect("it runs");
     assert!(old.are_open());
     let died = collect(world.generate(request(&[1, 2], 50, 7))).await;
     assert!(matches!(died.end, Event::Failed(_)));
@@ -164,7 +164,7 @@ async fn doors_from_before_a_rebuild_say_so() {
     }
     let asked = within(old.stats.send(GetStats)).await;
     assert!(matches!(asked, Err(MailboxError::Closed)));
-    let new = world.engine.doors().expect("it lives again");
+    let new = world.engine.doors().expect("it runs again");
     assert!(new.are_open());
     let finished = end(send(&new, request(&[1, 2], 5, 1))).await;
     assert!(matches!(finished, Event::Finished(_)), "{finished:?}");

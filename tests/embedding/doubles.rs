@@ -15,11 +15,11 @@ use tokio::sync::mpsc;
 
 use super::world::Build;
 
-/// The fault of an executor at one of its steps, once in the life of the test.
+/// A fault of an executor at one step, at most once in a test.
 #[derive(Clone)]
 pub enum Mishap {
     Panic,
-    /// It refuses the step.
+    /// The executor rejects the step.
     Reject,
 }
 
@@ -28,12 +28,12 @@ pub fn mishap_parts(build: &Build, at: u64, mishap: Mishap) -> EngineParts {
     with_mishap(build.parts(), at, mishap)
 }
 
-/// The same for any parts.
+/// As [`mishap_parts`], for any parts.
 pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EngineParts {
     let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
     parts.executor = Arc::new(move || {
         let inner = make()?;
-        Ok(Box::new(Clumsy {
+        Ok(Box::new(FaultyExecutor {
             inner,
             at,
             mishap: mishap.clone(),
@@ -43,14 +43,14 @@ pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EnginePar
     parts
 }
 
-struct Clumsy {
+struct FaultyExecutor {
     inner: Box<dyn Executor>,
     at: u64,
     mishap: Mishap,
     is_due: Arc<AtomicBool>,
 }
 
-impl Executor for Clumsy {
+impl Executor for FaultyExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         if plan.step.get() == self.at && self.is_due.swap(false, Ordering::SeqCst) {
             match self.mishap {
@@ -62,34 +62,34 @@ impl Executor for Clumsy {
     }
 }
 
-/// Parts whose executors send a message when they are dropped, which is when their thread ends.
+/// Parts whose executors send a message when they are dropped, as their thread ends.
 pub fn telling_parts(build: &Build) -> (EngineParts, std::sync::mpsc::Receiver<()>) {
-    let (tell, dropped) = std::sync::mpsc::channel();
+    let (notify, dropped) = std::sync::mpsc::channel();
     let mut parts = build.parts();
     let make = parts.executor.clone();
     parts.executor = Arc::new(move || {
-        Ok(Box::new(Telling {
+        Ok(Box::new(NotifyingExecutor {
             inner: make()?,
-            tell: tell.clone(),
+            notify: notify.clone(),
         }))
     });
     (parts, dropped)
 }
 
-struct Telling {
+struct NotifyingExecutor {
     inner: Box<dyn Executor>,
-    tell: std::sync::mpsc::Sender<()>,
+    notify: std::sync::mpsc::Sender<()>,
 }
 
-impl Executor for Telling {
+impl Executor for NotifyingExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)
     }
 }
 
-impl Drop for Telling {
+impl Drop for NotifyingExecutor {
     fn drop(&mut self) {
-        let _ = self.tell.send(());
+        let _ = self.notify.send(());
     }
 }
 
@@ -121,7 +121,7 @@ pub fn start_bundled(mut config: EngineConfig) -> EngineHandle {
     Engine::start(config).expect("the bundled model loads")
 }
 
-/// A question whose answer continues up to `max_new_tokens`.
+/// A question whose answer has `max_new_tokens` tokens.
 pub fn question(max_new_tokens: u32) -> GenerateRequest {
     let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
         messages: serde_json::json!([{ "role": "user", "content": "Tell me a story." }]),

@@ -16,7 +16,7 @@ fn large() -> Build {
     }
 }
 
-/// An engine that makes no step before the test lets it.
+/// An engine that waits before each step until the sender sends or is dropped.
 fn gated() -> (World, crossbeam_channel::Sender<()>) {
     let (pass, gate) = crossbeam_channel::unbounded();
     let build = Build {
@@ -33,11 +33,11 @@ fn endless(seed: u64) -> GenerateRequest {
 }
 
 /// Polls, since no event reports that the engine has become idle.
-async fn wait_until(world: &World, is_so: impl Fn(&EngineStats) -> bool) -> EngineStats {
+async fn wait_until(world: &World, condition: impl Fn(&EngineStats) -> bool) -> EngineStats {
     within(async {
         loop {
             let stats = world.engine.stats().await.expect("the engine lives");
-            if is_so(&stats) {
+            if condition(&stats) {
                 return stats;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -50,13 +50,13 @@ async fn wait_until(world: &World, is_so: impl Fn(&EngineStats) -> bool) -> Engi
 async fn dropped_generations_free_their_memory() {
     let world = large().start();
     let mut begun = world.generate(endless(1));
-    within(begun.next()).await.expect("it has begun");
+    within(begun.next()).await.expect("an event");
     // One in flight, and many that no step has included yet.
     drop(begun);
     for seed in 2..40 {
         drop(world.generate(endless(seed)));
     }
-    // Queued after the last of them.
+    // This message is queued after those of the dropped requests.
     world.assert_whole().await;
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     let outcome = collect(world.generate(request(&[4, 5, 6], 20, 7))).await;
@@ -69,7 +69,7 @@ async fn a_cancelled_generation_still_ends_once() {
     let (world, pass) = gated();
     let mut generation = world.generate(endless(1));
     pass.send(()).expect("the executor lives");
-    within(generation.next()).await.expect("it has begun");
+    within(generation.next()).await.expect("an event");
     generation.cancel();
     generation.cancel();
     drop(pass);
@@ -106,7 +106,7 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
     world
         .engine
         .generate_to(endless(1), listener.clone().recipient())
-        .expect("the door is open");
+        .expect("it is admitted");
     pass.send(()).expect("the executor lives");
     wait_until(&world, |_| !listener.connected()).await;
     // The next token has no receiver.
@@ -114,16 +114,16 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     drop(pass);
     let stats = wait_until(&world, EngineStats::is_idle_and_whole).await;
-    assert!(stats.steps < 15_000, "it ran to its end: {stats:?}");
+    assert!(stats.steps < 15_000, "ran to its end: {stats:?}");
     world.stop().await;
 }
 
 #[actix::test]
-async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_looked_at_it() {
+async fn a_request_to_an_actor_is_cancelled_before_the_engine_has_handled_it() {
     let (world, pass) = gated();
     let (listener, mut heard) = Probe::spawn();
     let sent = world.engine.generate_to(endless(1), listener.clone());
-    let canceller = sent.expect("the door is open");
+    let canceller = sent.expect("it is admitted");
     canceller.cancel();
     drop(pass);
     let end = within(async {

@@ -1,4 +1,4 @@
-//! The examples run and find the promised results.
+//! Runs the examples and checks their results.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ fn check(example: &str, arguments: &[&str]) -> String {
         .ancestors()
         .nth(2)
         .map(PathBuf::from)
-        .expect("it lies in a profile's deps");
+        .expect("the test is in the deps of a profile");
     let program = profile
         .join("examples")
         .join(format!("{example}{}", std::env::consts::EXE_SUFFIX));
@@ -21,7 +21,7 @@ fn check(example: &str, arguments: &[&str]) -> String {
         .output();
     let output = output.unwrap_or_else(|error| {
         panic!(
-            "{}: {error} (`cargo test` builds it, `cargo test --test` does not)",
+            "{}: {error} (`cargo test` builds the examples, `cargo test --test` does not)",
             program.display()
         )
     });
@@ -32,7 +32,7 @@ fn check(example: &str, arguments: &[&str]) -> String {
 #[test]
 fn an_engine_starts_with_its_defaults_on_the_model_of_the_library() {
     let printed = check("hello", &[]);
-    assert!(printed.trim().contains(' '), "it says words: {printed:?}");
+    assert!(printed.trim().contains(' '), "no words: {printed:?}");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn two_engines_serve_in_one_app() {
 }
 
 #[test]
-fn an_actor_of_the_hosts_own_hears_tokens() {
+fn an_actor_of_the_host_receives_tokens() {
     check("actor_client", &[]);
 }
 

@@ -11,7 +11,7 @@ use super::doubles::{Mishap, mishap_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 use super::zmq_peer::Peer;
 
-/// After the first request, and before the end of the second one.
+/// A step after the first request, and before the end of the second one.
 const MISHAP_STEP: u64 = 30;
 const BLOCK: usize = 16;
 
@@ -33,8 +33,8 @@ fn build(endpoint: &str) -> Build {
 }
 
 fn events(engine: &EngineHandle) -> Vec<Value> {
-    let port = engine.kv_events().expect("it publishes");
-    let port = port.replay_endpoint_port_base.expect("it is configured");
+    let port = engine.kv_events().expect("KV events");
+    let port = port.replay_endpoint_port_base.expect("a replay port");
     let batches = Peer::connect(port, "REQ").ask(0);
     let events = batches.iter().flat_map(|batch| {
         let events = batch.payload[1].as_array();
@@ -43,7 +43,7 @@ fn events(engine: &EngineHandle) -> Vec<Value> {
     events.collect()
 }
 
-/// The events from where everything was cleared for the `n`th time.
+/// The events after the `n`th `AllBlocksCleared`.
 fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     let events = events(engine);
     let is_clear = |event: &Value| event["type"] == "AllBlocksCleared";
@@ -76,7 +76,7 @@ async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn an_engine_that_was_rebuilt_says_that_everything_is_gone_and_publishes_on() {
+async fn a_rebuilt_engine_publishes_a_clear_and_then_its_blocks() {
     let build = build("tcp://*:0");
     let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
@@ -90,8 +90,8 @@ async fn an_engine_that_was_rebuilt_says_that_everything_is_gone_and_publishes_o
     let outcome = collect(world.generate(endless)).await;
     assert!(outcome.end.is_terminal());
     within(async {
-        let is_over = || world.engine.is_ready() && since_clear(&world.engine, 2).is_some();
-        while !is_over() {
+        let is_rebuilt = || world.engine.is_ready() && since_clear(&world.engine, 2).is_some();
+        while !is_rebuilt() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
@@ -105,9 +105,9 @@ async fn an_engine_that_was_rebuilt_says_that_everything_is_gone_and_publishes_o
 }
 
 #[tokio::test]
-async fn an_engine_does_not_start_without_the_port_that_it_was_told() {
+async fn an_engine_does_not_start_if_its_port_is_taken() {
     let taken = TcpListener::bind("0.0.0.0:0").expect("a port is free");
-    let port = taken.local_addr().expect("it is bound").port();
+    let port = taken.local_addr().expect("an address").port();
     let build = build(&format!("tcp://*:{port}"));
     let parts = build.parts();
     let refused = Engine::start_with(build.config, parts).err();
@@ -117,7 +117,7 @@ async fn an_engine_does_not_start_without_the_port_that_it_was_told() {
 }
 
 #[tokio::test]
-async fn an_engine_that_was_not_asked_to_publishes_nothing() {
+async fn by_default_an_engine_publishes_no_events() {
     let world = Build::default().start();
     assert_eq!(world.engine.kv_events(), None);
     world.stop().await;

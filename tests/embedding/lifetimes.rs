@@ -27,7 +27,7 @@ async fn stopping_one_engine_leaves_the_other_serving() {
     let mut long = request(&prompt, 500, 3);
     long.sampling.ignore_eos = true;
     let mut under_way = other.generate(long);
-    let first = within(under_way.next()).await.expect("it has begun");
+    let first = within(under_way.next()).await.expect("an event");
     assert!(matches!(first, Event::Delta(_)));
     assert_finished(
         &collect(one.generate(request(&prompt, 20, 7))).await,
@@ -70,7 +70,7 @@ async fn an_engine_lives_on_an_arbiter_made_for_it() {
     .await;
     assert!(
         arbiter.spawn(async {}),
-        "the host's arbiter is the host's to stop"
+        "the engine stopped the host's Arbiter"
     );
     arbiter.stop();
 }
@@ -108,16 +108,16 @@ async fn files_are_not_read_on_the_hosts_arbiter() {
     assert!(made.expect("mkfifo runs").success());
     let (tell, arbiter_ran) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
-        // Without the Arbiter it is filled too, so that the test ends.
+        // The pipe is filled even if the Arbiter is blocked, so that the test ends.
         let is_in_time = arbiter_ran.recv_timeout(PATIENCE).is_ok();
-        let content = fs::read(&whole).expect("it was copied");
+        let content = fs::read(&whole).expect("the copy exists");
         let mut reader = fs::OpenOptions::new()
             .write(true)
             .open(&pipe)
-            .expect("it is read");
-        // Read again, it is a file.
-        fs::rename(&whole, &pipe).expect("a file takes its place");
-        reader.write_all(&content).expect("it is read");
+            .expect("a reader");
+        // A second read gets a regular file.
+        fs::rename(&whole, &pipe).expect("a rename");
+        reader.write_all(&content).expect("a reader");
         is_in_time
     });
     actix_rt::spawn(async move { tell.send(()) });
@@ -142,7 +142,7 @@ async fn a_stopped_arbiter_starts_no_engine() {
     let arbiter = Arbiter::new();
     let handle = arbiter.handle();
     arbiter.stop();
-    arbiter.join().expect("it stops");
+    arbiter.join().expect("the Arbiter stops");
     let build = Build::default();
     let engine = Engine::start_in_with(&handle, build.config.clone(), build.parts()).await;
     assert!(engine.is_err());
@@ -158,8 +158,8 @@ async fn requests_end_with_the_hosts_arbiter() {
     let arbiter = Arbiter::new();
     let engine = Engine::start_in_with(&arbiter.handle(), Build::default().config, parts).await;
     let engine = engine.expect("the engine starts");
-    let mut generation = engine.generate(endless()).expect("the door is open");
-    within(generation.next()).await.expect("it has begun");
+    let mut generation = engine.generate(endless()).expect("it is admitted");
+    within(generation.next()).await.expect("an event");
     arbiter.stop();
     assert_engine_down(collect(generation).await.end);
     dropped
@@ -186,11 +186,11 @@ async fn requests_end_with_the_hosts_system() {
                     .await;
             let _ = ready.send((engine.expect("the engine starts"), current));
         });
-        system.run().expect("it stops as it should");
+        system.run().expect("the system stops without an error");
     });
     let (engine, system) = is_ready.await.expect("the host runs");
-    let mut generation = engine.generate(endless()).expect("the door is open");
-    within(generation.next()).await.expect("it has begun");
+    let mut generation = engine.generate(endless()).expect("it is admitted");
+    within(generation.next()).await.expect("an event");
     system.stop();
     assert_engine_down(collect(generation).await.end);
     actix_web::web::block(move || host.join())
@@ -250,7 +250,7 @@ async fn actix_rt_join<T: Send + 'static>(thread: std::thread::JoinHandle<T>) ->
 }
 
 #[test]
-fn the_last_handle_takes_the_threads_with_it() {
+fn dropping_the_last_handle_ends_the_threads() {
     let build = Build::default();
     let (parts, dropped) = telling_parts(&build);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
@@ -258,7 +258,7 @@ fn the_last_handle_takes_the_threads_with_it() {
     drop(engine);
     assert!(
         last.is_alive() && dropped.try_recv().is_err(),
-        "one handle is left"
+        "the engine must run while a handle exists"
     );
     drop(last);
     dropped
@@ -275,7 +275,7 @@ async fn a_request_under_way_ends_with_the_last_handle() {
     }
     .start();
     let mut generation = world.generate(endless());
-    within(generation.next()).await.expect("it has begun");
+    within(generation.next()).await.expect("an event");
     drop(world);
     assert_engine_down(collect(generation).await.end);
 }
@@ -293,7 +293,7 @@ fn assert_engine_down(end: Event) {
     }
 }
 
-/// The smallest executor of futures there is.
+/// A minimal executor of futures.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,4 +1,4 @@
-//! Engines inside foreign programs: the guarantees for hosts.
+//! Engines embedded in other programs: the guarantees for hosts.
 
 mod doors;
 mod doubles;

@@ -1,4 +1,4 @@
-//! Actors wired by a host, without an engine around them.
+//! Actors that a host connects itself, without an engine.
 
 use std::sync::Arc;
 
@@ -28,11 +28,11 @@ async fn an_index_answers_plans_one_for_one() {
         rows: 2,
         page_size: PageSize::ONE,
     };
-    let policy = EvictionPolicy::from_name("lru").expect("it is a policy");
+    let policy = EvictionPolicy::from_name("lru").expect("it exists");
     let index = PrefixIndex::start(capacity, policy, planned);
     for step in 1..=3 {
         index.plan(PlanStep::empty(StepId::new(step), 8, 2));
-        let answer = within(answers.recv()).await.expect("the host is asked");
+        let answer = within(answers.recv()).await.expect("an answer");
         assert_eq!(
             (answer.step, answer.free_pages, answer.free_rows),
             (StepId::new(step), 8, 2)
@@ -53,12 +53,12 @@ async fn an_index_answers_plans_one_for_one() {
     drop(index);
     assert!(
         within(peek.send(query())).await.is_err(),
-        "it stops with its owner"
+        "the cache outlived the index"
     );
 }
 
 #[actix::test]
-async fn a_cache_that_panics_is_told_and_its_neighbour_lives() {
+async fn a_panic_of_the_cache_is_reported_and_the_allocator_survives() {
     let (died, mut deaths) = Probe::<ActorDied>::spawn();
     let (planned, mut answers) = Probe::<Box<StepPlanned>>::spawn();
     let ledger = Arc::new(PoolLedger::new(PageSize::ONE));

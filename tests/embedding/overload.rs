@@ -52,7 +52,7 @@ async fn requests_that_belong_together_are_refused_together() {
         assert_eq!(refused.as_ref(), Some(&overloaded));
         assert_eq!(world.engine.requests_inside(), 0);
     }
-    assert_eq!(world.engine.stats().await.expect("it lives").steps, 0);
+    assert_eq!(world.engine.stats().await.expect("it runs").steps, 0);
     let both = world.engine.generate_all(requests(2)).expect("two fit");
     for generation in both {
         assert!(matches!(collect(generation).await.end, Event::Finished(_)));
@@ -62,7 +62,7 @@ async fn requests_that_belong_together_are_refused_together() {
 }
 
 #[tokio::test]
-async fn a_permit_is_back_before_the_terminal_event_is_out() {
+async fn a_permit_is_returned_before_the_terminal_event_is_sent() {
     let mut build = Build::default();
     build.config.max_queued_requests = 1;
     let world = build.start();

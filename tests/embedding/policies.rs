@@ -11,7 +11,7 @@ use souffleur::state::scheduler::policy::schedule_policy_names;
 use super::doubles::Probe;
 use super::world::{Build, VOCAB, World, request, within};
 
-fn to(policy: &str) -> SetPolicy {
+fn by(policy: &str) -> SetPolicy {
     SetPolicy {
         schedule_policy: Some(policy.to_owned()),
         radix_eviction_policy: None,
@@ -22,7 +22,7 @@ async fn set(world: &World, policies: SetPolicy) -> Result<PoliciesSet, RequestE
     within(world.engine.set_policy(policies)).await
 }
 
-/// One request runs at a time, and each waits for the test before its next step.
+/// An engine that runs one request at a time, and waits for the test before each step.
 fn gated() -> (World, crossbeam_channel::Sender<()>) {
     let (pass, gate) = crossbeam_channel::unbounded();
     let build = Build {
@@ -34,7 +34,7 @@ fn gated() -> (World, crossbeam_channel::Sender<()>) {
 }
 
 #[actix::test]
-async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
+async fn a_swap_reorders_waiting_requests_and_loses_none() {
     let (world, pass) = gated();
     let (recipient, mut events) = Probe::<TokenEvent>::spawn();
     let outputs = [4, 2, 9, 5, 7];
@@ -44,7 +44,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
         request.rid = RequestId::new(number.to_string());
         request.sampling.ignore_eos = true;
         let sent = world.engine.generate_to(request, recipient.clone());
-        sent.expect("the door is open");
+        sent.expect("it is admitted");
     }
     // The first holds the only row at the gate.
     within(async {
@@ -55,7 +55,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
         }
     })
     .await;
-    let answer = set(&world, to("lof")).await.expect("lof exists");
+    let answer = set(&world, by("lof")).await.expect("lof exists");
     let expected = PoliciesSet {
         schedule_policy: "lof",
         radix_eviction_policy: "lru",
@@ -75,7 +75,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
             other => panic!("{number} ended with {other:?}"),
         }
     }
-    // The running request continues; the rest run by length of output.
+    // The running request continues; the others run in order of decreasing output length.
     assert_eq!(ended, [0, 2, 4, 3, 1]);
     for (number, output) in outputs.into_iter().enumerate() {
         let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);
@@ -86,7 +86,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn every_policy_serves_everybody_while_it_is_swapped() {
+async fn every_policy_serves_all_requests_during_swaps() {
     let world = Build {
         rows: 3,
         n_pages: 512,
@@ -109,9 +109,9 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
             .collect();
         let swap = SetPolicy {
             radix_eviction_policy: Some(eviction.to_owned()),
-            ..to(policy)
+            ..by(policy)
         };
-        let answer = set(&world, swap).await.expect("they exist");
+        let answer = set(&world, swap).await.expect("both exist");
         assert_eq!(answer.schedule_policy, policy);
         assert_eq!(answer.radix_eviction_policy, eviction);
         for (prompt, number, generation) in generations {
@@ -124,15 +124,15 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
 }
 
 #[tokio::test]
-async fn an_unknown_name_changes_nothing_and_is_told_the_known_ones() {
+async fn the_refusal_of_an_unknown_name_lists_the_known_ones_and_changes_nothing() {
     let world = Build::default().start();
-    let unknown = set(&world, to("sjf")).await.expect_err("there is no sjf");
+    let unknown = set(&world, by("sjf")).await.expect_err("there is no sjf");
     let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
     let text = format!("schedule_policy is \"sjf\", must be one of {known}");
     assert_eq!(unknown, RequestError::Invalid(text));
     let half = SetPolicy {
         radix_eviction_policy: Some("newest".to_owned()),
-        ..to("lpm")
+        ..by("lpm")
     };
     let unknown = set(&world, half).await.expect_err("there is no newest");
     let known = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
@@ -150,7 +150,7 @@ async fn without_a_prefix_cache_lpm_is_fcfs_and_nothing_can_be_evicted() {
     build.config.disable_radix_cache = true;
     build.config.schedule_policy = "lpm".to_owned();
     let world = build.start();
-    let answer = set(&world, to("hrrn")).await.expect("hrrn exists");
+    let answer = set(&world, by("hrrn")).await.expect("hrrn exists");
     let present = (answer.schedule_policy, answer.radix_eviction_policy);
     assert_eq!(present, ("fcfs", "none"));
     let eviction = SetPolicy {

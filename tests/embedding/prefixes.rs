@@ -1,4 +1,4 @@
-//! Peeking into the cache, and pinning a prefix in it, through the engine's doors.
+//! Lookups in the prefix cache (`peek`) and pinned prefixes, through the engine's doors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn small() -> Build {
     }
 }
 
-/// A hundred tokens that no other number begins with.
+/// A hundred tokens, of which the first is different for each number.
 fn prompt(number: u32) -> Vec<u32> {
     (0..100)
         .map(|place| 1 + (number * 31 + place * 7) % 499)
@@ -80,7 +80,7 @@ async fn a_peek_changes_nothing() {
     let elsewhere = world.engine.peek_prefix(other, prompt(1).into()).await;
     assert_eq!(elsewhere, Ok(0));
     assert_eq!(world.engine.stats().await.expect("stats"), before);
-    // Had the peeks touched it, the second prompt would be the oldest now.
+    // Had the peeks touched the first prompt, the second would now be the least recently used.
     run(&world, &prompt(3)).await;
     assert!(peek(&world, &prompt(1)).await < 100);
     assert_eq!(peek(&world, &prompt(2)).await, 100);

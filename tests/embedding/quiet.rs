@@ -15,25 +15,21 @@ const CHILD: &str = "SOUFFLEUR_TEST_QUIET_CHILD";
 fn an_engine_leaves_its_process_as_it_finds_it() {
     let this = std::env::current_exe().expect("a test has a path");
     let output = Command::new(this)
-        .args([
-            "--exact",
-            "quiet::the_child_that_the_test_above_starts",
-            "--nocapture",
-        ])
+        .args(["--exact", "quiet::child_of_the_test_above", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .expect("the child starts");
-    let heard = String::from_utf8_lossy(&output.stderr);
+    let log = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.success() && heard.contains("as it was"),
+        output.status.success() && log.contains("as it was"),
         "{output:?}"
     );
 }
 
 #[test]
-fn the_child_that_the_test_above_starts() {
+fn child_of_the_test_above() {
     if std::env::var_os(CHILD).is_none() {
-        eprintln!("skipped: it needs a process of its own");
+        eprintln!("skipped: this test runs only as a child process");
         return;
     }
     static HOOKED: AtomicUsize = AtomicUsize::new(0);
@@ -63,12 +59,12 @@ fn the_child_that_the_test_above_starts() {
         signals,
         "after the engine has stopped"
     );
-    assert_eq!(HOOKED.load(Ordering::SeqCst), 0, "nothing panicked");
+    assert_eq!(HOOKED.load(Ordering::SeqCst), 0, "the engine panicked");
     let _ = std::panic::catch_unwind(|| panic!("for the hook"));
     assert_eq!(
         HOOKED.load(Ordering::SeqCst),
         1,
-        "the hook is the host's own"
+        "the host's hook was replaced"
     );
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     assert!(recorder.is_ok(), "a recorder was installed");
@@ -77,7 +73,7 @@ fn the_child_that_the_test_above_starts() {
     eprintln!("as it was");
 }
 
-/// Blocked (by this thread), ignored and caught signals, as the kernel has them.
+/// Signals that this thread blocks and that the process ignores or catches, as the kernel reports them.
 fn signal_dispositions() -> Vec<String> {
     let status = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => status,

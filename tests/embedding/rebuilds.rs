@@ -1,4 +1,4 @@
-//! State that a rebuild restores: the same model or none, and hosts' settings. Also deaths that need no rebuild.
+//! A rebuild keeps the model and the host's settings; the death of the KV store needs no rebuild.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,17 +55,17 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     let inside = world.generate(request(&[1, 2], 50, 7));
     // The executor has the second step, at which it dies, while its first waits at the gate.
     world.until(|stats| stats.steps >= 2).await;
-    world.engine.set_paused(true).await.expect("it lives");
+    world.engine.set_paused(true).await.expect("it runs");
     drop(open);
     let outcome = collect(inside).await;
     assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
     until_ready(&world).await;
-    let stats = world.engine.stats().await.expect("it lives");
+    let stats = world.engine.stats().await.expect("it runs");
     let set = (stats.schedule_policy, stats.radix_eviction_policy);
     assert_eq!((set, stats.is_paused), (("lof", "lfu"), true));
     let waiting = world.generate(request(&[1, 2], 50, 7));
     world.until(|stats| stats.waiting_requests == 1).await;
-    world.engine.set_paused(false).await.expect("it lives");
+    world.engine.set_paused(false).await.expect("it runs");
     assert_finished(&collect(waiting).await, &[1, 2], 50, 7);
     world.assert_whole().await;
     world.stop().await;
@@ -94,7 +94,7 @@ fn config(folder: &TempDir) -> EngineConfig {
 
 /// An engine on that model which dies at its second step, and the number of loads of its model.
 fn mortal(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
-    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("supported");
     let (make, loads) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
     let counted = loads.clone();
     parts.executor = Arc::new(move || {
@@ -102,19 +102,19 @@ fn mortal(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
         make()
     });
     let parts = with_mishap(parts, 2, Mishap::Panic);
-    let engine = Engine::start_with(config, parts).expect("it starts");
+    let engine = Engine::start_with(config, parts).expect("the engine starts");
     (World { engine }, loads)
 }
 
 #[tokio::test]
-async fn the_model_of_a_rebuild_is_the_first_or_none() {
+async fn an_engine_is_rebuilt_with_the_same_model_or_not_at_all() {
     let folder = TempDir::new().expect("a temporary folder");
     let file = model(folder.path());
-    let weights = fs::read(&file).expect("it is there");
+    let weights = fs::read(&file).expect("the file exists");
     let (world, loads) = mortal(config(&folder));
     die(&world).await;
     until_ready(&world).await;
-    assert_eq!(loads.load(Ordering::SeqCst), 2, "nothing had changed");
+    assert_eq!(loads.load(Ordering::SeqCst), 2, "the model is loaded again");
     world.stop().await;
 
     // One bit of one weight, in the same file.
@@ -122,7 +122,7 @@ async fn the_model_of_a_rebuild_is_the_first_or_none() {
     let mut others = weights.clone();
     let last = others.len() - 2;
     others[last] ^= 1;
-    fs::write(&file, &others).expect("it can be written");
+    fs::write(&file, &others).expect("the file can be written");
     die(&world).await;
     let reason = within(world.engine.failed()).await;
     assert!(
@@ -139,7 +139,7 @@ async fn the_model_of_a_rebuild_is_the_first_or_none() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_gone_may_come_back() {
+async fn a_missing_model_fails_after_all_attempts() {
     let folder = TempDir::new().expect("a temporary folder");
     let file = model(folder.path());
     let (world, loads) = mortal(config(&folder));
@@ -162,7 +162,7 @@ fn with_store(folder: &TempDir, identify: impl Fn() -> Identify + Send + Sync + 
         kv_disk_path: Some(folder.path().join("kv")),
         ..config(folder)
     };
-    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("supported");
     let store = parts.store.take().expect("there is a store");
     parts.store = Some(Arc::new(StoreSetup {
         config: store.config.clone(),
@@ -170,11 +170,11 @@ fn with_store(folder: &TempDir, identify: impl Fn() -> Identify + Send + Sync + 
         identify: Box::new(identify),
         desk: BlockDesk::default(),
     }));
-    let engine = Engine::start_with(config, parts).expect("it starts");
+    let engine = Engine::start_with(config, parts).expect("the engine starts");
     World { engine }
 }
 
-async fn serves_without(world: World, died: &str, before: u64) {
+async fn serves_after_death_of(world: World, died: &str, before: u64) {
     within(async {
         while deaths_of(died) == before {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -186,7 +186,7 @@ async fn serves_without(world: World, died: &str, before: u64) {
     assert_eq!(deaths_of(died), before + 1);
     world.assert_whole().await;
     world.stop().await;
-    assert_eq!(deaths_of(died), before + 1, "its end is no second one");
+    assert_eq!(deaths_of(died), before + 1, "a shutdown is not a death");
 }
 
 #[tokio::test]
@@ -196,13 +196,13 @@ async fn the_death_of_the_kv_store_is_counted_and_the_engine_serves() {
     model(folder.path());
     let before = deaths_of("kv_store");
     let world = with_store(&folder, || panic!("a bug of the actor"));
-    serves_without(world, "kv_store", before).await;
+    serves_after_death_of(world, "kv_store", before).await;
 
     let before = deaths_of("kv_store_thread");
     let world = with_store(&folder, || Box::new(|_| panic!("a bug of the thread")));
-    serves_without(world, "kv_store_thread", before).await;
+    serves_after_death_of(world, "kv_store_thread", before).await;
 
-    // A store that is off for a reason, or that stops, has not died.
+    // A store that is disabled by an error, or that is stopped, has not died.
     let before = deaths_of("kv_store_thread");
     let world = with_store(&folder, || {
         Box::new(|_| Err("the weights are gone".to_owned()))

@@ -1,4 +1,4 @@
-//! Message logs of whole engines: replaying a log recorded under load gives the same plans, on states without actors.
+//! Message logs of whole engines: replaying a log that was recorded under load gives the same plans, without actors.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use souffleur::state::control::ControlSetup;
 use super::doubles::{Mishap, mishap_parts, question, start_bundled};
 use super::world::{Build, SHUTDOWN_DEADLINE, World, collect, expected, request, within};
 
-/// Makes the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
+/// Records the log in `tests/fixtures/record` again: `REMAKE_FIXTURES=1 cargo test --test embedding recording`.
 const REMAKE: &str = "REMAKE_FIXTURES";
 
 /// Tokens that a long request generates.
@@ -38,15 +38,15 @@ fn recording(dir: &Path) -> EngineConfig {
 }
 
 fn replayed(file: &Path) -> Replayed {
-    let log = std::fs::read(file).expect("the log is there");
+    let log = std::fs::read(file).expect("a log");
     replay(log.as_slice(), &ControlSetup::build).expect("the log can be replayed")
 }
 
 fn messages_in(file: &Path) -> BTreeSet<&'static str> {
-    let log = std::fs::read(file).expect("the log is there");
-    let mut reader = LogReader::open(log.as_slice()).expect("it is a log");
+    let log = std::fs::read(file).expect("a log");
+    let mut reader = LogReader::open(log.as_slice()).expect("the file is a log");
     let mut messages = BTreeSet::new();
-    while let Some(Record::Entry(entry)) = reader.next().expect("it is whole") {
+    while let Some(Record::Entry(entry)) = reader.next().expect("the log is intact") {
         messages.insert(Entry::message(&entry));
     }
     messages
@@ -58,20 +58,20 @@ fn assert_same(replayed: &Replayed) {
     assert_eq!((replayed.ending, replayed.has_gap), (LogEnd::Closed, false));
 }
 
-/// Prompts that share their beginning with every fourth other.
+/// A prompt that shares its first 40 tokens with every fourth other.
 fn prompt(number: u32) -> Vec<u32> {
     let shared = (0..40).map(|place| 1 + (number % 4 * 31 + place * 7) % 499);
     let own = (0..10 + number * 13 % 50).map(|place| 1 + (number * 17 + place) % 499);
     shared.chain(own).collect()
 }
 
-/// Sixty requests at once for a pool that holds four, some of which are cancelled in each of the ways there are.
+/// Runs sixty requests at once on a pool that holds four, and cancels some, in every possible way.
 async fn load(world: &World) {
     let doors = world.engine.doors().expect("the engine lives");
     let mut collecting = Vec::new();
     for number in 0..60 {
         let tokens = prompt(number);
-        // Short ones end while the long ones are young, so that more long ones are admitted than fit at full length.
+        // Short requests end early, so that more long requests are admitted than fit at full length.
         let is_long = number % 2 == 0;
         let max_new_tokens = if is_long { LONG } else { 3 + number % 8 };
         let asked = request(&tokens, max_new_tokens, u64::from(number));
@@ -99,7 +99,7 @@ async fn load(world: &World) {
                         radix_eviction_policy: Some("slru".to_owned()),
                     };
                     let set = within(doors.set_policy.send(set)).await;
-                    set.expect("it answers").expect("both exist");
+                    set.expect("an answer").expect("both exist");
                     drop(collect(generation).await);
                 }
                 8 => {
@@ -108,12 +108,12 @@ async fn load(world: &World) {
                         tokens: tokens.into(),
                         ttl_s: number % 3,
                     };
-                    let pinned = within(doors.pin.send(pin)).await.expect("it answers");
+                    let pinned = within(doors.pin.send(pin)).await.expect("an answer");
                     drop(collect(generation).await);
                     let pin = pinned.map_or(0, |pinned| pinned.pin);
                     within(doors.unpin.send(UnpinPrefix { pin }))
                         .await
-                        .expect("it answers");
+                        .expect("an answer");
                 }
                 _ => drop(collect(generation).await),
             }
@@ -125,7 +125,7 @@ async fn load(world: &World) {
 }
 
 #[tokio::test]
-async fn a_flush_between_requests_comes_out_again() {
+async fn flushes_between_requests_are_replayed() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let build = Build {
         config: recording(dir.path()),
@@ -145,9 +145,9 @@ async fn a_flush_between_requests_comes_out_again() {
             drop(collect(world.generate(request(&prompt(number), 5, 7))).await);
         }
         let pause = |paused| within(world.engine.set_paused(paused));
-        pause(true).await.expect("it answers");
+        pause(true).await.expect("an answer");
         let waits = world.generate(request(&prompt(7), 5, 7));
-        pause(false).await.expect("it answers");
+        pause(false).await.expect("an answer");
         drop(collect(waits).await);
         let tokens = prompt(2).into();
         let pin = within(world.engine.pin_prefix(
@@ -155,25 +155,25 @@ async fn a_flush_between_requests_comes_out_again() {
             tokens,
             std::time::Duration::from_secs(1000),
         ));
-        let pinned = pin.await.expect("it is pinned");
+        let pinned = pin.await.expect("the prefix is pinned");
         // Two at once: the second finds an empty cache, or runs together with the first.
         let (first, second) = tokio::join!(
             within(world.engine.flush_cache()),
             within(world.engine.flush_cache())
         );
-        let first = first.expect("nothing is inside");
-        second.expect("nothing is inside");
+        let first = first.expect("no request is inside");
+        second.expect("no request is inside");
         assert_eq!(first.kept_tokens, pinned.tokens);
         assert!(first.flushed_tokens > 0, "{first:?}");
         let held = world.generate(request(&prompt(1), LONG, 7));
         let refused = within(world.engine.flush_cache()).await.map(drop);
         assert!(
             refused.is_ok() || refused.map_err(|error| error.code()) == Err("busy"),
-            "it runs, waits or is not there yet"
+            "a flush is refused only as busy"
         );
         drop(collect(held).await);
         let unpinned = within(world.engine.unpin_prefix(pinned.pin)).await;
-        assert!(unpinned.expect("it answers"));
+        assert!(unpinned.expect("an answer"));
         world.assert_whole().await;
     }
     world.stop().await;
@@ -185,7 +185,7 @@ async fn a_flush_between_requests_comes_out_again() {
     }
 }
 
-/// Long requests that arrive one by one, each admitted while the others are young: together they outgrow the pool.
+/// Long requests that arrive one by one, each admitted early in the others' outputs: together they outgrow the pool.
 async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
     let is_long = |prompt: &[u32], seed| {
         let (_, reason) = expected(prompt, LONG, seed);
@@ -197,15 +197,15 @@ async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Gene
         let seed = seed.expect("some output is long");
         let mut generation = world.generate(request(&prompt, LONG, seed));
         within(async {
-            // The others would use up steps that are granted before it arrives.
+            // Steps that are granted before the request arrives would go to the others.
             while requests_inside(world).await <= inside.len() {
                 tokio::task::yield_now().await;
             }
         })
         .await;
-        // Enough steps for its chunks, by far not for its output.
+        // Enough steps for the chunks of the prompt, but not for the whole output.
         (0..12).for_each(|_| steps.send(()).expect("the executor lives"));
-        within(generation.next()).await.expect("it has begun");
+        within(generation.next()).await.expect("an event");
         inside.push(generation);
     }
     inside
@@ -286,7 +286,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
         asked.sampling.stop = ["e ".to_owned()].into();
         asked.sampling.temperature = 1.0;
         asked.sampling.sampling_seed = Some(u64::from(number));
-        engine.generate(asked).expect("the door is open")
+        engine.generate(asked).expect("it is admitted")
     });
     for mut generation in generations.collect::<Vec<_>>() {
         while within(generation.next()).await.is_some() {}
@@ -298,7 +298,7 @@ async fn a_model_with_stop_strings_is_replayed_to_the_same_plans() {
 }
 
 #[tokio::test]
-async fn an_engine_that_was_rebuilt_is_replayed_life_by_life() {
+async fn every_life_of_a_rebuilt_engine_is_replayed() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let build = Build {
         config: recording(dir.path()),
@@ -309,7 +309,7 @@ async fn an_engine_that_was_rebuilt_is_replayed_life_by_life() {
     let world = World { engine };
     drop(collect(world.generate(request(&prompt(1), 50, 1))).await);
     within(async {
-        // The engine accepts no requests until the next unit is up.
+        // The engine accepts no requests until it is rebuilt.
         while world.engine.stats().await.is_err() {
             tokio::task::yield_now().await;
         }
@@ -324,7 +324,7 @@ async fn an_engine_that_was_rebuilt_is_replayed_life_by_life() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_log_is_its_owners_alone_and_takes_no_other_files_place() {
+async fn a_log_is_private_and_overwrites_no_other_file() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().expect("a folder can be made");
     let file = log_in(dir.path());
@@ -334,16 +334,16 @@ async fn a_log_is_its_owners_alone_and_takes_no_other_files_place() {
         ..Build::default()
     };
     build.clone().start().stop().await;
-    let mode = std::fs::metadata(&file).expect("it is there").permissions();
+    let mode = std::fs::metadata(&file).expect("a log").permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);
     let old = std::fs::read_to_string(dir.path().join("control.log.old"));
-    assert_eq!(old.expect("it was kept"), "an older one");
+    assert_eq!(old.expect("the older file was kept"), "an older one");
     let in_the_way = EngineConfig {
         record: Some(dir.path().to_owned()),
         ..EngineConfig::default()
     };
     let started = Engine::start_with(in_the_way, build.parts());
-    let error = started.err().expect("a folder is no log").to_string();
+    let error = started.err().expect("a folder cannot be a log").to_string();
     assert!(
         error.contains("record") && error.contains("regular file"),
         "{error}"

@@ -1,4 +1,4 @@
-//! The end of an engine by `shutdown`.
+//! `EngineHandle::shutdown`: running requests, the deadline, and requests that come later.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ async fn requests_sent_before_the_shutdown_are_finished() {
 async fn requests_past_the_deadline_are_cancelled() {
     let world = large();
     let mut begun = world.generate(endless(1));
-    within(begun.next()).await.expect("it has begun");
+    within(begun.next()).await.expect("an event");
     let just_sent = world.generate(endless(2));
     within(world.engine.shutdown(Duration::ZERO)).await;
     for generation in [begun, just_sent] {
@@ -58,7 +58,7 @@ async fn requests_past_the_deadline_are_cancelled() {
 }
 
 #[tokio::test]
-async fn nothing_comes_in_after_a_shutdown() {
+async fn no_request_is_admitted_after_a_shutdown() {
     let world = Build::default().start();
     assert!(world.engine.is_ready());
     let engine = world.engine.clone();

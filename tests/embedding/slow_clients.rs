@@ -13,7 +13,7 @@ async fn text_of(mut generation: Generation) -> (String, usize, Event) {
         n_events += 1;
         match within(generation.next())
             .await
-            .expect("a terminal event comes first")
+            .expect("the stream ends with a terminal event")
         {
             Event::Delta(delta) => text.push_str(&delta.text),
             Event::Finished(end) => {

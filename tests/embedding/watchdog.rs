@@ -1,4 +1,4 @@
-//! Deaths: every request inside gets one failure, and the engine restarts.
+//! Deaths of actors and threads: every request inside gets one failure, and the engine restarts.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use souffleur::request::Event;
 use super::doubles::{Mishap, mishap_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 
-/// Far enough for all requests to be inside.
+/// A step that is late enough for all requests to be inside.
 const MISHAP_STEP: u64 = 30;
 
 pub(super) fn recorder() -> &'static PrometheusHandle {
@@ -21,7 +21,7 @@ pub(super) fn recorder() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         PrometheusBuilder::new()
             .install_recorder()
-            .expect("it is the first")
+            .expect("no recorder is installed")
     })
 }
 
@@ -33,7 +33,7 @@ pub(super) fn deaths_of(actor: &str) -> u64 {
 }
 
 /// Triggers the fault with eight requests inside, then checks that the engine is whole again.
-async fn dies_and_comes_back(world: World, open: crossbeam_channel::Sender<()>) {
+async fn dies_and_recovers(world: World, open: crossbeam_channel::Sender<()>) {
     let prompts: Vec<Vec<u32>> = (0..8)
         .map(|i| (1..40).map(|t| t * 5 + i).collect())
         .collect();
@@ -77,7 +77,7 @@ async fn dies_and_comes_back(world: World, open: crossbeam_channel::Sender<()>) 
 }
 
 #[tokio::test]
-async fn a_panic_of_the_executor_fails_everybody_once_and_the_unit_is_rebuilt() {
+async fn a_panic_of_the_executor_fails_each_request_once_and_the_engine_is_rebuilt() {
     recorder();
     let (open, gate) = crossbeam_channel::unbounded();
     let build = Build {
@@ -87,7 +87,7 @@ async fn a_panic_of_the_executor_fails_everybody_once_and_the_unit_is_rebuilt() 
     let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
     let before = deaths_of("executor_thread");
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    dies_and_comes_back(World { engine }, open).await;
+    dies_and_recovers(World { engine }, open).await;
     assert!(deaths_of("executor_thread") > before);
 }
 
@@ -96,7 +96,7 @@ async fn an_engine_is_not_ready_while_it_is_rebuilt() {
     let build = Build::default();
     let mut parts = mishap_parts(&build, 2, Mishap::Panic);
     let (open, gate) = crossbeam_channel::unbounded::<()>();
-    // The first executor is made at once, the second when the test says so.
+    // The first executor is made at once, the second when the test allows it.
     let _ = open.send(());
     let make = parts.executor.clone();
     parts.executor = std::sync::Arc::new(move || {
@@ -157,11 +157,11 @@ async fn an_engine_is_shut_down_while_it_is_rebuilt() {
     assert!(!engine.is_alive());
 }
 
-/// Parts whose executor panics at its second step; the next `failures` builds fail. Counts the builds.
+/// Parts whose executor panics at its second step, and whose next `failures` builds fail; and the count of builds.
 fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
     let mut parts = mishap_parts(build, 2, Mishap::Panic);
-    let (make, asked) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
-    let counted = asked.clone();
+    let (make, builds) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = builds.clone();
     parts.executor = Arc::new(move || {
         let number = counted.fetch_add(1, Ordering::SeqCst);
         if (1..=failures).contains(&number) {
@@ -170,7 +170,7 @@ fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUs
             make()
         }
     });
-    (parts, asked)
+    (parts, builds)
 }
 
 async fn die(world: &World) {
@@ -183,7 +183,7 @@ async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
     let mut build = Build::default();
     build.config.rebuild_attempts = 4;
     build.config.rebuild_backoff_s = 0.0;
-    let (parts, asked) = hard_to_rebuild(&build, 3);
+    let (parts, builds) = hard_to_rebuild(&build, 3);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     die(&world).await;
@@ -193,10 +193,10 @@ async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
         }
     })
     .await;
-    assert_eq!(asked.load(Ordering::SeqCst), 5);
+    assert_eq!(builds.load(Ordering::SeqCst), 5);
     let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
     assert_finished(&outcome, &[1, 2], 50, 7);
-    // It has not failed: that future is still waiting.
+    // The engine has not failed: the future of `failed` is still pending.
     tokio::select! {
         biased;
         reason = world.engine.failed() => panic!("{reason}"),
@@ -207,22 +207,22 @@ async fn a_rebuild_that_fails_is_tried_again_until_it_works() {
 }
 
 #[tokio::test]
-async fn after_the_last_attempt_the_host_is_told_and_a_stop_still_works() {
+async fn after_the_last_attempt_the_host_learns_the_reason_and_shutdown_still_works() {
     let mut build = Build::default();
     build.config.rebuild_attempts = 3;
     build.config.rebuild_backoff_s = 0.0;
-    let (parts, asked) = hard_to_rebuild(&build, usize::MAX - 1);
+    let (parts, builds) = hard_to_rebuild(&build, usize::MAX - 1);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
     let world = World { engine };
     die(&world).await;
     let reason = within(world.engine.failed()).await;
     assert_eq!(
         &*reason,
-        "the engine died and 3 attempts to rebuild it failed, the last: attempt 3 found none"
+        "the engine died and 3 attempts to rebuild it failed; the last error: attempt 3 found none"
     );
-    assert_eq!(asked.load(Ordering::SeqCst), 4);
+    assert_eq!(builds.load(Ordering::SeqCst), 4);
     assert!(!world.engine.is_alive());
-    // A later question gets the same answer.
+    // A later call gets the same reason.
     assert_eq!(within(world.engine.failed()).await, reason);
     let refused = world.engine.generate(request(&[1], 1, 7)).map(drop);
     assert_eq!(refused.map_err(|error| error.code()), Err("engine_down"));
@@ -238,28 +238,28 @@ async fn waits_between_attempts_double_and_a_stop_does_not_wait_for_them() {
     let here = Arbiter::current();
     let engine = Engine::start_in_with(&here, build.config.clone(), parts).await;
     let engine = engine.expect("the engine starts");
-    // From here on time passes only when all tasks wait for it.
+    // From here on, the clock advances only when all tasks wait for it.
     tokio::time::pause();
-    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("open");
+    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("admitted");
     while generation.next().await.is_some() {}
     let died = tokio::time::Instant::now();
     engine.failed().await;
     assert_eq!(died.elapsed().as_secs(), 10 + 20 + 40);
     engine.shutdown(Duration::ZERO).await;
 
-    let (parts, asked) = hard_to_rebuild(&build, usize::MAX - 1);
+    let (parts, builds) = hard_to_rebuild(&build, usize::MAX - 1);
     build.config.rebuild_backoff_s = 60.0;
     let engine = Engine::start_in_with(&here, build.config, parts).await;
     let engine = engine.expect("the engine starts");
-    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("open");
+    let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("admitted");
     while generation.next().await.is_some() {}
-    while asked.load(Ordering::SeqCst) < 2 {
+    while builds.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
     let before = tokio::time::Instant::now();
     engine.shutdown(Duration::ZERO).await;
     assert!(before.elapsed() < Duration::from_secs(60));
-    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert_eq!(builds.load(Ordering::SeqCst), 2);
 }
 
 #[test]
@@ -277,10 +277,10 @@ fn an_engine_whose_arbiter_the_host_stops_has_failed() {
     });
 }
 
-/// A host's log that panics once, at the first error that the Scheduler reports on this thread.
-struct Treacherous(AtomicBool);
+/// A subscriber that panics once, at the first event that the Scheduler logs on this thread.
+struct PanickingSubscriber(AtomicBool);
 
-impl tracing::Subscriber for Treacherous {
+impl tracing::Subscriber for PanickingSubscriber {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target() == "souffleur_actors::scheduler"
     }
@@ -305,13 +305,13 @@ impl tracing::Subscriber for Treacherous {
 }
 
 #[actix::test]
-async fn a_panic_inside_a_control_actor_fails_everybody_once_and_the_unit_is_rebuilt() {
+async fn a_panic_inside_a_control_actor_fails_each_request_once_and_the_engine_is_rebuilt() {
     recorder();
     let arbiter = Arbiter::new();
     arbiter.spawn_fn(|| {
-        let treacherous = Treacherous(AtomicBool::new(true));
-        // For the rest of the thread's life.
-        std::mem::forget(tracing::subscriber::set_default(treacherous));
+        let subscriber = PanickingSubscriber(AtomicBool::new(true));
+        // The subscriber stays set until the thread ends.
+        std::mem::forget(tracing::subscriber::set_default(subscriber));
     });
     let (open, gate) = crossbeam_channel::unbounded();
     let build = Build {
@@ -322,7 +322,7 @@ async fn a_panic_inside_a_control_actor_fails_everybody_once_and_the_unit_is_reb
     let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Reject);
     let before = deaths_of("scheduler");
     let engine = Engine::start_in_with(&arbiter.handle(), build.config, parts).await;
-    dies_and_comes_back(
+    dies_and_recovers(
         World {
             engine: engine.expect("the engine starts"),
         },

@@ -1,4 +1,4 @@
-//! No more than a few files of a crate import each other in a cycle.
+//! Tests that at most a few files of a crate import each other in a cycle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,7 +8,7 @@ use super::{packages, root};
 /// The most files that may import each other, directly or through others.
 const MOST: usize = 5;
 
-/// For each file, the files that it reaches through imports, and over how many.
+/// The files that `from` reaches through imports, each with the number of imports on the way.
 fn reached(graph: &Graph, from: &str) -> BTreeMap<String, usize> {
     let mut reached = BTreeMap::new();
     let mut next = VecDeque::from([(from.to_owned(), 0)]);
@@ -24,18 +24,18 @@ fn reached(graph: &Graph, from: &str) -> BTreeMap<String, usize> {
 }
 
 /// The strongly connected components that have more than `most` files.
-fn circles(graph: &Graph, most: usize) -> BTreeSet<BTreeSet<String>> {
+fn cycles(graph: &Graph, most: usize) -> BTreeSet<BTreeSet<String>> {
     let all: BTreeMap<&String, BTreeMap<String, usize>> = graph
         .keys()
         .map(|file| (file, reached(graph, file)))
         .collect();
-    let circle = |file: &String| -> BTreeSet<String> {
+    let cycle = |file: &String| -> BTreeSet<String> {
         let others = all[file].keys();
         let back = |other: &&String| all.get(other).is_some_and(|there| there.contains_key(file));
         others.filter(back).cloned().collect()
     };
-    let found = graph.keys().map(circle);
-    found.filter(|circle| circle.len() > most).collect()
+    let found = graph.keys().map(cycle);
+    found.filter(|cycle| cycle.len() > most).collect()
 }
 
 #[test]
@@ -44,14 +44,14 @@ fn few_files_import_each_other() {
     for src in packages().into_values().chain([root().join("src")]) {
         let graph = Sources::read(&src).graph();
         n_files += graph.len();
-        let found = circles(&graph, MOST);
+        let found = cycles(&graph, MOST);
         assert!(found.is_empty(), "files that import each other: {found:#?}");
     }
-    assert!(n_files > 300, "only {n_files} files import any");
+    assert!(n_files > 300, "only {n_files} files have imports");
 }
 
 #[test]
-fn a_planted_import_closes_a_circle() {
+fn an_added_import_closes_a_cycle() {
     let mut sources = Sources::read(&root().join("src/server"));
     let graph = sources.graph();
     let far = |file: &String| {
@@ -59,9 +59,9 @@ fn a_planted_import_closes_a_circle() {
         let far = reached.find(|(_, distance)| *distance > MOST);
         far.map(|(to, _)| (to, file.clone()))
     };
-    let (from, to) = graph.keys().find_map(far).expect("imports go deep");
+    let (from, to) = graph.keys().find_map(far).expect("imports are deep");
     sources.plant(&from, &to);
-    let found = circles(&sources.graph(), MOST);
-    let holds = |circle: &BTreeSet<String>| circle.contains(&from) && circle.contains(&to);
+    let found = cycles(&sources.graph(), MOST);
+    let holds = |cycle: &BTreeSet<String>| cycle.contains(&from) && cycle.contains(&to);
     assert!(found.iter().any(holds), "{from} imports {to}: {found:?}");
 }

@@ -1,4 +1,4 @@
-//! No function is longer than a screen: its signature, its body and its closing brace take at most 70 lines.
+//! Tests that no function, from its signature to its closing brace, has more than 70 lines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where the text that begins at `start` with `"` ends, and after how many `#`: none if it has escapes.
-fn end_of_text(source: &[char], start: usize, n_hashes: Option<usize>) -> usize {
+/// The end of the string literal with its `"` at `start`, and with `n_hashes` `#` if it is raw.
+fn end_of_string(source: &[char], start: usize, n_hashes: Option<usize>) -> usize {
     let mut at = start + 1;
     while at < source.len() {
         match (source[at], n_hashes) {
@@ -46,7 +46,7 @@ fn end_of_line(source: &[char], start: usize) -> usize {
     start + rest.take_while(|c| **c != '\n').count()
 }
 
-/// Where the comment ends that begins at `start` with `/*`; such comments nest.
+/// The end of the comment that begins at `start` with `/*`; these comments nest.
 fn end_of_comment(source: &[char], start: usize) -> usize {
     let mut depth = 0;
     let mut at = start;
@@ -67,8 +67,8 @@ fn end_of_comment(source: &[char], start: usize) -> usize {
     source.len()
 }
 
-/// Where a raw text ends that may begin at `start`, as `r"` or `r#"`.
-fn end_of_raw_text(source: &[char], start: usize) -> Option<usize> {
+/// The end of the raw string literal that begins at `start` as `r"` or `r#"`, if one does.
+fn end_of_raw_string(source: &[char], start: usize) -> Option<usize> {
     let is_prefix = |c: &char| !is_name(*c) || ['b', 'c'].contains(c);
     if source[start] != 'r' || !source[..start].last().is_none_or(is_prefix) {
         return None;
@@ -76,31 +76,31 @@ fn end_of_raw_text(source: &[char], start: usize) -> Option<usize> {
     let hashes = source[start + 1..].iter();
     let n = hashes.take_while(|c| **c == '#').count();
     let quote = start + 1 + n;
-    (source.get(quote) == Some(&'"')).then(|| end_of_text(source, quote, Some(n)))
+    (source.get(quote) == Some(&'"')).then(|| end_of_string(source, quote, Some(n)))
 }
 
-/// Where the comment, text or character ends that begins at `start`, if one does. A lifetime is no character.
-fn end_of_other(source: &[char], start: usize) -> Option<usize> {
+/// The end of the comment, string or character that begins at `start`, if one does. A lifetime is not a character.
+fn end_of_token(source: &[char], start: usize) -> Option<usize> {
     match source[start..] {
         ['/', '/', ..] => Some(end_of_line(source, start)),
         ['/', '*', ..] => Some(end_of_comment(source, start)),
-        ['"', ..] => Some(end_of_text(source, start, None)),
+        ['"', ..] => Some(end_of_string(source, start, None)),
         ['\'', '\\', _, ref rest @ ..] => {
             let n = rest.iter().take_while(|c| **c != '\'').count();
             Some(start + 3 + n + 1)
         }
         ['\'', _, '\'', ..] => Some(start + 3),
-        _ => end_of_raw_text(source, start),
+        _ => end_of_raw_string(source, start),
     }
 }
 
-/// A file's code with blanks in place of comments, texts and characters: each line keeps its place.
+/// A file's code with spaces in place of comments, strings and characters: lines keep their numbers.
 fn code(source: &str) -> Vec<char> {
     let source: Vec<char> = source.chars().collect();
     let mut code = source.clone();
     let mut at = 0;
     while at < source.len() {
-        let Some(end) = end_of_other(&source, at) else {
+        let Some(end) = end_of_token(&source, at) else {
             at += 1;
             continue;
         };
@@ -127,7 +127,7 @@ fn name_at(code: &[char], at: usize) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Where the body of the function that begins at `start` ends; none if it has no body.
+/// The end of the body of the function that begins at `start`; none if it has no body.
 fn end_of_body(code: &[char], start: usize) -> Option<usize> {
     let mut depth = 0;
     let mut in_body = false;
@@ -149,7 +149,7 @@ fn end_of_body(code: &[char], start: usize) -> Option<usize> {
     None
 }
 
-/// The functions of a source, those inside of other functions too.
+/// The functions of a source, nested ones included.
 fn functions(source: &str) -> Vec<Function> {
     let code = code(source);
     let lines = |code: &[char]| code.iter().filter(|c| **c == '\n').count();
@@ -165,7 +165,7 @@ fn functions(source: &str) -> Vec<Function> {
     found.collect()
 }
 
-/// The repository's sources, without those of builds and of fixtures.
+/// Finds the source files of the repository, except build outputs and fixtures.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the folder can be read").path();
@@ -187,7 +187,7 @@ fn functions_fit_on_a_screen() {
     let mut n_functions = 0;
     let mut wrong = Vec::new();
     for file in &files {
-        let path = file.strip_prefix(root()).expect("it is below the root");
+        let path = file.strip_prefix(root()).expect("files are below the root");
         let path = path.to_string_lossy();
         let functions = functions(&read(file));
         n_functions += functions.len();
@@ -204,7 +204,7 @@ fn functions_fit_on_a_screen() {
         n_functions > 5000,
         "only {n_functions} functions were found"
     );
-    assert!(wrong.is_empty(), "split, at {MOST} lines: {wrong:#?}");
+    assert!(wrong.is_empty(), "longer than {MOST} lines: {wrong:#?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Every name that `docs/glossary.md` explains occurs in the code.
+//! Tests that every name in `docs/glossary.md` occurs in the code.
 
 use std::collections::HashSet;
 

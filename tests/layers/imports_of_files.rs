@@ -1,7 +1,7 @@
-//! Which file of a crate imports which, read from the source as text.
+//! Parses which files of a crate import each other, from the source as text.
 //!
-//! A path leads to the file that defines its item: `use` of another file on the way is followed. Items of a module's
-//! own children are no imports: they are parts of it. Tests are left out.
+//! A path is resolved to the file that defines its item: a `use` in another file on the way is followed. A module's use
+//! of its own children is not an import. Tests are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{read, sources};
 pub type Graph = BTreeMap<String, BTreeSet<String>>;
 type Names = Vec<String>;
 
-/// A name that a module has through `use`, and where it leads.
+/// A name that a module imports with `use`, and its path.
 struct Use {
     name: String,
     path: Names,
@@ -25,7 +25,7 @@ struct Module {
     paths: Vec<Names>,
 }
 
-/// The modules of a crate that are no tests.
+/// The modules of a crate, without tests.
 pub struct Sources(BTreeMap<Names, Module>);
 
 impl Sources {
@@ -36,7 +36,7 @@ impl Sources {
         let mut modules = BTreeMap::new();
         let mut tests = Vec::new();
         for file in files {
-            let path = file.strip_prefix(base).expect("the file is below it");
+            let path = file.strip_prefix(base).expect("the file is in base");
             let mut names: Names = path
                 .with_extension("")
                 .iter()
@@ -56,24 +56,24 @@ impl Sources {
         Self(modules)
     }
 
-    /// Lets the first file import something from the second.
+    /// Makes the file `from` import an item of `to`.
     pub fn plant(&mut self, from: &str, to: &str) {
         let names = |shown: &str| shown.split("::").map(str::to_owned).collect::<Names>();
         let mut path = vec!["crate".to_owned()];
         path.extend(names(to));
         path.push("Planted".to_owned());
-        let module = self.0.get_mut(&names(from)).expect("it is a file");
+        let module = self.0.get_mut(&names(from)).expect("a known file");
         module.paths.push(path);
     }
 
-    /// Which file imports which.
+    /// The graph of the imports.
     pub fn graph(&self) -> Graph {
         let mut graph = Graph::new();
         for (names, module) in &self.0 {
             let uses = module.uses.iter().map(|import| &import.path);
-            let leads = uses.chain(&module.paths).filter(|path| leaves(path));
-            let leads = leads.filter_map(|path| self.lead(names, path, 0));
-            let to: BTreeSet<String> = leads
+            let targets = uses.chain(&module.paths).filter(|path| leaves(path));
+            let targets = targets.filter_map(|path| self.resolve(names, path, 0));
+            let to: BTreeSet<String> = targets
                 .filter(|to| to != names && !to.is_empty())
                 .map(|to| to.join("::"))
                 .collect();
@@ -84,8 +84,8 @@ impl Sources {
         graph
     }
 
-    /// The file that a path of a module leads to; `None` if that is another crate's.
-    fn lead(&self, from: &Names, path: &[String], depth: usize) -> Option<Names> {
+    /// Resolves a path in a module to a file; `None` if the path is in another crate.
+    fn resolve(&self, from: &Names, path: &[String], depth: usize) -> Option<Names> {
         let mut at = from.clone();
         let mut rest = path;
         match path.first()?.as_str() {
@@ -119,7 +119,7 @@ impl Sources {
         Some(at)
     }
 
-    /// Where a name leads that a module imports from another one.
+    /// Resolves a name that a module imports from another one.
     fn follow(&self, at: &Names, name: &str, after: &[String], depth: usize) -> Option<Names> {
         let import = self
             .0
@@ -132,7 +132,7 @@ impl Sources {
         }
         let mut path = import.path.clone();
         path.extend_from_slice(after);
-        self.lead(at, &path, depth + 1)
+        self.resolve(at, &path, depth + 1)
     }
 }
 
@@ -209,7 +209,7 @@ impl Reader {
         self.module.paths.push(path);
     }
 
-    /// Reads one path or a group of them, up to the separator before the next.
+    /// Reads one path or a group of paths, up to the next separator.
     fn read_use(&mut self, mut path: Names) {
         loop {
             match self.token(0) {
@@ -255,7 +255,7 @@ impl Reader {
     }
 }
 
-/// Whether a path leads out of the module that it is in and of its children.
+/// Whether a path leaves its module and that module's children.
 fn leaves(path: &[String]) -> bool {
     let first = path.first().map(String::as_str);
     matches!(first, Some("crate" | "super"))
@@ -265,7 +265,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// The names and signs of a file, without comments and literals.
+/// The names and punctuation of a file, without comments and literals.
 fn tokens(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -294,7 +294,7 @@ fn tokens(text: &str) -> Vec<String> {
     found
 }
 
-/// The length of a literal text or character that the rest begins with.
+/// The length of the string or character literal that the rest begins with, if any.
 fn literal(rest: &str) -> Option<usize> {
     let raw = rest.strip_prefix('b').unwrap_or(rest);
     if let Some(hashes) = raw.strip_prefix('r') {

@@ -1,5 +1,5 @@
-//! The dependencies of the packages in `src/`, and the imports between the modules of `crates/` and of `src/state/`, are
-//! those that ARCHITECTURE.md's tables allow. The source is read as text: nothing of the engine is linked.
+//! Tests that packages depend on, and modules of `crates/` and `src/state/` import, only what ARCHITECTURE.md allows.
+//! The tests read the source as text and link no code of the engine.
 
 mod circles;
 mod functions;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Layers, and the layers that each may import or imports.
+/// For each layer, the layers that it imports or may import.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn root() -> PathBuf {
@@ -24,7 +24,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The rows of the tables in the section "Layers", from the bottom to the top. A layer may have several.
+/// The rows of the tables in the section "Layers", bottom layer first. A layer may have several rows.
 fn table() -> Vec<(String, BTreeSet<String>)> {
     let text = read(&root().join("ARCHITECTURE.md"));
     let section = text
@@ -62,7 +62,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code of a line: without its comment, and without the visibility `pub(in ..)`, which is no import.
+/// The code of a line: without its comment, and without the visibility `pub(in ..)`, which is not an import.
 fn code(line: &str) -> &str {
     let line = line.split("//").next().unwrap_or_default();
     match line.trim_start().strip_prefix("pub(in ") {
@@ -71,7 +71,7 @@ fn code(line: &str) -> &str {
     }
 }
 
-/// The names that follow `prefix` as path segments in the code of a file. A path that begins a text in quotes is none.
+/// The names that follow `prefix` as path segments in the code of a file. Paths at the start of a string are left out.
 fn named_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().map(code).flat_map(move |line| {
         let places = line.match_indices(prefix).map(|(at, _)| at);
@@ -90,8 +90,8 @@ fn named_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a s
 
 /// The layer that a file belongs to: the first part of its path below `base`.
 fn layer_of(path: &Path, base: &Path) -> String {
-    let first = path.strip_prefix(base).expect("the file is below it");
-    let first = first.components().next().expect("it has a name");
+    let first = path.strip_prefix(base).expect("the file is below the base");
+    let first = first.components().next().expect("the path has a part");
     let first = first.as_os_str().to_string_lossy();
     first.trim_end_matches(".rs").to_owned()
 }
@@ -121,28 +121,28 @@ fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
     found
 }
 
-/// The folders with the sources of the crates below the root's, by the names of their folders in `crates/`.
+/// The source folders of the crates in `crates/`, by the names of the crates' folders.
 fn crates() -> BTreeMap<String, PathBuf> {
     let folder = root().join("crates");
     let entries = fs::read_dir(&folder).expect("crates can be listed");
-    let paths = entries.map(|entry| entry.expect("it can be listed").path());
+    let paths = entries.map(|entry| entry.expect("the folder can be listed").path());
     let named = paths.map(|path| {
-        let name = path.file_name().expect("it has a name");
+        let name = path.file_name().expect("the folder has a name");
         (name.to_string_lossy().into_owned(), path.join("src"))
     });
     named.collect()
 }
 
-/// Whether a folder in `src/` is another crate's: its imports are its own matter.
+/// Whether a folder is a package of its own, whose imports are checked separately.
 fn is_package(folder: &Path) -> bool {
     folder.join("Cargo.toml").is_file()
 }
 
-/// The packages of the workspace but the root's and the emulator's, by their names without the prefix.
+/// The packages of the workspace except the root and the emulator, by their names without `souffleur-`.
 fn packages() -> BTreeMap<String, PathBuf> {
     let folders = ["src", "crates"].map(|folder| {
-        let entries = fs::read_dir(root().join(folder)).expect("it can be listed");
-        entries.map(|entry| entry.expect("it can be listed").path())
+        let entries = fs::read_dir(root().join(folder)).expect("the folder can be listed");
+        entries.map(|entry| entry.expect("the folder can be listed").path())
     });
     let single = ["kernels", "models"].map(|folder| root().join(folder));
     let paths = folders.into_iter().flatten().chain(single);
@@ -172,7 +172,7 @@ fn modules_and_packages_import_what_the_tables_allow() {
     for (name, src) in crates() {
         found.extend(imports(&src, &["crate::"], &format!("{name}/")));
     }
-    // A module of another package under a public path of this one: its package's rows have its imports.
+    // Leave out re-exported modules of other packages: the rows of those packages have their imports.
     let modules: BTreeSet<String> = found.keys().cloned().collect();
     for imports in found.values_mut() {
         imports.retain(|name| modules.contains(name));
@@ -192,7 +192,7 @@ fn every_row_imports_from_rows_above_it() {
     let mut above = BTreeSet::new();
     for (layer, imports) in table() {
         let below: Vec<&String> = imports.difference(&above).collect();
-        assert!(below.is_empty(), "{layer} imports {below:?}, not above it");
+        assert!(below.is_empty(), "{layer} imports {below:?} below it");
         above.insert(layer);
     }
 }

@@ -1,11 +1,11 @@
-//! Budgets of words that readers of the field stumble over, in comments, documents and messages.
+//! Tests that hard words occur in comments, documents and messages as often as `words.txt` allows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{read, root};
 
-/// A budget of `words.txt`: the most places that have one of the phrases.
+/// A line of `words.txt`: phrases, and the number of their occurrences.
 struct Budget {
     phrases: Vec<Vec<String>>,
     most: usize,
@@ -32,7 +32,7 @@ fn words(text: &str) -> Vec<String> {
     words.map(str::to_lowercase).collect()
 }
 
-/// The files with prose, without what clients, models and other projects wrote.
+/// Finds the files with prose, except those from clients, models and other projects.
 pub(super) fn prose(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the folder can be read").path();

@@ -1,5 +1,5 @@
-//! Files in which all matrices have one type of blocks, or a usual mix of them: the logits of a sequence are bit for
-//! bit the same, whatever else is in the batch and however it is chunked.
+//! GGUF files whose matrices have one block type or a common mix: the logits of a sequence are bit for bit the same in
+//! every batch and chunk size.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::gguf_files::of_config;
 use crate::gguf_files::writer::Tensor;
 use crate::invariance::{PROMPT_TOKENS, VOCAB, alone, alone_read_from, among_others, assert_same};
 
-/// Whole superblocks.
+/// A multiple of the size of superblocks.
 const HIDDEN: usize = 256;
 const INNER: usize = 512;
 const HEAD: usize = 32;
@@ -30,7 +30,7 @@ fn medium(name: &str) -> BlockType {
     }
 }
 
-/// The formats of wide and narrow rows in one file.
+/// Superblocks, and types that converters fall back to for narrow rows.
 fn fallen_back(name: &str) -> BlockType {
     match name {
         "attn_q" => BlockType::Q5_0,
@@ -57,11 +57,11 @@ fn scales(block: BlockType) -> (&'static [usize], f32) {
         BlockType::Q6K => (&[208], 2000.0),
         BlockType::Iq4Xs => (&[0], 2000.0),
         BlockType::Mxfp4 => (&[], 1.0),
-        BlockType::Affine4 => unreachable!("no file has it"),
+        BlockType::Affine4 => unreachable!("no file has this type"),
     }
 }
 
-/// Blocks of any bytes but for their scales.
+/// Blocks of pseudo-random bytes, except for their scales.
 fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> Vec<u8> {
     let byte = |i: usize| {
         let hash = (i as u32 ^ seed.wrapping_mul(0x85eb_ca6b)).wrapping_mul(0x9e37_79b9);
@@ -71,8 +71,8 @@ fn random_blocks(block: BlockType, [outputs, inputs]: [usize; 2], seed: u32) -> 
     let (halves, range) = scales(block);
     for block in bytes.chunks_exact_mut(block.bytes()) {
         for (i, at) in halves.iter().enumerate() {
-            let turned = if i == 0 { 0.06 } else { -0.06 };
-            block[*at..at + 2].copy_from_slice(&f16::from_f32(turned / range).to_le_bytes());
+            let signed = if i == 0 { 0.06 } else { -0.06 };
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(signed / range).to_le_bytes());
         }
         if halves.is_empty() {
             block[0] = 121 + block[0] % 4;

@@ -1,4 +1,4 @@
-//! Fixtures, and how the executor that is tested is made.
+//! Fixtures, and constructors of the executor under test.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub fn fixtures() -> Vec<String> {
     names.sort();
     assert!(
         names.len() >= 4,
-        "one model of each family at least, found {names:?}"
+        "expected at least four models, found {names:?}"
     );
     names
 }

@@ -1,4 +1,4 @@
-//! Checkpoints of experts in all ways of naming them, and their memory.
+//! MoE checkpoints: names and layouts of the experts' tensors, errors, and memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +65,7 @@ const QWEN_TO_MIXTRAL: [(&str, &str); 5] = [
     (".down_proj.", ".w2."),
 ];
 
-/// Experts in two tensors a layer.
+/// Stacks the experts of each layer into two tensors.
 fn stacked(tensors: &Tensors) -> Tensors {
     let mut result = Tensors::new();
     for (name, stored) in tensors {
@@ -128,7 +128,7 @@ fn experts_may_be_named_and_stacked_as_any_family_does() {
     assert_eq!(logits(dir.path()), logits(&fixture("mixtral")));
 }
 
-/// Experts of two tensors a layer, each in separate tensors.
+/// Splits the two stacks of each layer into separate tensors.
 fn one_by_one(tensors: &Tensors) -> Tensors {
     let mut result = Tensors::new();
     for (name, stored) in tensors {
@@ -157,22 +157,22 @@ fn one_by_one(tensors: &Tensors) -> Tensors {
 }
 
 #[test]
-fn decoders_of_models_that_also_see_may_have_any_prefix() {
+fn decoders_of_vision_models_may_have_any_prefix() {
     for name in ["qwen3-5", "qwen3-5-tied", "qwen3-5-moe"] {
         let own = tensors_of(name);
         let expected = logits(&fixture(name));
         let outer = ("model.language_model.", "language_model.model.");
         let head = ("lm_head.", "language_model.lm_head.");
         let plain = ("model.language_model.", "model.");
-        let mut seeing = own.clone();
+        let mut with_vision = own.clone();
         for other in ["model.visual.norm.weight", "mtp.norm.weight"] {
             let norm = own["model.language_model.norm.weight"].clone();
-            seeing.insert(other.to_owned(), norm);
+            with_vision.insert(other.to_owned(), norm);
         }
         for (what, tensors) in [
             ("another", renamed(&own, &[outer, head])),
             ("none", renamed(&own, &[plain])),
-            ("other parts", seeing),
+            ("other parts", with_vision),
             ("experts one by one", one_by_one(&own)),
         ] {
             let dir = folder(name, &tensors);
@@ -184,7 +184,7 @@ fn decoders_of_models_that_also_see_may_have_any_prefix() {
 }
 
 #[test]
-fn what_is_wrong_with_experts_is_named() {
+fn errors_name_broken_tensors_of_experts() {
     let own = tensors_of("qwen3-moe");
     let refused = |tensors: &Tensors| {
         let dir = folder("qwen3-moe", tensors);
@@ -203,10 +203,10 @@ fn what_is_wrong_with_experts_is_named() {
         }
         other => panic!("{other}"),
     }
-    let mut turned = stacked(&own);
+    let mut transposed = stacked(&own);
     let stack = "model.layers.0.mlp.experts.gate_up_proj";
-    turned.get_mut(stack).unwrap().shape = vec![11, 64, 80];
-    match refused(&turned) {
+    transposed.get_mut(stack).unwrap().shape = vec![11, 64, 80];
+    match refused(&transposed) {
         LoadError::WrongShape {
             tensor,
             expected,
@@ -252,13 +252,13 @@ fn experts_count_in_the_size_of_the_weights_and_routers_stay_in_f32() {
     );
 }
 
-/// The values of MXFP4's codes below 8; the others are the same, below zero.
+/// The values of MXFP4's codes below 8; the other codes have the negated values.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// A stack of gpt-oss as blocks of seeded codes and scales, and the same values one by one.
+/// A stack of gpt-oss as blocks of pseudo-random codes and scales, and the same values in bf16.
 fn in_blocks(name: &str, plain: &Stored) -> ([(String, Stored); 2], Stored) {
     let &[experts, inputs, outputs] = plain.shape.as_slice() else {
-        panic!("{name} is a stack");
+        panic!("{name} is not a stack");
     };
     let n = inputs / 32;
     let hash = |i: usize| (i as u32 + name.len() as u32).wrapping_mul(2_654_435_761) >> 11;

@@ -1,4 +1,4 @@
-//! A GGUF file of f32 gives the logits of the safetensors that it was made from; one of blocks those of their values.
+//! GGUF files give the logits of the safetensors that they were made from, or of the values of their blocks.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ fn logits_in(path: &Path, dtype: Dtype, chunk: usize) -> Vec<Vec<f32>> {
 }
 
 /// Removes the keys of a configuration that a GGUF file of its family cannot express.
-fn without_the_unsaid(config: &mut Value) {
+fn remove_keys_without_gguf_form(config: &mut Value) {
     let inner = config.get_mut("text_config").is_some();
     let config = if inner {
         &mut config["text_config"]
@@ -53,7 +53,7 @@ fn without_the_unsaid(config: &mut Value) {
     };
     let mut edits: Vec<(&str, Value)> = Vec::new();
     if is("gemma") {
-        // The scale of scores follows from other sizes there, the base of windows is the usual one.
+        // In GGUF files the scale of scores follows from other sizes, and the rope base of windows is the default.
         edits.push(("query_pre_attn_scalar", config["head_dim"].clone()));
         if !config["rope_local_base_freq"].is_null() {
             edits.push(("rope_local_base_freq", json!(10000.0)));
@@ -103,7 +103,7 @@ fn folder(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = std::fs::read(fixture(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&config).unwrap();
-    without_the_unsaid(&mut config);
+    remove_keys_without_gguf_form(&mut config);
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let weights = "model.safetensors";
     std::fs::copy(fixture(name).join(weights), dir.path().join(weights)).unwrap();
@@ -127,14 +127,14 @@ fn f32_files_have_the_logits_of_their_safetensors() {
     ] {
         let dir = folder(name);
         let expected = logits(dir.path());
-        let file = kept(dir.path()).join(format!("{name}.gguf"));
+        let file = output_folder(dir.path()).join(format!("{name}.gguf"));
         std::fs::write(&file, of_folder(dir.path()).bytes()).unwrap();
         assert!(logits(&file) == expected, "{name}");
     }
 }
 
-/// A copy of a fixture whose tensors are of a type of 16 bits, and the file that a converter makes of it: vectors and routers
-/// are in f32 there.
+/// A copy of a fixture whose tensors have a type of 16 bits, and the file that a converter makes of the copy, with
+/// vectors and routers in f32.
 fn of_16_bits(name: &str, dtype: Dtype) -> (tempfile::TempDir, PathBuf) {
     let dir = folder(name);
     let weights = dir.path().join("model.safetensors");
@@ -199,12 +199,12 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
     for (name, forms, exact) in [
         ("lfm2", &forms[..1], true),
         ("lfm2-moe", &forms[..1], true),
-        // Value heads are in another order, and sums over them.
+        // Value heads are in another order, so that sums over them round differently.
         ("qwen3-5", &forms[..1], false),
         ("qwen3-5-interval", &forms[..1], false),
         ("qwen3-5-moe", &forms[..1], false),
         ("qwen3-next", &forms[..1], true),
-        // Scores are scaled by a number that files have in f32.
+        // GGUF files have the scale of scores in f32.
         ("deepseek-v2", &forms[..], false),
         ("deepseek-v2-grouped", &forms[..], true),
         ("deepseek-v3", &forms[..], false),
@@ -214,14 +214,14 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("gemma2", &forms[..1], true),
         ("gemma3", &forms[..1], true),
         ("gemma3-wrapped", &forms[..1], true),
-        // Pairs without rotation are rotated by very little there.
+        // GGUF files rotate pairs without rotation by very small angles.
         ("gemma4", &forms[..1], false),
         ("gemma4-experts", &forms[..1], false),
         ("granite", &forms[..1], true),
         ("granite-bias", &forms[..1], true),
         ("olmo2", &forms[..1], true),
         ("olmo2-bias", &forms[..1], true),
-        // Its window is left out; layers without rotation are those of every file.
+        // The window is left out; the layers without rotation are the same in every file.
         ("smollm3-window", &forms[..1], true),
         ("phi3", &forms[..1], true),
         ("phi3-partial", &forms[..1], true),
@@ -234,17 +234,17 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         let dir = folder(name);
         let expected = logits(dir.path());
         for form in forms {
-            let file = kept(dir.path()).join(format!("{name}.gguf"));
+            let file = output_folder(dir.path()).join(format!("{name}.gguf"));
             std::fs::write(&file, of_folder_with(dir.path(), *form).bytes()).unwrap();
             let got = logits(&file);
             let pairs = got.iter().flatten().zip(expected.iter().flatten());
             let off =
                 |(got, right): (&f32, &f32)| (got - right).abs() / (1e-4 + 1e-4 * right.abs());
             let worst = pairs.map(off).fold(0.0, f32::max);
-            eprintln!("{name}: {worst} of the bar");
+            eprintln!("{name}: {worst} times the tolerance");
             assert!(
                 worst <= if exact { 0.0 } else { 0.2 },
-                "{name}: {worst} of the bar"
+                "{name}: {worst} times the tolerance"
             );
         }
     }
@@ -274,11 +274,11 @@ fn files_have_the_rotations_of_short_and_of_long_sequences() {
         assert!(seen == logits(dir.path(), n_tokens), "{n_tokens} tokens");
         seen
     });
-    assert_ne!(short[31], long[31], "each has its own");
+    assert_ne!(short[31], long[31], "same rotation");
 }
 
-/// Where the files of a test are written: a folder that tools/gguf/check.py looks into, else the test's own.
-fn kept(own: &Path) -> PathBuf {
+/// The folder for a test's files: the one that tools/gguf/check.py reads, if it is set, otherwise `own`.
+fn output_folder(own: &Path) -> PathBuf {
     std::env::var_os("SOUFFLEUR_TEST_GGUF_DIR").map_or_else(|| own.to_owned(), PathBuf::from)
 }
 
@@ -358,7 +358,7 @@ fn blocks_have_the_logits_of_their_values_in_any_chunks() {
 }
 
 #[test]
-fn float32_makes_blocks_wider_and_says_by_how_much() {
+fn float32_widens_blocks_and_reports_the_added_bytes() {
     let dir = folder("qwen3");
     let file = dir.path().join("tiny.gguf");
     let mut stored = of_folder(dir.path());
@@ -378,7 +378,7 @@ fn float32_makes_blocks_wider_and_says_by_how_much() {
 }
 
 #[test]
-fn matrices_are_described_with_the_bytes_that_the_file_has_and_how_they_are_multiplied() {
+fn matrices_are_described_with_their_bytes_and_kinds_of_product() {
     let dir = folder("qwen3");
     let file = dir.path().join("tiny.gguf");
     let mut stored = of_folder(dir.path());

@@ -132,13 +132,13 @@ fn every_instruction_set_encodes_alike() {
         let isa = Some(isa);
         logits(dir.path(), &CpuOptions { isa, ..with(INT4) })
     };
-    // Portable sums round twice.
+    // The portable path has no fused multiply-add and rounds twice.
     let with_fma: Vec<_> = Isa::available().into_iter().skip(1).map(of).collect();
     assert!(with_fma.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
 #[test]
-fn made_weights_are_quantised_too() {
+fn dummy_weights_are_quantised_too() {
     let dir = random_folder("qwen3", WIDE);
     let made = CpuOptions {
         load_format: LoadFormat::Dummy,

@@ -28,7 +28,7 @@ const ROW: u32 = 7;
 /// The bits of the logits at each position of one sequence.
 pub type Bits = BTreeMap<u32, Vec<u32>>;
 
-/// Runs a step and keeps the bits of the sequence in [`ROW`].
+/// Runs a step and keeps the bits of the logits of the sequence in [`ROW`].
 pub fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) -> StepOutput {
     let keep = |seq, position, logits: &[f32]| {
         if seq == SeqId::new(u64::from(ROW)) {
@@ -61,14 +61,14 @@ fn chunk(range: Range<u32>) -> souffleur_state::step::StepRow {
     work
 }
 
-/// The prompt alone, `chunk_tokens` at a time.
+/// The logits of the prompt alone in its batch, in chunks of `chunk_tokens`.
 pub fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> Bits {
     let bits = alone_read_from(executor, page_size, chunk_tokens, 0);
     assert_eq!(bits.len(), PROMPT_TOKENS as usize);
     bits
 }
 
-/// The same with logits from position `first_read` on only, and those of the end: the last layer leaves out the rest.
+/// As [`alone`], with logits only from position `first_read` on and at the end: the last layer skips other positions.
 pub fn alone_read_from(
     executor: &mut CpuExecutor,
     page_size: u32,
@@ -96,7 +96,7 @@ pub fn alone_read_from(
     bits
 }
 
-/// The prompt in chunks of 16, among fifteen others: some decode, some prefill chunks of other sizes.
+/// The logits of the prompt in chunks of 16, among fifteen other rows: some decode, some prefill chunks of other sizes.
 pub fn among_others(executor: &mut CpuExecutor) -> Bits {
     let mut bits = Bits::new();
     let others: Vec<u32> = (1..=16).filter(|row| *row != ROW).collect();
@@ -139,7 +139,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
     bits
 }
 
-/// The prompt after a prefix of `cached` tokens that another row has computed.
+/// The logits of the prompt after a prefix of `cached` tokens that another row has computed.
 pub fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
@@ -223,7 +223,7 @@ fn fifteen_other_sequences_do_not_change_a_bit() {
 }
 
 #[test]
-fn what_is_read_does_not_change_a_bit() {
+fn requesting_fewer_logits_does_not_change_a_bit() {
     for_each_model(|name, dtype, options, expected| {
         for (chunk_tokens, first_read) in
             [(PROMPT_TOKENS, PROMPT_TOKENS), (75, 70), (20, 38), (16, 74)]
@@ -253,12 +253,12 @@ fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
                 &what,
             );
             let got = behind_prefix(&mut load(name, &options), page_size, 64);
-            assert_same(&got, expected, &format!("{what}, behind a prefix"));
+            assert_same(&got, expected, &format!("{what}, after a prefix"));
         }
     });
 }
 
-/// The prompt alone and among others, and decoded tokens, on each number of NUMA nodes.
+/// Checks the prompt alone and among others, and decoded tokens, on each number of NUMA nodes.
 fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
     let expected = alone(&mut load(name, options), 1, PROMPT_TOKENS);
     for &nodes in numbers {
@@ -280,7 +280,7 @@ fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
 }
 
 #[test]
-fn nodes_of_memory_do_not_change_a_bit() {
+fn numa_nodes_do_not_change_a_bit() {
     let in_bf16 = CpuOptions {
         dtype: Some(Dtype::BF16),
         ..options()
@@ -373,7 +373,7 @@ pub fn check_retraction(executor: &mut CpuExecutor, what: &str) {
 
 #[test]
 fn every_instruction_set_is_invariant() {
-    // A run with one of them forced is part of one that has seen them all.
+    // A run that tests all instruction sets starts the runs in which one is forced.
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }

@@ -1,4 +1,4 @@
-//! `--kv-cache-dtype int8`: close to KV in the type of the weights, and as invariant.
+//! `--kv-cache-dtype int8`: logits close to those with KV in the type of the weights, and as batch-invariant.
 
 use souffleur_executor::cpu::{CpuOptions, describe};
 use souffleur_executor::logits::LogitsRequest;
@@ -13,7 +13,7 @@ use crate::invariance::{
 };
 use crate::oracle::{oracle, request, run};
 
-/// One of each family, and of each way to attend: groups of heads, windows, latents, sinks, gates, layers with states.
+/// One model of each family and kind of attention: groups of heads, windows, latents, sinks, gates, states.
 const FAMILIES: [&str; 12] = [
     "llama",
     "qwen2-window",
@@ -62,14 +62,14 @@ fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
             let got = alone(&mut load(name, &options), page_size as u32, 20);
             assert_same(&got, &expected, &what);
             let got = behind_prefix(&mut load(name, &options), page_size as u32, 64);
-            assert_same(&got, &expected, &format!("{what}, behind a prefix"));
+            assert_same(&got, &expected, &format!("{what}, after a prefix"));
         }
     }
 }
 
 #[test]
 fn int8_kv_is_invariant_on_every_instruction_set() {
-    // A run with one of them forced is part of one that has seen them all.
+    // A run that tests all instruction sets starts the runs in which one is forced.
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }
@@ -100,8 +100,8 @@ fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|x| f64::from(*x) - shift).collect()
 }
 
-/// How far the log probability of the token that the first logits prefer is off in the others: the mean over all positions,
-/// and the most.
+/// The mean and the largest error, over all positions, of the log probability that `other` gives to the token that
+/// `plain` ranks first.
 fn errors(plain: &[Vec<Vec<f32>>], other: &[Vec<Vec<f32>>]) -> (f64, f64) {
     let pairs = plain.iter().flatten().zip(other.iter().flatten());
     let errors: Vec<f64> = pairs
@@ -116,8 +116,8 @@ fn errors(plain: &[Vec<Vec<f32>>], other: &[Vec<Vec<f32>>]) -> (f64, f64) {
     (mean, errors.into_iter().fold(0.0, f64::max))
 }
 
-/// An element of int8 is off by up to 1/254 of the largest of its 64 neighbours, and by half of that in the mean. Prints the
-/// table of `docs/models.md`: those errors, and those of bf16 against f32.
+/// Prints the table of `docs/models.md`: errors with int8 KV, and of bf16 against f32. The error of an int8 element is
+/// at most 1/254 of the largest in its group of 64, and half of that on average.
 #[test]
 fn log_probabilities_with_int8_kv_stay_near_those_without() {
     for name in fixtures() {
@@ -174,5 +174,5 @@ fn kv_may_have_another_type_than_the_weights() {
     let [wide, same, plain] =
         [wide, same, plain].map(|options| alone(&mut load("qwen3", &options), 1, PROMPT_TOKENS));
     assert_same(&same, &plain, "KV in bfloat16 by its name");
-    assert!(wide != plain, "KV in float32 is not that in bfloat16");
+    assert!(wide != plain, "KV is not in float32");
 }

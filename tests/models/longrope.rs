@@ -1,4 +1,4 @@
-//! Sequences have the short or the long frequencies by their longest possible length, whatever else is in the batch.
+//! LongRoPE: a sequence's longest possible length decides between short and long frequencies, and the batch does not.
 
 use std::sync::Arc;
 
@@ -70,13 +70,13 @@ fn bits(rows: &[(u32, u32)], chunk: u32) -> Vec<Vec<Vec<u32>>> {
 }
 
 #[test]
-fn the_longest_output_decides_and_the_neighbours_do_not() {
+fn the_longest_possible_output_decides_and_other_rows_do_not() {
     let short = bits(&[(1, ORIGINAL - PROMPT_TOKENS)], PROMPT_TOKENS);
     let long = bits(&[(1, ORIGINAL - PROMPT_TOKENS + 1)], PROMPT_TOKENS);
     assert_eq!(short[0][0], long[0][0], "position 0 is not rotated");
     assert_ne!(short[0][1], long[0][1]);
-    assert_eq!(short, bits(&[(1, 4)], 7), "shorter ones are short as well");
-    assert_eq!(long, bits(&[(1, 200)], 3), "longer ones are long as well");
+    assert_eq!(short, bits(&[(1, 4)], 7), "a shorter output");
+    assert_eq!(long, bits(&[(1, 200)], 3), "a longer output");
     for chunk in [1, 6, PROMPT_TOKENS] {
         let rows = [(3, 200), (1, 4), (4, 13), (2, 12)];
         let got = bits(&rows, chunk);

@@ -1,4 +1,4 @@
-//! Real models on the CPU executor: against transformers, against themselves in other batches, and broken ones.
+//! Models on the CPU executor: compared with transformers and with themselves in other batches, and broken models.
 
 #![allow(clippy::unwrap_used)]
 

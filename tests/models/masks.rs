@@ -1,4 +1,4 @@
-//! Rows whose output follows a grammar, in steps with others.
+//! Rows whose output follows a grammar, in steps with other rows.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Row {
     pub sampling: Arc<SamplingParams>,
 }
 
-/// A hash that ends no output.
+/// A pseudo-random grammar that never ends an output.
 pub fn hashed(seed: u32) -> HashedGrammar {
     HashedGrammar {
         seed,
@@ -44,7 +44,7 @@ pub fn seeded(seed: u64) -> Arc<SamplingParams> {
     })
 }
 
-/// Rows 1 to 6, of each kind greedy and seeded: free, by a hash, and by one that opens with given tokens.
+/// Rows 1 to 6: without a grammar, with a hashed one, and with one that has an opening, each greedy and seeded.
 pub fn rows() -> Vec<Row> {
     (1..=6)
         .map(|row| {
@@ -72,7 +72,7 @@ pub fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// The same rows, but that the first one's grammar fails after three tokens and the second one's is done after four.
+/// As [`rows`], but the first row's grammar fails after three tokens, and the second row's is done after four.
 pub fn rows_that_stop() -> Vec<Row> {
     let mut rows = rows();
     let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
@@ -107,7 +107,7 @@ pub fn opening(step: u64, rows: &[Row], outputs: &[Vec<u32>]) -> StepPlan {
     first
 }
 
-/// Decodes of rows after as many tokens of output.
+/// Decodes of rows that have `output_tokens` tokens of output.
 pub fn decodes(step: u64, rows: &[Row], output_tokens: u32) -> StepPlan {
     let mut next = plan(step);
     let position = PROMPT_TOKENS + output_tokens - 1;
@@ -123,7 +123,7 @@ pub fn plans(rows: &[Row], steps: u64) -> Vec<StepPlan> {
 }
 
 fn run(executor: &mut dyn Executor, plans: &[StepPlan]) -> Vec<Vec<RowResult>> {
-    let run = |plan| executor.run(plan).expect("the plan is sound").rows;
+    let run = |plan| executor.run(plan).expect("the plan is valid").rows;
     plans.iter().map(run).collect()
 }
 
@@ -143,12 +143,12 @@ fn assert_follows(row: &Row, output: &[u32]) {
     let Some(grammar) = &row.grammar else { return };
     let mut state = grammar.begin();
     for &token in output {
-        state.commit(token).expect("the grammar allows it");
+        state.commit(token).expect("the grammar allows the token");
     }
 }
 
 #[test]
-fn rows_follow_their_grammars_and_disturb_nobody() {
+fn rows_follow_their_grammars_and_change_no_other_row() {
     let rows = rows();
     let together = generate(&rows);
     for (row, output) in rows.iter().zip(&together) {
@@ -185,7 +185,7 @@ fn a_greedy_row_takes_the_likeliest_token_that_is_allowed() {
         let mut mask = TokenMask::none(VOCAB as usize);
         for results in &steps {
             let result = &results[at];
-            let ranked = &result.logprobs.as_ref().expect("wished for").output[0].top;
+            let ranked = &result.logprobs.as_ref().expect("requested").output[0].top;
             let allowed = state.as_mut().map(|state| state.mask(&mut mask));
             let is_allowed = |token: u32| match allowed {
                 Some(Ok(Allowed::Masked)) => mask.allows(token),
@@ -194,14 +194,14 @@ fn a_greedy_row_takes_the_likeliest_token_that_is_allowed() {
             let best = ranked.iter().find(|ranked| is_allowed(ranked.0));
             assert_eq!(best.map(|best| best.0), Some(result.tokens[0]));
             if let Some(state) = &mut state {
-                state.commit(result.tokens[0]).expect("it is allowed");
+                state.commit(result.tokens[0]).expect("allowed");
             }
         }
     }
 }
 
 #[test]
-fn a_grammar_that_fails_or_is_done_says_so_for_its_row_only() {
+fn a_failed_or_finished_grammar_is_reported_for_its_row_only() {
     let rows = rows_that_stop();
     let steps = run(&mut load("llama", &options()), &plans(&rows, 8));
     let too_complex = RowVerdict::GrammarFailed(GrammarFailure::TooComplex);
@@ -232,7 +232,7 @@ fn a_grammar_that_fails_or_is_done_says_so_for_its_row_only() {
 }
 
 #[test]
-fn a_row_that_starts_again_goes_on_where_it_was() {
+fn a_restarted_row_continues_its_output() {
     let rows = rows();
     let expected = generate(&rows);
     let mut executor = load("llama", &options());
@@ -241,7 +241,7 @@ fn a_row_that_starts_again_goes_on_where_it_was() {
     let so_far: Vec<Vec<u32>> = expected.iter().map(|output| output[..7].to_vec()).collect();
     let mut again = opening(7, &rows[..4], &so_far[..4]);
     again.rows.extend(decodes(7, &rows[4..], 7).rows);
-    let mut steps = vec![executor.run(&again).expect("the plan is sound").rows];
+    let mut steps = vec![executor.run(&again).expect("the plan is valid").rows];
     let rest: Vec<StepPlan> = (8..STEPS)
         .map(|step| decodes(step, &rows, step as u32))
         .collect();
@@ -252,7 +252,7 @@ fn a_row_that_starts_again_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_row_follows_the_grammar_of_the_sequence_that_has_it() {
+fn a_row_follows_the_grammar_of_its_current_sequence() {
     let rows = rows();
     let mut executor = load("llama", &options());
     run(&mut executor, &plans(&rows, 5));
@@ -275,7 +275,7 @@ fn a_row_follows_the_grammar_of_the_sequence_that_has_it() {
     assert_eq!(outputs(&run(&mut executor, &next)), expected);
 }
 
-/// Allows one and the same set of tokens always.
+/// Always allows the same set of tokens.
 #[derive(Debug)]
 struct Always(TokenMask);
 
@@ -323,7 +323,7 @@ fn a_mask_that_allows_all_changes_no_bit() {
         works.for_each(|row| row.logprobs = wish.clone());
         let steps = run(&mut load("llama", &options()), &plans);
         let bit = |row: &RowResult| {
-            let logprobs = row.logprobs.as_ref().expect("wished for");
+            let logprobs = row.logprobs.as_ref().expect("requested");
             logprobs.output[0].logprob.map(f32::to_bits)
         };
         let logprobs: Vec<Option<u32>> = steps.iter().flatten().map(bit).collect();
@@ -333,7 +333,7 @@ fn a_mask_that_allows_all_changes_no_bit() {
 }
 
 #[test]
-fn an_output_ends_before_its_least_length_only_where_nothing_else_may_follow() {
+fn an_output_ends_before_its_minimum_length_only_if_no_other_token_is_allowed() {
     let mut options = options();
     options.eos_token_ids = [EOS].into();
     let sampling = |temperature| {

@@ -37,7 +37,7 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// The positions at which rounding cannot change which experts are chosen; all of them without experts.
+    /// Whether rounding cannot change the choice of experts at a position; always true without experts.
     fn has_clear_experts(&self, position: usize) -> bool {
         match (&self.router_margins, self.router_rounding) {
             (Some(margins), Some(rounding)) => margins[position] > rounding,
@@ -45,7 +45,7 @@ impl Prompt {
         }
     }
 
-    /// The positions where the experts are clear.
+    /// The positions where rounding cannot change the choice of experts.
     fn clear(&self) -> Vec<usize> {
         let all = 0..self.tokens.len();
         all.filter(|at| self.has_clear_experts(*at)).collect()
@@ -60,7 +60,7 @@ impl Prompt {
             .map(|(ours, expected)| largest(ours.iter().zip(expected).map(|(a, b)| (a - b).abs())));
         let mut errors: Vec<f32> = errors.collect();
         errors.sort_by(f32::total_cmp);
-        // As torch takes it.
+        // The lower median, as in torch.
         let (median, worst) = (errors[(errors.len() - 1) / 2], errors[errors.len() - 1]);
         for (what, ours, theirs) in [
             ("largest", worst, self.bf16_max_abs_error),
@@ -76,7 +76,7 @@ impl Prompt {
 }
 
 impl Oracle {
-    /// Hardly any token is left out.
+    /// Checks that at least four fifths of the tokens have clear experts.
     fn check_clear(&self, name: &str) {
         let clear: usize = self.prompts.iter().map(|prompt| prompt.clear().len()).sum();
         let all: usize = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
@@ -193,8 +193,8 @@ fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
     }
 }
 
-/// A weight or activation of int8 is off by up to 1/254 of the largest of its 128 neighbours: less than a percent of a
-/// product, which the layers of these random models make a few percent of a logit.
+/// The error of an int8 weight or activation is at most 1/254 of the largest in its group of 128: less than a percent
+/// of a product, which the layers of these random models amplify to a few percent of a logit.
 #[test]
 fn int8_logits_stay_near_those_of_bf16() {
     for name in fixtures() {
@@ -328,7 +328,7 @@ fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
             let row = index as u32 + 1;
             let n_prompt = prompt.tokens.len() as u32;
             let mut step = plan(0);
-            // The longest that the sequence may become decides how it rotates.
+            // The longest possible length of the sequence decides its rope frequencies.
             let sampling = Arc::new(SamplingParams {
                 max_new_tokens: prompt.greedy.len() as u32,
                 ..(*greedy()).clone()
@@ -386,7 +386,7 @@ fn every_instruction_set_agrees_with_the_oracle_and_fma_ones_with_each_other() {
 }
 
 #[test]
-fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
+fn write_logits_writes_a_tensor_for_each_prompt_of_the_input() {
     let dir = tempfile::tempdir().unwrap();
     let request = LogitsRequest {
         model: fixture("qwen2"),

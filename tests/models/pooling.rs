@@ -1,5 +1,5 @@
-//! Embeddings of prompts: against the logits that transformers computed from the same states, and against themselves in
-//! other steps.
+//! Embeddings of prompts: compared with logits that transformers computed from the same states, and with those of other
+//! chunks.
 
 use std::sync::Arc;
 
@@ -45,14 +45,14 @@ fn embed(executor: &mut CpuExecutor, prompt: &[u32], pooling: Pooling, chunk: u3
         let mut output = executor.run(&step).unwrap();
         assert_eq!(output.rows[0].tokens.len(), 1, "the other row samples");
         assert!(output.rows[1].tokens.is_empty());
-        assert!(embedding.is_none(), "it comes with the last token");
+        assert!(embedding.is_none(), "it came too early");
         let read = output.rows[1].logprobs.take();
         embedding = read.and_then(|read| read.embedding);
     }
-    embedding.expect("it comes with the last token")
+    embedding.expect("the embedding comes with the last token")
 }
 
-/// The logits of transformers for the longest prompt but one, by position, and its tokens.
+/// The tokens of the second longest prompt, and the logits of transformers for it, by position.
 fn oracle(name: &str) -> (Vec<u32>, Vec<Vec<f32>>) {
     const PROMPT: usize = 2;
     let text = std::fs::read(fixture(name).join("oracle.json")).unwrap();
@@ -76,7 +76,7 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn embeddings_point_where_the_logits_of_transformers_do() {
+fn embeddings_agree_with_the_logits_of_transformers() {
     for name in fixtures() {
         if !fixture(&name).join("oracle.json").exists() {
             continue;
@@ -89,7 +89,7 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
             .unwrap();
         let gemma = ModelConfig::read(&folder).unwrap().gemma;
         let cap = gemma.and_then(|gemma| gemma.logits_cap).map(f64::from);
-        let straight = |logit: f32| {
+        let uncapped = |logit: f32| {
             let logit = f64::from(logit);
             cap.map_or(logit, |cap| cap * (logit / cap).atanh())
         };
@@ -116,7 +116,7 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
                 Pooling::Mean => &logits[..],
             };
             let theirs: Vec<f64> = (0..ours.len())
-                .map(|token| among.iter().map(|row| straight(row[token])).sum())
+                .map(|token| among.iter().map(|row| uncapped(row[token])).sum())
                 .collect();
             let cosine = cosine(&ours, &theirs);
             assert!(cosine > 0.9999, "{name}, {pooling:?}: {cosine}");
@@ -125,13 +125,13 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
 }
 
 #[test]
-fn an_embedding_does_not_depend_on_how_its_prompt_is_cut() {
+fn an_embedding_does_not_depend_on_the_chunks_of_its_prompt() {
     let prompt = tokens(1, 75, 288);
     for name in ["llama", "qwen3", "qwen3-5", "deepseek-v2"] {
         for pooling in POOLINGS {
             let mut executor = load(name, &options());
             let whole = embed(&mut executor, &prompt, pooling, 75);
-            // More than are read at once, and less.
+            // Chunks of one token, of a few, and of all but one.
             for chunk in [1, 7, 74] {
                 let cut = embed(&mut load(name, &options()), &prompt, pooling, chunk);
                 assert_eq!(cut, whole, "{name}, {pooling:?}, chunks of {chunk}");

@@ -1,4 +1,4 @@
-//! Shapes that no published model has and a configuration may have: they run, in every quantisation.
+//! Models with shapes that are valid but unusual run in every quantisation.
 
 use serde_json::{Value, json};
 use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe};
@@ -97,7 +97,7 @@ fn states_of_any_size() {
     }
 }
 
-/// Such a model has no keys and values at all, or no states.
+/// A model with layers of one kind has no keys and values at all, or no states.
 #[test]
 fn layers_of_one_kind_only() {
     for (name, edits) in [

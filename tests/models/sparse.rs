@@ -1,4 +1,4 @@
-//! Double sparsity on whole models: bits that depend on positions only, files that a text makes, models that are refused.
+//! Double sparsity on whole models: invariance, recall, and models that are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -16,12 +16,12 @@ use crate::invariance::{
     check_retraction,
 };
 
-/// The first sparse query is in the middle of every chunk size that is tried.
+/// Queries with at least this many tokens of context are sparse.
 const THRESHOLD: usize = 38;
 const TOKENS: usize = 12;
 const CHANNELS: usize = 4;
 
-/// Calibrates a tiny model with noise.
+/// Calibrates a tiny model on random tokens.
 fn channels(name: &str, dir: &Path) -> PathBuf {
     let output = dir.join(format!("{name}.json"));
     let request = CalibrationRequest {
@@ -59,11 +59,11 @@ fn sparse_options(name: &str, file: &Path, dtype: Dtype, tokens: usize) -> CpuOp
     }
 }
 
-/// Grouped heads, head norms, sinks with windows in every second layer, gates in a model with states.
+/// Models with grouped heads, head norms, sinks with windows in every second layer, gates in a model with states.
 const MODELS: [&str; 4] = ["llama", "qwen3", "gpt-oss", "qwen3-5"];
 
 #[test]
-fn no_cut_neighbour_page_thread_or_cached_prefix_changes_a_bit() {
+fn no_chunk_batch_page_size_thread_or_cached_prefix_changes_a_bit() {
     let dir = tempfile::tempdir().unwrap();
     for name in MODELS {
         let file = channels(name, dir.path());
@@ -130,7 +130,7 @@ fn only_queries_from_the_threshold_on_differ_from_dense_ones() {
     }
 }
 
-/// The bundled model, which was trained, on dialogues that it was not trained with, one after another.
+/// Measures recall of the bundled model on held-out dialogues, in one sequence.
 #[test]
 fn recall_against_the_exact_choice_is_measured() {
     let model =
@@ -194,7 +194,7 @@ fn models_without_keys_to_choose_are_refused() {
         let mut described = describe(&fixture(name), None, None, LoadFormat::Auto).unwrap();
         let error = described
             .sparsify(&wish)
-            .expect_err("it is refused")
+            .expect_err("the model is refused")
             .to_string();
         assert!(error.contains(reason), "{name}: {error}");
     }
@@ -207,9 +207,9 @@ fn channels_of_another_model_are_refused_before_memory_is_taken() {
     let options = sparse_options("llama", &file, Dtype::F32, TOKENS);
     let error =
         souffleur_executor::cpu::CpuExecutor::load(&fixture("qwen3-5"), &options, &mut |_, _| {});
-    let error = error.err().expect("it is refused").to_string();
+    let error = error.err().expect("the model is refused").to_string();
     assert!(
-        error.contains("made for a model with other layers, heads or KV"),
+        error.contains("is for a model with other layers, heads or KV"),
         "{error}"
     );
 }

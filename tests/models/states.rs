@@ -1,4 +1,4 @@
-//! States of sequences: the same bits however a prompt is cut, saved or restored, and plans that contradict themselves.
+//! Recurrent states: the same bits however a prompt is chunked, saved or restored, and contradictory plans.
 
 use std::sync::Arc;
 
@@ -79,13 +79,13 @@ fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
     bits
 }
 
-/// The end of the prompt, after a step up to each of `cuts`, and eight tokens that are decoded after it.
+/// The bits of the logits at the end of the prompt, whose chunks end at `cuts`, and at eight decoded tokens.
 fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
     run_from(executor, begun(&prompt(), 1, None), cuts)
 }
 
-/// As `run`, for a row that begins with `begun`. Its pages are those of the run before, moved by the
-/// number of cuts plus one: keys and values that are not written are then those of other tokens.
+/// As `run`, for a row that begins with `begun`. The first page depends on the cuts, so that pages hold keys and values
+/// of other tokens until they are written.
 fn run_from(executor: &mut CpuExecutor, begun: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
     let first_page = 1 + cuts.iter().sum::<u32>() % 97;
     let mut step = plan(0);
@@ -171,7 +171,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 }
 
 #[test]
-fn a_state_that_is_saved_on_the_way_goes_on_as_the_row_did() {
+fn a_state_saved_within_a_prompt_continues_as_the_row_did() {
     for name in MODELS {
         let mut executor = load(name, &with(Dtype::BF16, 2));
         let prompt = prompt();
@@ -198,7 +198,7 @@ fn a_state_that_is_saved_on_the_way_goes_on_as_the_row_did() {
 }
 
 #[test]
-fn a_prompt_goes_on_from_a_state_at_the_end_of_every_page() {
+fn a_prompt_continues_from_a_state_at_the_end_of_any_page() {
     for name in MODELS {
         let single = run(&mut load(name, &with(Dtype::BF16, 2)), &[]);
         for page_size in [4, 16] {
@@ -235,13 +235,13 @@ fn a_prompt_goes_on_from_a_state_at_the_end_of_every_page() {
                 let mut step = plan(1);
                 step.rows = vec![decode(ROW, TOKENS)];
                 let got = last(&mut executor, &step);
-                assert!(got == single[1], "{about}, decoded behind {cached} tokens");
+                assert!(got == single[1], "{about}, decoded after {cached} tokens");
             }
         }
     }
 }
 
-/// Ascending places for cuts, any number of them, by a seed.
+/// Random cuts in ascending order, by a seed.
 fn random_cuts(seed: u32) -> Vec<u32> {
     let mut state = u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -280,7 +280,7 @@ fn any_cuts_give_the_same_bits() {
 }
 
 #[test]
-fn a_decoded_token_is_saved_and_a_slot_that_is_used_again_begins_with_zeros() {
+fn states_after_decodes_are_saved_and_reused_slots_begin_with_zeros() {
     for name in MODELS {
         let mut executor = load(name, &with(Dtype::F32, 1));
         let prompt = prompt();
@@ -394,7 +394,7 @@ fn contradictions_are_refused_before_anything_is_written() {
         let mut step = good();
         breaks(&mut step, &prompt);
         match executor.run(&step) {
-            Err(StepError::Rejected(said)) => assert!(said.contains(reason), "{said}"),
+            Err(StepError::Rejected(text)) => assert!(text.contains(reason), "{text}"),
             other => panic!("{reason}: {other:?}"),
         }
     }
@@ -413,6 +413,6 @@ fn contradictions_are_refused_before_anything_is_written() {
     let mut dense = load("llama", &options());
     let mut step = plan(0);
     step.starts = vec![begun(&prompt, 1, None)];
-    let said = dense.run(&step).unwrap_err().to_string();
-    assert!(said.contains("no layer of the model keeps"), "{said}");
+    let text = dense.run(&step).unwrap_err().to_string();
+    assert!(text.contains("no layer of the model keeps"), "{text}");
 }

@@ -65,7 +65,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
     ("at least one must be left", |plan| {
         plan.starts[0].prefix = run_of(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     }),
-    ("vocabulary ends at 288", |plan| {
+    ("vocabulary size is 288", |plan| {
         plan.starts[0].tokens = [1, 288].as_slice().into()
     }),
     ("expected 2 of 64", |plan| {
@@ -78,7 +78,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
     ("are empty", |plan| {
         plan.rows = vec![prefill(1, 3..3, false)]
     }),
-    ("follows 0 computed", |plan| {
+    ("only 0 computed", |plan| {
         plan.rows = vec![prefill(1, 1..10, true)]
     }),
     ("sampling after 9 of 10", |plan| {
@@ -128,8 +128,8 @@ fn later_contradictions_are_rejected_too() {
     past_end.rows = vec![prefill(1, 10..11, false)];
     for (plan, reason) in [
         (other_sequence, "holds sequence 1"),
-        (skipped, "computed ones"),
-        (repeated, "decode at position 9, the row has 11 tokens"),
+        (skipped, "computed positions"),
+        (repeated, "decode at position 9, but the row has 11 tokens"),
         (past_end, "has 10 tokens"),
     ] {
         let error = executor.run(&plan).unwrap_err().to_string();
@@ -160,7 +160,7 @@ fn remapped_pages_serve_the_same_history() {
 }
 
 #[test]
-fn input_logprobs_cover_the_wished_positions_across_chunks() {
+fn input_logprobs_cover_the_requested_positions_across_chunks() {
     let mut executor = executor();
     let prompt = tokens(3, 10, 288);
     let wish = Arc::new(LogprobWish {

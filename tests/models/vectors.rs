@@ -21,7 +21,7 @@ const CHUNK: u32 = 17;
 const DECODES: u32 = 4;
 const VOCAB: u32 = 288;
 
-/// Frequencies of the output count, and the prompt counts for nothing.
+/// With a frequency penalty, which counts tokens of the output and ignores the prompt.
 fn sampling() -> Arc<SamplingParams> {
     Arc::new(SamplingParams {
         temperature: 0.0,
@@ -82,7 +82,7 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
                 .map(|value| 8.0 * value);
             vectors = Arc::new(PromptVectors::new(64, values.collect()).unwrap());
         }
-        // As stored, and wider: elements of either are exactly those of the vectors.
+        // In the stored type and in f32, both of which hold the vectors exactly.
         for dtype in [None, Some(Dtype::F32)] {
             let options = CpuOptions { dtype, ..options() };
             let expected = run(&mut load(&name, &options), None);
@@ -94,7 +94,7 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
 }
 
 #[test]
-fn a_row_lets_go_of_its_vectors_with_the_last_one() {
+fn a_row_releases_its_vectors_after_the_last_one() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     let vectors = embeddings(&fixture("llama"), &prompt);
     let mut executor = load("llama", &options());

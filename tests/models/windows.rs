@@ -1,5 +1,5 @@
-//! Layers with windows give the same bits with separate pages for their windows and with pages for all tokens, whatever
-//! the cache holds and however short pages are.
+//! Layers with sliding windows give the same bits with window pages as with pages for all tokens, for any cache
+//! contents and page size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::invariance::VOCAB;
 /// The window of the tiny models.
 const WINDOW: usize = 24;
 const OUTPUT_TOKENS: usize = 40;
-/// Their layers with windows are all, the first of two, the second of two, all with experts.
+/// Models in which all layers have windows, or one of two.
 const MODELS: [&str; 5] = [
     "mistral",
     "gpt-oss",
@@ -39,7 +39,7 @@ const MODELS: [&str; 5] = [
 type Bits = BTreeMap<(usize, u32), Vec<u32>>;
 
 fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimits {
-    let page_size = PageSize::new(page_size).expect("it is positive");
+    let page_size = PageSize::new(page_size).expect("the page size is positive");
     SchedulerLimits {
         page_size,
         total_pages: 2048 / page_size.get(),
@@ -69,7 +69,7 @@ struct Engine {
     states: ControlStates,
     executor: CpuExecutor,
     prompts: usize,
-    said: Vec<Vec<u32>>,
+    outputs: Vec<Vec<u32>>,
     bits: Bits,
     cached_tokens: usize,
 }
@@ -96,7 +96,7 @@ impl Engine {
             states: setup.build().expect("the pools are small"),
             executor,
             prompts: 0,
-            said: Vec::new(),
+            outputs: Vec::new(),
             bits: Bits::new(),
             cached_tokens: 0,
         }
@@ -105,7 +105,7 @@ impl Engine {
     fn submit(&mut self, prompt: &[u32]) {
         let number = self.prompts;
         self.prompts += 1;
-        self.said.push(Vec::new());
+        self.outputs.push(Vec::new());
         self.states.scheduler.submit(Submission {
             rid: RequestId::new(number.to_string()),
             intake: IntakeId::new(number as u64),
@@ -131,7 +131,7 @@ impl Engine {
         });
     }
 
-    /// Two steps in flight, as in an engine.
+    /// Runs all requests with two steps in flight, as an engine does.
     fn drain(&mut self) {
         let mut under_way = std::collections::VecDeque::new();
         loop {
@@ -149,12 +149,12 @@ impl Engine {
                     let logits: Vec<u32> = logits.iter().map(|logit| logit.to_bits()).collect();
                     let place = (number(seq), position);
                     let known = bits.entry(place).or_insert_with(|| logits.clone());
-                    assert!(*known == logits, "{place:?} came out in two ways");
+                    assert!(*known == logits, "{place:?} has two different results");
                 })
-                .expect("the plan is sound");
+                .expect("the plan is valid");
             self.states.scheduler.step_done(step.step, Ok(output));
             for news in self.states.scheduler.take_news() {
-                self.said[news.intake.index()].extend(news.tokens);
+                self.outputs[news.intake.index()].extend(news.tokens);
             }
         }
         let stats = self.states.scheduler.stats();
@@ -162,7 +162,7 @@ impl Engine {
         self.cached_tokens = stats.cached_tokens as usize;
     }
 
-    /// Prompts that share prefixes, then the next turns of their conversations.
+    /// Runs prompts that share prefixes, then the next turns of their conversations.
     fn converse(mut self) -> (Vec<Vec<u32>>, Bits, usize) {
         let shared = tokens(1, 60, VOCAB);
         let prompts: Vec<Vec<u32>> = (0..6)
@@ -177,7 +177,7 @@ impl Engine {
         self.drain();
         for (number, prompt) in prompts.iter().enumerate() {
             let next = tokens(30 + number as u64, 7, VOCAB);
-            let next = [&prompt[..], &self.said[number], &next].concat();
+            let next = [&prompt[..], &self.outputs[number], &next].concat();
             self.submit(&next);
         }
         self.drain();
@@ -185,17 +185,17 @@ impl Engine {
             self.submit(prompt);
         }
         self.drain();
-        // The end of the last one is in the cache, however small that is.
+        // Even a small cache holds the end of the last conversation.
         let mut turns = tokens(50, 70, VOCAB);
         self.submit(&turns);
         self.drain();
-        turns.extend(self.said.last().into_iter().flatten());
+        turns.extend(self.outputs.last().into_iter().flatten());
         turns.extend(tokens(51, 7, VOCAB));
         let before = self.cached_tokens;
         self.submit(&turns);
         self.drain();
         let cached_tokens = self.cached_tokens - before;
-        (self.said, self.bits, cached_tokens)
+        (self.outputs, self.bits, cached_tokens)
     }
 }
 
@@ -206,11 +206,11 @@ fn window_pages_give_the_bits_of_masks() {
             let masked = Engine::new(model, dtype, limits(1, 64, None)).converse();
             for (page_size, chunk) in [(1, 16), (4, 40), (16, 64)] {
                 let page = page_size as usize;
-                // As many as one sequence needs, and enough for all.
+                // Window pages for one sequence, and for all.
                 for tokens in [chunk + 2 * WINDOW + 8 * page, 1024] {
                     let limits = limits(page_size, chunk, Some(tokens.div_ceil(page)));
-                    let (said, bits, cached) = Engine::new(model, dtype, limits).converse();
-                    assert_eq!(said, masked.0, "{model} with pages of {page_size}");
+                    let (outputs, bits, cached) = Engine::new(model, dtype, limits).converse();
+                    assert_eq!(outputs, masked.0, "{model} with pages of {page_size}");
                     assert!(bits == masked.1, "{model} with pages of {page_size}");
                     let known = 70 + OUTPUT_TOKENS - 1;
                     assert_eq!(cached, known / page * page, "{model}, pages of {page}");

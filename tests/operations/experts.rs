@@ -137,7 +137,7 @@ fn residual(n_tokens: usize) -> Vec<f32> {
     values(77, n_tokens * HIDDEN)
 }
 
-/// The rows of each token: expert and weight, by ascending expert.
+/// The experts and weights of a token, by ascending expert.
 fn rows_of(routes: &Routes, token: usize) -> Vec<(usize, f32)> {
     let experts = routes.active.iter().flat_map(|active| {
         let rows = active.first..active.first + active.rows;
@@ -188,7 +188,7 @@ fn relative_error(got: &[f32], before: &[f32], expected: &[f64]) -> f64 {
     (off / size).sqrt()
 }
 
-/// The rounding of activations bounds the error: with bf16 three roundings to eight bits.
+/// A bound of the error, which comes from rounded activations: bf16 rounds three times, to eight bits.
 fn bound(kind: Kind) -> f64 {
     match kind {
         Kind::Plain(Format::F32 | Format::F16) => 3e-6,
@@ -198,7 +198,7 @@ fn bound(kind: Kind) -> f64 {
 }
 
 #[test]
-fn experts_compute_what_dense_layers_do_in_every_format_and_number_of_tokens() {
+fn experts_equal_dense_layers_in_every_format_and_for_any_number_of_tokens() {
     for isa in Isa::available() {
         for kind in kinds() {
             let all: Vec<Weights> = (0..EXPERTS)
@@ -258,7 +258,7 @@ fn experts_compute_what_dense_layers_do_in_every_format_and_number_of_tokens() {
 }
 
 #[test]
-fn experts_on_nodes_of_memory_give_the_bits_of_one_node_in_every_format() {
+fn experts_on_numa_nodes_give_the_bits_of_one_node_in_every_format() {
     let experts = |isa, kind, threads: &[usize]| {
         let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
         let experts = (0..EXPERTS).map(|expert| {
@@ -285,7 +285,7 @@ fn experts_on_nodes_of_memory_give_the_bits_of_one_node_in_every_format() {
 }
 
 #[test]
-fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
+fn routes_sort_tokens_by_expert_and_groups_cover_all_rows() {
     let isa = Isa::detect();
     let mut pool = ThreadPool::new(2).expect("threads start");
     let most = souffleur_kernels::cpu::activations::most_group_rows(isa);
@@ -321,7 +321,7 @@ fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
         for active in &routes.active {
             let (mut at, end) = (active.first, active.first + active.rows);
             while at < end {
-                let (start, end) = *groups.next().expect("groups as rows");
+                let (start, end) = *groups.next().expect("groups cover all rows");
                 assert_eq!(start as usize, at);
                 assert!((1..=most).contains(&((end - start) as usize)));
                 at = end as usize;
@@ -333,7 +333,7 @@ fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
 }
 
 #[test]
-fn blocks_of_tokens_have_the_bits_of_all_together() {
+fn blocks_of_tokens_have_the_bits_of_all_tokens_together() {
     let n_tokens = 16 * EXPERTS * 3 * 3 / USED;
     let x = values(3, n_tokens * HIDDEN);
     let kinds = [

@@ -1,4 +1,4 @@
-//! Random pieces of text and tags, in no valid order.
+//! Tests of the output parser on random sequences of text and tags.
 
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
@@ -146,7 +146,7 @@ fn without_a_call_nothing_is_lost() {
     }
 }
 
-/// The text without tags of reasoning and newlines, which are dropped in some places.
+/// The text without reasoning tags and newlines, which the parser drops in some places.
 fn bare(text: &str) -> String {
     let mut text = text.replace('\n', "");
     loop {
@@ -161,8 +161,8 @@ fn bare(text: &str) -> String {
 }
 
 #[test]
-fn without_a_call_reasoning_and_content_are_the_text() {
-    // The headers of messages are dropped.
+fn without_a_call_reasoning_and_content_make_up_the_text() {
+    // The parser drops the message headers of gpt-oss.
     let tagged = TOOLS.into_iter().filter(|tool| *tool != ToolFormat::GptOss);
     for tool in tagged {
         let reasoning = match tool {
@@ -176,7 +176,7 @@ fn without_a_call_reasoning_and_content_are_the_text() {
             if has_call(&pieces) {
                 continue;
             }
-            let said: String = pieces
+            let parsed: String = pieces
                 .iter()
                 .map(|piece| match piece {
                     OutputPiece::Text(text) | OutputPiece::Reasoning(text) => text.as_str(),
@@ -185,7 +185,7 @@ fn without_a_call_reasoning_and_content_are_the_text() {
                 .collect();
             let spaces = |text: &str| text.replace(' ', "");
             assert_eq!(
-                spaces(&bare(&said)),
+                spaces(&bare(&parsed)),
                 spaces(&bare(&text)),
                 "{tool:?} {seed} {text:?}"
             );
@@ -194,7 +194,7 @@ fn without_a_call_reasoning_and_content_are_the_text() {
 }
 
 #[test]
-fn garbage_says_the_same_in_all_cuts() {
+fn garbage_gives_the_same_pieces_in_all_cuts() {
     for tool in TOOLS {
         for seed in 0..60 {
             let mut rng = fastrand::Rng::with_seed(seed);

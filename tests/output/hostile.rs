@@ -1,4 +1,4 @@
-//! A megabyte of one repeated text that is hard for the parser.
+//! Tests of the output parser on a megabyte of one repeated text that is hard to parse.
 
 use souffleur_output::output::{OutputPiece, ReasoningFormat, ToolFormat};
 
@@ -13,7 +13,7 @@ fn check(tool: ToolFormat, unit: &str) {
     };
     let formats = super::with(tool, reasoning);
     let transcript = Transcript::of_text(formats, Mode::Text, &unit.repeat(BYTES / unit.len()));
-    // Quadratic time would be hours for all of them.
+    // In quadratic time all texts would take hours.
     let pieces = transcript.read(&[]);
     let n_bytes: usize = pieces.iter().map(bytes).sum();
     assert!(n_bytes <= 2 * BYTES, "{tool:?} {unit:?}: {n_bytes} bytes");
@@ -29,7 +29,7 @@ fn bytes(piece: &OutputPiece) -> usize {
     }
 }
 
-/// Formats, and texts that are repeated.
+/// Formats, each with texts to repeat.
 const REPETITIONS: [(ToolFormat, &[&str]); 11] = [
     (
         ToolFormat::Hermes,
@@ -166,7 +166,7 @@ const REPETITIONS: [(ToolFormat, &[&str]); 11] = [
 ];
 
 #[test]
-fn repetitions_lose_nothing_and_end_soon() {
+fn repetitions_take_linear_time_and_output() {
     for (tool, units) in REPETITIONS {
         for unit in units {
             check(tool, unit);

@@ -1,4 +1,4 @@
-//! Calls and reasoning in outputs: the same pieces for any cuts of an output, and the intended pieces.
+//! Tests that the output parser gives the intended pieces, and the same pieces however an output is cut.
 //!
 //! Every transcript is read whole, one character at a time, in all cuts in two, and in 1,000 random cuts.
 
@@ -11,7 +11,7 @@ mod values;
 
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
-use plan::{Plan, Said};
+use plan::{Answer, Plan};
 use transcript::{Mode, Transcript};
 
 const TRANSCRIPTS: u64 = 200;
@@ -24,7 +24,7 @@ fn with(tool: ToolFormat, reasoning: ReasoningFormat) -> OutputFormats {
     }
 }
 
-/// Markers as tokens in every other transcript.
+/// Every other transcript has its markers as tokens.
 fn mode(seed: u64) -> Mode {
     if seed.is_multiple_of(2) {
         Mode::Text
@@ -64,15 +64,15 @@ fn check_order(pieces: &[OutputPiece]) {
         is_open = match piece {
             OutputPiece::CallStart { .. } => true,
             OutputPiece::CallArguments(_) => {
-                assert!(is_open, "arguments of no call: {pieces:?}");
+                assert!(is_open, "arguments outside a call: {pieces:?}");
                 true
             }
             OutputPiece::CallEnd => {
-                assert!(is_open, "the end of no call: {pieces:?}");
+                assert!(is_open, "an end outside a call: {pieces:?}");
                 false
             }
             OutputPiece::CallBroken { text } => {
-                assert!(is_open && !text.is_empty(), "no call broke off: {pieces:?}");
+                assert!(is_open && !text.is_empty(), "no broken call: {pieces:?}");
                 false
             }
             OutputPiece::Text(text) | OutputPiece::Reasoning(text) => {
@@ -83,20 +83,20 @@ fn check_order(pieces: &[OutputPiece]) {
     }
 }
 
-/// Whole transcripts give the intended pieces; those with an error in them, or cut off, give the same in all cuts.
+/// Valid transcripts give the intended pieces; corrupted ones give the same pieces in all cuts.
 fn check_format(formats: OutputFormats) {
     for seed in 0..TRANSCRIPTS {
         let mut rng = fastrand::Rng::with_seed(seed);
         let plan = Plan::new(formats, mode(seed), &mut rng);
         let read = read_in_all_cuts(&plan.transcript, &mut rng);
         assert_eq!(
-            Said::of(&read),
-            plan.said,
+            Answer::of(&read),
+            plan.answer,
             "seed {seed}\n{:?}",
             plan.transcript
         );
-        let spoilt = plan.transcript.spoilt(&mut rng);
-        read_in_all_cuts(&spoilt, &mut rng);
+        let corrupted = plan.transcript.corrupted(&mut rng);
+        read_in_all_cuts(&corrupted, &mut rng);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Answers as messages in channels.
+//! Writes random answers as messages in gpt-oss channels.
 
 use serde_json::Value;
 use souffleur_output::output::ToolFormat;
@@ -16,17 +16,17 @@ const TEXTS: [&str; 6] = [
     "<tool_call> or [TOOL_CALLS] or <think>\n",
 ];
 
-/// Writes an answer: reasoning, something said before, and a call or the answer itself.
+/// Writes an answer: reasoning, commentary, calls and a final message, all of them optional.
 pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
     let mut writer = Writer { plan, rng, n: 0 };
     for _ in 0..writer.rng.usize(0..=2) {
         let text = writer.message("<|channel|>analysis", "<|end|>");
-        append(&mut writer.plan.said.reasoning, text);
+        append(&mut writer.plan.answer.reasoning, text);
     }
     let has_tools = writer.plan.transcript.formats.tool == Some(ToolFormat::GptOss);
     if writer.rng.u8(0..3) == 0 {
         let text = writer.message("<|channel|>commentary", "<|end|>");
-        append(&mut writer.plan.said.content, text);
+        append(&mut writer.plan.answer.content, text);
     }
     for _ in 0..if has_tools {
         writer.rng.usize(0..=2)
@@ -43,16 +43,16 @@ pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
         };
         let end = ["<|return|>", "", "<|end|>"][writer.rng.usize(0..3)];
         let text = writer.message(header, end);
-        append(&mut writer.plan.said.content, text);
+        append(&mut writer.plan.answer.content, text);
     }
 }
 
 /// Messages of one kind are on separate lines.
-fn append(said: &mut String, text: &str) {
-    if !said.is_empty() && !text.is_empty() {
-        said.push('\n');
+fn append(messages: &mut String, text: &str) {
+    if !messages.is_empty() && !text.is_empty() {
+        messages.push('\n');
     }
-    said.push_str(text);
+    messages.push_str(text);
 }
 
 struct Writer<'a> {
@@ -63,7 +63,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Begins a message; the prompt has begun the first.
+    /// Begins a message; the prompt ends with the start of the first.
     fn begin(&mut self) {
         if self.n > 0 {
             self.plan.transcript.tag("<|start|>");
@@ -103,7 +103,7 @@ impl Writer<'_> {
         };
         values::push_quoted(&mut self.plan.transcript, &written, self.rng);
         self.plan.transcript.tag("<|call|>");
-        let said = if written.is_empty() { "{}" } else { &written };
-        self.plan.said.call(name, said);
+        let expected = if written.is_empty() { "{}" } else { &written };
+        self.plan.answer.call(name, expected);
     }
 }

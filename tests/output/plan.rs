@@ -1,4 +1,4 @@
-//! A random answer, made before its transcript is written.
+//! Random answers, each with a transcript that the parser must read as this answer.
 
 use serde_json::{Map, Value};
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
@@ -7,9 +7,9 @@ use super::messages;
 use super::transcript::{Mode, Transcript};
 use super::values;
 
-/// The contents of an answer.
+/// The reasoning, content and calls of an answer.
 #[derive(Debug, Default, PartialEq)]
-pub struct Said {
+pub struct Answer {
     pub reasoning: String,
     pub content: String,
     pub calls: Vec<Call>,
@@ -18,24 +18,24 @@ pub struct Said {
 #[derive(Debug, PartialEq)]
 pub struct Call {
     pub name: String,
-    /// As it is in formats with JSON arguments, else as `json.dumps` writes it.
+    /// As in the transcript if the format has JSON arguments, else as `json.dumps` writes them.
     pub arguments: String,
     pub is_complete: bool,
 }
 
 pub struct Plan {
     pub transcript: Transcript,
-    pub said: Said,
+    pub answer: Answer,
 }
 
-impl Said {
+impl Answer {
     pub fn of(pieces: &[OutputPiece]) -> Self {
-        let mut said = Self::default();
+        let mut answer = Self::default();
         for piece in pieces {
-            match (piece, said.calls.last_mut()) {
-                (OutputPiece::Text(text), _) => said.content.push_str(text),
-                (OutputPiece::Reasoning(text), _) => said.reasoning.push_str(text),
-                (OutputPiece::CallStart { name }, _) => said.calls.push(Call {
+            match (piece, answer.calls.last_mut()) {
+                (OutputPiece::Text(text), _) => answer.content.push_str(text),
+                (OutputPiece::Reasoning(text), _) => answer.reasoning.push_str(text),
+                (OutputPiece::CallStart { name }, _) => answer.calls.push(Call {
                     name: name.clone(),
                     arguments: String::new(),
                     is_complete: false,
@@ -44,11 +44,11 @@ impl Said {
                 (OutputPiece::CallEnd, Some(call)) => call.is_complete = true,
                 (OutputPiece::CallBroken { .. }, _) => {}
                 (OutputPiece::CallArguments(_) | OutputPiece::CallEnd, None) => {
-                    panic!("no call has begun: {pieces:?}")
+                    panic!("a part of a call outside a call: {pieces:?}")
                 }
             }
         }
-        said
+        answer
     }
 
     pub fn call(&mut self, name: &str, arguments: &str) {
@@ -64,7 +64,7 @@ impl Plan {
     pub fn new(formats: OutputFormats, mode: Mode, rng: &mut fastrand::Rng) -> Self {
         let mut plan = Self {
             transcript: Transcript::new(formats, mode),
-            said: Said::default(),
+            answer: Answer::default(),
         };
         if formats.is_in_channels() {
             messages::write(&mut plan, rng);
@@ -72,14 +72,14 @@ impl Plan {
         }
         let inside = formats.reasoning == Some(ReasoningFormat::DeepSeekR1);
         if inside || rng.bool() {
-            plan.think(rng);
+            plan.write_reasoning(rng);
         }
         let n_calls = match formats.tool {
             Some(_) => rng.usize(0..=3),
             None => 0,
         };
         if n_calls == 0 {
-            plan.say(rng);
+            plan.write_content(rng);
         } else {
             plan.call(n_calls, rng);
         }
@@ -90,7 +90,7 @@ impl Plan {
         self.transcript.text(text);
     }
 
-    fn think(&mut self, rng: &mut fastrand::Rng) {
+    fn write_reasoning(&mut self, rng: &mut fastrand::Rng) {
         let Some(format) = self.transcript.formats.reasoning else {
             return;
         };
@@ -106,7 +106,7 @@ impl Plan {
             "",
             "Say <tool_call> or [TOOL_CALLS] or <|python_tag|>, é",
         ][rng.usize(0..4)];
-        self.said.reasoning.push_str(thought);
+        self.answer.reasoning.push_str(thought);
         self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
         values::push_quoted(&mut self.transcript, thought, rng);
         self.text(["", "\n"][rng.usize(0..2)]);
@@ -114,8 +114,8 @@ impl Plan {
         self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
     }
 
-    /// Content that is no call, though it may look like one.
-    fn say(&mut self, rng: &mut fastrand::Rng) {
+    /// Content that is not a call, though it may look like one.
+    fn write_content(&mut self, rng: &mut fastrand::Rng) {
         let content = [
             "Hello, é 😀!\n\nBye\n",
             "a < b, <tool_cal and </tool_cal",
@@ -130,13 +130,13 @@ impl Plan {
             "<|tool_call_start|>[] and <｜tool▁call▁begin｜>f",
             "<|channel|> of <|message|>",
         ][rng.usize(0..12)];
-        self.said.content.push_str(content);
+        self.answer.content.push_str(content);
         self.text(content);
     }
 
     fn call(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
         let before = ["", "Let me see.", "One <b> moment: é"][rng.usize(0..3)];
-        self.said.content.push_str(before);
+        self.answer.content.push_str(before);
         self.text(before);
         self.text(["", "\n", "\n\n"][rng.usize(0..3)]);
         let start = match before {
@@ -165,7 +165,7 @@ impl Plan {
         let after = ["", "\n", " \n", "\nDone.\n", " Done <tool_c"][rng.usize(0..5)];
         self.text(after);
         if !after.trim().is_empty() {
-            self.said.content.push_str(after);
+            self.answer.content.push_str(after);
         }
     }
 
@@ -177,7 +177,7 @@ impl Plan {
             0 => Value::String(written.clone()).to_string(),
             _ => written.clone(),
         };
-        self.said.call(name, &written);
+        self.answer.call(name, &written);
         let mut parts = [
             format!("\"name\": \"{name}\""),
             format!("\"{key}\":{quoted}"),
@@ -216,7 +216,7 @@ impl Plan {
             self.text("</function>\n");
             self.transcript.tag("</tool_call>");
             self.text(["", "\n"][if n + 1 < n_calls { rng.usize(0..2) } else { 0 }]);
-            self.said
+            self.answer
                 .call("seat", &format!("{{{}}}", written.join(", ")));
         }
     }
@@ -232,11 +232,11 @@ impl Plan {
         }
     }
 
-    /// Writes a call that is recognised without a tag, too.
+    /// Writes a call that is also recognised without a tag.
     fn bare_object(&mut self, rng: &mut fastrand::Rng) {
         let arguments = Value::Object(values::arguments(rng));
         let written = values::json_text(&arguments, rng);
-        self.said.call("seat", &written);
+        self.answer.call("seat", &written);
         let key = ["parameters", "arguments"][rng.usize(0..2)];
         let written = format!("{{\"name\": \"seat\", \"{key}\": {written}}}");
         values::push_quoted(&mut self.transcript, &written, rng);
@@ -258,7 +258,7 @@ impl Plan {
             let comma = ["", ","][if n == 0 { 0 } else { 1 }];
             let written = format!("{comma}seat({})", written.join(", "));
             values::push_quoted(&mut self.transcript, &written, rng);
-            self.said.call("seat", &dumps(&Value::Object(arguments)));
+            self.answer.call("seat", &dumps(&Value::Object(arguments)));
         }
         self.text("]");
         if is_tagged {
@@ -297,7 +297,7 @@ impl Plan {
                 .collect();
             let written = format!("seat({})", written.join(", "));
             values::push_quoted(&mut self.transcript, &written, rng);
-            self.said.call("seat", &dumps(&Value::Object(arguments)));
+            self.answer.call("seat", &dumps(&Value::Object(arguments)));
         }
         self.text(if has_brackets { "]" } else { "" });
         self.transcript.tag("<|tool_call_end|>");
@@ -320,7 +320,7 @@ impl Plan {
             }
             self.transcript.tag("</tool_call>");
             self.text(if n + 1 < n_calls { line } else { "" });
-            self.said
+            self.answer
                 .call("seat", &format!("{{{}}}", written.join(", ")));
         }
     }
@@ -332,7 +332,7 @@ impl Plan {
             self.text("call:seat");
             self.braced(&arguments, rng);
             self.transcript.tag("<tool_call|>");
-            self.said.call("seat", &dumps(&Value::Object(arguments)));
+            self.answer.call("seat", &dumps(&Value::Object(arguments)));
         }
     }
 
@@ -395,7 +395,7 @@ impl Plan {
             values::push_quoted(&mut self.transcript, &written, rng);
             self.text(after);
             self.transcript.tag("<｜tool▁call▁end｜>");
-            self.said.call("seat", &written);
+            self.answer.call("seat", &written);
         }
         section(self, "<｜tool▁calls▁end｜>");
     }
@@ -422,12 +422,12 @@ impl Plan {
             }
             self.transcript.tag("[ARGS]");
             values::push_quoted(&mut self.transcript, &written, rng);
-            self.said.call("seat", &written);
+            self.answer.call("seat", &written);
         }
     }
 }
 
-/// A parameter of the given text, as JSON.
+/// A parameter as JSON; the transcript has its value as `plain`.
 fn parameter(key: &str, value: &Value, plain: &str) -> String {
     let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
     let json = match value {

@@ -1,4 +1,4 @@
-//! Outputs as text and marker tokens, read by an engine in given cuts.
+//! Model outputs of text and marker tokens, which an `OutputEngine` parses in given cuts.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -9,7 +9,7 @@ use souffleur_output::output::{
     ToolUse, push_piece,
 };
 
-/// All tags that are tokens in [`Mode::Tokens`]; the place of a tag is its id.
+/// All tags that are tokens in [`Mode::Tokens`]; the index of a tag is its id.
 const TOKENS: [&str; 29] = [
     "<think>",
     "</think>",
@@ -105,7 +105,7 @@ impl Transcript {
         self.atoms.extend(text.chars().map(Atom::Char));
     }
 
-    /// Appends a text in which all tags are tokens if they can be.
+    /// Appends a text; tags in it are tokens where [`Self::tag`] makes them so.
     pub fn tagged(&mut self, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {
@@ -182,8 +182,8 @@ impl Transcript {
         text
     }
 
-    /// The same with an error: cut off, a part missing, repeated or changed.
-    pub fn spoilt(&self, rng: &mut fastrand::Rng) -> Self {
+    /// A copy with an error: cut off, or with a part removed, repeated or inserted.
+    pub fn corrupted(&self, rng: &mut fastrand::Rng) -> Self {
         let mut atoms = self.atoms.clone();
         let at = rng.usize(0..=atoms.len());
         let end = (at + rng.usize(1..=6)).min(atoms.len());

@@ -1,10 +1,10 @@
-//! Arguments, and their form in the formats.
+//! Random call arguments, and their text in the tool call formats.
 
 use serde_json::{Map, Value, json};
 
 use super::transcript::Transcript;
 
-/// Pieces of strings, many of which have a meaning elsewhere.
+/// Pieces of strings, many of which are syntax of a format.
 const PARTS: [&str; 33] = [
     "Ada",
     "é",
@@ -41,7 +41,7 @@ const PARTS: [&str; 33] = [
     "```",
 ];
 
-/// The arguments of a call of `seat`, with values of the types that its schema says.
+/// The arguments of a call of `seat`, with values of the types in its schema.
 pub fn arguments(rng: &mut fastrand::Rng) -> Map<String, Value> {
     let mut arguments = Map::new();
     for _ in 0..rng.usize(0..=3) {
@@ -109,7 +109,7 @@ pub fn json_text(value: &Value, rng: &mut fastrand::Rng) -> String {
     }
 }
 
-/// Writes all that is not ASCII as escapes.
+/// Escapes all characters that are not ASCII.
 fn ascii(json: &str) -> String {
     let mut text = String::new();
     for unit in json.encode_utf16() {
@@ -173,7 +173,7 @@ pub fn plain(value: &Value, rng: &mut fastrand::Rng) -> String {
     }
 }
 
-/// Appends text in which tags are sometimes tokens and sometimes letters.
+/// Appends text in which tags are sometimes tokens and sometimes characters.
 pub fn push_quoted(transcript: &mut Transcript, text: &str, rng: &mut fastrand::Rng) {
     let mut rest = text;
     while let Some((at, tag)) = next_tag(rest) {

@@ -1,5 +1,5 @@
-//! A prompt whose K/V was loaded after its process was killed gives the tokens and log probabilities of a computed one,
-//! bit for bit.
+//! After a kill, a prompt whose K/V comes from the store gives the tokens and log probabilities of a computed one, bit
+//! for bit.
 
 use souffleur::kernels::cpu::Isa;
 use tempfile::TempDir;
@@ -8,9 +8,9 @@ use crate::kernel_paths::say;
 use crate::server::Launch;
 use crate::{BLOCK_TOKENS, STORED_TOKENS, kills, model, prompt};
 
-/// Models whose layers keep all tokens: dense ones, latent attention, windows, sinks, layers that share keys and values, and
-/// experts.
-const KEPT: [&str; 9] = [
+/// Models without recurrent states: dense ones, latent attention, windows, sinks, layers that share keys and values,
+/// and experts.
+const WITHOUT_STATES: [&str; 9] = [
     "souffleur-tiny",
     "qwen3",
     "deepseek-v2",
@@ -24,7 +24,7 @@ const KEPT: [&str; 9] = [
 /// Models with layers that keep a state.
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
-/// The subset that each run of the tests covers.
+/// The subset of models and page sizes that each run of the tests covers.
 const SOME: [(&str, u32); 11] = [
     ("souffleur-tiny", 1),
     ("souffleur-tiny", 16),
@@ -59,7 +59,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
     let again = second.ask(&prompt(1));
     assert_eq!(again.said, expected.said, "{what}");
     if WITH_STATES.contains(&name) {
-        // At the end of a block for which a state was saved.
+        // The loaded tokens end with a block for which a state was saved.
         let is_block = got.stored.is_multiple_of(BLOCK_TOKENS) && got.stored <= STORED_TOKENS;
         assert!(got.stored > 0 && is_block, "{what}: {}", got.stored);
     } else {
@@ -71,7 +71,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
 }
 
 #[test]
-fn a_prompt_says_the_same_after_a_kill() {
+fn a_prompt_has_the_same_output_after_a_kill() {
     let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     if kills().is_none() {
         for (name, page_size) in SOME {
@@ -79,7 +79,7 @@ fn a_prompt_says_the_same_after_a_kill() {
         }
         return;
     }
-    for name in KEPT.into_iter().chain(WITH_STATES) {
+    for name in WITHOUT_STATES.into_iter().chain(WITH_STATES) {
         for page_size in PAGE_SIZES {
             check(name, page_size, path);
         }
@@ -87,7 +87,7 @@ fn a_prompt_says_the_same_after_a_kill() {
 }
 
 #[test]
-fn every_kernel_path_says_the_same_after_a_kill() {
+fn every_kernel_path_gives_the_same_output_after_a_kill() {
     let available = Isa::available();
     for isa in Isa::ALL {
         if !available.contains(&isa) {
@@ -97,7 +97,7 @@ fn every_kernel_path_says_the_same_after_a_kill() {
         match kills() {
             None => check("souffleur-tiny", 16, isa),
             Some(_) => {
-                for name in KEPT.into_iter().chain(WITH_STATES) {
+                for name in WITHOUT_STATES.into_iter().chain(WITH_STATES) {
                     check(name, 16, isa);
                 }
             }

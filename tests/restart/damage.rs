@@ -8,13 +8,13 @@ use tempfile::TempDir;
 use crate::server::Launch;
 use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 
-/// Where headers and payloads begin, in bytes.
+/// Headers and payloads begin at multiples of this number of bytes.
 const ALIGN: usize = 4096;
 /// The file of records of keys and values.
 const RECORDS: &str = "seg-kv-0000";
 /// Runs of the server within which all damage is repaired.
 const MAX_LIVES: usize = 3;
-/// The magic bytes of a header, and where it has the number of its block.
+/// The magic bytes of a header, and the offset of the block's number in the header.
 const MAGIC: &[u8] = b"SFKVBLK1";
 const BLOCK_AT: usize = 112;
 
@@ -23,21 +23,21 @@ struct Files(PathBuf);
 
 impl Files {
     fn of(root: &Path) -> Self {
-        let entries = fs::read_dir(root).expect("it is there");
+        let entries = fs::read_dir(root).expect("the file exists");
         let mut folders = entries.filter_map(|entry| {
-            let path = entry.expect("it can be read").path();
+            let path = entry.expect("the entry can be read").path();
             path.is_dir().then_some(path)
         });
-        let only = folders.next().expect("there is a fingerprint");
-        assert!(folders.next().is_none(), "there is one fingerprint");
+        let only = folders.next().expect("the store has a fingerprint");
+        assert!(folders.next().is_none(), "the store has two fingerprints");
         Self(only)
     }
 
     fn edit(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let path = self.0.join(name);
-        let mut bytes = fs::read(&path).expect("it is there");
+        let mut bytes = fs::read(&path).expect("the file exists");
         change(&mut bytes);
-        fs::write(path, bytes).expect("it can be written");
+        fs::write(path, bytes).expect("the file can be written");
     }
 
     /// Changes the records of the prompt's two blocks, given their offsets in the order of the blocks.
@@ -132,7 +132,7 @@ const DAMAGES: [Damage; 12] = [
     ),
     (
         "no index.log",
-        |files| fs::remove_file(files.0.join("index.log")).expect("it is there"),
+        |files| fs::remove_file(files.0.join("index.log")).expect("the file exists"),
         STORED_TOKENS,
         false,
     ),
@@ -147,7 +147,7 @@ fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
 }
 
 #[test]
-fn what_is_damaged_is_computed_again_and_then_found_again() {
+fn damaged_blocks_are_computed_again_and_found_in_a_later_run() {
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model("qwen3")).stored(folder.path());
     let server = launch.start_serving();

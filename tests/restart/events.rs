@@ -8,11 +8,11 @@ use crate::server::{Launch, Server};
 use crate::zmq_peer::Peer;
 use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 
-/// The names of the blocks that were stored since the server started, each with its tokens.
+/// The ids of the blocks that were stored since the server started, each with its tokens.
 fn stored(server: &Server) -> Vec<(Value, Value)> {
     let info = get(server.addr, "/server_info").ok();
     let port = info["kv_events"]["replay_endpoint_port_base"].as_u64();
-    let port = port.expect("it is configured") as u16;
+    let port = port.expect("a replay port") as u16;
     let batches = Peer::connect(port, "REQ").ask(0);
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let events = batches.iter().flat_map(|batch| list(&batch.payload[1]));
@@ -22,14 +22,14 @@ fn stored(server: &Server) -> Vec<(Value, Value)> {
         let tokens = tokens
             .chunks(BLOCK_TOKENS as usize)
             .map(|tokens| json!(tokens));
-        let names = list(&event["block_hashes"]);
-        names.into_iter().zip(tokens.collect::<Vec<Value>>())
+        let ids = list(&event["block_hashes"]);
+        ids.into_iter().zip(tokens.collect::<Vec<Value>>())
     });
     blocks.collect()
 }
 
 #[test]
-fn blocks_that_were_loaded_are_told_like_blocks_that_were_computed() {
+fn loaded_blocks_are_published_like_computed_ones() {
     let folder = TempDir::new().expect("a folder can be made");
     let events = json!({
         "publisher": "zmq",

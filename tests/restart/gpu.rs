@@ -1,15 +1,15 @@
-//! The same restarts on an emulated GPU: `--device cuda` with a store, from flags to files.
+//! Restarts on an emulated GPU: `--device cuda` with a KV store.
 
 use tempfile::TempDir;
 
 use crate::server::Launch;
 use crate::{STORED_TOKENS, model, prompt};
 
-/// The second run computes the second chunk of the first run: on a GPU bits depend on the number of rows of a product.
+/// Both runs compute the same second chunk: on a GPU, bits depend on the number of rows of a product.
 const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"];
 
 #[test]
-fn a_prompt_says_the_same_after_a_kill_on_a_gpu_and_the_cpu_finds_nothing_of_it() {
+fn a_prompt_has_the_same_output_after_a_kill_on_a_gpu_and_the_cpu_finds_no_block_of_it() {
     let folder = TempDir::new().expect("a folder can be made");
     let stored = Launch::new(&model("qwen3")).stored(folder.path());
     let stored = stored.pages_of(16).args(&FLAGS);
@@ -31,14 +31,14 @@ fn a_prompt_says_the_same_after_a_kill_on_a_gpu_and_the_cpu_finds_nothing_of_it(
 }
 
 #[test]
-fn buffers_that_hold_too_little_are_refused_on_a_gpu_too() {
+fn buffers_that_are_too_small_are_refused_on_a_gpu_too() {
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
-    let said = launch
+    let log = launch
         .on_a_gpu()
         .args(&["--kv-host-bytes", "65536"])
         .refused();
     for part in ["kv_host_bytes", "65536", "raise"] {
-        assert!(said.contains(part), "{part:?} is not in\n{said}");
+        assert!(log.contains(part), "{part:?} is not in\n{log}");
     }
 }

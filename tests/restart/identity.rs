@@ -1,4 +1,4 @@
-//! Launches with other bits, and clients in other namespaces, find nothing; all others find everything.
+//! Stored blocks are found by launches that compute the same bits, in the same namespace, and by no others.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Stored {
         launch.start_serving().ask(&prompt(1))
     }
 
-    /// The original launch finds it.
+    /// Checks that the original launch finds the blocks.
     fn assert_found(&self) {
         let found = self.ask(&self.launch);
         assert_eq!((found.stored, &found.said), (STORED_TOKENS, &self.said));
@@ -57,7 +57,7 @@ fn another_type_page_or_kernel_path_loads_nothing() {
         &["--kv-cache-dtype", "float32"],
         &["--dtype", "float32"],
         &["--quantization", "int8"],
-        // A block is a page then.
+        // With pages of this size, a block is a page.
         &["--page-size", "128"],
     ];
     let with_flags = flags.map(|flags| Launch::new(&model).args(flags));
@@ -75,7 +75,7 @@ fn another_type_page_or_kernel_path_loads_nothing() {
 }
 
 #[test]
-fn what_changes_no_bit_finds_everything() {
+fn flags_that_change_no_bit_find_everything() {
     let stored = Stored::new(&model("qwen3"));
     let flags: [&[&str]; 5] = [
         &["--page-size", "16"],
@@ -92,9 +92,9 @@ fn what_changes_no_bit_finds_everything() {
 }
 
 fn copy_folder(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).expect("it is there") {
-        let entry = entry.expect("it can be read");
-        fs::copy(entry.path(), to.join(entry.file_name())).expect("it can be written");
+    for entry in fs::read_dir(from).expect("the file exists") {
+        let entry = entry.expect("the entry can be read");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("the file can be written");
     }
 }
 
@@ -104,12 +104,12 @@ fn other_weights_under_the_same_name_load_nothing() {
     copy_folder(&model("qwen3"), folder.path());
     let stored = Stored::new(folder.path());
     let file = folder.path().join("model.safetensors");
-    let weights = fs::read(&file).expect("it is there");
+    let weights = fs::read(&file).expect("the file exists");
     let mut others = weights.clone();
     // The mantissa of the last value: the smallest possible change.
     let last = others.len() - 2;
     others[last] ^= 1;
-    fs::write(&file, &others).expect("it can be written");
+    fs::write(&file, &others).expect("the file can be written");
     let expected = computed(&Launch::new(folder.path()));
     let found = stored.ask(&stored.launch);
     assert_eq!((found.stored, found.said), (0, expected));
@@ -117,7 +117,7 @@ fn other_weights_under_the_same_name_load_nothing() {
     let elsewhere = TempDir::new().expect("a folder can be made");
     copy_folder(folder.path(), elsewhere.path());
     let copied = elsewhere.path().join("model.safetensors");
-    fs::write(copied, &weights).expect("it can be written");
+    fs::write(copied, &weights).expect("the file can be written");
     let launch = Launch::new(elsewhere.path()).stored(stored.folder.path());
     let found = stored.ask(&launch);
     assert_eq!((found.stored, &found.said), (STORED_TOKENS, &stored.said));
@@ -131,7 +131,7 @@ fn a_salt_separates_users_across_a_restart() {
     let said = first.ask_salted(&prompt(1), "a").said;
     first.wait_until_written(STORED_TOKENS);
     first.kill();
-    // Each is the first request of a run: later ones would not be loaded if they were computed as fast.
+    // Each request is the first of a run: later ones are not loaded if recomputing them is as fast.
     let second_life = |salt| launch.start_serving().ask_salted(&prompt(1), salt);
     for other in ["b", ""] {
         let other = second_life(other);
@@ -142,7 +142,7 @@ fn a_salt_separates_users_across_a_restart() {
 }
 
 #[test]
-fn without_its_secret_nothing_is_found() {
+fn without_the_secret_of_the_store_nothing_is_found() {
     let stored = Stored::new(&model("qwen3"));
     let secret = stored.folder.path().join("secret");
     for other in [None, Some([7; 32])] {
@@ -150,7 +150,7 @@ fn without_its_secret_nothing_is_found() {
             None => fs::remove_file(&secret),
             Some(bytes) => fs::write(&secret, bytes),
         }
-        .expect("it can be changed");
+        .expect("the secret can be changed");
         let server = stored.launch.start_serving();
         let found = server.ask(&prompt(1));
         assert_eq!((found.stored, &found.said), (0, &stored.said));

@@ -1,4 +1,4 @@
-//! Servers under load, killed at any moment: answers older than five seconds are found, and every found block is right.
+//! Kills servers under load at any moment: blocks of answers older than five seconds are found, and all are right.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use crate::{BLOCK_TOKENS, kills, model, number};
 
 /// Number of kills if `SOUFFLEUR_RESTART_KILLS` is not set.
 const FEW: u64 = 2;
-/// Prompts that are answered, and written, before the load that is killed.
+/// Number of prompts that are answered and written before the load during which the server is killed.
 const SETTLED: u32 = 6;
 /// Answers older than this are written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// Tokens that the prompts are made of.
+/// Token ids of prompts are less than this.
 const VOCABULARY: u32 = 2000;
 /// Maximum number of prompts in the load.
 const MOST: u32 = 8;
-/// Space for some of the rounds: later ones replace earlier ones.
+/// Disk space for some of the rounds: later blocks replace earlier ones.
 const DISK_BYTES: &str = "50331648";
 
-/// A prompt of a dozen blocks and some more: long enough that it pays to load it. No two begin alike.
+/// A prompt of a dozen blocks and some more tokens, long enough to be worth loading. No two prompts begin alike.
 fn long_prompt(seed: u32) -> Vec<u32> {
     let rest = (2..840 + seed % 60).map(|i| (i * 13 + i / 5 + seed * (i % 7 + 3)) % VOCABULARY);
     [seed % VOCABULARY, seed / VOCABULARY]
@@ -44,7 +44,7 @@ impl Reference {
         Self(launch.args(&["--disable-radix-cache"]).start())
     }
 
-    /// Sends a prompt to a server, whose answer must be the same as here. Returns the tokens cached anywhere.
+    /// Checks that a server's answer equals the reference. Returns the number of tokens cached in memory or files.
     fn check(&self, server: &Server, seed: u32) -> u64 {
         let prompt = long_prompt(seed);
         let (expected, got) = (self.0.ask(&prompt), server.ask(&prompt));
@@ -61,7 +61,7 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
     }
     let mut body = call(&long_prompt(last));
     body["stream"] = true.into();
-    // During the prefill, or after some tokens.
+    // The kill comes during the prefill, or after some tokens.
     let n_events = random.usize(0..10);
     if n_events == 0 {
         let socket = crate::http::open(server.addr, "/v1/completions", &body);
@@ -79,8 +79,8 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
 }
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("it is there") {
-        let path = entry.expect("it can be read").path();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("the entry can be read").path();
         if path.is_dir() {
             files(&path, found)
         } else {
@@ -89,13 +89,13 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Changes a byte of a file, cuts it or removes it.
+/// Changes a bit of a file, truncates it or removes it.
 fn damage(folder: &Path, random: &mut fastrand::Rng) -> String {
     let mut found = Vec::new();
     files(folder, &mut found);
     found.sort();
     let path = random.choice(&found).expect("there are files");
-    let mut bytes = fs::read(path).expect("it can be read");
+    let mut bytes = fs::read(path).expect("the entry can be read");
     let at = random.usize(..bytes.len().max(1));
     let what = random.u8(..4);
     let done = match what {
@@ -108,12 +108,12 @@ fn damage(folder: &Path, random: &mut fastrand::Rng) -> String {
             fs::write(path, bytes)
         }
     };
-    done.expect("it can be changed");
+    done.expect("the file can be changed");
     format!("damage {what} of {} at {at}", path.display())
 }
 
 #[test]
-fn what_was_answered_before_a_kill_is_found_and_right() {
+fn blocks_of_answers_before_a_kill_are_found_and_right() {
     let folder = TempDir::new().expect("a folder can be made");
     let seed = number("SOUFFLEUR_RESTART_SEED").unwrap_or(1);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -154,8 +154,8 @@ fn what_was_answered_before_a_kill_is_found_and_right() {
         for seed in settled.end..next {
             reference.check(&server, seed);
         }
-        let is_sound = is_damaged || kill > 1 || server.damages() == 0;
-        assert!(is_sound, "kill {kill}: {}", server.log());
+        let is_intact = is_damaged || kill > 1 || server.damages() == 0;
+        assert!(is_intact, "kill {kill}: {}", server.log());
         server.kill();
     }
 }

@@ -1,7 +1,7 @@
 //! A server that is killed and restarted on the same KV store: black box, with real processes and real files.
 //!
 //! `SOUFFLEUR_RESTART_KILLS` sets the number of kills of a server under load (default: 2); if set, the other tests run
-//! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` sets the seed of the moments of the kills.
+//! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` sets the seed of the random moments of kills.
 
 mod bits;
 mod damage;
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 /// Tokens of a block.
 const BLOCK_TOKENS: u64 = 64;
-/// Tokens of [`prompt`] that whole blocks hold.
+/// Tokens in the whole blocks of [`prompt`].
 const STORED_TOKENS: u64 = 2 * BLOCK_TOKENS;
 
 /// The folder of a fixture, or of the bundled model.
@@ -40,7 +40,7 @@ fn model(name: &str) -> PathBuf {
     }
 }
 
-/// A prompt of whole blocks and some more tokens, which every vocabulary has.
+/// A prompt of two whole blocks and some more tokens, all of which every vocabulary has.
 fn prompt(seed: u32) -> Vec<u32> {
     let tokens = 0..STORED_TOKENS as u32 + 22;
     tokens

@@ -13,7 +13,7 @@ use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 
 use crate::http::{get, post};
 
-/// Maximum time of a wait.
+/// Timeout of waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory of the emulated GPU.
@@ -96,7 +96,7 @@ impl Launch {
         let mut command = match self.file_blocks {
             None => Command::new(program),
             Some(blocks) => {
-                // The server must survive the signal that comes with the error.
+                // The server must survive SIGXFSZ, the signal that comes with the error.
                 let script = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &script, program]);
@@ -113,10 +113,10 @@ impl Launch {
         }
         if self.is_on_gpu {
             let driver = souffleur_cusim::library().parent();
-            command.env("LD_LIBRARY_PATH", driver.expect("it lies in a folder"));
+            command.env("LD_LIBRARY_PATH", driver.expect("a parent folder"));
             command.env("CUSIM_TOTAL_MEMORY", GPU_BYTES);
         }
-        // In the environment, where flags can override them.
+        // Settings are in the environment, where flags can override them.
         command.envs(SETTINGS);
         command.args(["serve", "--port", "0"]);
         command
@@ -128,16 +128,16 @@ impl Launch {
         command
     }
 
-    /// Starts the server and waits until it is ready; its store may not be.
+    /// Starts the server and waits until it accepts requests; the store may not be ready.
     pub fn start(&self) -> Server {
         let mut child = self.command().spawn().expect("the binary runs");
-        let log = Log::of(child.stderr.take().expect("it is piped"));
-        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let log = Log::of(child.stderr.take().expect("piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
         let address = address(&mut stdout);
         let addr = address.unwrap_or_else(|printed| {
             let status = child.wait();
             panic!(
-                "it ended before it was ready: {status:?}\n{printed}{}",
+                "the server ended before it was ready: {status:?}\n{printed}{}",
                 log.text()
             )
         });
@@ -149,7 +149,7 @@ impl Launch {
         }
     }
 
-    /// Starts the server and waits until its store serves.
+    /// Starts the server and waits until the store is ready.
     pub fn start_serving(&self) -> Server {
         let server = self.start();
         server.wait_until("the store serves", || server.store()["serves"] == true);
@@ -158,10 +158,10 @@ impl Launch {
 
     pub fn refused(&self) -> String {
         let output = self.command().output().expect("the binary runs");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success(), "it started:\n{said}");
-        assert!(!said.contains("panicked"), "{said}");
-        said
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "the server started:\n{log}");
+        assert!(!log.contains("panicked"), "{log}");
+        log
     }
 }
 
@@ -170,7 +170,7 @@ fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
     let mut printed = String::new();
     loop {
         let start = printed.len();
-        if stdout.read_line(&mut printed).expect("it prints UTF-8") == 0 {
+        if stdout.read_line(&mut printed).expect("stdout is UTF-8") == 0 {
             return Err(printed);
         }
         if let Some((_, rest)) = printed[start..].split_once("curl -N http://") {
@@ -220,7 +220,7 @@ pub struct Answer {
     pub device: u64,
 }
 
-/// A server that is ready, killed when it is dropped.
+/// A server that accepts requests; `drop` kills the process.
 pub struct Server {
     child: Child,
     _stdout: BufReader<ChildStdout>,
@@ -277,19 +277,19 @@ impl Server {
         }
     }
 
-    /// The store, as the engine sees it.
+    /// The state of the store in `/server_info`.
     pub fn store(&self) -> Value {
         get(self.addr, "/server_info").ok()["internal_states"][0]["store"].take()
     }
 
-    /// A metric, summed over its labels of which one contains `label`.
+    /// The sum of a metric over the series whose labels contain `label`.
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let page = get(self.addr, "/metrics").body;
         let lines = page.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
             let (labels, value) = rest.rsplit_once(' ')?;
-            let is_it = labels.is_empty() || labels.starts_with('{');
-            (is_it && labels.contains(label)).then(|| value.parse::<f64>().expect("a number"))
+            let is_metric = labels.is_empty() || labels.starts_with('{');
+            (is_metric && labels.contains(label)).then(|| value.parse::<f64>().expect("a number"))
         });
         lines.sum()
     }
@@ -299,7 +299,7 @@ impl Server {
         self.metric("sglang:backuped_tokens_total", "") as u64
     }
 
-    /// Records whose contents differ from the written ones.
+    /// Records that reads have found damaged.
     pub fn damages(&self) -> u64 {
         self.metric("souffleur_kv_store_short_fetches_total", "damaged") as u64
     }
@@ -316,13 +316,13 @@ impl Server {
         });
     }
 
-    /// Waits for a condition that holds soon.
+    /// Waits until a condition holds.
     #[track_caller]
     pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
         self.wait_at_most(PATIENCE, what, holds);
     }
 
-    /// The same with an explicit limit.
+    /// As [`Self::wait_until`], with an explicit limit.
     #[track_caller]
     pub fn wait_at_most(&self, limit: Duration, what: &str, holds: impl Fn() -> bool) {
         let started = Instant::now();

@@ -1,5 +1,4 @@
-//! Folders that are or become unusable: the engine serves without a store, and logs why. Also flags that are invalid for a
-//! store.
+//! Unusable folders: the engine serves without a store, and logs why. Also flags that are invalid for a store.
 
 use std::fs;
 use std::path::Path;
@@ -18,15 +17,15 @@ fn stored(folder: &Path) -> Launch {
 }
 
 #[test]
-fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
+fn a_second_engine_on_the_same_folder_serves_without_a_store_and_logs_why() {
     let folder = TempDir::new().expect("a folder can be made");
     let first = stored(folder.path()).start_serving();
     let said = first.ask(&prompt(1)).said;
     first.wait_until_written(STORED_TOKENS);
     let second = stored(folder.path()).start();
-    // While it waits for the folder, and after its timeout.
+    // The second engine answers while it waits for the folder, and after that wait has timed out.
     assert_eq!(second.ask(&prompt(1)).said, said);
-    second.wait_until("it gives up", || {
+    second.wait_until("the second engine gives up", || {
         second.log().contains("another engine uses the KV store")
     });
     assert_eq!(second.store()["serves"], false);
@@ -34,7 +33,7 @@ fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
     assert_eq!((other.stored, other.said), (0, computed(2)));
     assert_eq!(second.written_tokens(), 0);
     second.kill();
-    // The first one is unaffected.
+    // The first engine is unaffected.
     first.ask(&prompt(3));
     first.wait_until_written(2 * STORED_TOKENS);
     first.kill();
@@ -72,11 +71,11 @@ fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
     assert_eq!(roomy.damages(), 0);
 }
 
-/// It serves without a store, and logs the reason.
+/// Checks that the engine serves without a store, and logs the reason.
 #[track_caller]
-fn serves_without(folder: &Path, reason: &str) {
+fn check_serves_without_store(folder: &Path, reason: &str) {
     let server = stored(folder).start();
-    server.wait_until("it says why", || server.log().contains(reason));
+    server.wait_until("the log has the reason", || server.log().contains(reason));
     let answer = server.ask(&prompt(1));
     assert_eq!((answer.stored, answer.said), (0, computed(1)));
     assert_eq!(server.store()["serves"], false);
@@ -86,11 +85,11 @@ fn serves_without(folder: &Path, reason: &str) {
 fn a_folder_that_cannot_be_made_leaves_the_engine_serving() {
     let folder = TempDir::new().expect("a folder can be made");
     let file = folder.path().join("file");
-    fs::write(&file, "no folder").expect("it can be written");
-    serves_without(&file, "cannot be opened");
-    serves_without(&file.join("inside"), "cannot be opened");
+    fs::write(&file, "no folder").expect("the file can be written");
+    check_serves_without_store(&file, "failed to open the KV store");
+    check_serves_without_store(&file.join("inside"), "failed to open the KV store");
     if cfg!(target_os = "linux") {
-        serves_without(Path::new("/proc/souffleur-kv"), "cannot be opened");
+        check_serves_without_store(Path::new("/proc/souffleur-kv"), "failed to open");
     }
 }
 
@@ -102,20 +101,20 @@ fn a_folder_that_cannot_be_written_leaves_the_engine_serving() {
     let folder = TempDir::new().expect("a folder can be made");
     let mode = |mode| {
         let permissions = fs::Permissions::from_mode(mode);
-        fs::set_permissions(folder.path(), permissions).expect("it is ours");
+        fs::set_permissions(folder.path(), permissions).expect("the mode can be set");
     };
     mode(0o500);
     let may_write = fs::write(folder.path().join("probe"), "").is_ok();
     if may_write {
-        eprintln!("not tried: this user may write to any folder");
+        eprintln!("skipped: this user may write to any folder");
     } else {
-        serves_without(folder.path(), "cannot be opened");
+        check_serves_without_store(folder.path(), "failed to open the KV store");
     }
     mode(0o700);
 }
 
 #[test]
-fn flags_that_make_no_store_are_refused_with_a_sentence() {
+fn flags_that_are_invalid_for_a_store_are_refused() {
     let folder = TempDir::new().expect("a folder can be made");
     let refused: [(&[&str], &[&str]); 5] = [
         (
@@ -137,14 +136,14 @@ fn flags_that_make_no_store_are_refused_with_a_sentence() {
         ),
     ];
     for (flags, parts) in refused {
-        // Its blocks are as large as the minimum size of buffers.
+        // This model's blocks are as large as the minimum size of buffers.
         let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
-        let said = launch.args(flags).refused();
+        let log = launch.args(flags).refused();
         for part in parts {
-            assert!(said.contains(part), "{flags:?}: {part:?} in\n{said}");
+            assert!(log.contains(part), "{flags:?}: {part:?} is not in\n{log}");
         }
     }
     // A refused start leaves no files.
-    let left = fs::read_dir(folder.path()).expect("it is there").count();
+    let left = fs::read_dir(folder.path()).expect("a folder").count();
     assert_eq!(left, 0);
 }

@@ -1,4 +1,4 @@
-//! Conversations of agents, with a model that says scripted lines.
+//! Tests of agents' conversations over chat completions, with a model that replies with scripted lines.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ fn ask(question: &str) -> Value {
     json!({"messages": [{"role": "user", "content": question}], "tools": [weather()]})
 }
 
-/// The events of a stream, with the usage at the end.
+/// The events of a stream, and the last one, which has the usage.
 fn events(addr: SocketAddr, mut body: Value) -> (Vec<Value>, Value) {
     body["stream"] = true.into();
     body["stream_options"] = json!({"include_usage": true});
@@ -64,13 +64,13 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_scripted_model_says_the_line_of_the_last_cue() {
+fn a_scripted_model_replies_with_the_line_of_the_last_cue() {
     let world = World::scripted(&[
         ("row", "In which row?"),
         ("the first row", "Booked."),
         ("seat", "A seat or a box?"),
     ]);
-    let says = |question: &str| {
+    let reply_to = |question: &str| {
         let call = json!({"messages": [{"role": "user", "content": question}]});
         let answer = post(world.addr, PATH, &call).ok();
         let choice = &answer["choices"][0];
@@ -84,13 +84,13 @@ fn a_scripted_model_says_the_line_of_the_last_cue() {
         ("Hello!", NO_LINE),
     ];
     for (question, answer) in expected {
-        assert_eq!(says(question).as_deref(), Some(answer), "{question}");
+        assert_eq!(reply_to(question).as_deref(), Some(answer), "{question}");
     }
     world.wait_until_whole();
 }
 
 #[test]
-fn a_scripted_model_has_log_probabilities_and_bytes_that_are_no_whole_characters() {
+fn a_scripted_model_has_log_probabilities_and_tokens_of_partial_characters() {
     let world = World::scripted(&[("", "Grüße, 観客 🎭!")]);
     let mut call = json!({
         "messages": [{"role": "user", "content": "?"}], "logprobs": true, "top_logprobs": 2,
@@ -104,8 +104,8 @@ fn a_scripted_model_has_log_probabilities_and_bytes_that_are_no_whole_characters
         .flatten()
         .map(|byte| byte.as_u64().expect("a number") as u8)
         .collect();
-    let said = String::from_utf8(bytes).expect("the bytes are whole characters");
-    assert_eq!(said, "Grüße, 観客 🎭!<|im_end|>");
+    let decoded = String::from_utf8(bytes).expect("the bytes are whole characters");
+    assert_eq!(decoded, "Grüße, 観客 🎭!<|im_end|>");
     call["stream"] = true.into();
     let events = stream(world.addr, PATH, &call).rest();
     let text: String = events
@@ -163,8 +163,8 @@ fn a_stream_has_the_order_that_clients_rely_on() {
     world.wait_until_whole();
 }
 
-/// Clients concatenate all strings of a call's deltas except its index and type, and take a new index for the end of
-/// the previous call.
+/// Checks the deltas of calls. Clients concatenate all strings of a call's deltas except its index and type, and take a
+/// new index for the end of the previous call.
 fn check_calls(events: &[Value], index: usize) {
     let mut calls: Vec<(String, String)> = Vec::new();
     for delta in deltas(events, index) {
@@ -184,7 +184,7 @@ fn check_calls(events: &[Value], index: usize) {
             assert_eq!(keys(&part["function"]), ["arguments"]);
             assert_eq!(part["index"], calls.len() - 1);
             let text = part["function"]["arguments"].as_str().expect("a text");
-            calls.last_mut().expect("it has begun").1 += text;
+            calls.last_mut().expect("a call with an id").1 += text;
         }
     }
     let expected = [LISBON, OSLO].map(|arguments| ("weather".to_owned(), arguments.to_owned()));
@@ -192,7 +192,7 @@ fn check_calls(events: &[Value], index: usize) {
 }
 
 #[test]
-fn calls_have_ids_of_their_own_in_every_choice() {
+fn every_call_in_every_choice_has_its_own_id() {
     let world = two_calls();
     let mut body = ask("compare");
     body["n"] = 3.into();
@@ -253,9 +253,9 @@ fn a_call_that_is_cut_off_ends_by_its_length() {
 }
 
 /// Codex 0.94 over chat completions, paraphrased and with fewer tools: its tools carry their name twice, a developer
-/// message follows the system, several user messages follow each other, and assistants that call have no content.
+/// message follows the system message, user messages follow each other, and assistant messages that call lack content.
 #[test]
-fn the_conversation_of_codex_with_two_calls_of_its_shell() {
+fn codex_conversation_with_two_calls_to_its_shell_tool() {
     let run = |script: &str| json!({"command": ["bash", "-c", script]}).to_string();
     let (write, read) = (run("echo four > row.txt"), run("cat row.txt"));
     let world = World::scripted(&[
@@ -300,7 +300,7 @@ fn the_conversation_of_codex_with_two_calls_of_its_shell() {
         let number = |value: &Value| value.as_u64().expect("a number");
         let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]);
         assert!(cached >= computed_before, "{cached} of {computed_before}");
-        // All of the prompt, and the call up to where the template writes it as the model did.
+        // The next prompt begins with this one, which must be in the cache.
         computed_before = number(&usage["prompt_tokens"]);
     }
     let body = json!({"model": "scripted", "messages": messages, "tools": [shell]});
@@ -331,7 +331,7 @@ fn only_allowed_tools_are_called() {
 }
 
 #[test]
-fn a_line_break_stops_a_chat_where_it_stands() {
+fn a_line_break_as_stop_string_stops_a_chat() {
     let world = World::scripted(&[("capital", "Paris\nThe end")]);
     let body = json!({"messages": [{"role": "user", "content": "capital"}], "stop": ["\n"]});
     let answer = post(world.addr, PATH, &body).ok();
@@ -343,7 +343,7 @@ fn a_line_break_stops_a_chat_where_it_stands() {
 }
 
 #[test]
-fn calls_stay_text_in_an_engine_that_was_told_so() {
+fn calls_stay_text_without_a_tool_call_parser() {
     let line = call("weather", LISBON);
     let world = World::scripted_with(&[("compare", &line)], |config, _| {
         config.tool_call_parser = "none".to_owned();
@@ -360,7 +360,7 @@ fn calls_stay_text_in_an_engine_that_was_told_so() {
 }
 
 #[test]
-fn a_message_that_is_continued_is_past_its_reasoning() {
+fn a_continued_message_has_no_reasoning() {
     let world = World::scripted_with(&[("capital", " Paris.")], |config, _| {
         config.reasoning_parser = "deepseek-r1".to_owned();
     });

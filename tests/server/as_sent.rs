@@ -1,4 +1,4 @@
-//! The prompt contains tools and the arguments of earlier calls as the client sent them, in every API.
+//! Tests that the prompt contains tools and arguments of earlier calls as the client sent them, in every API.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Checks that the prompt of each body contains its text, which is as the template writes it.
+/// Checks for each (path, body, text) that the prompt contains the text, which is in the template's form.
 fn check(cases: &[(&str, &str, &str)]) {
     let first = |expected: &str| cases.iter().position(|(_, _, text)| *text == expected);
     let lines: Vec<String> = (0..cases.len()).map(|at| format!("Text {at}.")).collect();
@@ -21,16 +21,16 @@ fn check(cases: &[(&str, &str, &str)]) {
         .map(|(_, ((_, _, expected), line))| (*expected, line.as_str()))
         .collect();
     let world = World::scripted(&cues);
-    for (door, body, expected) in cases {
-        let answer = post_text(world.addr, door, body).ok();
+    for (path, body, expected) in cases {
+        let answer = post_text(world.addr, path, body).ok();
         let line = first(expected).map(|at| lines[at].as_str());
-        assert_eq!(Some(said(&answer)), line, "{door} {body}");
+        assert_eq!(Some(text_of(&answer)), line, "{path} {body}");
     }
     world.wait_until_whole();
 }
 
-/// The text of an answer of any API.
-fn said(answer: &Value) -> &str {
+/// The text in an answer of any API.
+fn text_of(answer: &Value) -> &str {
     let places = [
         "/choices/0/message/content",
         "/output/0/content/0/text",
@@ -42,7 +42,7 @@ fn said(answer: &Value) -> &str {
 }
 
 #[test]
-fn tools_stand_in_the_prompt_as_they_were_sent() {
+fn tools_appear_in_the_prompt_as_they_were_sent() {
     check(&[
         (
             CHAT,

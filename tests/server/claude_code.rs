@@ -1,5 +1,5 @@
-//! A recorded task of twelve turns of Claude Code (`tests/fixtures/claude-code`), replayed call by call. The model
-//! repeats its recorded replies; the calls' common prefix is in the tree.
+//! Replays a recorded Claude Code task of twelve turns (`tests/fixtures/claude-code`), and checks that every call finds
+//! the previous one in the cache. The model repeats its recorded replies.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use crate::messages::{events, together};
 use crate::world::World;
 
 const TURNS: usize = 12;
-/// The last answer, which no later call holds.
+/// The last answer, which no later call contains.
 const END: &str = "Row 4 is yours, with seats 1 to 3.";
 
 /// The parts that all calls have in common, and the messages of each.
 fn transcript() -> (Value, Vec<Vec<Value>>) {
     let file = "tests/fixtures/claude-code/twelve-turns.jsonl";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-    let text = fs::read_to_string(file).expect("the fixture is there");
+    let text = fs::read_to_string(file).expect("the fixture is readable");
     let mut lines = text
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("lines are JSON"));
@@ -26,7 +26,7 @@ fn transcript() -> (Value, Vec<Vec<Value>>) {
     (head, lines.map(messages).collect())
 }
 
-/// A text or list of blocks as a list of blocks.
+/// The blocks of a message's content.
 fn blocks(content: &Value) -> &[Value] {
     content.as_array().expect("a list of blocks")
 }
@@ -37,7 +37,7 @@ fn cue(messages: &[Value]) -> String {
         .iter()
         .rfind(|message| message["role"] == "user")
         .and_then(|message| blocks(&message["content"]).last())
-        .expect("the user has said something");
+        .expect("the call has a user message");
     let text = last.get("text").or_else(|| last.get("content"));
     text.and_then(Value::as_str).expect("a text").to_owned()
 }
@@ -121,8 +121,8 @@ fn replay(page: u64) {
         body["messages"] = messages.clone().into();
         let answer = together(&events(world.addr, body.clone()));
         if let Some(next) = calls.get(turn + 1) {
-            let said = &next[messages.len()]["content"];
-            assert_eq!(comparable(&answer["content"]), comparable(said));
+            let expected = &next[messages.len()]["content"];
+            assert_eq!(comparable(&answer["content"]), comparable(expected));
             assert_eq!(answer["stop_reason"], "tool_use");
         } else {
             assert_eq!(answer["content"][0]["text"], END);
@@ -131,7 +131,7 @@ fn replay(page: u64) {
         let cached = number("cache_read_input_tokens");
         let prompt = number("input_tokens") + cached;
         if let Some(before) = before {
-            // The template writes the answer before as the model did, so that it is cached as well.
+            // The template writes the previous answer as the model did, so it is cached as well.
             assert!(
                 cached + page > before && cached < prompt,
                 "turn {turn}, pages of {page}: {cached} of {before}"

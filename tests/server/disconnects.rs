@@ -1,4 +1,4 @@
-//! Clients that disconnect: in any state, their request ends and the pool is whole again.
+//! Tests of clients that disconnect: in any state, their requests end, and no page of the pool is lost.
 
 use std::net::{Shutdown, TcpStream};
 
@@ -18,7 +18,7 @@ fn endless(stream: bool) -> Value {
 #[track_caller]
 fn ends_early(world: &World) {
     world.wait_until_whole();
-    assert!(world.stats().steps < ENDLESS as u64, "it ran to its end");
+    assert!(world.stats().steps < ENDLESS as u64, "not cancelled early");
 }
 
 #[test]
@@ -48,16 +48,16 @@ fn a_chat_stream_without_its_reader_is_cancelled() {
 fn a_plain_request_without_its_client_is_cancelled_in_decode() {
     let world = World::new();
     let client = open(world.addr, "/generate", &endless(false));
-    world.wait_until("it decodes", |stats| stats.steps > 3);
+    world.wait_until("the request decodes", |stats| stats.steps > 3);
     drop(client);
     ends_early(&world);
 }
 
 #[test]
-fn a_half_closed_connection_counts_as_gone() {
+fn a_half_closed_connection_counts_as_disconnected() {
     let world = World::new();
     let client = open(world.addr, "/generate", &endless(false));
-    world.wait_until("it decodes", |stats| stats.steps > 3);
+    world.wait_until("the request decodes", |stats| stats.steps > 3);
     client
         .shutdown(Shutdown::Write)
         .expect("the connection is open");
@@ -73,12 +73,12 @@ fn a_request_without_its_client_is_cancelled_in_prefill() {
     let sampling = json!({"max_new_tokens": 4});
     let call = json!({"input_ids": prompt, "sampling_params": sampling});
     let client = open(world.addr, "/generate", &call);
-    world.wait_until("it prefills", |stats| stats.steps > 2);
+    world.wait_until("the request prefills", |stats| stats.steps > 2);
     drop(client);
     world.wait_until_whole();
     assert!(
         world.stats().steps < u64::from(PROMPT_TOKENS / CHUNK_TOKENS),
-        "it was prefilled to its end"
+        "the prompt was prefilled to its end"
     );
 }
 
@@ -90,22 +90,22 @@ fn queued_requests_without_their_clients_leave_the_queue() {
     let queued: Vec<TcpStream> = [true, false]
         .map(|stream| open(world.addr, "/generate", &endless(stream)))
         .into();
-    world.wait_until("both wait", |stats| stats.waiting_requests == 2);
+    world.wait_until("both requests wait", |stats| stats.waiting_requests == 2);
     drop(queued);
-    world.wait_until("none waits", |stats| stats.waiting_requests == 0);
+    world.wait_until("no request waits", |stats| stats.waiting_requests == 0);
     running.next_json();
     drop(running);
     ends_early(&world);
 }
 
 #[test]
-fn a_client_that_does_not_read_is_cancelled_and_told_when_it_reads() {
+fn a_client_that_does_not_read_is_cancelled_and_gets_the_error_when_it_reads() {
     let world = World::with(|engine, _| {
         engine.client_channel_events = 4;
         engine.client_backlog_bytes = 1000;
     });
     let mut events = stream(world.addr, "/generate", &endless(true));
-    // The sockets in between hold a few megabytes; chunks of all text so far fill them soon.
+    // Socket buffers hold a few megabytes; chunks that repeat all text so far soon fill them.
     ends_early(&world);
     let mut last = events.next_json();
     while let Some(data) = events.next_data().filter(|data| data != "[DONE]") {

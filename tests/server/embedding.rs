@@ -90,7 +90,7 @@ fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
         &json!({"input": tokens["tokens"][0], "encoding_format": "float"}),
     );
     assert_eq!(one["data"][0]["embedding"], data[0]["embedding"]);
-    // As OpenAI's clients request it.
+    // OpenAI's clients request base64.
     let encoded = embed(
         &world,
         &json!({"input": texts[0], "encoding_format": "base64"}),
@@ -125,7 +125,7 @@ fn dimensions_keep_the_first_values_at_length_1() {
 }
 
 #[test]
-fn inputs_that_have_no_embedding_are_refused_by_name() {
+fn invalid_fields_of_embedding_requests_are_refused_by_name() {
     let world = World::with(|_, config| config.max_batch_requests = 4);
     let table = [
         (json!({}), "input", "input is missing"),
@@ -175,7 +175,7 @@ fn is_close(a: &[f64], b: &[f64]) -> bool {
 }
 
 #[test]
-fn scores_are_the_probabilities_of_the_labels_behind_each_item() {
+fn scores_are_the_probabilities_of_the_labels_after_each_item() {
     let world = World::new();
     let (query, items, labels) = ([10, 11, 12], [vec![20, 21], vec![30]], [40, 7, 200]);
     let call = |fields: Value| {
@@ -230,7 +230,7 @@ fn scores_are_the_probabilities_of_the_labels_behind_each_item() {
 }
 
 #[test]
-fn scores_of_nothing_are_refused_by_name() {
+fn invalid_fields_of_score_requests_are_refused_by_name() {
     let world = World::with(|_, config| config.max_batch_requests = 4);
     let table = [
         (
@@ -266,7 +266,7 @@ fn scores_of_nothing_are_refused_by_name() {
         (
             json!({"query": "a", "items": [[1]], "label_token_ids": [1]}),
             "items",
-            "of two kinds",
+            "differ in type",
         ),
         (
             json!({"query": "a", "items": [], "label_token_ids": [1]}),

@@ -1,4 +1,4 @@
-//! Bad input, as a table: status and expected message.
+//! Tests of bad input: tables with the expected status, parameter and message.
 
 use serde_json::{Value, json};
 use souffleur::server::ServerConfig;
@@ -20,7 +20,7 @@ fn check(response: &Response, status: u16, param: Value, message: &str) {
 }
 
 #[test]
-fn requests_that_are_no_requests_get_openais_error_object() {
+fn malformed_requests_get_openais_error_object() {
     let config = ServerConfig {
         max_body_bytes: 100,
         body_timeout_s: 1,
@@ -76,7 +76,7 @@ fn requests_that_are_no_requests_get_openais_error_object() {
     check(&send(addr, &unfinished), 408, Value::Null, "within 1 s");
 }
 
-/// Checks a table of body, param and message, each body streamed too: the status is an error's in both.
+/// Checks a table of body, parameter and message; the same body with `stream` must get the same error.
 #[track_caller]
 fn check_all<const N: usize>(path: &str, table: [(Value, Value, &str); N]) {
     let world = World::new();
@@ -210,7 +210,7 @@ fn bad_fields_of_chats_are_refused_by_name() {
 }
 
 #[test]
-fn a_nucleus_of_nothing_and_no_bound_on_ranks_are_taken_on_every_door() {
+fn top_p_0_and_unbounded_top_k_are_accepted_by_every_endpoint() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let messages = json!([{"role": "user", "content": "hello"}]);
     for (name, value) in [
@@ -253,7 +253,7 @@ fn a_nucleus_of_nothing_and_no_bound_on_ranks_are_taken_on_every_door() {
 }
 
 #[test]
-fn a_nucleus_of_nothing_is_the_most_likely_token() {
+fn top_p_0_samples_the_most_likely_token() {
     let world = World::new();
     let answer = |sampling: Value| {
         let body = json!({"input_ids": [5, 6, 7], "sampling_params": sampling});

@@ -1,5 +1,5 @@
-//! Each field that OpenAI, Anthropic, vLLM, SGLang and llama.cpp document for an endpoint is read, refused by its name, or
-//! ignored, as docs/api.md says.
+//! Tests that each field that OpenAI, Anthropic, vLLM, SGLang and llama.cpp document for an endpoint is read, refused
+//! by its name, or ignored, as docs/api.md says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ fn documented() -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
     serde_json::from_str(json).expect("the fixture is JSON")
 }
 
-/// The fields of a row of the document's table.
+/// The field names in a row of the table in docs/api.md.
 fn row(name: &str) -> BTreeSet<&'static str> {
     let document = include_str!("../../docs/api.md");
     let start = format!("| {name} |");
@@ -22,7 +22,7 @@ fn row(name: &str) -> BTreeSet<&'static str> {
     row.split('`').skip(1).step_by(2).collect()
 }
 
-/// The smallest body of a call.
+/// The smallest valid body of a call.
 fn body(endpoint: &str) -> Value {
     let messages = json!([{"role": "user", "content": "hello"}]);
     match endpoint {
@@ -48,7 +48,7 @@ fn body(endpoint: &str) -> Value {
 }
 
 /// The canonical endpoint of a path.
-fn walked_as(path: &str) -> &str {
+fn canonical(path: &str) -> &str {
     match path {
         "/responses" => "/v1/responses",
         "/v1/tokenize" => "/tokenize",
@@ -58,7 +58,7 @@ fn walked_as(path: &str) -> &str {
     }
 }
 
-/// True if an answer refuses a field by its name: in `param`, or in the words.
+/// Whether an answer refuses a field by its name, in `param` or in the message.
 fn names(answer: &Response, field: &str) -> bool {
     let error = &answer.json()["error"];
     let param = error["param"].as_str().unwrap_or_default();
@@ -77,7 +77,7 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
             .flat_map(|(source, fields)| fields.iter().map(|field| (place(source), field.as_str())))
             .collect();
         for (place, field) in fields {
-            // No field takes all of these values.
+            // No field accepts all of these values.
             let wrong = [
                 json!([{"a": [1]}]),
                 json!(7.5),
@@ -103,30 +103,30 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
 }
 
 #[test]
-fn every_endpoint_that_takes_a_body_is_walked() {
+fn every_endpoint_that_takes_a_body_is_tested() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let document = get(world.addr, "/openapi.json").ok();
-    let paths = document["paths"].as_object().expect("there are paths");
+    let paths = document["paths"].as_object().expect("paths");
     let with_body = paths
         .iter()
         .filter(|(_, item)| !item["post"]["requestBody"].is_null());
-    let with_body: BTreeSet<&str> = with_body.map(|(path, _)| walked_as(path)).collect();
+    let with_body: BTreeSet<&str> = with_body.map(|(path, _)| canonical(path)).collect();
     assert!(with_body.contains("/generate"), "{with_body:?}");
-    let walked = documented();
+    let tested = documented();
     let left_out: Vec<&str> = with_body
         .into_iter()
-        .filter(|path| !walked.contains_key(*path))
+        .filter(|path| !tested.contains_key(*path))
         .collect();
     assert_eq!(left_out, Vec::<&str>::new());
 }
 
-/// The object that a source's fields are in.
+/// The object in the body that a source's fields are in; empty for the body itself.
 fn place(source: &str) -> &str {
     source.split_once(", in ").map_or("", |(_, place)| place)
 }
 
 #[test]
-fn empty_lists_and_objects_of_refused_fields_are_refused_and_what_is_off_is_taken() {
+fn empty_lists_and_objects_of_refused_fields_are_refused_and_values_for_off_are_accepted() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let refused = row("refused");
     let documented = documented();

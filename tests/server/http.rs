@@ -1,4 +1,4 @@
-//! A client of raw sockets, which can also misbehave.
+//! An HTTP client on raw sockets, which can also violate the protocol.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

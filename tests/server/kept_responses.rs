@@ -1,4 +1,4 @@
-//! A response after it has ended: its events can be replayed, and its conversation is kept in the cache.
+//! Tests of stored responses: their events can be replayed, and their conversations can stay in the cache.
 
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ fn replayed(world: &World, path: &str, query: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_response_is_streamed_again_as_it_was() {
+fn a_replay_has_the_events_of_the_stream() {
     let world = world(0);
     for body in [
         json!({"input": "seats", "tools": tools(), "include": ["reasoning.encrypted_content"]}),
@@ -61,32 +61,32 @@ fn a_response_is_streamed_again_as_it_was() {
         json!({"input": "hello", "max_output_tokens": 2}),
         json!({"input": "hello", "generate": false}),
     ] {
-        let told = events(world.addr, body.clone());
-        let path = path_of(&told[0]["response"]);
+        let sent = events(world.addr, body.clone());
+        let path = path_of(&sent[0]["response"]);
         let again = replayed(&world, &path, "");
-        assert_eq!(again, told, "{body}");
-        for after in [0, 1, told.len() - 2, told.len() - 1, 9999] {
+        assert_eq!(again, sent, "{body}");
+        for after in [0, 1, sent.len() - 2, sent.len() - 1, 9999] {
             let rest = replayed(&world, &path, &format!("&starting_after={after}"));
-            assert_eq!(rest, told[told.len().min(after + 1)..], "after {after}");
+            assert_eq!(rest, sent[sent.len().min(after + 1)..], "after {after}");
         }
     }
     world.wait_until_whole();
 }
 
 #[test]
-fn a_response_that_was_no_stream_can_be_one() {
+fn a_response_that_was_not_streamed_can_be_replayed() {
     let world = world(0);
     let body = json!({"input": "seats", "tools": tools(), "top_logprobs": 2});
     let whole = post(world.addr, PATH, &body).ok();
-    let told = replayed(&world, &path_of(&whole), "");
-    check_order(&told);
-    let last = told.last().expect("events");
+    let sent = replayed(&world, &path_of(&whole), "");
+    check_order(&sent);
+    let last = sent.last().expect("events");
     assert_eq!(last["response"], whole);
     world.wait_until_whole();
 }
 
 #[test]
-fn what_cannot_be_streamed_again_is_refused_by_name() {
+fn invalid_replays_are_refused_by_name() {
     let world = world(0);
     let response = post(world.addr, PATH, &json!({"input": "hello"})).ok();
     let path = path_of(&response);
@@ -104,9 +104,9 @@ fn what_cannot_be_streamed_again_is_refused_by_name() {
     }
     let unknown = get(world.addr, &format!("{PATH}/resp_0?stream=true"));
     assert_eq!(unknown.status, 404);
-    // Query parameters that OpenAI's client may add.
-    let told = replayed(&world, &path, "&include_obfuscation=false&include[]=x");
-    assert_eq!(told.last().expect("events")["response"], response);
+    // OpenAI's client may add these query parameters.
+    let sent = replayed(&world, &path, "&include_obfuscation=false&include[]=x");
+    assert_eq!(sent.last().expect("events")["response"], response);
     world.wait_until_whole();
 }
 
@@ -122,9 +122,9 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
     let first = ask(json!({"input": "hello"}));
     pinned("the conversation is pinned", 1);
     let second = ask(json!({"input": "more", "previous_response_id": first["id"]}));
-    pinned("the next turn takes its place", 1);
+    pinned("the next turn replaces the pin", 1);
     let fork = ask(json!({"input": "hello", "previous_response_id": first["id"]}));
-    pinned("a fork has its own", 2);
+    pinned("a fork has its own pin", 2);
     assert_eq!(
         ask(json!({"input": "hello", "store": false}))["store"],
         false
@@ -139,16 +139,16 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
     assert_eq!(get(world.addr, &path_of(&second)).status, 404);
     pinned("an evicted response is not pinned", 3);
     post(world.addr, "/flush_cache", &json!({})).ok();
-    pinned("a flush ends all", 0);
+    pinned("a flush removes all pins", 0);
     let warm = ask(json!({"input": "hello", "generate": false}));
     pinned("a warm-up is pinned", 1);
     delete(world.addr, &path_of(&warm)).ok();
-    pinned("and given back", 0);
+    pinned("a deleted warm-up is not pinned", 0);
     world.wait_until_whole();
 }
 
 #[test]
-fn nothing_is_pinned_unless_asked_for() {
+fn nothing_is_pinned_without_a_pin_ttl() {
     let world = world(0);
     post(world.addr, PATH, &json!({"input": "hello"})).ok();
     world.wait_until_whole();

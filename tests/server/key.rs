@@ -1,4 +1,4 @@
-//! API keys: which routes need one, and which accept the admin key only.
+//! Tests of the API key: which routes need it, and that no answer shows it.
 
 use souffleur::server::{ApiKey, ServerConfig};
 
@@ -19,10 +19,10 @@ const OPEN: [&str; 7] = [
 ];
 
 fn keyed(config: &mut ServerConfig) {
-    config.api_key = Some(ApiKey::new(KEY).expect("it is printable"));
+    config.api_key = Some(ApiKey::new(KEY).expect("a valid key"));
 }
 
-/// Asks with these headers, and an empty object as the body.
+/// Sends a request with these headers, and an empty object as the body.
 fn ask(world: &World, start: &str, headers: &str) -> Response {
     let addr = world.addr;
     let request = format!(
@@ -63,7 +63,7 @@ fn only_open_routes_are_served_without_the_key() {
         assert_eq!(get(world.addr, path).status, 200, "{path}");
     }
     let closed = routes.iter().filter(|route| !is_open(route));
-    // A path's methods are hidden as well.
+    // Without the key, the methods of a path are hidden as well.
     let hidden = "GET /generate".to_owned();
     for what in closed.map(Route::start).chain([hidden]) {
         let bearers = [
@@ -92,7 +92,7 @@ fn only_open_routes_are_served_without_the_key() {
 }
 
 #[test]
-fn the_key_opens_routes_and_is_never_shown() {
+fn the_key_gives_access_to_routes_and_is_never_shown() {
     let world = World::with(|_, server| keyed(server));
     let bearer = authorization(&format!("Bearer {KEY}"));
     let read = |path: &str| ask(&world, &format!("GET {path}"), &bearer);

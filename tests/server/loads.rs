@@ -1,4 +1,4 @@
-//! The load of an engine, as gateways request it.
+//! Tests of `/v1/loads` and `/get_load`, which tell gateways the load of an engine.
 
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ fn call(tokens: impl IntoIterator<Item = u32>, max_new_tokens: u32) -> Value {
 }
 
 #[test]
-fn an_idle_engine_has_no_load_and_tells_its_room() {
+fn an_idle_engine_has_no_load_and_reports_its_capacity() {
     let world = World::new();
     let load = get(world.addr, SMG).ok();
     assert_eq!(load["version"], env!("CARGO_PKG_VERSION"));
@@ -74,13 +74,13 @@ fn an_idle_engine_has_no_load_and_tells_its_room() {
 }
 
 #[test]
-fn what_runs_and_what_waits_is_counted_and_gone_when_it_has_left() {
+fn running_and_waiting_requests_are_counted_until_they_leave() {
     let world = World::with(|engine, _| engine.max_running_requests = Some(1));
     let mut runs = stream(world.addr, "/generate", &call(10..110, 60_000));
     runs.next_json();
     let prompts = [200..230, 240..280];
     let waits = prompts.map(|tokens| open(world.addr, "/generate", &call(tokens, 5)));
-    world.wait_until("two wait", |stats| stats.waiting_requests == 2);
+    world.wait_until("two requests wait", |stats| stats.waiting_requests == 2);
     post(
         world.addr,
         "/pause_generation",
@@ -101,7 +101,7 @@ fn what_runs_and_what_waits_is_counted_and_gone_when_it_has_left() {
     assert_eq!(rank["num_total_tokens"], used + 70);
     let usage = used as f64 / (CONTEXT_TOKENS as f64 + 1024.0);
     assert_eq!(rank["token_usage"].as_f64(), Some(usage));
-    assert_eq!(rank["utilization"], 1.0, "its one row is taken");
+    assert_eq!(rank["utilization"], 1.0, "the only row is in use");
     assert_eq!(rank["queues"]["waiting"], 2);
     let older = json!([{
         "dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": used + 70, "num_pending_tokens": 70,
@@ -135,7 +135,7 @@ fn the_hit_rate_is_that_of_the_last_admission() {
 }
 
 #[test]
-fn sections_are_chosen_and_what_is_not_there_is_refused_by_name() {
+fn sections_can_be_chosen_and_unsupported_parameters_are_refused_by_name() {
     let world = World::new();
     let has = |path: &str| {
         let rank = rank(&world, path);
@@ -154,7 +154,7 @@ fn sections_are_chosen_and_what_is_not_there_is_refused_by_name() {
     for (path, part) in [
         ("/v1/loads?dp_rank=1", "dp_rank is \"1\", must be 0"),
         ("/v1/loads?format=prometheus", "/metrics"),
-        ("/v1/loads?include=core&include=queues", "the query"),
+        ("/v1/loads?include=core&include=queues", "invalid query"),
     ] {
         let refused = get(world.addr, path);
         assert_eq!(refused.status, 400, "{path}: {}", refused.body);

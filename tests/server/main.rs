@@ -1,4 +1,4 @@
-//! The server as clients see it: black box, over real sockets on free ports.
+//! Black-box tests of the server, over real sockets on free ports.
 
 mod agents;
 mod as_sent;

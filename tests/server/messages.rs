@@ -163,7 +163,7 @@ fn check_error(response: &Response, status: u16, kind: &str, part: &str) {
 }
 
 #[test]
-fn thoughts_words_and_calls_are_blocks_in_their_order() {
+fn reasoning_text_and_calls_are_blocks_in_their_order() {
     let world = two_calls();
     let body = with(ask("compare"), json!({"tools": [weather()]}));
     let message = answer(&world, body);
@@ -215,7 +215,7 @@ fn thoughts_words_and_calls_are_blocks_in_their_order() {
 }
 
 #[test]
-fn an_answer_ends_for_one_reason() {
+fn stop_reasons_have_an_order_of_precedence() {
     let world = two_calls();
     let reason = |body: Value| {
         let message = answer(&world, body);
@@ -261,7 +261,7 @@ fn an_answer_ends_for_one_reason() {
 }
 
 #[test]
-fn tools_are_chosen_as_the_call_says() {
+fn tool_choice_is_followed() {
     let world = two_calls();
     let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let clock = json!({"name": "clock", "input_schema": nothing});
@@ -298,7 +298,7 @@ fn tools_are_chosen_as_the_call_says() {
     world.wait_until_whole();
 }
 
-/// The length in tokens of the prompt that the template renders from the messages.
+/// The number of prompt tokens that the endpoint counts for a call.
 fn count(world: &World, body: &Value) -> u64 {
     let counted = post(world.addr, COUNT, body).ok();
     assert_eq!(
@@ -309,8 +309,7 @@ fn count(world: &World, body: &Value) -> u64 {
     counted["input_tokens"].as_u64().expect("a number")
 }
 
-/// The prompt of a call, which a model that repeats its prompt's end would show. Here: the token ids of `/tokenize`
-/// for the same chat.
+/// The count equals the usage of the same call, and the prompt is that of the same chat in OpenAI's format.
 #[test]
 fn a_prompt_has_as_many_tokens_as_are_counted() {
     let world = two_calls();
@@ -357,12 +356,12 @@ fn a_prompt_has_as_many_tokens_as_are_counted() {
     let chat = post(world.addr, "/v1/chat/completions", &chat).ok();
     assert_eq!(chat["usage"]["prompt_tokens"], prompt);
     let cached = &chat["usage"]["prompt_tokens_details"]["cached_tokens"];
-    assert_eq!(*cached, prompt - 1, "it is the same prompt");
+    assert_eq!(*cached, prompt - 1, "the prompt is the same");
     world.wait_until_whole();
 }
 
 #[test]
-fn a_message_of_the_assistant_at_the_end_goes_on() {
+fn a_final_message_of_the_assistant_is_continued() {
     let world = World::scripted(&[("I am", " a prompter."), ("", "no")]);
     let body = json!({"model": "m", "max_tokens": 20, "messages": [
         {"role": "user", "content": "Who are you?"},
@@ -385,7 +384,7 @@ fn a_message_of_the_assistant_at_the_end_goes_on() {
 }
 
 #[test]
-fn thinking_is_switched_and_hidden_as_the_call_says() {
+fn thinking_can_be_switched_off_and_hidden() {
     let world = World::scripted(&[("Think", "<think>\nOne and one.\n</think>\n\nTwo.")]);
     let ask = |thinking: Value| with(ask("Think"), json!({"thinking": thinking}));
     for thinking in [
@@ -438,9 +437,9 @@ fn an_answer_follows_the_schema_of_its_output_config() {
     ] {
         let message = answer(&world, with(ask("capital"), more));
         let text = message["content"][0]["text"].as_str().expect("a text");
-        let said: Value = serde_json::from_str(text).expect("it is JSON");
+        let parsed: Value = serde_json::from_str(text).expect("JSON");
         assert_eq!(
-            (said, &message["stop_reason"]),
+            (parsed, &message["stop_reason"]),
             (json!({"open": true}), &json!("end_turn"))
         );
     }
@@ -472,7 +471,7 @@ fn an_answer_follows_the_schema_of_its_output_config() {
     world.wait_until_whole();
 }
 
-/// The calls are refused, whole and streamed; the errors name the fields.
+/// Checks that the calls are refused, whole and streamed, with errors that name the fields.
 fn check_refused<const N: usize>(cases: [(Value, &str); N]) {
     let world = two_calls();
     for (body, part) in cases {
@@ -494,7 +493,7 @@ fn check_refused<const N: usize>(cases: [(Value, &str); N]) {
 }
 
 #[test]
-fn what_is_no_message_is_refused_by_its_place() {
+fn invalid_messages_are_refused_by_their_place() {
     let messages = |messages: Value| with(ask("x"), json!({"messages": messages}));
     let user = |content: Value| messages(json!([{"role": "user", "content": content}]));
     let assistant = |content: Value| messages(json!([{"role": "assistant", "content": content}]));
@@ -539,7 +538,7 @@ fn what_is_no_message_is_refused_by_its_place() {
 }
 
 #[test]
-fn what_is_no_call_is_refused_by_its_place() {
+fn invalid_calls_are_refused_by_their_field() {
     let mut no_length = ask("x");
     no_length
         .as_object_mut()
@@ -651,7 +650,7 @@ fn errors_before_a_handler_have_anthropics_form_too() {
 }
 
 #[test]
-fn a_prompt_that_is_too_long_is_told_in_a_stream_and_by_the_count() {
+fn a_prompt_that_is_too_long_is_refused_in_streams_and_by_the_count() {
     let world = two_calls();
     let body = ask(&"word ".repeat(70_000));
     for body in [body.clone(), with(body.clone(), json!({"stream": true}))] {
@@ -686,7 +685,7 @@ fn dropped(world: &World) -> u64 {
 }
 
 #[test]
-fn a_changing_header_is_dropped_wherever_the_system_speaks_unless_it_is_to_stay() {
+fn a_changing_header_is_dropped_from_system_text_unless_configured_to_stay() {
     let plain = json!([{"type": "text", "text": "Be brief."}]);
     let body = |system: Value| with(ask("capital"), json!({"system": system}));
     let block = json!({"type": "text", "text": header(1)});
@@ -711,7 +710,7 @@ fn a_changing_header_is_dropped_wherever_the_system_speaks_unless_it_is_to_stay(
     let user = count(&world, &ask(&header(1)));
     assert!(
         user > count(&world, &ask("x")) + 10,
-        "the user may write it"
+        "the header stays in a message of the user"
     );
     world.wait_until_whole();
     let keeps = World::scripted_with(&[], |_, server| server.drop_changing_headers = false);
@@ -760,7 +759,7 @@ fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
         let number = |name: &str| usage[name].as_u64().expect("a number");
         let cached = number("cache_read_input_tokens");
         if let Some(before) = before {
-            // The previous prompt, and the answer as far as the template writes it as the model did.
+            // At least the previous prompt is cached, in whole pages.
             assert!(cached + PAGE > before, "turn {turn}: {cached} of {before}");
             assert_eq!(cached % PAGE, 0);
         }
@@ -790,7 +789,7 @@ fn the_report_of_a_miss_names_a_changing_value() {
             .expect("an id")
             .to_owned()
     };
-    // All but the hash is the same.
+    // Only the hash in the header changes.
     let report = |rid: &str, key: &str| {
         let line = format!("Authorization: Bearer {key}");
         let head = format!(
@@ -803,9 +802,7 @@ fn the_report_of_a_miss_names_a_changing_value() {
     let second = run(2);
     let full = report(&second, ADMIN);
     assert_eq!(full["cause"], "divergence", "{full}");
-    let hint = full["hint"]
-        .as_str()
-        .expect("it looks like a changing value");
+    let hint = full["hint"].as_str().expect("a hint");
     assert!(hint.contains("changing"), "{full}");
     let outline = report(&second, "sk-of-somebody");
     assert!(
@@ -816,7 +813,7 @@ fn the_report_of_a_miss_names_a_changing_value() {
 }
 
 #[test]
-fn a_search_for_tools_may_answer_with_references_in_this_turn_and_later_ones() {
+fn tool_references_are_accepted_in_this_turn_and_later_ones() {
     let world = two_calls();
     let found = json!([{"type": "tool_reference", "tool_name": "seat"}]);
     let mut messages = vec![

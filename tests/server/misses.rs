@@ -1,4 +1,4 @@
-//! `GET /debug/prefix/{rid}`: why a prompt was not cached.
+//! Tests of `GET /debug/prefix/{rid}`, which reports why a prompt was not cached.
 
 use serde_json::{Value, json};
 use souffleur::config::EngineConfig;
@@ -81,7 +81,7 @@ fn a_divergence_is_shown_as_text_on_both_sides() {
 }
 
 #[test]
-fn what_was_evicted_and_what_is_salted_is_told_over_http_too() {
+fn evicted_and_salted_prompts_are_reported_over_http() {
     let world = World::with(|engine, server| {
         engine.max_total_tokens = Some(200);
         with_admin(engine, server);
@@ -105,13 +105,13 @@ fn what_was_evicted_and_what_is_salted_is_told_over_http_too() {
             .as_u64()
             .is_some_and(|steps| steps > 0)
     );
-    // Request ids may hold slashes.
+    // Request ids may contain slashes.
     assert_eq!(report(&world, "filler/1")["cause"], "never_cached");
     world.wait_until_whole();
 }
 
 #[test]
-fn an_unknown_request_and_a_diagnosis_that_is_off_are_404() {
+fn an_unknown_request_and_disabled_diagnostics_are_404() {
     let world = World::with(|engine, _| engine.prefix_diagnostics = false);
     run(&world, "mine", "some text");
     for rid in ["mine", "nobody"] {

@@ -134,7 +134,7 @@ fn log_probabilities_cover_the_prompt_and_the_output() {
         meta["output_token_logprobs"].as_array().map(Vec::len),
         Some(3)
     );
-    // Greedy: the token taken is the most likely one.
+    // Greedy sampling takes the most likely token.
     assert_eq!(
         meta["output_top_logprobs"][0][0],
         meta["output_token_logprobs"][0]

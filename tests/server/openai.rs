@@ -172,9 +172,9 @@ fn a_chat_without_a_limit_runs_to_the_end_of_the_context() {
     world.wait_until_whole();
 }
 
-/// SGLang's `bench_serving --cache-report` reads them there.
+/// SGLang's `bench_serving --cache-report` reads the numbers from this extension.
 #[test]
-fn cached_tokens_are_told_in_sglangs_extension_if_asked_for() {
+fn cached_tokens_are_in_sglangs_extension_if_requested() {
     let world = World::new();
     let messages = json!([{"role": "user", "content": "hello"}]);
     let calls = [

@@ -1,4 +1,4 @@
-//! `/openapi.json` against the server that it describes, and the page `/docs`.
+//! Tests of `/openapi.json`, which must describe its server correctly, and of the page `/docs`.
 
 use serde_json::{Value, json};
 use souffleur::server::ApiKey;
@@ -6,16 +6,16 @@ use souffleur::server::ApiKey;
 use crate::http::{Response, get, post, send};
 use crate::world::World;
 
-/// A schema of the document, which may refer to others.
+/// A validator for a schema of the document, which may refer to other schemas.
 fn validator(document: &Value, schema: &Value) -> jsonschema::Validator {
     let mut schema = schema.clone();
     schema["components"] = document["components"].clone();
-    jsonschema::validator_for(&schema).expect("it is a schema")
+    jsonschema::validator_for(&schema).expect("a schema")
 }
 
 /// Each POST of the document that takes a body: path, operation, schema and example.
 fn posts(document: &Value) -> Vec<(String, Value, Value, Value)> {
-    let paths = document["paths"].as_object().expect("there are paths");
+    let paths = document["paths"].as_object().expect("paths");
     let posts = paths.iter().filter_map(|(path, item)| {
         let operation = item.get("post")?;
         let body = operation["requestBody"]["content"].get("application/json")?;
@@ -30,7 +30,7 @@ fn document(world: &World) -> Value {
 }
 
 #[test]
-fn examples_are_answered_as_the_document_tells() {
+fn examples_are_answered_as_the_document_says() {
     let world = World::with(|engine, _| engine.max_running_requests = Some(4));
     let document = document(&world);
     assert_eq!(document["openapi"], "3.1.0");
@@ -40,9 +40,9 @@ fn examples_are_answered_as_the_document_tells() {
         if path == "/pause_generation" {
             post(world.addr, "/continue_generation", &json!({})).ok();
         }
-        let responses = operation["responses"].as_object().expect("there are some");
-        let told = responses.get(&response.status.to_string());
-        let told = told.unwrap_or_else(|| panic!("{path}: {}", response.body));
+        let responses = operation["responses"].as_object().expect("responses");
+        let documented = responses.get(&response.status.to_string());
+        let documented = documented.unwrap_or_else(|| panic!("{path}: {}", response.body));
         // Only closing an unknown session is an error.
         let is_unknown = path == "/close_session" && response.status == 404;
         assert!(
@@ -50,23 +50,23 @@ fn examples_are_answered_as_the_document_tells() {
             "{path}: {}",
             response.body
         );
-        let schema = &told["content"]["application/json"]["schema"];
-        let is_told = validator(&document, schema).is_valid(&response.json());
-        assert!(is_told, "{path}: {}", response.body);
+        let schema = &documented["content"]["application/json"]["schema"];
+        let is_valid = validator(&document, schema).is_valid(&response.json());
+        assert!(is_valid, "{path}: {}", response.body);
     }
-    for (path, item) in document["paths"].as_object().expect("there are paths") {
-        let Some(told) = item.get("get").filter(|_| !path.contains('{')) else {
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        let Some(documented) = item.get("get").filter(|_| !path.contains('{')) else {
             continue;
         };
         let response = get(world.addr, path);
-        let told = &told["responses"][response.status.to_string()];
-        assert!(told.is_object(), "{path}: {}", response.body);
-        let content_type = response.header("content-type").expect("it has one");
+        let documented = &documented["responses"][response.status.to_string()];
+        assert!(documented.is_object(), "{path}: {}", response.body);
+        let content_type = response.header("content-type").expect("a type");
         let content_type = content_type.trim_end_matches("; charset=utf-8");
-        let contents = told["content"].as_object().expect("there are some");
+        let contents = documented["content"].as_object().expect("contents");
         let content = contents
             .iter()
-            .find(|(told, _)| told.starts_with(content_type));
+            .find(|(documented, _)| documented.starts_with(content_type));
         let (_, content) = content.unwrap_or_else(|| panic!("{path}: {content_type}"));
         if content_type == "application/json" {
             let validator = validator(&document, &content["schema"]);
@@ -129,11 +129,11 @@ fn numbers_beyond_the_documented_bounds_are_refused_by_name() {
 }
 
 #[test]
-fn the_document_tells_the_limits_of_its_server() {
+fn the_document_contains_the_limits_of_its_server() {
     let world = World::with(|engine, server| {
         engine.max_stop_strings = 3;
         server.max_batch_requests = 5;
-        server.api_key = Some(ApiKey::new("sk-1").expect("it is printable"));
+        server.api_key = Some(ApiKey::new("sk-1").expect("a valid key"));
     });
     let document = document(&world);
     let call = &document["paths"]["/v1/completions"]["post"];
@@ -157,7 +157,7 @@ fn the_page_comes_from_the_server_alone() {
     let page = get(world.addr, "/docs");
     assert_eq!(page.status, 200);
     assert!(!page.body.contains("://"), "{}", page.body);
-    let policy = page.header("content-security-policy").expect("it is there");
+    let policy = page.header("content-security-policy").expect("a header");
     assert!(
         policy.starts_with("default-src 'none'; script-src 'self';"),
         "{policy}"
@@ -174,7 +174,7 @@ fn the_page_comes_from_the_server_alone() {
             "{path}"
         );
         assert_eq!(plain.header("x-content-type-options"), Some("nosniff"));
-        let tag = plain.header("etag").expect("it is there");
+        let tag = plain.header("etag").expect("a header");
         let known = ask(&world, &path, &format!("If-None-Match: {tag}"));
         assert_eq!((known.status, known.body.as_str()), (304, ""), "{path}");
         assert_eq!(ask(&world, &path, "If-None-Match: W/\"other\"").status, 200);

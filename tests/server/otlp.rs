@@ -1,4 +1,4 @@
-//! Traces, as a collector receives them. With the feature `otlp` only.
+//! Tests of OTLP traces, as a collector receives them; they need the feature `otlp`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -33,7 +33,7 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let addr = listener.local_addr().expect("the socket is bound");
         let (sender, sent) = channel();
-        // It ends with the process: no event signals the last connection.
+        // The thread ends with the process, since no event signals the last connection.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let sender = sender.clone();
@@ -51,7 +51,7 @@ impl Collector {
         let requests = self.sent.try_iter();
         let resources = requests.flat_map(|request| request.resource_spans);
         let scopes = resources.flat_map(|resource| {
-            let resource_of = resource.resource.expect("a resource says who sends");
+            let resource_of = resource.resource.expect("a resource");
             let attributes = attributes(&resource_of.attributes);
             assert!(attributes.contains_key("service.name"), "{attributes:?}");
             resource.scope_spans
@@ -81,7 +81,7 @@ fn take(stream: std::net::TcpStream, sender: &Sender<ExportTraceServiceRequest>)
         let length = length.and_then(|rest| rest.lines().next()?.parse().ok());
         let mut body = vec![0; length.expect("a batch has a length")];
         input.read_exact(&mut body).expect("the batch is whole");
-        let batch = ExportTraceServiceRequest::decode(&*body).expect("it is OTLP");
+        let batch = ExportTraceServiceRequest::decode(&*body).expect("OTLP");
         let _ = sender.send(batch);
         let answer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
         output
@@ -129,7 +129,7 @@ fn trace(work: impl FnOnce(&World)) -> Vec<Span> {
     let world = World::traced(otlp.clone());
     work(&world);
     drop(world);
-    otlp.shutdown(FLUSH_LIMIT).expect("the collector takes all");
+    otlp.shutdown(FLUSH_LIMIT).expect("a complete flush");
     collector.spans()
 }
 
@@ -226,7 +226,7 @@ fn without_a_parent_a_request_begins_a_trace_and_with_an_unsampled_one_there_is_
 }
 
 #[test]
-fn each_sample_has_spans_of_its_own_and_a_refused_call_the_servers_alone() {
+fn each_sample_has_its_own_spans_and_a_refused_call_only_the_servers() {
     let spans = trace(|world| {
         let mut two = body();
         two["n"] = json!(2);
@@ -241,7 +241,7 @@ fn each_sample_has_spans_of_its_own_and_a_refused_call_the_servers_alone() {
 }
 
 #[test]
-fn a_client_that_leaves_is_told() {
+fn a_client_that_disconnects_is_recorded() {
     let spans = trace(|world| {
         let mut long = body();
         (long["stream"], long["max_tokens"]) = (json!(true), json!(60_000));
@@ -258,7 +258,7 @@ fn a_client_that_leaves_is_told() {
 }
 
 #[test]
-fn without_a_collector_spans_are_lost_and_no_request() {
+fn without_a_collector_spans_are_lost_but_no_request_fails() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("the socket is bound");
     drop(listener);
@@ -267,11 +267,11 @@ fn without_a_collector_spans_are_lost_and_no_request() {
     let world = World::traced(otlp.clone());
     ask(&world, "", &body()).ok();
     drop(world);
-    otlp.shutdown(FLUSH_LIMIT).expect("nothing is waited for");
+    otlp.shutdown(FLUSH_LIMIT).expect("no wait");
 }
 
 #[test]
-fn a_collector_that_never_answers_holds_up_the_end_for_the_limit_alone() {
+fn a_collector_that_never_answers_delays_shutdown_by_at_most_the_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let addr = listener.local_addr().expect("the socket is bound");
     let otlp = Otlp::start(Some(&format!("http://{addr}/v1/traces")));

@@ -1,4 +1,4 @@
-//! A server that gets more requests than the admission limit.
+//! Tests of a server that gets more requests than its admission limit.
 
 use serde_json::json;
 
@@ -45,11 +45,11 @@ fn a_full_engine_answers_503_with_retry_after() {
 }
 
 #[test]
-fn a_batch_is_let_in_whole_or_not_at_all() {
+fn a_batch_is_admitted_whole_or_not_at_all() {
     let world = World::with(|engine, _| engine.max_queued_requests = 2);
     let sampling = json!({"max_new_tokens": 1});
     let call = json!({"text": ["a", "b", "c"], "sampling_params": sampling});
-    // However soon the first of them would end.
+    // Even if the first of them would end at once.
     for _ in 0..20 {
         assert_eq!(post(world.addr, "/generate", &call).status, 503);
     }

@@ -24,14 +24,14 @@ fn begun(world: &World, max_tokens: usize) -> Events {
 }
 
 #[track_caller]
-fn told(world: &World, path: &str, body: Value) {
+fn post_ok(world: &World, path: &str, body: Value) {
     let answer = post(world.addr, path, &body).ok();
     assert_eq!(answer["status"], "ok", "{answer}");
     assert!(answer["message"].is_string(), "{answer}");
 }
 
 #[test]
-fn what_runs_and_what_comes_waits_in_place_and_goes_on_with_the_same_text() {
+fn running_and_new_requests_wait_in_place_and_continue_with_the_same_text() {
     let world = World::new();
     let whole = post(world.addr, "/v1/completions", &completion(1500)).ok();
     let expected = whole["choices"][0]["text"].as_str().expect("a text");
@@ -39,19 +39,19 @@ fn what_runs_and_what_comes_waits_in_place_and_goes_on_with_the_same_text() {
     body["stream"] = true.into();
     let mut events = stream(world.addr, "/v1/completions", &body);
     let first = events.next_json();
-    told(&world, PAUSE, json!({"mode": "in_place"}));
+    post_ok(&world, PAUSE, json!({"mode": "in_place"}));
     assert!(world.stats().is_paused);
     let info = get(world.addr, "/server_info").ok();
     assert_eq!(info["internal_states"][0]["is_paused"], true);
     let second = open(world.addr, "/v1/completions", &completion(2));
-    world.wait_until("the second one waits", |stats| stats.waiting_requests > 0);
+    world.wait_until("the second call waits", |stats| stats.waiting_requests > 0);
     // A step that was being planned when the pause came is in flight by now.
     let steps = world.stats().steps;
     assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 400);
     assert_eq!(world.stats().steps, steps, "nothing is planned");
     // A second pause has no effect.
-    told(&world, PAUSE, json!({"mode": "in_place"}));
-    told(&world, CONTINUE, json!({}));
+    post_ok(&world, PAUSE, json!({"mode": "in_place"}));
+    post_ok(&world, CONTINUE, json!({}));
     assert!(!world.stats().is_paused);
     let mut text = first["choices"][0]["text"]
         .as_str()
@@ -66,38 +66,38 @@ fn what_runs_and_what_comes_waits_in_place_and_goes_on_with_the_same_text() {
 }
 
 #[test]
-fn a_pause_cancels_what_runs_unless_it_is_told_not_to() {
+fn a_pause_cancels_running_requests_unless_its_mode_keeps_them() {
     let world = World::new();
     for mode in [json!({}), json!({"mode": "abort"})] {
         let events = begun(&world, 30_000);
-        told(&world, PAUSE, mode);
+        post_ok(&world, PAUSE, mode);
         let last = events.rest().pop().expect("events");
         assert_eq!(last["choices"][0]["finish_reason"], "abort", "{last}");
         let waits = open(world.addr, "/v1/completions", &completion(2));
-        world.wait_until("it waits", |stats| stats.waiting_requests == 1);
-        told(&world, CONTINUE, json!({}));
+        world.wait_until("a request waits", |stats| stats.waiting_requests == 1);
+        post_ok(&world, CONTINUE, json!({}));
         read_response(waits).ok();
         world.wait_until_whole();
     }
 }
 
 #[test]
-fn who_leaves_in_a_pause_gives_all_back() {
+fn requests_of_clients_that_disconnect_in_a_pause_are_freed() {
     let world = World::new();
     let runs = begun(&world, 30_000);
-    told(&world, PAUSE, json!({"mode": "in_place"}));
+    post_ok(&world, PAUSE, json!({"mode": "in_place"}));
     let waits = open(world.addr, "/v1/completions", &completion(2));
-    world.wait_until("it waits", |stats| stats.waiting_requests > 0);
+    world.wait_until("a request waits", |stats| stats.waiting_requests > 0);
     drop((runs, waits));
     world.wait_until_whole();
     assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 200);
-    told(&world, CONTINUE, json!({}));
+    post_ok(&world, CONTINUE, json!({}));
     post(world.addr, "/v1/completions", &completion(2)).ok();
     world.wait_until_whole();
 }
 
 #[test]
-fn other_modes_and_other_people_are_refused() {
+fn unsupported_modes_and_clients_without_the_admin_key_are_refused() {
     let world = World::with(|_, server| server.admin_api_key = ApiKey::new("sk-admin").ok());
     for path in [PAUSE, CONTINUE] {
         let refused = post(world.addr, path, &json!({"mode": "in_place"}));

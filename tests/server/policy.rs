@@ -8,7 +8,7 @@ use crate::http::{get, post, stream};
 use crate::world::World;
 
 #[test]
-fn policies_are_swapped_under_a_stream_and_shown() {
+fn policies_can_be_changed_during_a_stream_and_are_shown() {
     let world = World::new();
     let info = |key: &str| get(world.addr, "/server_info").ok()[key].take();
     assert_eq!(info("schedule_policy"), "fcfs");
@@ -43,7 +43,7 @@ fn policies_are_swapped_under_a_stream_and_shown() {
 }
 
 #[test]
-fn what_is_no_policy_is_refused_with_the_known_ones() {
+fn an_unknown_policy_is_refused_with_the_known_ones() {
     let world = World::new();
     let refused = |body: &serde_json::Value| {
         let response = post(world.addr, "/set_policy", body);

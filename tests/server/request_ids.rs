@@ -1,4 +1,4 @@
-//! The ids of answers, and the access log.
+//! Tests of request ids in answers, and of the access log.
 
 use std::io::{self, Write as _};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
@@ -35,7 +35,7 @@ impl Log {
             let only = Targets::new().with_target("souffleur::access", tracing::Level::INFO);
             let lines = fmt::layer().with_ansi(false).with_writer(&LOG);
             let subscriber = registry().with(lines.with_filter(only));
-            tracing::subscriber::set_global_default(subscriber).expect("it is the only one");
+            tracing::subscriber::set_global_default(subscriber).expect("the only one");
         });
         &LOG
     }
@@ -44,7 +44,7 @@ impl Log {
         self.lines.lock().expect("no holder of the lines panics")
     }
 
-    /// The line with all these parts, once it is there.
+    /// Waits for a line with all these parts.
     #[track_caller]
     fn line(&self, parts: &[&str]) -> String {
         let is_meant = |line: &&String| parts.iter().all(|part| line.contains(part));
@@ -106,7 +106,7 @@ const ONE: &str =
     r#"{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2, "ignore_eos": true}}"#;
 
 #[test]
-fn every_answer_has_an_id_and_a_clients_is_kept() {
+fn every_answer_has_an_id_and_a_clients_id_is_kept() {
     let world = World::with(|_, server| {
         server.api_key = souffleur::server::ApiKey::new("sk-1").ok();
     });
@@ -148,7 +148,7 @@ fn every_answer_has_an_id_and_a_clients_is_kept() {
         )
         .expect("the server reads");
         let head = http::read_head_of(stream);
-        let made = head.header("x-request-id").expect("there is an id");
+        let made = head.header("x-request-id").expect("an id");
         assert!(
             made.starts_with("req_") && made.len() == 36,
             "{path}: {made}"
@@ -176,13 +176,13 @@ fn pages_of_allowed_origins_may_read_the_ids() {
     let origin = "Origin: https://chat.example\r\n";
     let response = ask(&world, "GET", "/v1/models", origin, "");
     let exposed = response.header("access-control-expose-headers");
-    let exposed = exposed.expect("some are").to_lowercase();
+    let exposed = exposed.expect("a list").to_lowercase();
     let mut names = exposed.split(',').map(str::trim);
     assert!(names.any(|name| name == "x-request-id"), "{exposed}");
 }
 
 #[test]
-fn a_request_is_a_line_of_the_log_with_the_engines_ids() {
+fn a_request_is_logged_as_one_line_with_the_engines_ids() {
     let log = Log::listen();
     let world = World::new();
     let body = json!({"rid": "rid-1", "input_ids": [[1, 2], [3]],
@@ -208,7 +208,7 @@ fn a_request_is_a_line_of_the_log_with_the_engines_ids() {
 }
 
 #[test]
-fn what_a_client_chose_stays_in_its_place_in_the_log() {
+fn text_of_clients_cannot_forge_lines_or_fields_of_the_log() {
     let log = Log::listen();
     let world = World::new();
     let body = json!({"rid": "x\n2026 INFO root: status=200 \u{1b}[2J", "input_ids": [1],
@@ -240,7 +240,7 @@ fn ids_in_paths_are_not_logged() {
 }
 
 #[test]
-fn a_stream_is_logged_at_its_end_and_says_if_the_client_left() {
+fn a_stream_is_logged_at_its_end_with_whether_the_client_left() {
     let log = Log::listen();
     let world = World::new();
     let body = |rid: &str, tokens: usize| {
@@ -272,7 +272,7 @@ fn a_client_that_leaves_before_its_answer_is_logged_with_499() {
     let body = json!({"rid": "left-early", "input_ids": [1],
         "sampling_params": {"max_new_tokens": 60_000, "ignore_eos": true}});
     let connection = http::open(world.addr, "/generate", &body);
-    world.wait_until("it runs", |stats| stats.running_requests == 1);
+    world.wait_until("the request runs", |stats| stats.running_requests == 1);
     drop(connection);
     let line = log.line(&["rids=left-early"]);
     assert!(line.contains("status=499 bytes=0"), "{line}");
@@ -304,7 +304,7 @@ fn probes_are_left_out_and_the_log_can_be_turned_off() {
 }
 
 #[test]
-fn a_websocket_is_one_line_at_its_end() {
+fn a_websocket_is_logged_as_one_line_at_its_end() {
     let log = Log::listen();
     let world = World::new();
     let mut socket = http::connect(world.addr);

@@ -1,4 +1,4 @@
-//! Tests of `POST /v1/rerank` and its other names.
+//! Tests of `POST /v1/rerank`, `/v2/rerank` and `/rerank`.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn rerank(world: &World, fields: Value) -> Value {
 }
 
 #[test]
-fn results_are_those_of_the_score_endpoint_over_the_models_prompts() {
+fn results_equal_those_of_the_score_endpoint_for_the_models_prompts() {
     let world = World::new();
     let answer = rerank(&world, json!({"model": "any"}));
     let expected = ranked(&scores(&world, DEFAULT, &DOCUMENTS));
@@ -162,7 +162,7 @@ fn top_n_limits_the_results_and_0_is_no_limit() {
 }
 
 #[test]
-fn every_servers_form_of_a_call_is_answered_in_its_form() {
+fn calls_in_the_form_of_other_servers_are_answered_in_that_form() {
     let world = World::new();
     let plain = rerank(&world, json!({}))["results"].clone();
     // Jina and Cohere's first version: objects with a text.
@@ -171,7 +171,7 @@ fn every_servers_form_of_a_call_is_answered_in_its_form() {
         rerank(&world, json!({"documents": objects}))["results"],
         plain
     );
-    // Cohere's second version knows no documents in results.
+    // Cohere's second version has no documents in results.
     let body = call(json!({"return_documents": false, "max_tokens_per_doc": null}));
     for path in ["/v2/rerank", "/rerank", "/v1/rerank"] {
         let answer = post(world.addr, path, &body).ok();
@@ -179,7 +179,7 @@ fn every_servers_form_of_a_call_is_answered_in_its_form() {
         assert_eq!(bare, results(&plain, "relevance_score"), "{path}");
         assert_eq!(answer["results"][0].get("document"), None, "{path}");
     }
-    // vLLM takes a document by itself.
+    // vLLM accepts a single document.
     let one = rerank(&world, json!({"documents": DOCUMENTS[1]}));
     let expected = scores(&world, DEFAULT, &DOCUMENTS[1..2]);
     assert_eq!(
@@ -228,7 +228,7 @@ fn texts_are_ranked_in_a_bare_list() {
 }
 
 #[test]
-fn calls_that_rank_nothing_are_refused_by_name() {
+fn invalid_calls_are_refused_by_name() {
     let world = World::with(|_, config| config.max_batch_requests = 4);
     let table = [
         (json!({"query": null}), "query", "is missing"),
@@ -298,7 +298,7 @@ fn calls_that_rank_nothing_are_refused_by_name() {
 }
 
 #[test]
-fn a_vocabulary_without_the_answers_is_named() {
+fn a_vocabulary_without_yes_and_no_is_refused() {
     let world = World::with(|engine, _| {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
         engine.model_path = models.join("qwen3");
@@ -330,7 +330,7 @@ fn query_and_instruction_are_charged_once_for_each_document_before_they_are_copi
 }
 
 #[test]
-fn the_document_describes_every_name_of_the_endpoint_alike() {
+fn the_openapi_document_describes_all_paths_of_the_endpoint_alike() {
     let world = World::new();
     let document = get(world.addr, "/openapi.json").ok();
     let body = |path: &str| document["paths"][path]["post"]["requestBody"].clone();

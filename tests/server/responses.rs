@@ -1,4 +1,4 @@
-//! `/v1/responses` over HTTP, with a model that says scripted lines.
+//! Tests of `/v1/responses` over HTTP, with a model that replies with scripted lines.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use crate::http::{delete, get, open, post, stream};
 use crate::world::World;
 
 const PATH: &str = "/v1/responses";
-/// Written as no template writes it: blanks, and an unnecessary escape.
+/// Formatted as no template does: several spaces, and an unnecessary escape.
 const LISBON: &str = r#"{"city":   "Lis\u0062on",  "days": 3}"#;
 
 fn call(name: &str, arguments: &str) -> String {
@@ -61,8 +61,8 @@ pub fn events(addr: SocketAddr, mut body: Value) -> Vec<Value> {
     events
 }
 
-/// Checks the properties that clients rely on: numbers without a gap, one item after the other, nothing before its item or
-/// part, and all of it again at the end.
+/// Checks the properties that clients rely on: numbers without a gap, one item after the other, deltas only for the
+/// open item, and all items again at the end.
 #[track_caller]
 pub fn check_order(events: &[Value]) {
     let (first, last) = (&events[0], &events[events.len() - 1]);
@@ -72,7 +72,7 @@ pub fn check_order(events: &[Value]) {
     assert_eq!(first["response"]["output"], json!([]));
     let mut done: Vec<Value> = Vec::new();
     let mut open: Option<Value> = None;
-    let mut said = String::new();
+    let mut joined = String::new();
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], number, "{event}");
         let kind = event["type"].as_str().expect("a type");
@@ -82,24 +82,24 @@ pub fn check_order(events: &[Value]) {
                 assert_eq!(event["output_index"], done.len());
                 assert_eq!(event["item"]["status"], "in_progress");
                 open = Some(event["item"].clone());
-                said.clear();
+                joined.clear();
             }
             "output_item.done" => {
-                let added = open.take().expect("it was added");
+                let added = open.take().expect("an added item");
                 for key in ["id", "type", "call_id", "name"] {
                     assert_eq!(added[key], event["item"][key], "{key}");
                 }
                 done.push(event["item"].clone());
             }
             kind if kind.ends_with(".delta") => {
-                let item = open.as_ref().expect("its item is open");
+                let item = open.as_ref().expect("an open item");
                 assert_eq!(event["item_id"], item["id"]);
-                said.push_str(event["delta"].as_str().expect("a text"));
+                joined.push_str(event["delta"].as_str().expect("a text"));
             }
             kind if kind.ends_with(".done") && kind != "content_part.done" => {
                 let keys = ["text", "arguments", "input"];
                 let whole = keys.iter().find_map(|key| event[*key].as_str());
-                assert_eq!(whole, Some(said.as_str()), "{event}");
+                assert_eq!(whole, Some(joined.as_str()), "{event}");
             }
             _ => (),
         }
@@ -108,8 +108,8 @@ pub fn check_order(events: &[Value]) {
     assert_eq!(last["response"]["output"], json!(done));
 }
 
-/// The fields that two responses to one request have in common.
-fn lasting(response: &Value) -> Value {
+/// A response without the fields that differ between two responses to the same request.
+fn comparable(response: &Value) -> Value {
     let mut response = response.clone();
     for key in ["id", "created_at", "completed_at"] {
         response[key] = Value::Null;
@@ -167,7 +167,7 @@ fn an_answer_has_the_shape_that_clients_know() {
 }
 
 #[test]
-fn a_stream_has_the_official_order_and_is_the_whole_answer_in_parts() {
+fn a_stream_has_the_official_order_and_adds_up_to_the_whole_answer() {
     let world = traveller();
     let body = json!({
         "input": "compare", "tools": [weather()], "include": ["reasoning.encrypted_content"],
@@ -208,7 +208,7 @@ fn a_stream_has_the_official_order_and_is_the_whole_answer_in_parts() {
     assert_eq!(distinct, expected);
     let streamed = &events[events.len() - 1]["response"];
     let whole = ask(&world, &body);
-    assert_eq!(lasting(streamed), lasting(&whole));
+    assert_eq!(comparable(streamed), comparable(&whole));
     let output = &whole["output"];
     assert_eq!(output[0]["type"], "reasoning");
     assert_eq!(output[0]["content"][0]["text"], "Which one?");
@@ -227,7 +227,7 @@ fn a_stream_has_the_official_order_and_is_the_whole_answer_in_parts() {
 }
 
 #[test]
-fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_left_out() {
+fn custom_and_namespaced_tools_keep_their_names_and_hosted_tools_are_ignored() {
     let world = traveller();
     let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
     let tools = json!([
@@ -243,7 +243,7 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
     let response = &events[events.len() - 1]["response"];
     assert_eq!(
         response["tools"], tools,
-        "they are returned as they were sent"
+        "tools are returned as they were sent"
     );
     let item = &response["output"][0];
     assert_eq!(item["type"], "custom_tool_call");
@@ -281,7 +281,7 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
 }
 
 #[test]
-fn a_continuation_has_everything_cached_whatever_was_sampled() {
+fn a_continuation_finds_all_earlier_tokens_in_the_cache() {
     let world = traveller();
     let first = ask(&world, &json!({"input": "compare", "tools": [weather()]}));
     let results = results_of(&first, "sunny");
@@ -299,7 +299,7 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     let known = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
     let cached = &second["usage"]["input_tokens_details"]["cached_tokens"];
     assert_eq!(*cached, known);
-    // Sent whole, the conversation is another one: the model formatted its arguments differently.
+    // Sent as a whole, the conversation has other tokens: the model formatted its arguments differently.
     let mut input = vec![json!({"role": "user", "content": "compare"})];
     input.extend(first["output"].as_array().expect("items").iter().cloned());
     input.extend(results);
@@ -309,9 +309,9 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     world.wait_until_whole();
 }
 
-/// Twelve turns of a tool loop, each answered with reasoning and with calls that no template would format so.
+/// Twelve turns of a tool loop, each with reasoning and with calls in a format that no template writes.
 #[test]
-fn continuations_have_everything_cached_in_pages_of_any_size() {
+fn continuations_find_all_earlier_tokens_cached_with_any_page_size() {
     for page in [1, 16] {
         let world = traveller_with_pages(page);
         let mut before: Option<Value> = None;
@@ -338,7 +338,7 @@ fn continuations_have_everything_cached_in_pages_of_any_size() {
     }
 }
 
-/// The tools' answers to the calls of a response: `text`.
+/// Tool results with this text for all calls of a response.
 fn results_of(response: &Value, text: &str) -> Vec<Value> {
     let items = response["output"].as_array().expect("items").iter();
     let calls = items.filter(|item| item["type"] == "function_call");
@@ -392,7 +392,7 @@ fn greeting() -> Value {
 }
 
 #[test]
-fn what_is_kept_can_be_read_and_listed() {
+fn stored_responses_can_be_read_and_listed() {
     let world = traveller();
     let response = ask(&world, &greeting());
     let id = response["id"].as_str().expect("an id");
@@ -431,7 +431,7 @@ fn what_is_kept_can_be_read_and_listed() {
 }
 
 #[test]
-fn what_is_kept_is_named_by_its_ids_until_it_is_deleted() {
+fn stored_items_can_be_referenced_until_they_are_deleted() {
     let world = traveller();
     let response = ask(&world, &greeting());
     let id = response["id"].as_str().expect("an id");
@@ -476,7 +476,7 @@ fn what_is_kept_is_named_by_its_ids_until_it_is_deleted() {
 }
 
 #[test]
-fn a_full_store_forgets_the_oldest() {
+fn a_full_store_evicts_the_oldest() {
     let fills = |max_count: usize, max_bytes: usize, input: &str| {
         let world = World::scripted_with(&[("hello", "Hello to you.")], |_, server| {
             server.responses_max_count = max_count;
@@ -510,11 +510,11 @@ fn a_full_store_forgets_the_oldest() {
         "the oldest go first"
     );
     assert!(!kept.is_empty() && gone.len() >= 2, "{by_bytes:?}");
-    assert_eq!(fills(1000, 10 << 10, &long), [404; 6], "none of them fits");
+    assert_eq!(fills(1000, 10 << 10, &long), [404; 6], "no response fits");
 }
 
 #[test]
-fn what_is_not_to_be_stored_is_not() {
+fn responses_with_store_false_are_not_stored() {
     let world = traveller();
     let response = ask(&world, &json!({"input": "hello", "store": false}));
     assert_eq!(response["store"], false);
@@ -527,7 +527,7 @@ fn what_is_not_to_be_stored_is_not() {
 }
 
 #[test]
-fn a_client_that_keeps_its_reasoning_itself_sends_it_back() {
+fn a_client_can_send_its_reasoning_back() {
     let world = traveller();
     let body = json!({
         "input": "compare", "tools": [weather()], "store": false, "include": ["reasoning.encrypted_content"],
@@ -558,7 +558,7 @@ fn a_client_that_keeps_its_reasoning_itself_sends_it_back() {
 }
 
 #[test]
-fn a_format_binds_the_answer() {
+fn an_answer_follows_its_text_format() {
     let world = World::scripted(&[("", "{\"city\": \"Lisbon\"}")]);
     let schema = json!({
         "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false,
@@ -593,7 +593,7 @@ fn a_format_binds_the_answer() {
 }
 
 #[test]
-fn log_probabilities_stand_beside_the_text() {
+fn log_probabilities_are_sent_with_the_text() {
     let world = traveller();
     let body = json!({
         "input": "hello", "top_logprobs": 2, "include": ["message.output_text.logprobs"],
@@ -622,7 +622,7 @@ fn log_probabilities_stand_beside_the_text() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
+fn unsupported_or_invalid_fields_are_refused_by_name() {
     let world = traveller();
     let check = |body: Value, status: u16, param: &str| {
         let refused = post(world.addr, PATH, &body);
@@ -691,7 +691,7 @@ fn a_failure_in_a_stream_is_its_last_event() {
     let mut stream = stream(world.addr, PATH, &body);
     let first = stream.next_event().expect("an event");
     assert!(first.starts_with("event: response.created\n"), "{first}");
-    world.wait_until("it runs", |stats| stats.running_requests == 1);
+    world.wait_until("the request runs", |stats| stats.running_requests == 1);
     post(world.addr, "/abort_request", &json!({"rid": "long"})).ok();
     let mut last = first;
     while let Some(event) = stream.next_event() {
@@ -703,17 +703,17 @@ fn a_failure_in_a_stream_is_its_last_event() {
 }
 
 #[test]
-fn a_client_that_goes_away_takes_its_response_with_it() {
+fn a_client_that_disconnects_cancels_its_response() {
     let world = World::new();
     let body = json!({"input": "x", "stream": true, "ignore_eos": true});
     let client = open(world.addr, PATH, &body);
-    world.wait_until("it runs", |stats| stats.running_requests == 1);
+    world.wait_until("the request runs", |stats| stats.running_requests == 1);
     drop(client);
     world.wait_until_whole();
 }
 
 #[test]
-fn a_warm_up_computes_a_prompt_that_can_be_gone_on_from() {
+fn a_warm_up_computes_a_prompt_that_can_be_continued() {
     let world = traveller();
     let warm = json!({
         "input": [{"role": "developer", "content": "Be brief."}], "tools": [weather()], "generate": false,

@@ -43,7 +43,7 @@ fn is_terminal(event: &Value) -> bool {
     ends.iter().any(|end| event["type"] == *end)
 }
 
-/// The events of the next response, checked.
+/// Reads the next response, and checks the order of its events.
 async fn response(client: &mut Client) -> Value {
     let mut events = Vec::new();
     loop {
@@ -77,7 +77,7 @@ async fn refused(client: &mut Client, frame: Value, status: u16, code: &str) -> 
     error
 }
 
-fn says_hello() -> World {
+fn scripted_world() -> World {
     World::scripted(&[("hello", "Hello to you."), ("bye", "Good bye.")])
 }
 
@@ -86,19 +86,19 @@ fn text(response: &Value) -> Option<&str> {
 }
 
 #[test]
-fn requests_of_one_lane_come_one_after_the_other_and_have_one_end_each() {
-    let world = says_hello();
+fn requests_of_one_lane_are_answered_in_order_with_one_end_each() {
+    let world = scripted_world();
     block_on(async {
         let mut client = connect(world.addr).await;
         for input in ["hello", "bye", "hello"] {
             client.send(create(input)).await;
         }
-        for said in ["Hello to you.", "Good bye.", "Hello to you."] {
-            assert_eq!(text(&response(&mut client).await), Some(said));
+        for expected in ["Hello to you.", "Good bye.", "Hello to you."] {
+            assert_eq!(text(&response(&mut client).await), Some(expected));
         }
         let mut other = Client::connect_to(world.addr, "/responses", None)
             .await
-            .expect("it connects");
+            .expect("a connection");
         // The answer is a stream, even if the request sets `stream` to false.
         let mut frame = create("bye");
         frame["stream"] = false.into();
@@ -108,7 +108,7 @@ fn requests_of_one_lane_come_one_after_the_other_and_have_one_end_each() {
 }
 
 #[test]
-fn lanes_are_answered_side_by_side_and_named_in_every_event() {
+fn lanes_are_answered_concurrently_and_named_in_every_event() {
     let world = World::with(|_, server| server.ws_active_lanes = 2);
     block_on(async {
         let mut client = connect(world.addr).await;
@@ -118,7 +118,7 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
         let mut seen: BTreeMap<String, u64> = BTreeMap::new();
         while seen.len() < 2 || seen.values().any(|events| *events < 5) {
             let event = client.json().await;
-            let lane = event["stream_id"].as_str().expect("its lane").to_owned();
+            let lane = event["stream_id"].as_str().expect("a lane").to_owned();
             let events = seen.entry(lane).or_default();
             assert_eq!(
                 event["sequence_number"], *events,
@@ -127,12 +127,10 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
             *events += 1;
         }
         assert_eq!(seen.keys().collect::<Vec<_>>(), ["a", "b"]);
-        // A client that aborts by name makes room for the waiting lane.
+        // An abort by request id makes room for the waiting lane.
         let addr = world.addr;
         let abort = move || crate::http::post(addr, "/abort_request", &json!({"rid": "a"})).ok();
-        tokio::task::spawn_blocking(abort)
-            .await
-            .expect("it answers");
+        tokio::task::spawn_blocking(abort).await.expect("an answer");
         let mut failed = 0;
         loop {
             let event = client.json().await;
@@ -149,8 +147,8 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
 }
 
 #[test]
-fn a_conversation_goes_on_though_nothing_is_stored() {
-    let world = says_hello();
+fn a_conversation_continues_although_nothing_is_stored() {
+    let world = scripted_world();
     block_on(async {
         let mut client = connect(world.addr).await;
         let unstored = |mut frame: Value| {
@@ -168,11 +166,11 @@ fn a_conversation_goes_on_though_nothing_is_stored() {
             second["usage"]["input_tokens_details"]["cached_tokens"],
             known
         );
-        // No other client can read it.
+        // No other client can read the response.
         let path = format!("{PATH}/{id}");
         let addr = world.addr;
         let found = tokio::task::spawn_blocking(move || get(addr, &path).status);
-        assert_eq!(found.await.expect("it answers"), 404);
+        assert_eq!(found.await.expect("an answer"), 404);
         let mut stranger = connect(world.addr).await;
         refused(
             &mut stranger,
@@ -181,7 +179,7 @@ fn a_conversation_goes_on_though_nothing_is_stored() {
             "previous_response_not_found",
         )
         .await;
-        // A failed fork on another lane leaves it there; a failure on its own lane does not.
+        // A failed fork on another lane keeps the response; a failure on its own lane drops it.
         let mut wrong = next.clone();
         wrong["background"] = true.into();
         wrong["stream_id"] = "fork".into();
@@ -203,11 +201,11 @@ fn a_conversation_goes_on_though_nothing_is_stored() {
 }
 
 #[test]
-fn a_warm_up_fills_the_cache_and_says_nothing() {
-    let world = says_hello();
+fn a_warm_up_fills_the_cache_and_generates_nothing() {
+    let world = scripted_world();
     block_on(async {
         let mut client = connect(world.addr).await;
-        for wish in [
+        for option in [
             json!({"generate": false}),
             json!({"prompt_cache_options": {"prewarm": true}}),
         ] {
@@ -215,7 +213,7 @@ fn a_warm_up_fills_the_cache_and_says_nothing() {
                 "type": "response.create", "instructions": "Be brief, be kind.", "input": [], "store": false,
             });
             let fields = warm.as_object_mut().expect("an object");
-            fields.extend(wish.as_object().expect("an object").clone());
+            fields.extend(option.as_object().expect("an object").clone());
             let warm = ask(&mut client, warm).await;
             assert_eq!(
                 (&warm["status"], &warm["output"]),
@@ -255,7 +253,7 @@ fn a_request_that_fails_after_its_beginning_has_one_end() {
 }
 
 /// Frames that are refused, and the codes of their errors.
-fn impossible_frames() -> Vec<(Value, &'static str)> {
+fn invalid_frames() -> Vec<(Value, &'static str)> {
     vec![
         (json!({}), "invalid_request"),
         (json!({"type": "response.sing"}), "invalid_request"),
@@ -288,14 +286,14 @@ fn impossible_frames() -> Vec<(Value, &'static str)> {
 }
 
 #[test]
-fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() {
+fn invalid_frames_get_errors_and_the_connection_stays() {
     let world = World::scripted_with(&[("hello", "Hello to you.")], |_, server| {
         server.ws_lanes = 2;
         server.ws_max_requests = 3;
     });
     block_on(async {
         let mut client = connect(world.addr).await;
-        for (frame, code) in impossible_frames() {
+        for (frame, code) in invalid_frames() {
             refused(&mut client, frame, 400, code).await;
         }
         for text in ["{", "[]", "\"x\""] {
@@ -323,7 +321,7 @@ fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() 
         assert_eq!(failed["type"], "response.steer.failed");
         assert_eq!(failed["error"]["code"], "steering_not_supported");
         assert_eq!(failed["steer"]["input"], "left");
-        // Too many names, and too many requests at once.
+        // A third lane is above the limit.
         for lane in ["a", "b"] {
             let mut frame = create("hello");
             frame["stream_id"] = lane.into();
@@ -342,7 +340,7 @@ fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() 
 }
 
 #[test]
-fn requests_that_wait_are_bounded_and_go_with_their_connection() {
+fn waiting_requests_are_limited_and_cancelled_with_their_connection() {
     let world = World::with(|_, server| server.ws_max_requests = 3);
     block_on(async {
         let mut client = connect(world.addr).await;
@@ -393,7 +391,7 @@ fn handshakes_are_refused_before_the_upgrade() {
     {
         Err(Error::Http(response)) => response.status().as_u16(),
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("it connects"),
+        Ok(_) => panic!("the connection was not refused"),
     };
     let loading = World::without_engine(ServerConfig::default());
     assert_eq!(refused(loading.addr, None), 503);

@@ -6,11 +6,11 @@ use crate::http::get;
 
 #[derive(Debug, PartialEq)]
 pub struct Route {
-    /// In upper case, as requests have it.
+    /// In upper case, as in requests.
     pub method: String,
     /// With a value for each parameter.
     pub path: String,
-    /// The document describes a body.
+    /// Whether the document describes a request body.
     pub takes_body: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Tests of `POST /open_session`, `POST /close_session`, `session_params` of `POST /generate`, `POST
-//! /set_internal_state`.
+//! Tests of sessions (`POST /open_session`, `POST /close_session`, `session_params` of `POST /generate`), and of
+//! `POST /set_internal_state`.
 
 use serde_json::{Value, json};
 use souffleur::server::ApiKey;
@@ -13,7 +13,7 @@ fn open(world: &World, body: &Value) -> String {
     id.as_str().expect("the id").to_owned()
 }
 
-/// Generates some tokens after those of the session's request `rid`.
+/// A call that continues the session's request `rid`.
 fn call(id: &str, rid: Option<&str>, name: &str, new: &[u32]) -> Value {
     json!({
         "input_ids": new, "rid": name,
@@ -48,7 +48,7 @@ fn check_refused(world: &World, path: &str, body: &Value, status: u16, part: &st
 }
 
 #[test]
-fn a_request_goes_on_from_an_earlier_one_of_its_session() {
+fn a_request_continues_an_earlier_one_of_its_session() {
     let world = World::new();
     let id = open(
         &world,
@@ -64,7 +64,7 @@ fn a_request_goes_on_from_an_earlier_one_of_its_session() {
     let first_output = ids(&first);
     assert_eq!(first_output, plain(&world, &[10, 11, 12]));
     let so_far = [&[10, 11, 12][..], &first_output].concat();
-    // A stream, which is kept like any other.
+    // A streamed request is kept like any other.
     let mut second = call(&id, Some("a"), "b", &[20, 21]);
     second["stream"] = true.into();
     let events = stream(world.addr, "/generate", &second).rest();
@@ -85,7 +85,7 @@ fn a_request_goes_on_from_an_earlier_one_of_its_session() {
     branch["session_params"]["replace"] = true.into();
     let branch = post(world.addr, "/generate", &branch).ok();
     assert_eq!(ids(&branch), plain(&world, &[10, 11, 40]));
-    // The turn that it replaced is gone.
+    // The replaced turn is gone.
     let gone = call(&id, Some("b"), "e", &[1]);
     check_refused(&world, "/generate", &gone, 400, "has no request \"b\"");
     let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
@@ -101,10 +101,10 @@ fn a_request_goes_on_from_an_earlier_one_of_its_session() {
 }
 
 #[test]
-fn texts_go_on_without_another_beginning() {
+fn texts_are_continued_without_another_bos_token() {
     let world = World::new();
     let id = open(&world, &json!({"capacity_of_str_len": 1000}));
-    assert_eq!(id.len(), 32, "random");
+    assert_eq!(id.len(), 32, "a random id");
     let text = |rid: Value, name: &str, text: &str| {
         json!({
             "text": text, "rid": name, "session_params": {"id": id, "rid": rid},
@@ -128,12 +128,12 @@ fn texts_go_on_without_another_beginning() {
 }
 
 #[test]
-fn ids_go_on_without_another_beginning() {
+fn token_ids_are_continued_without_another_bos_token() {
     let world = World::new();
     let id = open(&world, &json!({"capacity_of_str_len": 1000}));
     let text = world.engine().text().cloned().expect("a tokenizer");
     let Some(bos) = text.bos_id() else {
-        panic!("the model's files name a first token");
+        panic!("the model's files must name a BOS token");
     };
     let first = post(world.addr, "/generate", &call(&id, None, "a", &[bos, 11])).ok();
     let next = post(
@@ -149,7 +149,7 @@ fn ids_go_on_without_another_beginning() {
 }
 
 #[test]
-fn a_request_that_finds_no_place_replaces_nothing() {
+fn a_request_that_is_refused_replaces_nothing() {
     let world = World::with(|engine, _| {
         engine.max_running_requests = Some(1);
         engine.max_queued_requests = 1;
@@ -162,7 +162,7 @@ fn a_request_that_finds_no_place_replaces_nothing() {
         "sampling_params": {"max_new_tokens": 60_000, "ignore_eos": true},
     });
     let running = stream(world.addr, "/generate", &long);
-    world.wait_until("it runs", |stats| stats.running_requests == 1);
+    world.wait_until("the request runs", |stats| stats.running_requests == 1);
     let mut replacing = call(&id, Some("a"), "c", &[30]);
     replacing["session_params"]["replace"] = true.into();
     assert_eq!(post(world.addr, "/generate", &replacing).status, 503);
@@ -177,7 +177,7 @@ fn a_request_that_finds_no_place_replaces_nothing() {
 }
 
 #[test]
-fn a_websocket_goes_on_in_sessions_too() {
+fn a_websocket_continues_sessions_too() {
     let world = World::new();
     let id = open(&world, &json!({"capacity_of_str_len": 1000}));
     let first = post(world.addr, "/generate", &call(&id, None, "a", &[10, 11])).ok();
@@ -185,7 +185,7 @@ fn a_websocket_goes_on_in_sessions_too() {
     block_on(async {
         let mut client = Client::connect_to(world.addr, "/v1/ws/generate", None)
             .await
-            .expect("it is accepted");
+            .expect("a connection");
         let mut answer = async |frame: Value| {
             client.send(frame).await;
             let mut output: Vec<u32> = Vec::new();
@@ -208,12 +208,12 @@ fn a_websocket_goes_on_in_sessions_too() {
         };
         let second = answer(frame(Some("a"), "b", &[20]))
             .await
-            .expect("it is open");
+            .expect("an output");
         assert_eq!(second, plain(&world, &prompt));
-        // The next one continues from it as soon as it has ended.
+        // The next request continues the previous one as soon as that has ended.
         let third = answer(frame(Some("b"), "c", &[30]))
             .await
-            .expect("it has ended");
+            .expect("an output");
         assert_eq!(
             third,
             plain(&world, &[&prompt[..], &second, &[30]].concat())
@@ -230,7 +230,7 @@ fn a_websocket_goes_on_in_sessions_too() {
     world.wait_until_whole();
 }
 
-/// A server for two sessions, whose texts and tokens take 4 KiB.
+/// A server that keeps at most two sessions, in at most 4 KiB.
 fn small_world() -> World {
     World::with(|_, config| {
         config.sessions_max_count = 2;
@@ -239,7 +239,7 @@ fn small_world() -> World {
 }
 
 #[test]
-fn sessions_are_refused_by_name_and_bounded() {
+fn invalid_sessions_are_refused_by_name_and_sessions_are_limited() {
     let world = small_world();
     let table = [
         (json!({}), "capacity_of_str_len is missing"),
@@ -296,7 +296,7 @@ fn sessions_are_refused_by_name_and_bounded() {
 }
 
 #[test]
-fn calls_of_sessions_are_refused_by_name_and_bounded() {
+fn invalid_calls_of_sessions_are_refused_by_name_and_their_size_is_limited() {
     let world = small_world();
     let id = open(&world, &json!({"capacity_of_str_len": 50}));
     let tokens = vec![7; 51];
@@ -340,7 +340,7 @@ fn calls_of_sessions_are_refused_by_name_and_bounded() {
 }
 
 #[test]
-fn what_can_be_set_while_the_server_runs_is_set() {
+fn settings_can_be_changed_while_the_server_runs() {
     let world = World::new();
     let set = |args: Value| {
         let body = json!({ "server_args": args });
@@ -371,7 +371,7 @@ fn what_can_be_set_while_the_server_runs_is_set() {
 }
 
 #[test]
-fn sessions_ask_for_the_admins_key() {
+fn sessions_need_the_admin_key_if_there_is_one() {
     let world = World::with(|_, config| config.admin_api_key = ApiKey::new("secret").ok());
     for (path, body) in [
         ("/open_session", json!({"capacity_of_str_len": 9})),

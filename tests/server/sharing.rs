@@ -1,4 +1,4 @@
-//! Sixteen clients share a prefix of 512 tokens; the cached tokens in their answers and in the metrics agree exactly.
+//! Tests of sixteen clients that share 512 tokens: the cached tokens in answers and metrics agree exactly.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn cached_tokens(world: &World, client: usize) -> u64 {
         .expect("a count")
 }
 
-/// The longest prefix that the client's prompt shares with an earlier one's, in whole pages.
+/// The longest prefix that a client's prompt shares with an earlier client's prompt, in whole pages.
 fn common_tokens(client: usize, page_size: usize) -> u64 {
     let own = prompt(client);
     let common = |other: usize| {
@@ -110,7 +110,7 @@ fn of_clients_at_once_all_but_one_find_the_prefix() {
             let clients: Vec<_> = clients.collect();
             clients
                 .into_iter()
-                .map(|client| client.join().expect("it answers"))
+                .map(|client| client.join().expect("an answer"))
                 .collect()
         });
         let hits = found

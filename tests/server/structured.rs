@@ -1,4 +1,4 @@
-//! Structured output over HTTP, on random weights with closing tokens favoured.
+//! Tests of structured output over HTTP, with random weights and a bias towards closing tokens.
 
 use serde_json::{Map, Value, json};
 use souffleur::model::text::{TextModel, TokenPiece};
@@ -8,7 +8,7 @@ use crate::scripted::checkpoint;
 use crate::world::World;
 
 const CLOSERS: [&str; 3] = ["\"", "}", "]"];
-/// About as likely as all other tokens together.
+/// A bias that makes a token about as likely as all other tokens together.
 const LIKELY: f32 = 6.0;
 const SAMPLES: usize = 3;
 
@@ -27,9 +27,9 @@ fn schema() -> Value {
         "required": ["city", "unit", "days"], "additionalProperties": false})
 }
 
-fn closing() -> Value {
+fn closing_bias() -> Value {
     let text = TextModel::load(&checkpoint()).expect("the checkpoint is whole");
-    let pieces = text.pieces().expect("it spells bytes");
+    let pieces = text.pieces().expect("bytes of tokens");
     let closes = |piece: &TokenPiece| {
         let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
         CLOSERS.iter().any(is)
@@ -57,7 +57,7 @@ fn samples_of_a_native_call_are_valid_and_streamed_alike() {
     let world = world();
     let mut call = json!({"text": "The weather:", "sampling_params": {
         "json_schema": schema().to_string(), "n": SAMPLES, "max_new_tokens": 400, "sampling_seed": 5,
-        "logit_bias": closing()}});
+        "logit_bias": closing_bias()}});
     let whole = post(world.addr, "/generate", &call).ok();
     let texts: Vec<String> = (0..SAMPLES)
         .map(|index| {
@@ -87,7 +87,7 @@ fn samples_of_a_chat_are_valid_and_streamed_alike() {
     let mut call = json!({"model": "agents", "messages": [{"role": "user", "content": "The weather?"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "weather", "strict": true, "schema": schema()}},
         "chat_template_kwargs": {"enable_thinking": false},
-        "n": SAMPLES, "seed": 5, "temperature": 1, "max_completion_tokens": 400, "logit_bias": closing()});
+        "n": SAMPLES, "seed": 5, "temperature": 1, "max_completion_tokens": 400, "logit_bias": closing_bias()});
     let whole = post(world.addr, "/v1/chat/completions", &call).ok();
     let texts: Vec<String> = (0..SAMPLES)
         .map(|index| {

@@ -1,4 +1,4 @@
-//! Endpoints around generation: readiness, models, information, shutdown.
+//! Tests of the endpoints for readiness, models, server information and metrics, and of the shutdown.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
     );
 }
 
-/// Fails at its first step.
+/// An executor that panics at its first step.
 struct Mortal;
 
 impl Executor for Mortal {
@@ -76,17 +76,17 @@ pub fn mortal_world() -> (World, TempDir, Sender<()>) {
         rebuild_attempts: 1,
         ..EngineConfig::default()
     };
-    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("parts");
     let (fail, failing) = crossbeam_channel::bounded(0);
     let is_first = AtomicBool::new(true);
     parts.executor = Arc::new(move || {
         if is_first.swap(false, Ordering::SeqCst) {
             return Ok(Box::new(Mortal) as Box<dyn Executor>);
         }
-        let () = failing.recv().expect("the test says when");
+        let () = failing.recv().expect("a message");
         Err(LoadError::Device("there is no device".to_owned()))
     });
-    let engine = Engine::start_with(config, parts).expect("it starts once");
+    let engine = Engine::start_with(config, parts).expect("an engine");
     world.state.slot().fill(engine);
     (world, model, fail)
 }
@@ -95,7 +95,7 @@ pub fn mortal_world() -> (World, TempDir, Sender<()>) {
 pub fn kill(world: &World) {
     let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
     assert_eq!(post(world.addr, "/generate", &call).status, 503);
-    wait_until("it is rebuilt", || get(world.addr, "/ready").status == 503);
+    wait_until("a rebuild runs", || get(world.addr, "/ready").status == 503);
 }
 
 /// A supervisor that restarts a process after a failed liveness probe would end the rebuild that repairs it.
@@ -105,8 +105,8 @@ fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
     assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
     kill(&world);
     assert_eq!(get(world.addr, "/health").ok()["status"], "rebuilding");
-    fail.send(()).expect("it is being rebuilt");
-    wait_until("it gives up", || get(world.addr, "/health").status == 503);
+    fail.send(()).expect("a rebuild");
+    wait_until("rebuild fails", || get(world.addr, "/health").status == 503);
     let over = get(world.addr, "/ready");
     assert!(
         over.status == 503 && over.body.contains("is not rebuilt"),
@@ -167,7 +167,7 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
         format!(r#"sglang:http_responses_total{{{route},status_code="503",method="GET"}}"#);
     assert!(has(&labels), "{}", page.body);
     assert!(!page.body.contains("some-name"), "{}", page.body);
-    // The recorder is the whole binary's: other tests may be requesting a model.
+    // All tests share one recorder, and other tests may be requesting a model.
     let labels = format!(r#"sglang:http_requests_active{{{route},method="GET"}} 0"#);
     wait_until("no client requests a model", || {
         let page = get(world.addr, "/metrics").body;
@@ -176,7 +176,7 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
 }
 
 #[test]
-fn a_stopping_server_is_not_ready_and_finishes_what_runs() {
+fn a_stopping_server_is_not_ready_and_finishes_running_requests() {
     let mut world = World::with(|_, server| server.shutdown_deadline_s = 60);
     let sampling = json!({"max_new_tokens": 2000, "ignore_eos": true, "temperature": 0});
     let call = json!({"text": "a", "sampling_params": sampling, "stream": true});
@@ -202,7 +202,7 @@ fn a_stopping_server_is_not_ready_and_finishes_what_runs() {
 }
 
 #[test]
-fn what_outlasts_the_deadline_is_cut_short_with_an_end() {
+fn requests_that_outlast_the_deadline_are_aborted_with_an_end() {
     let mut world = World::with(|_, server| server.shutdown_deadline_s = 0);
     let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
     let call = json!({"text": "a", "sampling_params": sampling, "stream": true});
@@ -215,7 +215,7 @@ fn what_outlasts_the_deadline_is_cut_short_with_an_end() {
 }
 
 #[test]
-fn a_host_mounts_two_servers_beside_routes_of_its_own() {
+fn a_host_mounts_two_servers_and_its_own_routes() {
     let state = |reason: &str| {
         let slot = EngineSlot::default();
         slot.fail(reason);

@@ -94,7 +94,7 @@ fn a_chat_has_the_tokens_of_its_prompt() {
 }
 
 #[test]
-fn what_cannot_be_encoded_or_decoded_is_refused_by_its_field() {
+fn invalid_calls_are_refused_by_their_field() {
     let world = World::scripted_with(&[], |_, server| server.max_batch_requests = 2);
     let messages = json!([{"role": "user", "content": "x"}]);
     for (body, param, part) in [
@@ -159,10 +159,10 @@ fn what_cannot_be_encoded_or_decoded_is_refused_by_its_field() {
 }
 
 #[test]
-fn large_texts_wait_for_each_other_and_nobody_else_waits() {
+fn large_texts_wait_for_each_other_and_delay_no_other_request() {
     let world = World::new();
     let body = json!({"prompt": "some words of a long text. ".repeat(100_000)});
-    // With one more, the departing request could take the room of another.
+    // With one text more, the request that disconnects could take the place of another one.
     let large: Vec<_> = (0..7)
         .map(|_| open(world.addr, "/tokenize", &body))
         .collect();

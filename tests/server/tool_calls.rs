@@ -1,4 +1,4 @@
-//! Tool calls in every API: in the models' real formats, within the requested number, and never partial.
+//! Tests of tool calls in every API: in the models' real formats, within the requested number, and never partial.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn of_chat(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The same for a whole response, all of whose calls must be complete.
+/// Name and arguments of the completed calls of a whole response.
 fn of_response(answer: &Value) -> Vec<(String, String)> {
     let items = list(&answer["output"]).iter();
     items
@@ -116,7 +116,7 @@ fn streamed_chat(world: &World, body: Value) -> (Vec<(String, String)>, String, 
 }
 
 #[test]
-fn a_fenced_object_that_names_a_tool_is_a_call_on_all_doors() {
+fn a_fenced_object_that_names_a_tool_is_a_call_in_every_api() {
     let line = format!("I look it up.\n\n{}", fenced("weather", LISBON));
     let world = World::scripted(&[("Lisbon", &line)]);
     let called = vec![("weather".to_owned(), LISBON.to_owned())];
@@ -167,7 +167,7 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
 }
 
 /// The text of all messages of a response.
-fn said(answer: &Value) -> String {
+fn text_of(answer: &Value) -> String {
     let items = list(&answer["output"]).iter();
     items
         .map(|item| text(&item["content"][0]["text"]))
@@ -192,7 +192,7 @@ fn a_call_that_is_no_json_is_text_and_never_a_call() {
 
     let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
     assert_eq!(of_response(&answer), none);
-    assert_eq!(said(&answer), line);
+    assert_eq!(text_of(&answer), line);
     let events = responses::events(world.addr, response("Lisbon?", json!({})));
     responses::check_order(&events);
     let last = &events.last().expect("events")["response"];
@@ -216,7 +216,7 @@ fn tireless() -> World {
 }
 
 #[test]
-fn a_named_tool_is_called_once_on_all_doors() {
+fn a_named_tool_is_called_once_in_every_api() {
     let world = tireless();
     let function = json!({"type": "function", "function": {"name": "weather"}});
     for parallel in [json!(null), json!(true), json!(false)] {
@@ -247,7 +247,7 @@ fn a_named_tool_is_called_once_on_all_doors() {
 }
 
 #[test]
-fn required_calls_have_a_bound_on_all_doors() {
+fn required_calls_have_a_bound_in_every_api() {
     let world = tireless();
     let required = json!({"tool_choice": "required"});
     let answer = post(world.addr, CHAT, &chat("again", required.clone())).ok();
@@ -273,10 +273,10 @@ fn required_calls_have_a_bound_on_all_doors() {
     world.wait_until_whole();
 }
 
-/// Models end their answer after a line break: a grammar that took that for the beginning of a next call would keep them
-/// calling.
+/// Models end their answer after a line break: a grammar that took that for the beginning of another call would keep
+/// them calling.
 #[test]
-fn a_line_break_after_a_required_call_is_no_promise_of_another() {
+fn a_line_break_after_a_required_call_does_not_force_another() {
     let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
     let world = World::scripted(&[("once", &format!("{one}\n"))]);
     let required = json!({"tool_choice": "required"});
@@ -287,7 +287,7 @@ fn a_line_break_after_a_required_call_is_no_promise_of_another() {
 }
 
 #[test]
-fn a_call_that_is_cut_is_never_told_as_a_whole_one() {
+fn a_truncated_call_is_never_sent_as_a_complete_one() {
     let arguments = r#"{"city": "Lisbon", "days": 3}"#;
     let lines = [call("weather", arguments), fenced("weather", arguments)];
     let world = World::scripted(&[("plainly", &lines[0]), ("fenced", &lines[1])]);
@@ -347,19 +347,19 @@ fn check_cut_response(world: &World, cue: &str, most: u64, place: &str) {
         .filter(is_done)
         .map(|event| text(&event["arguments"]))
         .collect();
-    let told: Vec<String> = of_response(answer)
+    let completed: Vec<String> = of_response(answer)
         .into_iter()
         .map(|(_, arguments)| arguments)
         .collect();
-    assert_eq!(done, told, "{place}");
-    for arguments in told {
+    assert_eq!(done, completed, "{place}");
+    for arguments in completed {
         serde_json::from_str::<Value>(&arguments).expect("whole calls only");
     }
 }
 
 /// Half of a command is another command.
 #[test]
-fn the_input_of_a_custom_tool_is_told_whole_or_not_at_all() {
+fn the_input_of_a_custom_tool_is_sent_whole_or_not_at_all() {
     let line = call("shell", r#"{"input": "rm -rf /tmp/x"}"#);
     let world = World::scripted(&[("tidy", &line)]);
     let body = |most: u64| json!({"input": "tidy", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": most});
@@ -370,11 +370,11 @@ fn the_input_of_a_custom_tool_is_told_whole_or_not_at_all() {
         for event in responses::events(world.addr, body(most)) {
             let item = &event["item"];
             let is_whole = item["status"] == "completed";
-            let said = [&event["delta"], &event["input"], &item["input"]];
-            for said in said.into_iter().filter_map(Value::as_str) {
+            let sent = [&event["delta"], &event["input"], &item["input"]];
+            for sent in sent.into_iter().filter_map(Value::as_str) {
                 let is_of_text = event["type"] == "response.output_text.delta";
                 assert!(
-                    said.is_empty() || is_whole || is_of_text || said.ends_with("/tmp/x"),
+                    sent.is_empty() || is_whole || is_of_text || sent.ends_with("/tmp/x"),
                     "{event}"
                 );
             }
@@ -383,9 +383,9 @@ fn the_input_of_a_custom_tool_is_told_whole_or_not_at_all() {
     world.wait_until_whole();
 }
 
-/// The grammar of a constant opens the output with all of it, so the next request finds prompt and constant in the cache.
+/// The grammar of a constant forces the whole output, so the next request finds prompt and constant in the cache.
 #[test]
-fn tokens_that_a_grammar_opens_an_output_with_are_not_cached_tokens_of_the_prompt() {
+fn forced_tokens_of_a_grammar_do_not_count_as_cached_prompt_tokens() {
     let world = World::new();
     let schema = json!({"const": "one two three four five six seven"});
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
@@ -401,7 +401,7 @@ fn tokens_that_a_grammar_opens_an_output_with_are_not_cached_tokens_of_the_promp
 }
 
 #[test]
-fn no_more_of_a_prompt_is_cached_than_it_has() {
+fn cached_tokens_never_exceed_the_prompt() {
     let world = tireless();
     let function = json!({"type": "function", "function": {"name": "weather"}});
     let body = chat("again", json!({"tool_choice": function}));

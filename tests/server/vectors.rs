@@ -24,7 +24,7 @@ fn greedy(max_new_tokens: u32) -> Value {
 }
 
 #[test]
-fn embeddings_of_tokens_are_continued_as_the_tokens() {
+fn embeddings_of_tokens_get_the_same_output_as_the_tokens() {
     let world = World::new();
     let prompts: [&[u32]; 2] = [&[10, 11, 12, 13, 200], &[42]];
     let ids = json!({"input_ids": prompts, "sampling_params": greedy(9), "return_logprob": true});
@@ -51,7 +51,7 @@ fn embeddings_of_tokens_are_continued_as_the_tokens() {
     assert_eq!(got["output_ids"], expected[0]["output_ids"]);
     block_on(async {
         let client = Client::connect_to(world.addr, "/v1/ws/generate", None).await;
-        let mut client = client.expect("the server takes it");
+        let mut client = client.expect("a connection");
         let mut call = one.clone();
         call["op"] = "generate".into();
         client.send(call).await;
@@ -88,13 +88,13 @@ fn check_refused(world: &World, fields: Value, param: &str, part: &str) {
 }
 
 #[test]
-fn vectors_that_cannot_be_read_are_refused_by_their_place() {
+fn invalid_vectors_are_refused_by_their_place() {
     let world = World::with(|engine, _| engine.context_length = Some(64));
     let vector = || vec![0.5; WIDTH];
     let table = [
         (
             json!([[0.5, 1.0]]),
-            "input_embeds[0] has 2 values, the model's vectors have 64",
+            "input_embeds[0] has 2 values, must have 64, as the model's vectors",
         ),
         (
             json!([vector(), vec![1.0; WIDTH + 3]]),

@@ -1,4 +1,4 @@
-//! Requests that generate nothing, and requests with waiting or running limits.
+//! Tests of warm-up requests, which generate nothing, and of waiting and running timeouts.
 
 use serde_json::{Value, json};
 

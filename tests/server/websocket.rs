@@ -94,7 +94,7 @@ fn ends_early(world: &World) {
     world.wait_until_whole();
     assert!(
         world.stats().steps < u64::from(ENDLESS),
-        "it ran to its end"
+        "the request ran to its end"
     );
 }
 
@@ -131,7 +131,7 @@ fn requests_share_a_connection_and_answer_as_over_http() {
                 let addr = world.addr;
                 move || crate::http::post(addr, "/generate", &call).ok()
             });
-            let whole = whole.await.expect("it answers");
+            let whole = whole.await.expect("an answer");
             assert_eq!(whole["text"], texts[rid]);
             assert_eq!(whole["output_ids"], json!(tokens[rid]));
         }
@@ -166,7 +166,7 @@ fn an_abort_ends_one_request_and_leaves_the_others() {
 }
 
 #[test]
-fn an_abort_right_behind_its_request_is_not_lost() {
+fn an_abort_right_after_its_request_is_not_lost() {
     let world = World::new();
     block_on(async {
         let mut client = Client::connect(world.addr).await;
@@ -181,7 +181,7 @@ fn an_abort_right_behind_its_request_is_not_lost() {
 }
 
 #[test]
-fn a_client_that_disappears_takes_its_requests_with_it() {
+fn a_client_that_disappears_cancels_its_requests() {
     let world = World::new();
     block_on(async {
         let mut client = Client::connect(world.addr).await;
@@ -326,7 +326,7 @@ fn handshakes_are_refused_before_the_upgrade() {
     ) {
         Err(Error::Http(response)) => response.status().as_u16(),
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("it connects"),
+        Ok(_) => panic!("the connection was not refused"),
     };
     let loading = World::without_engine(ServerConfig::default());
     assert_eq!(refused(loading.addr, None), 503);
@@ -350,7 +350,7 @@ fn handshakes_are_refused_before_the_upgrade() {
 }
 
 #[test]
-fn the_server_ends_the_connection_behind_the_closing_handshake() {
+fn the_server_ends_the_connection_after_the_closing_handshake() {
     let world = World::new();
     let mut stream = crate::http::connect(world.addr);
     write!(
@@ -365,9 +365,9 @@ fn the_server_ends_the_connection_behind_the_closing_handshake() {
     while line != "\r\n" {
         line.clear();
         let read = reader.read_line(&mut line);
-        assert!(read.expect("the server answers") > 0, "it refuses");
+        assert!(read.expect("the server answers") > 0, "the server refuses");
     }
-    // A close with code 1000, masked with zeros. The client ends nothing itself.
+    // A close with code 1000, masked with zeros. The client keeps its side open.
     stream
         .write_all(&[0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8])
         .expect("the server reads");

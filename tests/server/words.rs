@@ -1,4 +1,4 @@
-//! A prompt that is too long: the error has the words that each API's clients look for, and the true number of tokens.
+//! Tests of the errors for prompts that are too long: the words that each API's clients look for, and the token count.
 
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -17,12 +17,12 @@ fn user(text: &str) -> Value {
 /// The tokens of a text as a plain prompt.
 fn tokens(world: &World, text: &str) -> usize {
     let engine = world.engine();
-    let encoded = engine.text().expect("there is a tokenizer").encode(text);
-    encoded.expect("it can be encoded").len()
+    let encoded = engine.text().expect("a tokenizer").encode(text);
+    encoded.expect("token ids").len()
 }
 
 #[track_caller]
-fn told(world: &World, path: &str, body: &Value) -> (Value, String) {
+fn refusal(world: &World, path: &str, body: &Value) -> (Value, String) {
     let answer = post(world.addr, path, body);
     assert_eq!(answer.status, 400, "{path}: {}", answer.body);
     let error = answer.json()["error"].clone();
@@ -32,7 +32,7 @@ fn told(world: &World, path: &str, body: &Value) -> (Value, String) {
 }
 
 #[test]
-fn plain_prompts_are_told_with_their_true_length() {
+fn errors_for_plain_prompts_have_their_true_length() {
     let world = World::scripted(&[]);
     let text = "word, and another word ".repeat(40_000);
     let n = tokens(&world, &text);
@@ -42,18 +42,18 @@ fn plain_prompts_are_told_with_their_true_length() {
          Please reduce the length of the messages."
     );
     let body = json!({"prompt": text});
-    assert_eq!(told(&world, "/v1/completions", &body).1, openai);
+    assert_eq!(refusal(&world, "/v1/completions", &body).1, openai);
     let of_the_list = json!({"prompt": ["a", text]});
-    assert_eq!(told(&world, "/v1/completions", &of_the_list).1, openai);
+    assert_eq!(refusal(&world, "/v1/completions", &of_the_list).1, openai);
     let sglang = format!(
         "the input ({n} tokens) is longer than the model's context length ({LIMIT} tokens): shorten the prompt"
     );
     for stream in [false, true] {
         let body = json!({"text": text, "stream": stream});
-        assert_eq!(told(&world, "/generate", &body).1, sglang);
+        assert_eq!(refusal(&world, "/generate", &body).1, sglang);
     }
     let ids = vec![5; LIMIT + 7];
-    let (_, message) = told(&world, "/v1/completions", &json!({"prompt": ids}));
+    let (_, message) = refusal(&world, "/v1/completions", &json!({"prompt": ids}));
     assert!(
         message.contains(&format!("you requested {} tokens", LIMIT + 7)),
         "{message}"
@@ -62,10 +62,10 @@ fn plain_prompts_are_told_with_their_true_length() {
 }
 
 #[test]
-fn chats_are_told_in_the_words_of_their_api() {
+fn errors_for_chats_have_the_words_of_their_api() {
     let world = World::scripted(&[]);
     let text = "word ".repeat(70_000);
-    let (openai, message) = told(
+    let (openai, message) = refusal(
         &world,
         "/v1/chat/completions",
         &json!({"messages": user(&text)}),
@@ -75,7 +75,7 @@ fn chats_are_told_in_the_words_of_their_api() {
         format!("This model's maximum context length is {LIMIT} tokens. However, you requested 14");
     assert!(message.starts_with(&start), "{message}");
     let body = json!({"model": "m", "max_tokens": 5, "messages": user(&text)});
-    let (_, message) = told(&world, "/v1/messages", &body);
+    let (_, message) = refusal(&world, "/v1/messages", &body);
     let counted: Vec<&str> = message.split(' ').collect();
     let [
         "prompt",
@@ -94,19 +94,19 @@ fn chats_are_told_in_the_words_of_their_api() {
     assert_eq!(limit, LIMIT.to_string());
     let tokens: usize = tokens.parse().expect("a number");
     assert!((140_000..140_200).contains(&tokens), "{message}");
-    let (_, message) = told(&world, "/v1/messages/count_tokens", &body);
+    let (_, message) = refusal(&world, "/v1/messages/count_tokens", &body);
     assert!(message.starts_with("prompt is too long: "), "{message}");
     let body = json!({"input": text});
     let expected = "Your input exceeds the context window of this model. This model's maximum context length is ";
     for path in ["/v1/responses", "/v1/responses/input_tokens"] {
-        let (_, message) = told(&world, path, &body);
+        let (_, message) = refusal(&world, path, &body);
         assert!(message.starts_with(expected), "{message}");
     }
     world.wait_until_whole();
 }
 
 #[test]
-fn a_response_that_is_streamed_begins_and_fails() {
+fn a_streamed_response_begins_and_then_fails() {
     let world = World::scripted(&[]);
     let body = json!({"input": "word ".repeat(70_000), "stream": true});
     let mut events = stream(world.addr, "/v1/responses", &body);
@@ -140,11 +140,11 @@ fn a_response_that_is_streamed_begins_and_fails() {
 }
 
 #[test]
-fn the_websocket_of_generate_has_its_words() {
+fn the_websocket_of_generate_has_the_words_of_generate() {
     let world = World::scripted(&[]);
     block_on(async {
         let connecting = Client::connect_to(world.addr, "/v1/ws/generate", None);
-        let mut client = connecting.await.expect("it opens");
+        let mut client = connecting.await.expect("a connection");
         let text = "word ".repeat(70_000);
         client
             .send(json!({"op": "generate", "rid": "a", "text": text}))

@@ -1,4 +1,4 @@
-//! A server with a separate engine, torn down at the end of a test.
+//! A server with its own engine for one test, stopped when it is dropped.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -79,7 +79,7 @@ impl World {
         Self::scripted_with(lines, |_, _| ())
     }
 
-    /// As [`Self::scripted`], with engine and server configured by the test.
+    /// Like [`Self::scripted`], with engine and server configured by the test.
     pub fn scripted_with(
         lines: &[Line<'_>],
         configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
@@ -144,9 +144,9 @@ impl World {
     /// Waits until no request is in flight and every page is free or cached.
     #[track_caller]
     pub fn wait_until_whole(&self) {
-        self.wait_until("the pool is whole", |stats| stats.is_idle_and_whole());
+        self.wait_until("no page is in use", |stats| stats.is_idle_and_whole());
         let engine = self.engine();
-        wait_until("no request is inside", || engine.requests_inside() == 0);
+        wait_until("no request is active", || engine.requests_inside() == 0);
     }
 
     #[track_caller]
@@ -165,7 +165,7 @@ impl World {
         thread
             .join()
             .expect("the server does not panic")
-            .expect("its sockets work");
+            .expect("no I/O error");
     }
 }
 
@@ -177,7 +177,7 @@ impl Drop for World {
             if !std::thread::panicking() {
                 ended
                     .expect("the server does not panic")
-                    .expect("its sockets work");
+                    .expect("no I/O error");
             }
         }
     }
@@ -204,7 +204,7 @@ pub fn recorder() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         PrometheusBuilder::new()
             .install_recorder()
-            .expect("it is the only recorder")
+            .expect("the only recorder")
     })
 }
 

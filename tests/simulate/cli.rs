@@ -1,4 +1,4 @@
-//! The command as its users see it.
+//! `souffleur simulate` as its users see it: tables, JSON, plots and errors.
 
 use std::process::{Command, Output};
 
@@ -25,7 +25,7 @@ fn stdout(args: &[&str]) -> String {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    String::from_utf8(output.stdout).expect("it is text")
+    String::from_utf8(output.stdout).expect("stdout is UTF-8")
 }
 
 fn json(args: &[&str]) -> serde_json::Value {
@@ -88,7 +88,7 @@ fn a_replay_evicts_as_it_is_configured() {
     };
     let (lru, slru) = (counts(&["lru"]), counts(&["slru"]));
     assert_ne!(lru, slru);
-    // Every node was used once: all are protected, and the oldest goes.
+    // With this threshold all nodes are protected, and the oldest is evicted, as with LRU.
     let config = "--radix-eviction-policy-config";
     let all_protected = counts(&["slru", config, "{\"protected_threshold\": 1}"]);
     assert_eq!(all_protected, lru);
@@ -97,7 +97,7 @@ fn a_replay_evicts_as_it_is_configured() {
 }
 
 #[test]
-fn a_page_of_a_replay_may_be_a_block_and_larger() {
+fn pages_of_a_replay_may_be_as_large_as_a_block_or_larger() {
     let trace = mooncake();
     let hits = |page: &[&str]| {
         let first = [&trace, "--prompts-only", "--max-requests", "400"];
@@ -199,7 +199,7 @@ fn sizes_of_the_disk_are_compared() {
         assert_eq!(run["finished"], 80);
         let sum = ["memory_hit_rate", "disk_hit_rate"].map(|rate| run[rate].as_f64());
         let sum: f64 = sum.into_iter().flatten().sum();
-        let all = run["hit_rate"].as_f64().expect("it is a number");
+        let all = run["hit_rate"].as_f64().expect("a rate is a number");
         assert!((sum - all).abs() < 1e-9);
     }
     assert!(run(2)["disk_hit_rate"].as_f64() > Some(0.0));
@@ -218,16 +218,16 @@ fn sizes_of_the_disk_are_compared() {
 }
 
 fn check_plot(file: &std::path::Path, parts: &[&str]) {
-    let svg = std::fs::read_to_string(file).expect("it was written");
+    let svg = std::fs::read_to_string(file).expect("the plot was written");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    assert!(!svg.contains("href"), "it needs nothing else");
+    assert!(!svg.contains("href"), "the plot refers to other files");
     for part in parts {
         assert!(svg.contains(part), "{part} is not in the plot");
     }
 }
 
 #[test]
-fn what_cannot_be_simulated_is_one_line() {
+fn invalid_simulations_give_one_line() {
     let trace = mooncake();
     let cases: [(&[&str], i32, &str); 13] = [
         (&["/nonexistent"], 1, "/nonexistent"),

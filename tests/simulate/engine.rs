@@ -1,4 +1,4 @@
-//! The states in virtual time: invariants under any load, and known results of small ones.
+//! The engine's states in virtual time: invariants under any load, and known results of small loads.
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::engine::{Simulation, simulate};
@@ -18,9 +18,9 @@ fn run(
     ignore_eos: bool,
     trace: &Trace,
 ) -> Outcome {
-    let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
-    let shape = shape::load("llama-3.1-8b").expect("it is compiled in");
-    let model = model_info(config, &shape, &hardware, 1, kv_tokens).expect("it fits");
+    let hardware = Hardware::load("h100-sxm").expect("the hardware is compiled in");
+    let shape = shape::load("llama-3.1-8b").expect("the shape is compiled in");
+    let model = model_info(config, &shape, &hardware, 1, kv_tokens).expect("the model fits");
     let roofline = Roofline::new(&hardware, &shape, storage(config, &shape), 1);
     let simulation = Simulation {
         config,
@@ -29,7 +29,7 @@ fn run(
         store: None,
         ignore_eos,
     };
-    let outcome = simulate(&simulation, trace).expect("it runs to its end");
+    let outcome = simulate(&simulation, trace).expect("the simulation completes");
     assert!(outcome.stats.is_idle_and_whole(), "{:?}", outcome.stats);
     outcome
 }
@@ -48,16 +48,16 @@ fn load(requests: usize, rate: f64) -> SyntheticLoad {
     }
 }
 
-fn made(load: &SyntheticLoad) -> Trace {
-    load.trace().expect("the load is sane")
+fn built(load: &SyntheticLoad) -> Trace {
+    load.trace().expect("the load is valid")
 }
 
-/// Seconds that the H100 takes for 8.03e9 weights: two bytes each at 85 % of 3,350 GB/s.
+/// Seconds of a decode on the H100: 150 µs, and all weights but the embedding, two bytes each at 85 % of 3,350 GB/s.
 const DECODE_S: f64 = 150e-6 + (8.03e9 - 0.525e9) * 2.0 / (3350e9 * 0.85);
 
 #[test]
 fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
-    let outcome = run(&EngineConfig::default(), None, true, &made(&load(1, 1.0)));
+    let outcome = run(&EngineConfig::default(), None, true, &built(&load(1, 1.0)));
     let request = outcome.requests[0];
     assert_eq!(
         (request.output_tokens, request.end),
@@ -76,7 +76,7 @@ fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
 #[test]
 fn every_request_ends_with_all_its_tokens_whatever_the_load() {
     for (rate, kv_tokens) in [(5.0, None), (1000.0, None), (1000.0, Some(20_000))] {
-        let trace = made(&SyntheticLoad {
+        let trace = built(&SyntheticLoad {
             input_tokens: Lengths::Uniform(1, 4000),
             output_tokens: Lengths::Uniform(1, 200),
             ..load(400, rate)
@@ -110,20 +110,20 @@ fn shared_prefixes_are_computed_once() {
         shared_fraction: 1.0,
         ..load(200, 20.0)
     };
-    let outcome = run(&EngineConfig::default(), None, true, &made(&shared));
+    let outcome = run(&EngineConfig::default(), None, true, &built(&shared));
     assert_eq!(outcome.stats.cached_tokens, 196 * 3000);
     let off = EngineConfig {
         disable_radix_cache: true,
         ..EngineConfig::default()
     };
-    let without = run(&off, None, true, &made(&shared));
+    let without = run(&off, None, true, &built(&shared));
     assert_eq!(without.stats.cached_tokens, 0);
     assert!(without.busy_s > outcome.busy_s);
 }
 
 #[test]
 fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
-    let trace = made(&SyntheticLoad {
+    let trace = built(&SyntheticLoad {
         arrivals: Arrivals::Burst,
         output_tokens: Lengths::Fixed(800),
         ..load(60, 1.0)
@@ -136,18 +136,18 @@ fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
     };
     let guessed = run(&config, Some(30_000), false, &trace);
     assert!(guessed.stats.retractions > 0);
-    let told: u64 = guessed
+    let counted: u64 = guessed
         .requests
         .iter()
         .map(|request| u64::from(request.retractions))
         .sum();
-    assert_eq!(told, guessed.stats.retractions);
+    assert_eq!(counted, guessed.stats.retractions);
     assert_eq!(guessed.ended(RequestFate::Finished).count(), 60);
 }
 
 #[test]
-fn closed_doors_delay_and_prompts_that_cannot_fit_are_refused() {
-    let trace = made(&SyntheticLoad {
+fn a_full_queue_delays_requests_and_prompts_that_cannot_fit_are_refused() {
+    let trace = built(&SyntheticLoad {
         arrivals: Arrivals::Burst,
         ..load(100, 1.0)
     });

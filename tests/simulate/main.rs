@@ -1,4 +1,4 @@
-//! The simulator: the reference curve, the states in virtual time, the KV store, traces that cannot be read.
+//! The simulator: the reference curve, the engine's states in virtual time, the KV store, and traces.
 
 mod cli;
 mod engine;

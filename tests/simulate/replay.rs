@@ -1,4 +1,4 @@
-//! Prompts alone: the reference curve of Mooncake's synthetic trace, computed with SGLang's own tree.
+//! Replays of prompts only: hit rates of Mooncake's synthetic trace equal those of SGLang's own tree.
 
 use souffleur::simulate::replay::{ReplayCache, Replayed, replay_prompts};
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -8,7 +8,7 @@ use crate::{azure, mooncake};
 
 fn cache(blocks: Option<usize>, page_tokens: u32) -> ReplayCache {
     ReplayCache {
-        page_size: PageSize::new(page_tokens).expect("it is positive"),
+        page_size: PageSize::new(page_tokens).expect("the page size is positive"),
         eviction: EvictionPolicy::default(),
         kv_tokens: blocks.map(|blocks| blocks * 512),
     }
@@ -30,7 +30,7 @@ fn the_synthetic_trace_hits_as_often_and_evicts_as_many_nodes_as_the_reference()
         (None, 0.65043, 0),
     ];
     for (blocks, hit_rate, evicted_nodes) in reference {
-        let replayed = replay_prompts(&trace, cache(blocks, 512)).expect("the cache is sane");
+        let replayed = replay_prompts(&trace, cache(blocks, 512)).expect("the cache is valid");
         let rounded = (replayed.hit_rate() * 1e5).round() / 1e5;
         assert_eq!(
             (rounded, replayed.evicted_nodes),
@@ -44,8 +44,8 @@ fn the_synthetic_trace_hits_as_often_and_evicts_as_many_nodes_as_the_reference()
 #[test]
 fn prompts_longer_than_the_cache_miss_and_leave_it_as_it_is() {
     let trace = mooncake(Some(40));
-    let whole = replay_prompts(&trace, cache(None, 512)).expect("the cache is sane");
-    let tiny = replay_prompts(&trace, cache(Some(20), 512)).expect("the cache is sane");
+    let whole = replay_prompts(&trace, cache(None, 512)).expect("the cache is valid");
+    let tiny = replay_prompts(&trace, cache(Some(20), 512)).expect("the cache is valid");
     let too_long = trace
         .requests
         .iter()
@@ -67,7 +67,7 @@ fn smaller_pages_hit_at_least_as_much() {
     let trace = mooncake(Some(300));
     let hits = |page| {
         replay_prompts(&trace, cache(None, page))
-            .expect("the cache is sane")
+            .expect("the cache is valid")
             .hit_tokens
     };
     assert!(hits(16) >= hits(512));
@@ -75,8 +75,8 @@ fn smaller_pages_hit_at_least_as_much() {
 }
 
 #[test]
-fn prompts_of_which_nothing_is_known_share_nothing() {
+fn prompts_without_known_contents_share_nothing() {
     let replayed: Replayed =
-        replay_prompts(&azure(Some(500)), cache(None, 16)).expect("the cache is sane");
+        replay_prompts(&azure(Some(500)), cache(None, 16)).expect("the cache is valid");
     assert_eq!((replayed.prompts, replayed.hit_tokens), (500, 0));
 }

@@ -1,4 +1,4 @@
-//! Traces as files: both formats, and the errors for files in neither.
+//! Trace files: both formats, and the errors for files in neither.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn line(fields: &str) -> String {
 }
 
 #[test]
-fn the_fixtures_are_what_their_authors_counted() {
+fn the_fixtures_have_the_published_counts() {
     let trace = mooncake(None);
     assert_eq!(
         (trace.requests.len(), trace.output_tokens()),
@@ -44,7 +44,7 @@ fn the_fixtures_are_what_their_authors_counted() {
 fn times_are_read_with_and_without_fraction_and_zone_and_put_in_order() {
     let csv = "\u{feff}ContextTokens, TIMESTAMP ,GeneratedTokens\n\
                7,2024-05-10 00:00:02+00:00,3\n5,2024-05-10 00:00:00.5000000,0\n0,2024-05-10 00:00:00,4\n9,2024-05-10 00:00:01.009930+00:00,1\n";
-    let trace = parsed(csv).expect("it is a trace");
+    let trace = parsed(csv).expect("the text is a trace");
     let lengths: Vec<_> = trace
         .requests
         .iter()
@@ -65,7 +65,7 @@ fn a_zone_counts_with_and_without_a_fraction() {
     let csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
                2024-05-10 02:00:00.5+02:00,1,1\n2024-05-09T18:30:01-0530,2,1\n2024-05-10 00:00:02.25Z,3,1\n\
                2024-05-09 21:00:03.125-03,4,1\n2024-05-10 00:00:04 UTC,5,1\n";
-    let trace = parsed(csv).expect("it is a trace");
+    let trace = parsed(csv).expect("the text is a trace");
     let arrivals: Vec<_> = trace
         .requests
         .iter()
@@ -82,9 +82,9 @@ fn a_zone_counts_with_and_without_a_fraction() {
 }
 
 #[test]
-fn what_programs_put_around_a_trace_changes_nothing() {
+fn byte_order_marks_white_space_and_line_ends_change_nothing() {
     let line = "{\"timestamp\": 7.0, \"input_length\": 513.0, \"output_length\": 2, \"hash_ids\": [4, -9]}";
-    let plain = parsed(line).expect("it is a trace");
+    let plain = parsed(line).expect("the text is a trace");
     assert_eq!((plain.prompt_tokens(), plain.n_blocks), (513, 2));
     for around in [
         format!("\u{feff}{line}\r\n"),
@@ -96,7 +96,7 @@ fn what_programs_put_around_a_trace_changes_nothing() {
     }
     let row = "2024-05-10 00:00:00,7,3";
     let header = "TIMESTAMP,ContextTokens,GeneratedTokens";
-    let plain = parsed(&format!("{header}\n{row}")).expect("it is a trace");
+    let plain = parsed(&format!("{header}\n{row}")).expect("the text is a trace");
     for around in [
         format!("\n{header}\r\n\r\n{row}\r\n"),
         format!("\u{feff}\n{header}\n{row},\n"),
@@ -107,12 +107,12 @@ fn what_programs_put_around_a_trace_changes_nothing() {
     }
     for end in ["\n", "\r\n", "\r"] {
         let error = parsed(&[end, end, line, end, "oops", end].concat());
-        let error = error.expect_err("it is no object");
+        let error = error.expect_err("line 4 is not an object");
         assert!(error.starts_with("t, line 4: "), "{end:?}: {error}");
     }
 }
 
-/// The texts are refused with an error that begins so.
+/// Checks that each text is refused with an error that begins as expected.
 fn check_refused<const N: usize>(cases: [(String, &str); N]) {
     for (text, expected) in cases {
         let error = parsed(&text).expect_err(expected);
@@ -139,7 +139,7 @@ fn files_in_neither_format_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named_with_line_field_and_value() {
+fn errors_name_the_line_field_and_value() {
     let good = "\"timestamp\": 1, \"output_length\": 2";
     check_refused([
         (
@@ -204,7 +204,7 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
 }
 
 #[test]
-fn what_cannot_be_used_of_a_table_is_named_with_line_column_and_value() {
+fn errors_of_tables_name_the_line_column_and_value() {
     check_refused([
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5+99:00,12,1\n".into(),
@@ -224,7 +224,7 @@ fn what_cannot_be_used_of_a_table_is_named_with_line_column_and_value() {
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n".into(),
-            "t: holds no request",
+            "t: has no requests",
         ),
         (
             format!(
@@ -237,15 +237,14 @@ fn what_cannot_be_used_of_a_table_is_named_with_line_column_and_value() {
 }
 
 #[test]
-fn files_that_are_not_there_or_break_off_are_errors() {
+fn missing_and_truncated_files_are_errors() {
     assert!(read_trace(Path::new("no-such-file"), None).is_err());
-    let whole =
-        std::fs::read(fixture("mooncake_synthetic.jsonl.gz")).expect("the fixture is there");
+    let whole = std::fs::read(fixture("mooncake_synthetic.jsonl.gz")).expect("the fixture exists");
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.write_all(&whole[..whole.len() / 2])
-        .expect("it is written");
+        .expect("the file is written");
     let error = read_trace(file.path(), None)
-        .expect_err("half of it is missing")
+        .expect_err("half of the file is missing")
         .to_string();
     assert!(error.contains(": line cannot be read: "), "{error}");
 }

@@ -1,26 +1,26 @@
-//! Thousands of requests that arrive, share prefixes, are stopped, cancelled, timed out, preempted and retracted, while
-//! plans are open and steps in flight, in pools that are too small for them.
+//! Chaos tests of the scheduler: thousands of requests share prefixes, stop, are cancelled, time out, are preempted and
+//! retracted, while plans are open and steps are in flight, in pools too small for them.
 //!
 //! [`crate::scheduler_world`] asserts the invariants of every plan: the counters add up, and every request gets exactly
 //! one end and its own tokens. Every 64 plans, and at the end, it compares whole sets: no page is lost or held twice,
-//! the tree is sound, the queue has the order of a naive model. [`crate::scheduler_waits`] bounds the waits.
+//! the tree is sound, the queue has the order that a naive model computes. [`crate::scheduler_waits`] bounds the waits.
 //!
 //! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long; `SOUFFLEUR_CHAOS_SEED` selects other runs.
 
 use crate::chaos_load::{Chaos, Seen};
 use crate::chaos_table::{Mix, table};
 
-/// Requests of a run of the table.
+/// Requests in each run of the table.
 const N_REQUESTS: usize = 1_000;
-/// Requests of the one long run for each page size.
+/// Requests in the long run of each page size.
 const N_REQUESTS_LONG: usize = 10_000;
 
 fn from_environment(name: &str, default: usize) -> usize {
     let value = std::env::var(name).ok();
-    value.map_or(default, |value| value.parse().expect("it is a number"))
+    value.map_or(default, |value| value.parse().expect("a number"))
 }
 
-#[allow(clippy::print_stdout)] // names a failed run; with --nocapture, each run's situations
+#[allow(clippy::print_stdout)] // the setup of a failed run; with --nocapture, the counts of every run
 fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
     let seed = from_environment("SOUFFLEUR_CHAOS_SEED", 0) << 16 | number;
     let n_requests = n_requests * from_environment("SOUFFLEUR_CHAOS_SCALE", 1);
@@ -34,7 +34,7 @@ fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
     chaos.seen
 }
 
-/// The runs of the table with this page size, and the situations of all of them.
+/// Runs the rows of the table that have this page size; every situation must occur in them.
 #[allow(clippy::print_stdout)]
 fn run_table(page_size: u32) {
     let runs = table().into_iter().enumerate();
@@ -51,7 +51,7 @@ fn run_table(page_size: u32) {
         let least = if what == "retractions" { 10 } else { 1 };
         assert!(
             n >= least,
-            "{n} {what} in the runs with pages of {page_size}"
+            "{n} {what} in the runs with pages of {page_size}, expected at least {least}"
         );
     }
 }
@@ -62,22 +62,22 @@ fn run_long(mix: Mix) {
 }
 
 #[test]
-fn chaos_of_the_table_keeps_every_promise_with_pages_of_1() {
+fn chaos_table_keeps_every_promise_with_pages_of_1() {
     run_table(1);
 }
 
 #[test]
-fn chaos_of_the_table_keeps_every_promise_with_pages_of_4() {
+fn chaos_table_keeps_every_promise_with_pages_of_4() {
     run_table(4);
 }
 
 #[test]
-fn chaos_of_the_table_keeps_every_promise_with_pages_of_16() {
+fn chaos_table_keeps_every_promise_with_pages_of_16() {
     run_table(16);
 }
 
 #[test]
-fn chaos_of_the_table_keeps_every_promise_with_pages_of_64() {
+fn chaos_table_keeps_every_promise_with_pages_of_64() {
     run_table(64);
 }
 

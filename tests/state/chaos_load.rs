@@ -1,4 +1,4 @@
-//! The events of an engine in the chaos: arrivals, and events between any two legs of any plan.
+//! Random events for the chaos tests: arrivals, and events between any two legs of a plan.
 
 use souffleur_request::RequestTimeouts;
 use souffleur_state::cache::eviction::EvictionPolicy;
@@ -17,10 +17,10 @@ const N_FAMILIES: usize = 8;
 const FAMILY_TOKENS: usize = 240;
 /// Requests that a conversation may continue.
 const RECENT: usize = 40;
-/// Plans between two looks at whole sets.
+/// Plans between two comparisons of whole sets.
 const SETS_EVERY: usize = 64;
 
-/// SplitMix64: the same chaos at every run, on every machine.
+/// SplitMix64: the same sequence at every run, on every machine.
 pub struct Random(u64);
 
 impl Random {
@@ -52,7 +52,7 @@ impl Random {
     }
 }
 
-/// The situations of a run.
+/// How often each situation occurred in a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub retractions: usize,
@@ -82,7 +82,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// By name, so that a test can say which one is missing.
+    /// The counts with their names, so that a test can report which situation is missing.
     pub fn all(&self) -> [(&'static str, usize); 22] {
         [
             ("retractions", self.retractions),
@@ -101,12 +101,12 @@ impl Seen {
             ("policy swaps", self.swaps),
             ("pins", self.pins),
             ("closed sets", self.closed),
-            ("chunks that went on", self.resumed),
+            ("resumed chunks", self.resumed),
             ("orders by priority or retraction", self.by_class),
             ("orders by arrival", self.by_arrival),
             ("orders by output", self.by_output),
             (
-                "orders by arrival for want of a look at the cache",
+                "orders by arrival because the cache was not probed",
                 self.by_fallback,
             ),
             ("starts for which there was room", self.by_room),
@@ -119,8 +119,8 @@ pub struct Chaos {
     pub seen: Seen,
     swaps: bool,
     fails: bool,
-    /// Short prompts with long outputs, most of which are not reserved: they outgrow the pool.
-    talks: bool,
+    /// Prompts are short and outputs long; little memory is reserved for outputs, so they outgrow the pool.
+    long_outputs: bool,
     families: Vec<Vec<u32>>,
     random: Random,
 }
@@ -128,8 +128,8 @@ pub struct Chaos {
 impl Chaos {
     pub fn new(mix: Mix, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let talks = random.percent(50);
-        let mut setup = setup(mix, talks, &mut random);
+        let long_outputs = random.percent(50);
+        let mut setup = setup(mix, long_outputs, &mut random);
         setup.states = states(&setup, seed);
         setup.windows = windows(&setup, seed);
         let family = |random: &mut Random| -> Vec<u32> {
@@ -141,21 +141,21 @@ impl Chaos {
             seen: Seen::default(),
             swaps: random.percent(50),
             fails: random.percent(40),
-            talks,
+            long_outputs,
             families: (0..N_FAMILIES).map(|_| family(&mut random)).collect(),
             random,
         }
     }
 
-    /// Waves of requests, some of them closed: no request arrives until all have ended.
+    /// Runs waves of requests; after some of them, no request arrives until all have ended.
     pub fn run(&mut self, n_requests: usize) {
         while self.world.lives.len() < n_requests {
-            let waves = if self.talks { 10..60 } else { 10..160 };
+            let waves = if self.long_outputs { 10..60 } else { 10..160 };
             let left = n_requests - self.world.lives.len();
             let wave = self.random.within(waves).min(left);
             self.arrive(wave);
             // An idle engine resets its estimate of outputs, and overcommits again.
-            if self.random.percent(if self.talks { 80 } else { 50 }) {
+            if self.random.percent(if self.long_outputs { 80 } else { 50 }) {
                 self.close();
             }
         }
@@ -166,7 +166,7 @@ impl Chaos {
 
     fn take_counters(&mut self) {
         let stats = self.world.stats();
-        // After a failed step everything is retracted: that is not for want of memory.
+        // A failed step retracts all requests, although memory suffices.
         if !self.world.has_failures {
             self.seen.retractions += stats.retractions as usize;
         }
@@ -208,9 +208,9 @@ impl Chaos {
     }
 
     fn turn(&mut self) {
-        let mut goes_on = false;
+        let mut has_advanced = false;
         while self.world.advance() {
-            goes_on = true;
+            has_advanced = true;
             if self.random.percent(3) {
                 self.interfere();
             }
@@ -224,7 +224,7 @@ impl Chaos {
         if self.random.percent(20) {
             self.world.pass(0.25);
         }
-        let is_stuck = !goes_on && !has_ended && !self.world.advance();
+        let is_stuck = !has_advanced && !has_ended && !self.world.advance();
         assert!(
             !is_stuck || self.world.is_idle(),
             "{:?}",
@@ -257,7 +257,7 @@ impl Chaos {
         }
     }
 
-    /// Aborts a request in a random stage, so that all stages get their share.
+    /// Aborts a request in a random stage; each stage is equally likely.
     fn abort(&mut self) {
         let stages = [
             Stage::Waiting,
@@ -266,9 +266,9 @@ impl Chaos {
             Stage::Ending,
         ];
         let stage = stages[self.random.below(stages.len())];
-        let mut there = self.world.alive();
-        there.retain(|number| self.world.watch.stage(*number) == stage);
-        let Some(number) = self.random.pick(&there) else {
+        let mut in_stage = self.world.alive();
+        in_stage.retain(|number| self.world.watch.stage(*number) == stage);
+        let Some(number) = self.random.pick(&in_stage) else {
             return;
         };
         match stage {
@@ -285,9 +285,9 @@ impl Chaos {
     }
 
     fn stop(&mut self) {
-        let mut talking = self.world.alive();
-        talking.retain(|number| !self.world.lives[*number].delivered.is_empty());
-        if let Some(number) = self.random.pick(&talking) {
+        let mut decoding = self.world.alive();
+        decoding.retain(|number| !self.world.lives[*number].delivered.is_empty());
+        if let Some(number) = self.random.pick(&decoding) {
             let kept = self.random.below(self.world.lives[number].delivered.len()) + 1;
             self.world.stop_found(number, kept);
             self.seen.stopped += 1;
@@ -333,7 +333,7 @@ impl Chaos {
         }
     }
 
-    /// Half of the pool, so that two of the longest fit together.
+    /// Half of the pool, so that two of the longest prompts fit together.
     fn longest_prompt(&self) -> usize {
         let setup = &self.world.setup;
         (setup.n_pages * setup.page_size) as usize / 2
@@ -345,7 +345,7 @@ impl Chaos {
         let shared = match random.below(4) {
             0 => 0,
             1 => random.below(40),
-            _ if self.talks => random.below(60),
+            _ if self.long_outputs => random.below(60),
             _ => random.below(FAMILY_TOKENS),
         };
         let family = random.below(N_FAMILIES);
@@ -355,14 +355,14 @@ impl Chaos {
         self.continue_earlier(&mut prompt);
         prompt.truncate(self.longest_prompt());
         let random = &mut self.random;
-        let ignore_eos = random.percent(if self.talks { 5 } else { 20 });
+        let ignore_eos = random.percent(if self.long_outputs { 5 } else { 20 });
         let waiting_s = random.percent(8).then(|| random.within(1..80) as f64 / 4.0);
         let running_s = random.percent(6).then(|| random.within(1..60) as f64 / 4.0);
         Ask {
             bypasses_cache: random.percent(3),
             max_new_tokens: match random.below(10) {
                 0 => 0,
-                1..8 if !self.talks => random.within(1..24),
+                1..8 if !self.long_outputs => random.within(1..24),
                 _ => random.within(24..100),
             },
             ignore_eos,
@@ -382,7 +382,7 @@ impl Chaos {
         }
     }
 
-    /// Every eighth request has one; none consumes the load's random numbers.
+    /// Every eighth request has a grammar; grammars consume none of the load's random numbers.
     fn grammar(&self) -> Option<HashedGrammar> {
         let number = self.world.lives.len();
         let opening: Vec<u32> = (0..number as u32 / 8 % 6).map(|token| token + 7).collect();
@@ -395,7 +395,7 @@ impl Chaos {
         })
     }
 
-    /// A further turn of a conversation: prompt and output of an earlier request come first.
+    /// Turns the prompt into a further turn of a conversation: an earlier request's prompt and output come first.
     fn continue_earlier(&mut self, prompt: &mut Vec<u32>) {
         let n = self.world.lives.len();
         if n == 0 || !self.random.percent(15) {
@@ -409,7 +409,7 @@ impl Chaos {
     }
 }
 
-/// Every second run is of a model whose layers keep states, some with hardly more than the rows need.
+/// Every second run has a model whose layers keep states; some runs have hardly more state slots than rows.
 fn states(setup: &Setup, seed: u64) -> Option<StateLimits> {
     let rows = setup.n_rows as usize;
     let total_slots = [rows + 1, 3 * rows, rows + 4][seed as usize / 2 % 3];
@@ -420,8 +420,8 @@ fn states(setup: &Setup, seed: u64) -> Option<StateLimits> {
     })
 }
 
-/// Every second one of the others with chunks is of a model whose layers have windows, some with hardly more pages than
-/// one sequence needs.
+/// Half of the other runs with chunks have a model with sliding windows; some of them have hardly more window pages
+/// than one sequence needs.
 fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
     let page = setup.page_size as usize;
     let chunk = setup.chunk_tokens.filter(|_| seed % 4 == 1)?;
@@ -434,7 +434,7 @@ fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
     })
 }
 
-/// Two thirds of the prompts have some; they consume no random numbers.
+/// Two thirds of the prompts have anchors, which consume no random numbers.
 fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
     let len = prompt.len() as u32;
     match number % 3 {
@@ -444,8 +444,8 @@ fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
     }
 }
 
-/// A pool for a few requests, whose outputs are hardly reserved.
-fn setup(mix: Mix, talks: bool, random: &mut Random) -> Setup {
+/// A pool for a few requests, which reserves little memory for their outputs.
+fn setup(mix: Mix, long_outputs: bool, random: &mut Random) -> Setup {
     let n_pages = match mix.page_size {
         64 => random.within(14..32),
         page_size => random.within(400..1000) / page_size as usize,
@@ -464,7 +464,7 @@ fn setup(mix: Mix, talks: bool, random: &mut Random) -> Setup {
     Setup {
         page_size: mix.page_size,
         n_pages: n_pages as u32,
-        n_rows: random.within(if talks { 12..24 } else { 5..15 }) as u32,
+        n_rows: random.within(if long_outputs { 12..24 } else { 5..15 }) as u32,
         chunk_tokens: mix.chunk_tokens,
         prefix_wait: mix.prefix_wait,
         has_radix_cache: mix.eviction.is_some(),

@@ -1,4 +1,4 @@
-//! The table of chaos runs: every pair of values of any two factors comes together in one of them.
+//! The table of chaos runs: any two values of any two factors occur together in at least one run (pairwise testing).
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::chaos_load::Random;
 pub const PAGE_SIZES: [u32; 4] = [1, 4, 16, 64];
 const CHUNKS: [Option<usize>; 3] = [None, Some(32), Some(256)];
 const N_FACTORS: usize = 8;
-/// Runs by chance, after those of each scheduling policy with each cache.
+/// Random runs, after one run of each scheduling policy with each cache.
 const N_OTHERS: usize = 12;
 const CACHE: usize = 1;
 const MIXED: usize = 3;
@@ -39,7 +39,7 @@ fn evictions() -> Vec<Option<&'static str>> {
     EvictionPolicy::names().map(Some).chain([None]).collect()
 }
 
-/// Runs of the table.
+/// The number of runs in the table.
 pub fn n_runs() -> usize {
     policies().len() * evictions().len() + N_OTHERS
 }
@@ -58,7 +58,7 @@ fn n_values() -> [usize; N_FACTORS] {
 }
 
 type Row = [usize; N_FACTORS];
-/// Two factors, the first one the smaller, and a value of each.
+/// Two factors, the smaller index first, each with a value.
 type Pair = [(usize, usize); 2];
 
 /// Mixed batches need chunks.
@@ -83,8 +83,7 @@ fn pairs_of(row: &Row) -> impl Iterator<Item = Pair> + '_ {
     (0..N_FACTORS).flat_map(move |a| (a + 1..N_FACTORS).map(move |b| [(a, row[a]), (b, row[b])]))
 }
 
-/// One row for each policy with each cache, whose other values bring the most pairs that are still missing; then rows by
-/// chance.
+/// One row for each policy with each cache, whose other values cover the most missing pairs; then random rows.
 fn rows() -> Vec<Row> {
     let mut random = Random::new(1);
     let mut missing = all_pairs();
@@ -144,7 +143,7 @@ pub fn table() -> Vec<Mix> {
 }
 
 #[test]
-fn chaos_table_brings_every_two_values_together() {
+fn chaos_table_covers_every_pair_of_values() {
     let rows = rows();
     let covered: HashSet<Pair> = rows.iter().flat_map(pairs_of).collect();
     let missing: Vec<Pair> = all_pairs().difference(&covered).copied().collect();

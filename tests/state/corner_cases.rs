@@ -1,4 +1,4 @@
-//! Situations that failed in other engines, one test each, and the examples of the design's sources.
+//! The prefix cache in situations that failed in other engines, one test each, and in published examples.
 
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::EvictionPolicy;
@@ -63,7 +63,7 @@ fn peek_neither_touches_nor_splits_nor_locks() {
 }
 
 #[test]
-fn prompt_computed_in_chunks_beside_a_cached_copy_frees_its_duplicates_once() {
+fn prompt_computed_in_chunks_while_a_copy_is_cached_frees_its_duplicates_once() {
     let mut memory = Memory::new(4, "lru", 16);
     let prompt = numbers(0..10);
     let mut held = Held {
@@ -276,7 +276,7 @@ fn match_of_all_but_the_last_token_leaves_one_to_compute() {
 }
 
 #[test]
-fn eviction_takes_whole_nodes_and_goes_on_with_parents_that_became_leaves() {
+fn eviction_takes_whole_nodes_and_continues_with_parents_that_became_leaves() {
     for policy in EvictionPolicy::names() {
         let mut memory = Memory::new(4, policy, 32);
         let base = numbers(0..8);
@@ -340,7 +340,7 @@ fn clear_returns_everything_that_no_lock_protects() {
 }
 
 #[test]
-fn lock_on_nothing_may_be_dropped_and_given_back() {
+fn lock_of_an_empty_prefix_may_be_dropped_or_unlocked() {
     let mut memory = Memory::new(4, "lru", 8);
     let locked = memory
         .tree

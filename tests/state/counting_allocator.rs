@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Returns how many allocations `run` makes on this thread.
+/// Returns the result of `run` and the number of allocations that it made on this thread.
 pub fn allocations_of<T>(run: impl FnOnce() -> T) -> (T, u64) {
     let before = ALLOCATIONS.get();
     let result = run();

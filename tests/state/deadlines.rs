@@ -1,4 +1,4 @@
-//! Requests with limits on waiting and running, in virtual time.
+//! Tests of the waiting and running timeouts of requests, in virtual time.
 
 use proptest::prelude::*;
 use souffleur_base::error::RequestError;
@@ -32,7 +32,7 @@ fn limited(prompt: Vec<u32>, waiting_s: Option<f64>, running_s: Option<f64>) -> 
 fn assert_timeout(world: &World, number: usize, expected: &RequestError, text: &str) {
     let failure = world.lives[number].failure();
     assert_eq!(failure, Some(expected));
-    let failure = failure.expect("it failed");
+    let failure = failure.expect("the request must have failed");
     assert!(failure.to_string().contains(text), "{failure}");
     assert_eq!((failure.code(), failure.status()), ("timeout", 503));
 }
@@ -112,7 +112,7 @@ fn a_retracted_request_is_running_and_not_waiting() {
         world.submit(Ask {
             max_new_tokens: 30,
             ignore_eos: false,
-            ..limited(prompts.next().expect("one is long"), Some(1.0), Some(50.0))
+            ..limited(prompts.next().expect("a prompt"), Some(1.0), Some(50.0))
         });
     }
     for _ in 0..4 {
@@ -120,11 +120,11 @@ fn a_retracted_request_is_running_and_not_waiting() {
     }
     world.pass(0.5);
     while !(0..2).any(|number| world.is_retracted(number)) {
-        assert!(world.turn(), "somebody is retracted");
+        assert!(world.turn(), "no request was retracted");
     }
     world.pass(10.0);
     let retracted = (0..2).find(|number| world.is_retracted(*number));
-    let retracted = retracted.expect("it still waits for memory");
+    let retracted = retracted.expect("the retracted request must still wait for memory");
     world.pass(40.0);
     assert_timeout(
         &world,
@@ -169,9 +169,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Expiry between any two legs of a plan, with retractions: one end each, and nothing is lost.
+/// Requests expire between any two legs of a plan, some of them retracted: each ends once, and nothing leaks.
 #[test]
-fn expiry_at_any_moment_ends_once_and_leaks_nothing() {
+fn requests_that_expire_at_any_moment_end_once_and_leak_nothing() {
     let ops = prop::collection::vec(op(), 1..80);
     for (page_size, chunk_tokens) in [(1, None), (4, Some(8))] {
         let run = |ops: Vec<Op>| {

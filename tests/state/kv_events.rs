@@ -1,5 +1,5 @@
-//! KV events: a reader that applies them in order knows the blocks of tokens in the tree after each plan, for any plans
-//! and after any number of full resends.
+//! Tests of KV events: a reader that applies them in order knows the token blocks in the tree after each plan, also
+//! after any number of full resends.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,21 @@ use crate::Memory;
 use crate::chaos_load::{Chaos, Random};
 use crate::chaos_table::{n_runs, table};
 
-/// Requests of a run of the chaos.
+/// Requests in each chaos run.
 const N_REQUESTS: usize = 200;
-/// Lists of changes between two comparisons of everything, in a run of the chaos.
+/// Lists of changes between two full comparisons in a chaos run.
 const COMPARED_EVERY: usize = 16;
 
-/// A reader of events, with a naive account of the nodes that they come from.
+/// A reader of KV events, and a naive copy of the cache's nodes to compare it with.
 pub struct Account {
     block_size: usize,
     mirror: BlockMirror,
     events: EventBatches,
     changes: Vec<CacheChange>,
     nodes: HashMap<u32, (Above, Vec<u32>)>,
-    /// The reader's knowledge, by the ids of blocks.
+    /// The blocks that the reader knows, by id.
     known: HashMap<i64, Block>,
-    /// Lists of changes that were not empty.
+    /// The number of non-empty lists of changes.
     pub heard: usize,
     pub removed: usize,
     pub cleared: usize,
@@ -57,7 +57,7 @@ impl Account {
         }
     }
 
-    /// Applies the cache's changes, and at times compares everything.
+    /// Applies the cache's changes, and sometimes compares everything.
     pub fn hear(&mut self, cache: &mut RadixTree) {
         cache.take_changes(&mut self.changes);
         if self.changes.is_empty() {
@@ -87,14 +87,14 @@ impl Account {
                 assert!(before.is_none(), "node {node} is stored twice");
             }
             CacheChange::Split { upper, lower, at } => {
-                let (above, tokens) = self.nodes.remove(&lower).expect("it was told");
+                let (above, tokens) = self.nodes.remove(&lower).expect("a stored node");
                 let (first, second) = tokens.split_at(at);
                 self.nodes.insert(upper, (above, first.to_vec()));
                 self.nodes
                     .insert(lower, (Above::Node(upper), second.to_vec()));
             }
             CacheChange::Removed { node } => {
-                assert!(self.nodes.remove(&node).is_some(), "{node} was never told");
+                assert!(self.nodes.remove(&node).is_some(), "{node} was not stored");
             }
             CacheChange::Cleared => self.nodes.clear(),
         }
@@ -163,7 +163,7 @@ impl Account {
         assert_eq!(self.mirror.n_blocks(), self.known.len());
     }
 
-    /// As [`compare`](Self::compare), for a tree whose layers keep no states or windows.
+    /// Like [`compare`](Self::compare), for a tree whose layers keep no states or windows.
     fn compare_plain(&self, cache: &RadixTree) {
         self.compare(cache);
         if cache.has_more_to_tell() {
@@ -198,7 +198,7 @@ impl Account {
     }
 }
 
-/// Keys of few tokens that share much.
+/// A random key over two tokens, so that keys share long prefixes.
 fn key(random: &mut Random) -> Vec<u32> {
     let len = random.within(1..50);
     (0..len).map(|_| random.below(2) as u32).collect()
@@ -255,7 +255,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
 }
 
 #[test]
-fn the_blocks_of_a_tree_are_known_after_whatever_happens_to_it() {
+fn the_reader_knows_the_blocks_of_a_tree_after_any_operation() {
     for (page_size, block_size) in [(1, 1), (1, 4), (1, 16), (4, 4), (4, 16), (2, 6)] {
         for seed in 0..3 {
             run_tree(page_size, block_size, seed);
@@ -264,7 +264,7 @@ fn the_blocks_of_a_tree_are_known_after_whatever_happens_to_it() {
 }
 
 #[test]
-fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
+fn the_reader_knows_the_blocks_of_a_tree_after_every_plan_of_the_chaos() {
     let (mut windows, mut states, mut cleared) = (0, 0, 0);
     let runs = table().into_iter().enumerate();
     let cached = runs.filter(|(_, mix)| mix.eviction.is_some());
@@ -280,16 +280,16 @@ fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
         assert_eq!(account.heard, 0);
         chaos.run(N_REQUESTS);
         let world = &mut chaos.world;
-        let account = world.account.as_mut().expect("it is kept");
+        let account = world.account.as_mut().expect("an account");
         account.hear(&mut world.states.cache);
         account.compare(&world.states.cache);
-        assert!(account.heard > 20, "{} of run {number}", account.heard);
+        assert!(account.heard > 20, "run {number}: {} lists", account.heard);
         cleared += account.cleared - 1;
     }
     assert!(windows > 0 && states > 0 && cleared > 0);
 }
 
-/// Without walking the whole tree, which is large.
+/// Inserts without the integrity check, which walks the whole (large) tree.
 fn insert(memory: &mut Memory, tokens: &[u32]) {
     let pages = memory.alloc(tokens.len());
     let inserted = memory.tree.insert(Insert {
@@ -304,9 +304,9 @@ fn insert(memory: &mut Memory, tokens: &[u32]) {
     memory.pool.free(inserted.rest);
 }
 
-/// More nodes than one resend includes.
+/// The tree has more nodes than one part of a full resend.
 #[test]
-fn a_tree_that_grows_and_shrinks_while_it_is_told_again_is_told_as_it_is() {
+fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks() {
     for seed in 0..3 {
         let mut random = Random::new(seed);
         let mut memory = Memory::new(1, "lru", 60_000);

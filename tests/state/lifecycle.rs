@@ -1,4 +1,4 @@
-//! Random lives of sequences over pool and cache, with every page accounted for and its content known.
+//! Random lifecycles of sequences over pool and cache: every page has one owner, and every sequence reads its own KV.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,7 +23,7 @@ const POOL_PAGES: u32 = 40;
 const NO_CACHE: &str = "none";
 
 #[test]
-fn no_life_of_a_sequence_leaks_doubles_or_overwrites_a_page() {
+fn no_sequence_leaks_shares_or_overwrites_a_page() {
     for policy in EvictionPolicy::names().chain([NO_CACHE]) {
         for page_size in [1, 4, 16, 64] {
             let outcome =
@@ -97,7 +97,7 @@ struct Engine {
     page_size: PageSize,
     pool: PagePool,
     cache: RadixTree,
-    /// The content of each slot: a digest of the namespace and all tokens up to its own.
+    /// The content of each slot: a digest of the namespace and of all tokens up to and including the slot's.
     kv: HashMap<usize, u64>,
     running: Vec<Sequence>,
     ledger: Arc<PoolLedger>,
@@ -162,7 +162,7 @@ impl Engine {
         }
         let mut sequence = self.running.swap_remove(which % self.running.len());
         let is_prefilled = sequence.committed >= sequence.prompt_tokens;
-        let goes_on = match *event {
+        let continues = match *event {
             Event::Prefill { tokens, .. } => is_prefilled || self.prefill(&mut sequence, tokens),
             Event::Decode {
                 token, extra_pages, ..
@@ -174,7 +174,7 @@ impl Engine {
             }
             _ => false,
         };
-        if goes_on {
+        if continues {
             self.running.push(sequence)
         } else {
             self.release(sequence)
@@ -204,7 +204,7 @@ impl Engine {
         });
     }
 
-    /// Computes a chunk and publishes it; false when memory does not suffice.
+    /// Computes a chunk and publishes it; returns false when memory does not suffice.
     fn prefill(&mut self, sequence: &mut Sequence, tokens: usize) -> bool {
         let end = sequence.prompt_tokens.min(sequence.committed + tokens);
         if !self.grow(sequence, self.page_size.pages_for(end)) {
@@ -279,7 +279,7 @@ impl Engine {
         self.cache.unlock(sequence.lock);
     }
 
-    /// Every page has exactly one owner, and every sequence reads the KV of its own tokens.
+    /// Checks that every page has exactly one owner, and every sequence reads the KV of its own tokens.
     fn check(&self) {
         assert_eq!(self.cache.check_integrity(), Ok(()));
         let mut owned: Vec<PageId> = self.pool.iter().collect();

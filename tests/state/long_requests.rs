@@ -1,10 +1,10 @@
-//! The log of long requests, in virtual time.
+//! Tests of the log of long-running requests, in virtual time.
 
 use crate::scheduler_world::{Ask, Setup, World};
 
 const EVERY_S: f64 = 30.0;
 
-/// The phases and tokens of the requests that are logged between two moments, and the number of others.
+/// The phase and tokens of each request logged between two moments, and the number of requests left out.
 fn logged(world: &World, since_s: f64, now_s: f64) -> (Vec<(&'static str, usize, usize)>, usize) {
     let scheduler = &world.states.scheduler;
     let (shown, others) = scheduler.long_requests((since_s, now_s), EVERY_S);
@@ -20,7 +20,7 @@ fn logged(world: &World, since_s: f64, now_s: f64) -> (Vec<(&'static str, usize,
 }
 
 #[test]
-fn a_request_is_logged_each_time_it_is_as_much_older_with_how_far_it_is() {
+fn a_request_is_logged_with_its_progress_once_in_each_period() {
     let mut world = World::new(Setup {
         n_rows: 1,
         n_pages: 600,

@@ -1,4 +1,4 @@
-//! The pure core: tree, pools, page ownership, eviction policies.
+//! Tests of the engine's state without actors: prefix cache, pools, scheduler, storage tiers.
 
 mod chaos;
 mod chaos_load;
@@ -85,7 +85,7 @@ impl Memory {
             .expect("the test's pool is large enough")
     }
 
-    /// Inserts `tokens` with new pages and returns how many tokens were there already.
+    /// Inserts `tokens` with new pages and returns how many of them were already cached.
     fn insert_in(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let pages = self.alloc(tokens.len());
         let inserted = self.tree.insert(Insert {
@@ -118,7 +118,7 @@ impl Memory {
         self.tree.peek(&Namespace::default(), tokens)
     }
 
-    /// Evicts, frees the pages and returns how many tokens went.
+    /// Evicts at least `tokens` if possible, frees their pages and returns the number of evicted tokens.
     fn evict(&mut self, tokens: usize) -> usize {
         let evicted = self.tree.evict(tokens);
         let n_tokens = evicted.n_tokens();
@@ -128,7 +128,7 @@ impl Memory {
         n_tokens
     }
 
-    /// Publishes the first `n_tokens` of a sequence that starts with nothing cached.
+    /// Publishes `tokens` of a sequence that has these holdings.
     fn checkpoint(&mut self, tokens: &[u32], prompt_tokens: usize, held: Held) -> Checkpointed {
         let done = self.tree.checkpoint(Checkpoint {
             namespace: &Namespace::default(),
@@ -149,7 +149,7 @@ impl Memory {
         done
     }
 
-    /// Publishes a whole sequence that starts with nothing cached, and releases it.
+    /// Publishes a whole sequence that uses no cached prefix, and releases it.
     fn run_request(&mut self, tokens: &[u32], prompt_tokens: usize) {
         let held = Held {
             private: self.alloc(tokens.len()),
@@ -170,7 +170,7 @@ impl Memory {
         assert_eq!(self.tree.check_integrity(), Ok(()));
     }
 
-    /// Nothing is locked: every page is either free or cached.
+    /// Asserts that nothing is locked and every page is either free or cached.
     fn assert_idle(&self) {
         let n_cached = self.page_size.full_pages(self.tree.total_size());
         assert_eq!(self.pool.free_pages() + n_cached, self.pool.total_pages());
@@ -179,7 +179,7 @@ impl Memory {
     }
 }
 
-/// The holdings of a sequence before a checkpoint.
+/// The pages and the lock that a sequence holds before a checkpoint.
 #[derive(Default)]
 struct Held {
     private: Pages,
@@ -198,7 +198,7 @@ fn deterministic_runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Runs code that must panic in debug builds and be counted in others.
+/// Whether `run` panics.
 fn panics(run: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }

@@ -1,4 +1,4 @@
-//! The allocations of the tree, and the memory that it keeps.
+//! Tests of the tree's allocations and of the memory that it retains.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use souffleur_state::cache::radix_tree::Insert;
 use crate::Memory;
 use crate::counting_allocator::{allocations_of, live_bytes};
 
-/// Keys of 64 nodes, one below the other, each of 16 tokens.
+/// A path of 64 nodes of 16 tokens each, and its key.
 fn deep_tree(page_size: u32) -> (Memory, Vec<u32>) {
     let mut memory = Memory::new(page_size, "lru", 4_096);
     let key: Vec<u32> = (0..1_024).collect();
@@ -85,7 +85,7 @@ fn insert_owned(memory: &mut Memory, owner: &Arc<[u32]>, n_tokens: usize) {
 }
 
 #[test]
-fn long_prompt_is_kept_as_it_is_unless_that_would_keep_much_that_is_not_cached() {
+fn long_prompt_is_not_copied_unless_much_of_it_is_not_cached() {
     let mut memory = Memory::new(1, "lru", 100_000);
     let prompt: Arc<[u32]> = (0..10_000).collect();
     insert_owned(&mut memory, &prompt, 9_000);
@@ -94,7 +94,7 @@ fn long_prompt_is_kept_as_it_is_unless_that_would_keep_much_that_is_not_cached()
     assert_eq!(
         Arc::strong_count(&prompt),
         2,
-        "a tenth does not keep the whole"
+        "a node of a tenth of the prompt does not retain the prompt"
     );
     assert_eq!(memory.peek(&prompt), 10_000);
 
@@ -103,7 +103,7 @@ fn long_prompt_is_kept_as_it_is_unless_that_would_keep_much_that_is_not_cached()
     assert_eq!(
         Arc::strong_count(&other),
         1,
-        "a fifth would be kept for nothing"
+        "a fifth of the prompt is not cached, so it is copied"
     );
 
     memory.matched(&prompt[..600]);
@@ -113,7 +113,7 @@ fn long_prompt_is_kept_as_it_is_unless_that_would_keep_much_that_is_not_cached()
     assert_eq!(
         Arc::strong_count(&longer),
         2,
-        "what stands before the edge is little"
+        "few tokens precede the new node, so the prompt is not copied"
     );
     assert_eq!(memory.peek(&longer), longer.len());
 
@@ -141,8 +141,8 @@ fn cached_tokens_cost_at_most_ten_bytes_each_after_many_splits_and_evictions() {
         key.truncate(kept as usize);
         let n_new = 100 + below(700);
         key.extend((0..n_new).map(|_| below(50_000) as u32));
-        let tree_and_free = memory.tree.total_size() + key.len();
-        memory.evict(tree_and_free.saturating_sub(CAPACITY));
+        let needed = memory.tree.total_size() + key.len();
+        memory.evict(needed.saturating_sub(CAPACITY));
         memory.insert(&key);
         key.truncate(8_000);
     }

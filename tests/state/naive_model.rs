@@ -1,4 +1,4 @@
-//! Random operations on the tree and on a model that is too simple to be wrong.
+//! Random operations on the radix tree, compared with a naive model.
 
 use std::sync::Arc;
 
@@ -49,12 +49,12 @@ pub fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
 
 /// The reference model of a stateful policy; it identifies nodes by number.
 pub trait ModelPolicy {
-    /// The node enters the cache, or another policy ends.
+    /// Called for a node that enters the cache, and for all nodes when the policy is selected.
     fn enter(&mut self, node: &ModelNode, page_size: usize);
-    /// `upper` was the first part of `lower`.
+    /// A node is split: `lower` keeps its number, and its first part becomes `upper`.
     fn split(&mut self, lower: usize, upper: usize);
     fn hit(&mut self, number: usize);
-    /// Chooses one of the unlocked leaves, which leaves the cache.
+    /// Chooses the unlocked leaf to evict, and returns its number.
     fn evict(&mut self, leaves: &[&ModelNode], page_size: usize) -> usize;
 }
 
@@ -87,7 +87,7 @@ pub struct ModelNode {
     pub hits: i64,
     priority: i64,
     locks: u32,
-    /// The longest key that went through it.
+    /// The length of the longest key inserted through this node.
     history: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Faults of a scheduler, planted in its steps: each breaks one promise of [`crate::scheduler_waits`], and the
-//! same steps without it break none.
+//! Tests that [`crate::scheduler_waits`] finds planted scheduler faults: each fault breaks one promise, and the same
+//! steps without the fault break none.
 
 use std::sync::Arc;
 
@@ -17,20 +17,21 @@ const PROMPT: u32 = 40;
 const CHUNK: u32 = 16;
 const NEW_TOKENS: usize = 3;
 
-/// A row of a step, by the number of its request.
+/// A row of a step; the first number is that of its request.
 #[derive(Clone, Copy)]
-enum Does {
-    /// Starts, with its whole prompt.
+enum Row {
+    /// Starts with its whole prompt.
     Start(usize),
-    /// Starts, or continues, with the chunk that ends there.
+    /// Starts with its first chunk.
     StartChunk(usize),
+    /// Continues with the chunk that ends at this position.
     Chunk(usize, u32),
     Decode(usize),
 }
 
-use Does::{Chunk, Decode, Start, StartChunk};
+use Row::{Chunk, Decode, Start, StartChunk};
 
-impl Does {
+impl Row {
     fn number(self) -> usize {
         match self {
             Start(number) | StartChunk(number) | Chunk(number, _) | Decode(number) => number,
@@ -78,7 +79,7 @@ impl Does {
     }
 }
 
-/// Requests 0, 1 and 2, in this order, of which the last two wait.
+/// A log in which requests 0, 1 and 2 have arrived in this order.
 fn log() -> WaitLog {
     let mut log = WaitLog::new(WaitRules {
         least_chunk: Some(CHUNK as usize),
@@ -93,11 +94,11 @@ fn log() -> WaitLog {
     log
 }
 
-fn step(log: &mut WaitLog, promise: Promise, rows: &[Does]) {
+fn step(log: &mut WaitLog, promise: Promise, rows: &[Row]) {
     step_with(log, promise, rows, Room { rows: 0, tokens: 0 });
 }
 
-fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Does], room: Room) {
+fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Row], room: Room) {
     log.begin_plan(promise, false);
     let plan = StepPlan {
         step: StepId::new(0),
@@ -106,7 +107,7 @@ fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Does], room: Room) {
         rows: rows.iter().map(|row| row.row()).collect(),
         copies: None,
     };
-    let is_start = |row: &&Does| row.start().is_some();
+    let is_start = |row: &&Row| row.start().is_some();
     let starts: Vec<usize> = rows
         .iter()
         .filter(is_start)
@@ -116,8 +117,8 @@ fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Does], room: Room) {
     log.take_step(&plan, &starts, &numbers, room);
 }
 
-/// Steps of first come, first served.
-fn breaks(steps: &[&[Does]]) -> bool {
+/// Whether `steps` break a promise under first come, first served.
+fn breaks(steps: &[&[Row]]) -> bool {
     panics(|| {
         let mut log = log();
         steps
@@ -127,7 +128,7 @@ fn breaks(steps: &[&[Does]]) -> bool {
 }
 
 #[test]
-fn planted_a_queue_that_is_not_sorted_breaks_the_order_that_is_promised() {
+fn planted_unsorted_queue_breaks_the_promised_order() {
     assert!(!breaks(&[&[Start(0), Start(1)], &[Start(2)]]));
     assert!(breaks(&[&[Start(0), Start(2)], &[Start(1)]]));
     assert!(breaks(&[&[Start(1)]]));
@@ -137,13 +138,13 @@ fn planted_a_queue_that_is_not_sorted_breaks_the_order_that_is_promised() {
 }
 
 #[test]
-fn planted_a_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order() {
-    let retracted = |rest: &[&[Does]]| {
+fn planted_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order() {
+    let retracted = |rest: &[&[Row]]| {
         panics(|| {
             let mut log = log();
             step(&mut log, Promise::Nothing, &[Start(1)]);
             log.evacuated(1, false);
-            // Its last token is in flight: this step may be without it.
+            // Its last token is in flight, so this step may leave it out.
             step(&mut log, Promise::Nothing, &[Start(0)]);
             rest.iter()
                 .for_each(|rows| step(&mut log, Promise::Nothing, rows));
@@ -154,7 +155,7 @@ fn planted_a_retracted_request_at_the_back_of_the_queue_breaks_every_policys_ord
 }
 
 #[test]
-fn planted_a_chunk_that_does_not_go_on_breaks_its_promise() {
+fn planted_chunk_that_does_not_continue_breaks_its_promise() {
     let (begin, end) = ([Start(0), StartChunk(1)], [Chunk(1, PROMPT)]);
     let (middle, decode) = ([Chunk(1, 32)], [Decode(0)]);
     assert!(!breaks(&[&begin, &decode, &middle, &decode, &end]));
@@ -163,16 +164,16 @@ fn planted_a_chunk_that_does_not_go_on_breaks_its_promise() {
 }
 
 #[test]
-fn planted_an_engine_that_admits_nobody_breaks_the_bound() {
+fn planted_engine_that_admits_no_request_breaks_the_bound() {
     let decode = [Decode(0)];
     assert!(!breaks(&[&[Start(0)], &decode, &decode, &[Start(1)]]));
     // No request runs any more, but steps continue.
-    let empty: [Does; 0] = [];
+    let empty: [Row; 0] = [];
     assert!(breaks(&[&[Start(0)], &decode, &decode, &empty]));
 }
 
 #[test]
-fn planted_an_engine_that_leaves_room_unused_breaks_its_promise() {
+fn planted_engine_that_leaves_room_unused_breaks_its_promise() {
     let decodes = |tokens| {
         panics(|| {
             let mut log = log();
@@ -203,7 +204,7 @@ impl SchedulePolicy for Newest {
 }
 
 #[test]
-fn planted_a_real_scheduler_with_another_order_breaks_the_one_that_is_promised() {
+fn planted_order_of_a_real_scheduler_breaks_the_promised_order() {
     let run = |policy: Option<Box<dyn SchedulePolicy>>| {
         panics(|| {
             let setup = Setup {

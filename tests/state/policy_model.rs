@@ -1,4 +1,4 @@
-//! A naive model of the queue's order, which checks every plan of every test, and random queues for each policy.
+//! A naive model of the queue's order, which checks the candidates of every plan in the scheduler's tests.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -26,16 +26,16 @@ const MOST_CANDIDATES: usize = 256;
 /// The facts that the order of a queue depends on, gathered while a world runs.
 #[derive(Default)]
 pub struct OrderCheck {
-    /// Prompt tokens prefilled so far, and when each request arrived.
+    /// Prompt tokens prefilled so far; `arrivals` holds their number when each request arrived.
     prefilled: u64,
     arrivals: Vec<u64>,
     /// Requests that were admitted once: if they wait, they were retracted.
     started: HashSet<usize>,
-    /// The probed requests, in their order, and the cached part of each.
+    /// The probed requests, in the order of the probe, with the cached tokens of each.
     probed: Option<Vec<(usize, usize)>>,
-    /// The policy that probed: a swap takes effect at the next plan.
+    /// The policy that asked for the probe; a swap of policies takes effect at the next plan.
     asking: Option<&'static str>,
-    /// The plan repeats another one, whose order it keeps.
+    /// The plan repeats the previous one and keeps its order.
     pub is_again: bool,
     /// The candidates of the last plan.
     last: Vec<usize>,
@@ -73,11 +73,11 @@ impl OrderCheck {
 
     /// Matching adds and removes nothing, so a later peek finds the same match.
     pub fn note_probe(&mut self, cache: &RadixTree, numbers: &[usize], keys: &[ProbeKey]) {
-        let policy = self.asking.expect("a policy asks");
+        let policy = self.asking.expect("no policy asked for the probe");
         let (_, falls_back) = PROBING
             .iter()
             .find(|(name, _)| *name == policy)
-            .expect("it looks at the cache");
+            .expect("the policy does not probe the cache");
         assert!(keys.len() <= MOST_PROBED || !falls_back, "{policy}");
         let matched = keys
             .iter()
@@ -85,7 +85,7 @@ impl OrderCheck {
         self.probed = Some(numbers.iter().copied().zip(matched).collect());
     }
 
-    /// The plan's candidates are the waiting requests, retracted ones first, the others in the order of the policy.
+    /// Checks the plan's candidates: the waiting requests, retracted ones first, the others in the policy's order.
     pub fn check(&mut self, world: &World, plan: &PlanStep) {
         let (probed, asking) = (self.probed.take(), self.asking.take());
         let Some(admit) = &plan.admit else { return };
@@ -125,7 +125,7 @@ impl OrderCheck {
         let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
         let policy = asking.unwrap_or_else(|| world.states.scheduler.policy_name());
         if probed.is_none() {
-            check_unasked(policy, queue.len());
+            check_unprobed(policy, queue.len());
         }
         self.checked += usize::from(queue.len() > 1);
         let asked: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
@@ -157,7 +157,7 @@ impl OrderCheck {
     }
 }
 
-/// The items that both have, in the order of the first.
+/// The items of `a` that are in `b`, in the order of `a`.
 fn common(a: &[usize], b: &[usize]) -> Vec<usize> {
     a.iter().copied().filter(|n| b.contains(n)).collect()
 }
@@ -168,23 +168,23 @@ fn sorted(numbers: &[usize]) -> Vec<usize> {
     sorted
 }
 
-/// The requests are in the order of their priorities.
+/// Checks that the requests are in the order of their priorities.
 fn check_priorities(world: &World, numbers: &[usize]) {
     let rank = |number: &usize| worst_last(world.setup.priority_order(), &world.lives[*number]);
     assert!(numbers.is_sorted_by_key(rank), "{numbers:?}");
 }
 
-/// A policy that looks at the cache asks, unless there is nothing to order or too much.
-fn check_unasked(policy: &str, n: usize) {
+/// Checks that a policy that probes the cache had a reason not to: fewer than two requests wait, or too many.
+fn check_unprobed(policy: &str, n: usize) {
     if let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy) {
         assert!(
             n < 2 || (n > MOST_PROBED && *falls_back),
-            "{policy} did not ask"
+            "{policy} did not probe the cache"
         );
     }
 }
 
-/// Smaller is sooner; no priority comes after every priority.
+/// The sort key of a priority: smaller comes first, and requests without a priority come last.
 pub fn worst_last(order: PriorityOrder, life: &Life) -> (bool, i128) {
     let priority = life.ask.priority;
     match order {
@@ -198,9 +198,9 @@ struct Model<'a, W> {
     lives: &'a [Life],
     waited: W,
     page_size: usize,
-    /// Tokens of each request that the cache held.
+    /// The number of cached tokens of each probed request.
     probed: HashMap<usize, usize>,
-    /// In the order of the probe.
+    /// The probed requests, in the order of the probe.
     asked: Vec<usize>,
 }
 

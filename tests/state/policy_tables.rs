@@ -1,4 +1,4 @@
-//! Orders computed by hand from the description of SGLang's policies.
+//! Tests of the scheduling policies, with orders computed by hand from the description of SGLang's policies.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn lof_takes_the_longest_output_first() {
 }
 
 #[test]
-fn shortest_prefill_first_counts_what_is_not_cached() {
+fn shortest_prefill_first_counts_uncached_tokens() {
     let queue = vec![
         matched(1, 0, false),
         matched(2, 95, true),
@@ -82,7 +82,7 @@ fn shortest_prefill_first_counts_what_is_not_cached() {
 }
 
 #[test]
-fn hrrn_takes_what_waited_longest_for_its_size_and_what_needs_nothing_at_once() {
+fn hrrn_takes_the_highest_response_ratio_first_and_cached_prompts_before_all() {
     let with = |id, cached, is_deprioritised, waited_tokens| Waiting {
         waited_tokens,
         ..matched(id, cached, is_deprioritised)
@@ -128,7 +128,7 @@ fn dfs_weight_enters_the_branch_with_most_requests_and_serves_a_node_after_those
 }
 
 #[test]
-fn random_draws_another_order_each_time_and_the_same_ones_again() {
+fn random_policy_draws_a_reproducible_sequence_of_different_orders() {
     let orders = || {
         let mut policy = schedule_policy("random").expect("random exists");
         let order = |_| {
@@ -148,7 +148,7 @@ fn random_draws_another_order_each_time_and_the_same_ones_again() {
 }
 
 #[test]
-fn an_unknown_policy_is_told_the_known_ones() {
+fn error_for_an_unknown_policy_lists_the_known_ones() {
     let error = schedule_policy("sjf").err().expect("there is no sjf");
     let known = schedule_policy_names().collect::<Vec<_>>().join(", ");
     assert_eq!(error, format!("is \"sjf\", must be one of {known}"));
@@ -162,7 +162,7 @@ fn prompt(family: u32, shared: usize, own: u32, len: usize) -> Vec<u32> {
 }
 
 #[test]
-fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_queue() {
+fn in_batch_rule_compares_hardly_cached_prompts_with_earlier_ones_of_the_queue() {
     let mut memory = Memory::new(1, "lru", 4096);
     let cached = prompt(1, 60, 0, 60);
     memory.run_request(&cached, 60);
@@ -171,12 +171,12 @@ fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_que
     // (prompt, namespace, matched, deprioritised)
     let rows: Vec<(Vec<u32>, &Namespace, usize, bool)> = vec![
         (prompt(2, 50, 1, 70), &plain, 0, false),
-        // 32 tokens shared with the first: enough. 31: not.
+        // Sharing 32 tokens with the first prompt suffices; sharing 31 does not.
         (prompt(2, 32, 2, 70), &plain, 0, true),
         (prompt(2, 31, 3, 70), &plain, 0, false),
-        // Regardless of the tokens after them.
+        // The tokens after the shared ones do not matter.
         (prompt(2, 32, 2, 33), &plain, 0, true),
-        // 33 cached tokens: not compared, and not compared with. 32: both.
+        // With 33 cached tokens a request takes no part in the comparison; with 32 it does.
         (prompt(1, 33, 4, 70), &plain, 33, false),
         (prompt(1, 32, 5, 70), &plain, 32, false),
         (prompt(1, 32, 6, 70), &plain, 32, true),
@@ -305,7 +305,7 @@ fn lpm_and_hrrn_keep_the_order_of_arrival_while_more_than_128_wait() {
 }
 
 #[test]
-fn the_others_match_and_order_all_that_wait() {
+fn other_probing_policies_order_all_waiting_requests() {
     for policy in ["dfs-weight", "shortest-prefill-first"] {
         let order = started(&crowd(policy, 140));
         let shortest_first: Vec<usize> = (1..=140).rev().collect();

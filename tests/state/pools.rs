@@ -1,4 +1,4 @@
-//! Free lists of pages and rows, and the arithmetic between tokens, pages and slots.
+//! Tests of the free lists of pages and rows, and of the arithmetic between tokens, pages and slots.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ fn pages_go_one_by_one_to_their_owners_and_the_rest_counts_as_dropped() {
 
     assert_eq!(panics(|| drop(growth)), cfg!(debug_assertions));
     assert_eq!(ledger.lost_pages(), 2);
-    // The owner of the first page of all counts it in the pool's ledger, too.
+    // `two` was created empty, but its page counts in the pool's ledger, too.
     assert_eq!(panics(|| drop(two)), cfg!(debug_assertions));
     assert_eq!(ledger.lost_pages(), 3);
 

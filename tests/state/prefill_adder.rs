@@ -1,4 +1,4 @@
-//! The admission arithmetic against values computed by hand.
+//! Tests of `PrefillAdder`, the admission arithmetic, against values computed by hand.
 
 use souffleur_state::plan::prefill_adder::Budget::{Continue, NoToken, Other};
 use souffleur_state::plan::prefill_adder::{
@@ -107,7 +107,7 @@ fn admission_reserves_whole_pages_and_one_more() {
 #[test]
 fn step_without_chunks_takes_any_first_request_and_then_up_to_its_input_limit() {
     let available = 100_000;
-    // The limit is 1000. The first is taken at any length; then nothing fits.
+    // The limit is 1000. The first request is taken at any length; then nothing fits.
     let mut long = adder(1, None);
     assert_eq!(long.add(1500, 0, 1, available, true), whole(1500));
     assert_eq!(long.budget(available), Other);
@@ -144,7 +144,7 @@ fn chunk_that_is_used_up_ends_the_step() {
 }
 
 #[test]
-fn continued_chunk_takes_what_memory_leaves_and_all_of_it_when_memory_leaves_none() {
+fn continued_chunk_is_limited_by_free_memory_unless_none_is_free() {
     // 0.5 * 40 = 20 reserved.
     let fresh = || adder_with(1, Some(100), 0.5, &[(40, false)]);
     // rem_total = 200 - 20 = 180: the chunk of 100 is the limit.
@@ -153,17 +153,17 @@ fn continued_chunk_takes_what_memory_leaves_and_all_of_it_when_memory_leaves_non
     assert_eq!(fresh().add_chunked(500, 100, 9, 50), part(130));
     // rem_total <= 0: it continues nevertheless, since only its end frees its memory.
     assert_eq!(fresh().add_chunked(500, 100, 9, 20), part(200));
-    // The rest is shorter than either.
+    // The rest of the prompt is shorter than both limits.
     assert_eq!(fresh().add_chunked(125, 100, 9, 200), whole(125));
 }
 
 #[test]
 fn continued_chunk_reserves_its_output_only_at_its_end() {
     // Continues: 100 + 1 reserved. Ends: 25 + 1 + 9.
-    let mut goes_on = adder(1, Some(100));
-    assert_eq!(goes_on.add_chunked(500, 100, 9, 1000), part(200));
-    assert_eq!(goes_on.budget(1000), Other);
-    assert_eq!(goes_on.budget(101), NoToken);
+    let mut continues = adder(1, Some(100));
+    assert_eq!(continues.add_chunked(500, 100, 9, 1000), part(200));
+    assert_eq!(continues.budget(1000), Other);
+    assert_eq!(continues.budget(101), NoToken);
     let mut ends = adder(1, Some(100));
     assert_eq!(ends.add_chunked(125, 100, 9, 1000), whole(125));
     assert_eq!((ends.budget(35), ends.budget(36)), (NoToken, Continue));
@@ -204,7 +204,7 @@ fn without_a_cache_requests_that_ignore_eos_are_judged_at_each_end() {
     let mut adder = adder_with(1, None, 0.7, &[]);
     assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), whole(10));
     assert_eq!(adder.add_ignoring_eos(10, 0, 20, 121), whole(10));
-    // A chunk bounds it as any other.
+    // The chunk size limits such a request like any other.
     let mut adder = adder_with(4, Some(8), 0.7, &[]);
     assert_eq!(
         adder.add_ignoring_eos(20, 0, 5, 500),
@@ -216,13 +216,13 @@ fn without_a_cache_requests_that_ignore_eos_are_judged_at_each_end() {
 }
 
 #[test]
-fn a_load_that_goes_on_takes_pages_and_the_place_of_the_one_that_is_cut() {
-    // All of it must fit: 100 + 20 + 4 < 125.
+fn a_load_in_rounds_takes_pages_and_the_place_of_the_chunked_request() {
+    // The whole request must fit: 100 + 20 + 4 < 125.
     let mut full = adder(4, Some(32));
     assert_eq!(full.add_round(100, (0, 64), 20, 124), refused(NoToken));
     let mut adder = adder(4, Some(32));
     assert_eq!(adder.add_round(100, (0, 64), 20, 125), part(64));
-    // It takes none of the step's input, but no other request is chunked, and none begins to load in rounds.
+    // The load takes none of the step's input, but no other request may be chunked or loaded in rounds.
     assert_eq!(adder.rem_chunk(), 32);
     assert_eq!(adder.add_round(100, (0, 64), 20, 1000), refused(Other));
     assert_eq!(adder.add(40, 0, 1, 1000, false), refused(Other));

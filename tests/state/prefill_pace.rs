@@ -1,5 +1,5 @@
-//! A long prompt during a stream, on machines whose steps take a known time: the engine's states in virtual time, with
-//! two steps in flight as in the engine.
+//! Tests that a long prefill does not stop a stream: the engine's states in virtual time, with two steps in flight, on
+//! simulated machines whose steps take a known time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use souffleur_state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan
 /// How long steps take, in microseconds.
 #[derive(Clone, Copy)]
 struct Machine {
-    /// A step with any row: the weights are read once, while the first of its rows are multiplied.
+    /// The shortest step with any row: the time to read the weights once.
     step: u64,
-    /// A row with no context.
+    /// One row without context.
     row: u64,
-    /// Tokens of context that double it.
+    /// Tokens of context that double the time of a row.
     doubles_at: u64,
 }
 
-/// Two cores with Qwen3-0.6B's shape, and with Qwen2.5-Coder-1.5B in Q4_K_M.
+/// Two cores: `SMALL` with the shape of Qwen3-0.6B, `REAL` with Qwen2.5-Coder-1.5B in Q4_K_M.
 const SMALL: Machine = Machine {
     step: 45_000,
     row: 3500,
@@ -38,7 +38,7 @@ const REAL: Machine = Machine {
     row: 4900,
     doubles_at: 16_000,
 };
-/// The machine of the report: 34.9 s for 3,529 tokens.
+/// A slow machine from a report: 34.9 s for 3,529 tokens.
 const SLOW: Machine = Machine {
     step: 180_000,
     row: 8900,
@@ -95,12 +95,12 @@ fn setup(step_ms: Option<u32>, page_size: u32) -> ControlSetup {
 #[derive(Clone, Debug, Default)]
 struct Life {
     submitted: u64,
-    /// When its tokens came.
+    /// The time of each token.
     tokens: Vec<u64>,
 }
 
 impl Life {
-    /// The longest time between two tokens, of the gaps that end after `from`.
+    /// The longest gap between two tokens, among the gaps that end after `from`.
     fn longest_gap(&self, from: u64) -> u64 {
         let gaps = self.tokens.windows(2).filter(|two| two[1] > from);
         gaps.map(|two| two[1] - two[0]).max().unwrap_or(0)
@@ -111,7 +111,7 @@ impl Life {
         self.tokens.iter().filter(inside).count()
     }
 
-    fn first_token_after(&self) -> u64 {
+    fn time_to_first_token(&self) -> u64 {
         self.tokens[0] - self.submitted
     }
 }
@@ -120,7 +120,7 @@ struct World {
     states: ControlStates,
     machine: Machine,
     now: u64,
-    under_way: VecDeque<StepPlan>,
+    in_flight: VecDeque<StepPlan>,
     lives: Vec<Life>,
     /// Prefilled and decoded rows of each step that has begun.
     steps: Vec<(Vec<std::ops::Range<u32>>, usize)>,
@@ -137,13 +137,13 @@ impl World {
             states: states.expect("the pools are small"),
             machine,
             now: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             lives: Vec::new(),
             steps: Vec::new(),
         }
     }
 
-    /// A request whose prompt has nothing in common with another one's.
+    /// Submits a request whose prompt shares no prefix with other requests.
     fn submit(&mut self, prompt_tokens: u32, max_new_tokens: u32, wants_logprobs: bool) -> usize {
         let number = self.lives.len();
         let sampling = SamplingParams {
@@ -189,14 +189,14 @@ impl World {
             let prefills: Vec<_> = prefills.collect();
             let n_decodes = plan.rows.len() - prefills.len();
             self.steps.push((prefills, n_decodes));
-            self.under_way.push_back(*plan);
+            self.in_flight.push_back(*plan);
         }
     }
 
-    /// Runs a step. False once there is none.
+    /// Runs the next step; returns false if there is none.
     fn step(&mut self) -> bool {
         self.plan();
-        let Some(plan) = self.under_way.pop_front() else {
+        let Some(plan) = self.in_flight.pop_front() else {
             return false;
         };
         let micros = self.machine.micros(&plan);
@@ -235,13 +235,13 @@ impl World {
 }
 
 impl Drop for World {
-    /// The tree's pages go down with the pool.
+    /// The tree's pages are dropped with the pool, so the ledger must not count them as lost.
     fn drop(&mut self) {
         self.states.ledger.close();
     }
 }
 
-/// Runs a stream that has its first tokens, and then a prompt of `prompt_tokens`, until both are done.
+/// Starts a stream, submits a prompt of `prompt_tokens` after its first tokens, and runs until both are done.
 fn stream_and_prompt(mut world: World, prompt_tokens: u32, wants_logprobs: bool) -> (World, Span) {
     let stream = world.submit(20, 4000, wants_logprobs);
     for _ in 0..10 {
@@ -294,17 +294,17 @@ fn a_prompt_of_8000_tokens_stops_no_stream_for_more_than_a_second_and_a_half() {
         let tokens = stream.tokens_between(span.from, span.to) as u64;
         assert!(tokens * 1_500_000 >= span.micros(), "{tokens} tokens");
     }
-    // As it was: one chunk takes more than ten seconds.
+    // Without the limit, one chunk takes more than ten seconds.
     let (world, span) = stream_and_prompt(World::new(REAL, None), 8000, false);
     assert!(world.lives[span.stream].longest_gap(span.from) > 10_000_000);
 }
 
 #[test]
-fn chunks_fill_their_time_and_a_decode_rides_in_each_of_them() {
+fn chunks_fill_their_time_and_each_step_includes_a_decode() {
     let (world, span) = stream_and_prompt(World::new(REAL, CONFIGURED), 8000, false);
     let stream = &world.lives[span.stream];
     let tokens = stream.tokens_between(span.from, span.to) as u64;
-    // The first chunks are those of a machine with few measurements.
+    // The first chunks are shorter, because few steps have been measured.
     assert!(tokens <= span.micros() / 400_000, "{tokens}");
     let cut = world
         .steps
@@ -315,7 +315,7 @@ fn chunks_fill_their_time_and_a_decode_rides_in_each_of_them() {
 }
 
 #[test]
-fn a_prefill_beside_a_stream_loses_at_most_a_twentieth_of_its_rate() {
+fn a_prefill_during_a_stream_loses_at_most_a_twentieth_of_its_rate() {
     for machine in [SMALL, REAL, SLOW, FAST] {
         let spans = [CONFIGURED, None].map(|step_ms| {
             let (_, span) = stream_and_prompt(World::new(machine, step_ms), 8000, false);
@@ -326,7 +326,7 @@ fn a_prefill_beside_a_stream_loses_at_most_a_twentieth_of_its_rate() {
 }
 
 #[test]
-fn nothing_changes_while_nobody_decodes() {
+fn chunks_are_unchanged_while_no_request_decodes() {
     let steps = [CONFIGURED, None].map(|step_ms| {
         let mut world = World::new(REAL, step_ms);
         for _ in 0..3 {
@@ -344,7 +344,7 @@ fn nothing_changes_while_nobody_decodes() {
 }
 
 #[test]
-fn a_machine_that_takes_a_whole_chunk_in_time_is_not_mixed_and_not_cut() {
+fn a_machine_that_computes_a_whole_chunk_in_time_gets_whole_unmixed_chunks() {
     let machine = Machine { row: 10, ..FAST };
     let steps = [CONFIGURED, None].map(|step_ms| {
         let mut world = World::new(machine, step_ms);
@@ -359,20 +359,20 @@ fn a_machine_that_takes_a_whole_chunk_in_time_is_not_mixed_and_not_cut() {
 #[test]
 fn a_short_prompt_does_not_wait_for_the_long_one_that_came_with_it() {
     let mut world = World::new(REAL, CONFIGURED);
-    // One that is done: the machine is known.
+    // A finished request, so that the machine has been measured.
     world.submit(500, 1, false);
     world.drain();
     let short = world.submit(50, 20, false);
     world.submit(3000, 1, false);
     world.drain();
-    let first = world.lives[short].first_token_after();
+    let first = world.lives[short].time_to_first_token();
     assert!(first <= 1_000_000, "{first}");
     let gap = world.lives[short].longest_gap(0);
     assert!(gap <= 1_000_000, "{gap}");
 }
 
 #[test]
-fn the_first_chunks_of_an_engine_that_nothing_is_known_of_are_small() {
+fn the_first_chunks_of_an_engine_without_measurements_are_small() {
     let mut world = World::new(SLOW, CONFIGURED);
     let stream = world.submit(5, 100, false);
     world.plan();
@@ -418,7 +418,7 @@ fn chunks_that_are_cut_by_time_end_with_a_page() {
 }
 
 #[test]
-fn many_streams_ride_in_a_chunk_that_has_fewer_tokens_than_they_are() {
+fn many_streams_decode_in_a_step_whose_chunk_has_fewer_tokens() {
     let mut world = World::new(SLOW, CONFIGURED);
     let streams: Vec<usize> = (0..40).map(|_| world.submit(8, 400, false)).collect();
     for _ in 0..20 {

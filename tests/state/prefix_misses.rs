@@ -1,4 +1,4 @@
-//! The reasons of cache misses: one cause after the other, on whole schedulers.
+//! Tests of the reported causes of prefix-cache misses, one by one, on whole schedulers.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn run(world: &mut World, prompt: &[u32]) -> usize {
 }
 
 #[test]
-fn a_prompt_that_was_there_whole_ends_at_the_match_limit() {
+fn a_fully_cached_prompt_ends_at_the_match_limit() {
     let mut world = world(1, 256);
     run(&mut world, &prompt(1, 40));
     let second = run(&mut world, &prompt(1, 40));
@@ -62,7 +62,7 @@ fn input_log_probabilities_move_the_limit() {
 }
 
 #[test]
-fn less_than_a_page_is_missing() {
+fn a_miss_of_less_than_a_page_is_a_page_floor() {
     let mut world = world(4, 64);
     run(&mut world, &prompt(1, 11));
     let second = run(&mut world, &prompt(1, 11));
@@ -80,7 +80,7 @@ fn a_prompt_of_less_than_a_page_is_too_short() {
 }
 
 #[test]
-fn what_nobody_sent_before_was_never_cached() {
+fn a_new_prompt_was_never_cached() {
     let mut world = world(1, 256);
     let first = run(&mut world, &prompt(1, 40));
     let report = world.report(first);
@@ -98,7 +98,7 @@ fn what_nobody_sent_before_was_never_cached() {
         (Cause::NeverCached, cached)
     );
     assert_eq!((&report.branch, &report.evicted), (&None, &None));
-    // Others are in the cache by then, but nothing of this one is.
+    // Other prompts are cached by then, but no part of this one.
     let third = run(&mut world, &prompt(5, 30));
     assert_eq!(world.report(third).cause, Cause::NeverCached);
 }
@@ -144,16 +144,16 @@ fn a_prompt_whose_opening_is_cached_in_part_missed_nothing() {
 }
 
 #[test]
-fn a_divergence_shows_how_the_newest_other_goes_on() {
+fn a_divergence_shows_the_tokens_of_the_newest_branch() {
     let mut world = world(1, 512);
     let tail = |family: u32| [prompt(1, 30), vec![family; 40]].concat();
     run(&mut world, &tail(201));
-    // The first leaves in the middle of an edge, the next where edges part already.
+    // The first prompt diverges in the middle of an edge, the next at an existing branch.
     for (family, n_branches) in [(202, 1), (203, 2)] {
         let number = run(&mut world, &tail(family));
         let report = world.report(number);
         assert_eq!((report.cause, report.position), (Cause::Divergence, 30));
-        let branch = report.branch.as_ref().expect("there is a branch");
+        let branch = report.branch.as_ref().expect("a branch");
         assert_eq!(branch.n_branches, n_branches);
         assert!(branch.tokens.iter().all(|token| *token == family - 1));
         assert_eq!(branch.tokens.len(), 25, "{branch:?}");
@@ -183,7 +183,7 @@ fn a_divergence_inside_a_page_names_its_token() {
 }
 
 #[test]
-fn what_is_salted_is_not_looked_into_and_looks_into_nothing() {
+fn a_salted_prompt_reveals_nothing_and_learns_nothing_of_others() {
     let mut world = world(1, 256);
     for salt in [Some("a"), Some("b"), None, Some("c")] {
         let asked = world.submit(Ask {
@@ -201,7 +201,7 @@ fn what_is_salted_is_not_looked_into_and_looks_into_nothing() {
 }
 
 #[test]
-fn what_was_evicted_is_told_with_the_step_and_the_time() {
+fn an_eviction_is_reported_with_its_step_and_time() {
     let mut world = world(1, 100);
     run(&mut world, &prompt(1, 40));
     world.now_s = 10.0;
@@ -212,7 +212,7 @@ fn what_was_evicted_is_told_with_the_step_and_the_time() {
     let again = run(&mut world, &prompt(1, 40));
     let report = world.report(again).clone();
     assert_eq!((report.cause, report.position), (Cause::Evicted, 0));
-    let evicted = report.evicted.expect("it was evicted");
+    let evicted = report.evicted.expect("an eviction");
     // The limit of the match: whether the last token was cached does not matter.
     assert_eq!(evicted.cached_until, 39);
     assert_eq!(evicted.seconds_before, 7.5);
@@ -222,7 +222,7 @@ fn what_was_evicted_is_told_with_the_step_and_the_time() {
 }
 
 #[test]
-fn an_evicted_tail_behind_a_start_that_came_back_is_found() {
+fn an_evicted_tail_after_a_recomputed_start_is_found() {
     let mut world = world(1, 100);
     run(&mut world, &prompt(1, 60));
     run(&mut world, &prompt(2, 60));
@@ -232,12 +232,12 @@ fn an_evicted_tail_behind_a_start_that_came_back_is_found() {
     let again = run(&mut world, &prompt(1, 60));
     let report = world.report(again);
     assert_eq!((report.cause, report.position), (Cause::Evicted, 20));
-    let evicted = report.evicted.as_ref().expect("it was evicted");
+    let evicted = report.evicted.as_ref().expect("an eviction");
     assert_eq!(evicted.cached_until, 59);
 }
 
 #[test]
-fn without_a_cache_the_cache_is_the_cause() {
+fn without_a_cache_the_cause_is_the_disabled_cache() {
     let mut world = World::new(Setup {
         has_radix_cache: false,
         ..Setup::default()
@@ -248,7 +248,7 @@ fn without_a_cache_the_cache_is_the_cause() {
 }
 
 #[test]
-fn a_flush_is_told() {
+fn a_flush_is_reported() {
     let mut world = world(1, 256);
     run(&mut world, &prompt(1, 40));
     world.submit(Ask::exactly(prompt(2, 30), 8));
@@ -268,7 +268,7 @@ fn a_flush_is_told() {
 }
 
 fn flush(world: &mut World) -> CacheFlushed {
-    let number = world.flush_cache().expect("nothing is inside");
+    let number = world.flush_cache().expect("a flush");
     world.finish_plan();
     let done = world.states.scheduler.take_flushed();
     assert_eq!(done.len(), 1, "{done:?}");
@@ -277,7 +277,7 @@ fn flush(world: &mut World) -> CacheFlushed {
 }
 
 #[test]
-fn what_a_host_flushed_is_told_until_it_is_cached_and_evicted_again() {
+fn a_hosts_flush_is_reported_until_the_prompt_is_cached_and_evicted_again() {
     let mut world = world(4, 64);
     let long = prompt(1, 100);
     run(&mut world, &long);
@@ -304,7 +304,7 @@ fn what_a_host_flushed_is_told_until_it_is_cached_and_evicted_again() {
 }
 
 #[test]
-fn pins_outlive_a_flush_and_nobody_who_runs_or_waits_does() {
+fn pins_outlive_a_flush_which_running_or_waiting_requests_prevent() {
     let mut world = world(1, 256);
     let (kept, gone) = (prompt(1, 40), prompt(2, 40));
     run(&mut world, &kept);
@@ -323,9 +323,9 @@ fn pins_outlive_a_flush_and_nobody_who_runs_or_waits_does() {
     let report = world.report(again);
     assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 30));
     world.submit(Ask::exactly(gone.clone(), 8));
-    assert_eq!(world.flush_cache(), Err("busy"), "one waits");
+    assert_eq!(world.flush_cache(), Err("busy"), "a request waits");
     world.turn();
-    assert_eq!(world.flush_cache(), Err("busy"), "one runs");
+    assert_eq!(world.flush_cache(), Err("busy"), "a request runs");
     world.drain();
     world.unpin_oldest();
     world.finish_plan();
@@ -376,7 +376,7 @@ fn evicted(tokens: &[u32], step: u64) -> PrefixEvent {
 }
 
 #[test]
-fn requests_are_forgotten_oldest_first_and_an_id_means_the_last_of_its_name() {
+fn requests_are_forgotten_oldest_first_and_an_id_means_its_last_request() {
     let mut history = PrefixHistory::new(limits(2, 100));
     let prompt = prompt(1, 9);
     for (time, rid) in ["a", "b", "a", "c"].into_iter().enumerate() {
@@ -389,7 +389,7 @@ fn requests_are_forgotten_oldest_first_and_an_id_means_the_last_of_its_name() {
 }
 
 #[test]
-fn evictions_are_forgotten_oldest_first_and_that_is_told() {
+fn evictions_are_forgotten_oldest_first_and_the_report_says_so() {
     let mut history = PrefixHistory::new(limits(8, 25));
     let prompts: Vec<Vec<u32>> = (1..4).map(|family| prompt(family, 12)).collect();
     for (step, prompt) in prompts.iter().enumerate() {
@@ -407,7 +407,7 @@ fn evictions_are_forgotten_oldest_first_and_that_is_told() {
 }
 
 #[test]
-fn an_eviction_longer_than_all_that_is_remembered_is_cut() {
+fn an_eviction_longer_than_the_history_is_cut() {
     let mut history = PrefixHistory::new(limits(8, 25));
     history.take(evicted(&prompt(1, 90), 1), 0.0);
     assert_eq!(history.evicted_pages(), 12);
@@ -417,7 +417,7 @@ fn an_eviction_longer_than_all_that_is_remembered_is_cut() {
 }
 
 #[test]
-fn the_causes_have_an_order() {
+fn the_causes_have_an_order_of_precedence() {
     let prompt = prompt(1, 12);
     let branch = Some(Branch {
         n_branches: 1,
@@ -464,7 +464,7 @@ fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> Pref
 }
 
 #[test]
-fn a_prompt_leaves_the_cache_behind_what_the_store_brought() {
+fn a_prompt_leaves_the_cache_after_the_tokens_loaded_from_the_store() {
     let prompt = prompt(1, 20);
     let mut history = PrefixHistory::new(limits(8, 100));
     history.take(evicted(&prompt[..16], 3), 0.0);
@@ -487,13 +487,13 @@ fn a_prompt_leaves_the_cache_behind_what_the_store_brought() {
         let event = left_stored(&prompt, departure.clone(), stored);
         history.take(event, 1.0).expect("an admission").clone()
     };
-    // The report includes tokens after it that memory has evicted.
+    // The report includes the tokens after the loaded ones, which were evicted from memory.
     let report = take(8, None);
     assert_eq!((report.cause, report.position), (Cause::Evicted, 12));
     assert_eq!((report.cached_tokens, report.loaded_tokens), (12, 8));
     assert_eq!(report.evicted.map(|evicted| evicted.cached_until), Some(16));
     let report = take(13, None);
-    // The prompt left neither at the branch nor at the other namespace.
+    // The loaded tokens end after the branch and after the other namespace's prefix.
     assert_eq!((report.cause, report.position), (Cause::NeverCached, 17));
     assert_eq!((report.branch, report.elsewhere), (None, None));
     for miss in [

@@ -1,4 +1,4 @@
-//! The diagnosis against a naive one, which knows everything that was ever published, page by page.
+//! Compares the diagnosis of cache misses with a naive one that remembers every prefix ever published.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use souffleur_state::pool::pages::{PageSize, PoolLedger};
 
 use crate::deterministic_runner;
 
-/// Two letters, so that prefixes part and meet often.
+/// Only two token values, so that prefixes often coincide and diverge.
 const LETTERS: u32 = 2;
 /// Extra keys and salts.
 const SPACES: [(Option<&str>, Option<&str>); 4] = [
@@ -52,15 +52,15 @@ struct Model {
     pool: PagePool,
     tree: RadixTree,
     history: PrefixHistory,
-    ever: HashSet<(usize, Vec<u32>)>,
+    published: HashSet<(usize, Vec<u32>)>,
     step: u64,
 }
 
 impl Model {
     fn new(page_size: u32, policy: &str) -> Self {
-        let page_size = PageSize::new(page_size).expect("it is positive");
+        let page_size = PageSize::new(page_size).expect("a page size");
         let ledger = Arc::new(PoolLedger::new(page_size));
-        let policy = EvictionPolicy::from_name(policy).expect("it exists");
+        let policy = EvictionPolicy::from_name(policy).expect("a policy");
         Self {
             page: page_size.get(),
             pool: PagePool::new(4096, page_size, ledger.clone()),
@@ -70,7 +70,7 @@ impl Model {
                 max_requests: 4,
                 max_evicted_pages: usize::MAX,
             }),
-            ever: HashSet::new(),
+            published: HashSet::new(),
             step: 0,
         }
     }
@@ -98,7 +98,7 @@ impl Model {
         self.pool.free(inserted.duplicates);
         self.pool.free(inserted.rest);
         for end in (self.page..=tokens.len()).step_by(self.page) {
-            self.ever.insert((space, tokens[..end].to_vec()));
+            self.published.insert((space, tokens[..end].to_vec()));
         }
     }
 
@@ -139,7 +139,7 @@ impl Model {
 
         let missing = locked.tokens + self.page;
         let is_missing = missing <= limit;
-        let was_cached = |end: usize| self.ever.contains(&(space, tokens[..end].to_vec()));
+        let was_cached = |end: usize| self.published.contains(&(space, tokens[..end].to_vec()));
         let is_evicted = is_missing && was_cached(missing);
         assert_eq!(report.cause == Cause::Evicted, is_evicted, "{report:?}");
         if let Some(evicted) = &report.evicted {
@@ -161,7 +161,7 @@ impl Model {
 }
 
 #[test]
-fn what_was_ever_published_and_is_gone_was_evicted_and_nothing_else_was() {
+fn a_miss_is_an_eviction_exactly_if_its_next_page_was_ever_published() {
     for page_size in [1, 2, 3] {
         for policy in ["lru", "lfu", "filo"] {
             let ops = prop::collection::vec(op(), 1..120);

@@ -1,4 +1,4 @@
-//! S3-FIFO: a model of the paper's queues, compared with the tree under random operations, and victims computed by hand.
+//! Tests of S3-FIFO eviction: random operations compared with a model of the paper's queues, and hand-computed victims.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ struct Entry {
 
 struct Ghost {
     space: usize,
-    /// Up to the end of its first page.
+    /// The path up to the end of the node's first page.
     path: Vec<u32>,
     tokens: usize,
     has_returned: bool,
@@ -147,7 +147,7 @@ impl ModelPolicy for Model {
     }
 }
 
-/// Continuations of few prompts, so that most come again.
+/// Prefixes of few prompts, so that most recur.
 fn key() -> impl Strategy<Value = Key> {
     (0..6u32, 1..5usize, 0..8usize).prop_map(|(prompt, n_symbols, cut)| Key {
         space: 0,
@@ -174,7 +174,7 @@ fn operation(has_swaps: bool) -> impl Strategy<Value = Operation> {
 }
 
 fn s3fifo() -> EvictionPolicy {
-    EvictionPolicy::from_name("s3fifo").expect("it exists")
+    EvictionPolicy::from_name("s3fifo").expect("a policy")
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn victims_are_those_of_the_papers_queues() {
     }
 }
 
-/// The policy with an error in it.
+/// The policy with a planted error.
 struct Planted {
     policy: Box<dyn QueuePolicy>,
     admit: fn(usize) -> usize,
@@ -200,7 +200,7 @@ struct Planted {
 impl Planted {
     fn none() -> Self {
         Self {
-            policy: s3fifo().queues().expect("it keeps queues"),
+            policy: s3fifo().queues().expect("queues"),
             admit: |queue| queue,
             leaf: |leaf| leaf,
             scan: |scan| scan,
@@ -283,7 +283,7 @@ fn the_model_finds_planted_errors() {
             panics(|| {
                 Pair::new(1, planted)
                     .run(&operations)
-                    .expect("it panics instead")
+                    .expect("a difference panics")
             })
         };
         assert!((0..CASES).any(|_| finds()), "not found: {error}");
@@ -320,7 +320,7 @@ fn a_prompt_that_returns_soon_enters_the_main_queue() {
         memory.insert(&prompt(number));
     }
     assert_eq!((memory.evict(1), memory.peek(&prompt(1))), (10, 0));
-    // It is younger than the others and stays longer than prompts that come later.
+    // The returned prompt stays longer than the others, even than prompts that come later.
     for number in [1, 5, 6] {
         memory.insert(&prompt(number));
     }

@@ -1,8 +1,8 @@
-//! Situations that failed in SGLang after its first papers, numbered as in the list that the design keeps.
+//! Situations that failed in SGLang in practice, and the test of each.
 //!
 //! | | situation | test, or the reason for none |
 //! |---|---|---|
-//! | 1 | duplicates of a chunk freed once, on page boundaries | `corner_1_and_9`; `corner_cases`: `prompt_computed_in_chunks_beside_a_cached_copy_frees_its_duplicates_once` |
+//! | 1 | duplicates of a chunk freed once, on page boundaries | `corner_1_and_9`; `corner_cases`: `prompt_computed_in_chunks_while_a_copy_is_cached_frees_its_duplicates_once` |
 //! | 2 | a second turn's key holds the first one's output | `corner_2` |
 //! | 3 | an abort in the prefill publishes nothing unwritten | `corner_3`, twice; `corner_cases`: `abort_before_a_checkpoint_publishes_nothing` |
 //! | 4 | abort with a chunk in flight | `corner_4` |
@@ -22,9 +22,9 @@
 //! | 18 | starved decodes | `scheduler_protection`: `stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive`; `scheduler_watch` at every step of the random lives |
 //! | 19 | a full batch that stays full | `corner_19` |
 //! | 20 | the order of a queue longer than 128 | `corner_20` |
-//! | 21 | eviction frees more than asked, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_goes_on_with_parents_that_became_leaves` |
+//! | 21 | eviction frees more than asked, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_continues_with_parents_that_became_leaves` |
 //! | 22 | a flush while busy | `corner_22`: no flush can be requested; the one after a lost step waits until nothing is held |
-//! | 23 | state slots of hybrid models leak on reject | does not apply: there are no such models |
+//! | 23 | state slots of hybrid models leak on reject | `state_defects`: `ends_of_every_kind_leave_every_state_accounted_for` |
 //! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages after the last token are freed whole in `lifecycle` |
 
 use souffleur_base::error::RequestError;
@@ -102,7 +102,7 @@ fn corner_3_request_cancelled_before_its_prefill_is_sent_publishes_nothing() {
 }
 
 #[test]
-fn corner_3_what_a_cancelled_prefill_published_is_written_and_can_be_used() {
+fn corner_3_pages_published_by_a_cancelled_prefill_are_written_and_usable() {
     let mut world = World::new(small(4, 64));
     let first = world.submit(Ask::exactly(prompt(0, 30), 5)).expect("fits");
     while world.depth() == 0 {
@@ -156,7 +156,7 @@ fn corner_5_retracted_request_can_be_cancelled_while_its_last_token_is_on_its_wa
     assert!(world.depth() > 0);
     let retracted = (0..world.lives.len())
         .find(|&number| world.is_retracted(number))
-        .expect("one was retracted");
+        .expect("a request");
     world.cancel(retracted);
     assert_eq!(world.stats().retracted_requests, 0);
     world.assert_clean();
@@ -183,7 +183,7 @@ fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
     });
     let is_long = |tokens: &Vec<u32>| !expected_output(tokens, number, 60, VOCAB).contains(&EOS);
     Ask {
-        prompt: prompts.into_iter().find(is_long).expect("2 in 100 are"),
+        prompt: prompts.into_iter().find(is_long).expect("a prompt"),
         max_new_tokens: 60,
         ..Ask::default()
     }
@@ -204,7 +204,7 @@ fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_lives() {
 }
 
 #[test]
-fn corner_6_request_that_outgrows_the_pool_alone_fails_with_what_it_has() {
+fn corner_6_request_that_outgrows_the_pool_alone_fails_and_keeps_its_output() {
     let mut world = World::new(Setup {
         clips: false,
         ..small(1, 4200)
@@ -221,17 +221,17 @@ fn corner_6_request_that_outgrows_the_pool_alone_fails_with_what_it_has() {
 }
 
 #[test]
-fn pin_given_back_before_it_was_granted_is_unlocked_without_a_further_event() {
+fn pin_removed_before_it_was_granted_is_unlocked_without_a_further_event() {
     let mut world = World::new(small(1, 64));
     world.submit(Ask::exactly(prompt(0, 20), 5));
     world.drain();
     world.finish_plan();
-    // Its plan is open.
+    // The plan that takes the pin is open.
     world.pin(&prompt(0, 20), 9);
     world.unpin_oldest();
     world.finish_plan();
     assert_eq!(world.stats().protected_tokens, 0);
-    // Its plan is not yet.
+    // The plan that takes the pin is not open yet.
     let only = world.submit(Ask::exactly(prompt(1, 20), 9)).expect("fits");
     world.pin(&prompt(0, 20), 9);
     world.unpin_oldest();
@@ -240,7 +240,7 @@ fn pin_given_back_before_it_was_granted_is_unlocked_without_a_further_event() {
 }
 
 #[test]
-fn pins_give_way_to_a_request_that_would_not_fit_beside_them() {
+fn pins_give_way_to_a_request_that_would_not_fit_otherwise() {
     let mut world = World::new(small(1, 64));
     world.submit(Ask::exactly(prompt(0, 40), 5));
     world.drain();
@@ -270,7 +270,7 @@ fn corner_12_clipped_request_of_any_length_is_admitted_by_an_idle_engine() {
 }
 
 #[test]
-fn corner_13_stop_string_trims_what_is_published() {
+fn corner_13_stop_string_trims_published_tokens() {
     let mut world = World::new(small(1, 64));
     let only = world.submit(Ask::exactly(prompt(0, 10), 20)).expect("fits");
     while world.lives[only].delivered.len() < 8 {
@@ -325,7 +325,7 @@ fn corner_16_fully_cached_prompt_still_computes_its_last_page() {
 }
 
 #[test]
-fn corner_17_input_logprobs_limit_what_comes_from_the_cache() {
+fn corner_17_input_logprobs_limit_cached_tokens() {
     let mut world = World::new(small(4, 64));
     world.submit(Ask::exactly(prompt(0, 30), 1));
     world.drain();
@@ -348,7 +348,7 @@ fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_
     world.turn();
     world.finish_plan();
     let third = world.submit(Ask::exactly(prompt(2, 5), 3)).expect("fits");
-    // The next decode's plan is open, on its way back from the pools, when a row falls free.
+    // The next decode's plan is open, on its way back from the pools, when a row becomes free.
     world.end_step(Fate::Done);
     world.advance();
     world.cancel(0);
@@ -361,7 +361,7 @@ fn corner_19_full_batch_admits_again_as_soon_as_one_leaves_even_while_a_plan_is_
 }
 
 #[test]
-fn corner_20_queue_longer_than_a_plan_looks_at_is_served_in_order_of_arrival() {
+fn corner_20_queue_longer_than_a_plans_candidates_is_served_in_order_of_arrival() {
     let mut world = World::new(Setup {
         n_rows: 3,
         ..small(1, 512)
@@ -375,13 +375,13 @@ fn corner_20_queue_longer_than_a_plan_looks_at_is_served_in_order_of_arrival() {
 }
 
 #[test]
-fn corner_22_tree_is_flushed_only_when_no_step_is_under_way_and_nothing_is_held() {
+fn corner_22_tree_is_flushed_only_when_no_step_is_in_flight_and_nothing_is_held() {
     let mut world = World::new(small(4, 64));
     world.submit(Ask::exactly(prompt(0, 30), 9));
     world.finish_plan();
     assert_eq!((world.depth(), world.states.cache.total_size()), (2, 28));
     world.end_step(Fate::LostAfterItRan);
-    assert!(!world.advance(), "a step is still under way");
+    assert!(!world.advance(), "a step is still in flight");
     assert_eq!((world.depth(), world.states.cache.total_size()), (1, 28));
     world.end_step(Fate::Done);
     assert!(world.advance());
@@ -430,7 +430,7 @@ fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_the
         let hits: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
         assert_eq!((hits[0], hits[1], hits[3]), (0, 0, 0), "{policy}");
         assert!(hits[2] >= 88, "{policy}: {hits:?}");
-        // The output of the sharing one was cached already.
+        // The output of the request that uses the cache was already cached.
         assert_eq!(world.stats().evictable_tokens, cached, "{policy}");
     }
 }

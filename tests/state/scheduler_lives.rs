@@ -1,4 +1,4 @@
-//! Random scripts of all events of requests, in every interleaving with plans and steps.
+//! Random scripts of request and host events, interleaved with plans and steps in any order.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,20 +12,20 @@ use crate::deterministic_runner;
 use crate::grammars::HashedGrammar;
 use crate::scheduler_world::{Ask, EOS, Fate, Setup, VOCAB, World};
 
-/// Cases for each of the sixteen machines; `PROPTEST_CASES` requests more.
+/// Cases for each of the sixteen configurations; `PROPTEST_CASES` sets another number.
 const CASES: u32 = 200;
 const MAX_EVENTS: usize = 120;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Submit(Wish),
+    Submit(Spec),
     /// A further turn of an earlier conversation.
     Continue {
         which: usize,
-        wish: Wish,
+        spec: Spec,
     },
     /// The cancel overtakes its request.
-    SubmitCancelled(Wish),
+    SubmitCancelled(Spec),
     Cancel {
         which: usize,
     },
@@ -68,9 +68,9 @@ enum Event {
     },
 }
 
-/// Lengths are in half pages and single tokens, so that prefixes meet inside pages and at their ends.
+/// A request. Lengths are in half pages and single tokens, so that prefixes end inside pages and at page boundaries.
 #[derive(Clone, Debug)]
-struct Wish {
+struct Spec {
     family: u32,
     shared_units: usize,
     variant: u32,
@@ -85,7 +85,7 @@ struct Wish {
     grammar: Option<HashedGrammar>,
 }
 
-/// Openings avoid the token that ends outputs.
+/// Grammars whose openings avoid EOS.
 fn grammar() -> impl Strategy<Value = HashedGrammar> {
     let opening = vec(EOS + 1..VOCAB, 0..6);
     let fails_after = proptest::option::weighted(0.2, 0..40usize);
@@ -100,7 +100,7 @@ fn grammar() -> impl Strategy<Value = HashedGrammar> {
     )
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn spec() -> impl Strategy<Value = Spec> {
     (
         (0..3u32, 0..10usize, 0..3u32, 0..40usize),
         (0..24usize, 0..8usize, proptest::bool::weighted(0.2)),
@@ -111,7 +111,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         proptest::option::weighted(0.3, grammar()),
     )
         .prop_map(
-            |(prompt, output, stop_token, salted, logprob_start, priority, grammar)| Wish {
+            |(prompt, output, stop_token, salted, logprob_start, priority, grammar)| Spec {
                 grammar,
                 family: prompt.0,
                 shared_units: prompt.1,
@@ -128,7 +128,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         )
 }
 
-impl Wish {
+impl Spec {
     fn ask(&self, unit: usize, before: &[u32]) -> Ask {
         let symbol = |salt: u32, at: usize| (salt * 7 + at as u32 * (salt + 3)) % VOCAB;
         let shared = (0..self.shared_units * unit).map(|at| symbol(self.family, at));
@@ -158,9 +158,9 @@ fn event() -> impl Strategy<Value = Event> {
         Just(Fate::LostAfterItRan)
     ];
     prop_oneof![
-        10 => wish().prop_map(Event::Submit),
-        3 => (which.clone(), wish()).prop_map(|(which, wish)| Event::Continue { which, wish }),
-        1 => wish().prop_map(Event::SubmitCancelled),
+        10 => spec().prop_map(Event::Submit),
+        3 => (which.clone(), spec()).prop_map(|(which, spec)| Event::Continue { which, spec }),
+        1 => spec().prop_map(Event::SubmitCancelled),
         3 => which.clone().prop_map(|which| Event::Cancel { which }),
         2 => which.clone().prop_map(|which| Event::RaiseFlag { which }),
         2 => (which.clone(), 0..12usize).prop_map(|(which, kept)| Event::StopFound { which, kept }),
@@ -179,7 +179,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The differences between machines in addition to page size, cache and prefix wait.
+/// The random part of a configuration; page size, cache and prefix wait are fixed by the test.
 #[derive(Clone, Debug)]
 struct Size {
     pool_units: u32,
@@ -293,19 +293,19 @@ fn picked_prefix(world: &World, which: usize, cut: usize) -> Option<Vec<u32>> {
 }
 
 /// The next turn of a chat: the prompt and the output of the request, and more.
-fn continue_chat(world: &mut World, which: usize, unit: usize, wish: &Wish) {
+fn continue_chat(world: &mut World, which: usize, unit: usize, spec: &Spec) {
     let Some(number) = pick(world, which) else {
         return;
     };
     let life = &world.lives[number];
     let mut before = life.ask.prompt.clone();
     before.extend(&life.delivered);
-    let mut ask = wish.ask(unit, &before);
+    let mut ask = spec.ask(unit, &before);
     ask.salt = life.ask.salt;
     world.submit(ask);
 }
 
-/// The tokenizer only stops at tokens that it has seen.
+/// Reports a stop string found by the tokenizer, which only sees delivered tokens.
 fn find_stop(world: &mut World, which: usize, kept: usize) {
     let Some(number) = pick(world, which) else {
         return;
@@ -318,15 +318,15 @@ fn find_stop(world: &mut World, which: usize, kept: usize) {
 
 fn apply(world: &mut World, unit: usize, event: &Event) {
     match event {
-        Event::Submit(wish) => {
-            world.submit(wish.ask(unit, &[]));
+        Event::Submit(spec) => {
+            world.submit(spec.ask(unit, &[]));
         }
-        Event::SubmitCancelled(wish) => {
+        Event::SubmitCancelled(spec) => {
             let flag = CancelFlag::default();
             flag.raise();
-            world.submit_flagged(wish.ask(unit, &[]), flag);
+            world.submit_flagged(spec.ask(unit, &[]), flag);
         }
-        Event::Continue { which, wish } => continue_chat(world, *which, unit, wish),
+        Event::Continue { which, spec } => continue_chat(world, *which, unit, spec),
         Event::Cancel { which } => {
             if let Some(number) = pick(world, *which)
                 && world.lives[number].end.is_none()
@@ -383,7 +383,7 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
     }
 }
 
-fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
+fn run_scripts(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     let unit = (page_size as usize / 2).max(3);
     let tokens_per_page = page_size as usize;
     let cases = std::env::var("PROPTEST_CASES").ok();
@@ -431,7 +431,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
 }
 
-/// The situations in the scripts of one machine: small scripts are useless without rare situations.
+/// Rare situations; each must occur in the scripts of every configuration.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     retracts: bool,
@@ -456,29 +456,29 @@ impl Seen {
 }
 
 #[test]
-fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_single_token_pages() {
+fn every_request_ends_once_with_its_own_tokens_and_leaks_no_page_with_pages_of_1() {
     for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
-        live(1, radix, wait);
+        run_scripts(1, radix, wait);
     }
 }
 
 #[test]
-fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_4() {
+fn every_request_ends_once_with_its_own_tokens_and_leaks_no_page_with_pages_of_4() {
     for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
-        live(4, radix, wait);
+        run_scripts(4, radix, wait);
     }
 }
 
 #[test]
-fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_16() {
+fn every_request_ends_once_with_its_own_tokens_and_leaks_no_page_with_pages_of_16() {
     for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
-        live(16, radix, wait);
+        run_scripts(16, radix, wait);
     }
 }
 
 #[test]
-fn every_request_ends_once_with_its_own_tokens_and_leaves_no_page_with_pages_of_64() {
+fn every_request_ends_once_with_its_own_tokens_and_leaks_no_page_with_pages_of_64() {
     for (radix, wait) in [(true, true), (true, false), (false, true), (false, false)] {
-        live(64, radix, wait);
+        run_scripts(64, radix, wait);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that arrive together compute a prefix they share once.
+//! Tests that requests that arrive together compute their shared prefix only once.
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 
@@ -25,7 +25,7 @@ fn run(page_size: u32, prefix_wait: bool) -> World {
         prefix_wait,
         ..Setup::default()
     });
-    // The first submission opens a plan; a held plan lets the others arrive before it.
+    // Submitted one by one, the first request would be planned before the others arrive.
     let mut asks = asks();
     world.submit_all(&mut asks);
     world.assert_clean();
@@ -42,7 +42,7 @@ fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
         let n_cached = cached.iter().filter(|cached| **cached == common).count();
         assert_eq!(n_cached, 15, "page size {page_size}: {cached:?}");
         assert_eq!(cached[0], 0);
-        // One prefill of a whole prompt, one of the others' remaining tokens.
+        // The first step prefills one whole prompt, the second the remaining tokens of the others.
         assert_eq!(world.history[0].rows.len(), 1);
         assert_eq!(world.history[1].rows.len(), 15);
     }

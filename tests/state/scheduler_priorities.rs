@@ -1,7 +1,8 @@
-//! Requests that give way to a better priority: in the batch, in the queue, at admission.
+//! Tests of priorities: preemption of running requests, order of the queue, refusal by a full queue.
 //!
-//! The tables' values were computed from the reference: the lowest priority goes first, then the newest; each must
-//! differ by more than the threshold; their reservations must cover the candidate's deficit, or none goes.
+//! The tables' values follow SGLang's rules: victims have the lowest priority, and among equals the newest go first;
+//! each victim's priority must be lower than the candidate's by more than the threshold; no request is preempted unless
+//! the victims' reservations cover the candidate's deficit.
 
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::SeqId;
@@ -62,7 +63,7 @@ fn missing(tokens: f64, window_tokens: f64) -> Deficit {
 }
 
 #[test]
-fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
+fn the_fewest_worst_and_newest_requests_that_cover_the_deficit_are_preempted() {
     // (sequence, priority, tokens reserved)
     let running = [
         (1, Some(0), 100.0),
@@ -70,7 +71,7 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
         (3, Some(0), 50.0),
         (4, None, 10.0),
     ];
-    // (priority of the candidate, its deficit, who gives way)
+    // (priority of the candidate, its deficit, victims)
     type Case<'a> = (Option<i64>, f64, Option<&'a [u64]>);
     let table: [Case<'_>; 14] = [
         (Some(11), -7.0, Some(&[4])),
@@ -80,7 +81,7 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
         (Some(11), 60.0, Some(&[4, 3])),
         (Some(11), 61.0, Some(&[4, 3, 1])),
         (Some(11), 160.0, Some(&[4, 3, 1])),
-        // 11 - 5 is not more than 10: the deficit is not covered, none goes.
+        // 11 - 5 is not more than 10: the deficit is not covered, so no request is preempted.
         (Some(11), 161.0, None),
         (Some(15), 161.0, None),
         (Some(16), 161.0, Some(&[4, 3, 1, 2])),
@@ -112,7 +113,7 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
 }
 
 #[test]
-fn those_who_give_way_cover_pages_and_window_pages() {
+fn victims_cover_missing_pages_and_window_pages() {
     let victim = |(seq, priority, reserved_tokens, window_tokens): (u64, i64, f64, f64)| Victim {
         seq: SeqId::new(seq),
         rank: Rank::of(Some(priority), false),
@@ -126,7 +127,7 @@ fn those_who_give_way_cover_pages_and_window_pages() {
         (4, 0, 1.0, 10.0),
     ];
     let preemption = Preemption::new(10, running.map(victim).to_vec());
-    // (priority of the candidate, its deficits, how many give way)
+    // (priority of the candidate, its deficits, number of victims)
     for (priority, tokens, window_tokens, expected) in [
         (15, -3.0, 0.0, Some(1)),
         (15, -3.0, 10.0, Some(1)),
@@ -138,7 +139,7 @@ fn those_who_give_way_cover_pages_and_window_pages() {
         (15, -3.0, 61.0, None),
         (30, -3.0, 61.0, None),
         (31, -3.0, 61.0, Some(4)),
-        // Alone, the candidate needs less than was counted, but the same number of pages.
+        // If all are preempted, the window deficit no longer counts, but the token deficit does.
         (31, -3.0, 1000.0, Some(4)),
         (31, 66.0, 61.0, None),
     ] {
@@ -167,7 +168,7 @@ fn priorities_at_the_ends_of_their_range_can_be_compared() {
 }
 
 #[test]
-fn the_deficit_is_what_a_candidate_wants_beyond_what_remains() {
+fn the_deficit_is_the_demand_of_a_candidate_minus_the_remaining_tokens() {
     let limits = PrefillLimits {
         page_size: 4,
         max_prefill_tokens: 16384,
@@ -184,7 +185,7 @@ fn the_deficit_is_what_a_candidate_wants_beyond_what_remains() {
     let tokens: Vec<f64> = running.iter().map(|reserve| reserve.tokens(0.5)).collect();
     assert_eq!(tokens, [50.0, 2048.0, 30.0]);
     let adder = PrefillAdder::new(limits, 0.5, running.into_iter());
-    // 2 rows that ride + 50 + 2048 + 30 are taken: of 3000 tokens 870 remain.
+    // 2 mixed rows + 50 + 2048 + 30 are taken: of 3000 tokens 870 remain.
     assert_eq!(adder.deficit(800, 70, 3000), 0.0);
     assert_eq!(adder.deficit(800, 71, 3000), 1.0);
     assert_eq!(adder.deficit(10, 5000, 3000), (10 + 4096 - 870) as f64);
@@ -223,9 +224,9 @@ fn request_without_a_row_takes_that_of_the_newest_of_the_lowest_priority() {
 }
 
 #[test]
-fn request_without_memory_preempts_only_when_that_covers_what_it_lacks() {
-    // Of 200 tokens each of two running ones holds 8 and reserves the 80 that it generates or has generated: 24 remain,
-    // and each could free 80 minus its generated tokens. The candidate wants 22, 42, 112, 192.
+fn request_without_memory_preempts_only_if_that_covers_its_deficit() {
+    // Of the 200 tokens, two running requests hold 8 each and reserve 80 each for their outputs: 24 remain. Each victim
+    // frees 80 minus its generated tokens. The candidate wants 22, 42, 112, 192.
     for (prompt_tokens, preemptions) in [(20, 0), (40, 1), (110, 2), (190, 0)] {
         let mut world = world(8, 200, rules(Some(10)));
         world.submit_all(&mut (0..2).map(|number| ask(number, 8, 80, Some(0))));
@@ -242,7 +243,7 @@ fn request_without_memory_preempts_only_when_that_covers_what_it_lacks() {
     }
 }
 
-/// Four running requests, each of which keeps the window pages of 32 tokens and of its end, and one that is better.
+/// Runs four requests, each of which keeps the window pages of its last 32 tokens, then one of better priority.
 fn crowded_windows(priorities: [i64; 4], prompt_tokens: u32) -> World {
     let mut world = World::new(Setup {
         n_pages: 8192,
@@ -268,7 +269,7 @@ fn crowded_windows(priorities: [i64; 4], prompt_tokens: u32) -> World {
 
 #[test]
 fn request_without_window_pages_preempts_as_many_at_once_as_it_needs() {
-    // (prompt of the better one, how many give way in each plan)
+    // (prompt of the better request, number of victims in each plan)
     for (prompt_tokens, expected) in [(20, &[][..]), (70, &[1]), (110, &[2]), (128, &[3])] {
         let mut world = crowded_windows([0; 4], prompt_tokens);
         assert_eq!(world.preempted, expected, "{prompt_tokens} tokens");
@@ -277,15 +278,15 @@ fn request_without_window_pages_preempts_as_many_at_once_as_it_needs() {
 }
 
 #[test]
-fn nobody_gives_window_pages_that_do_not_suffice() {
-    // The pages of two would, but only one of the four may be preempted.
+fn no_request_is_preempted_for_window_pages_that_do_not_suffice() {
+    // The pages of two requests would suffice, but only one of the four may be preempted.
     let mut world = crowded_windows([0, 45, 45, 45], 110);
     assert!(world.preempted.is_empty(), "{:?}", world.preempted);
     world.assert_clean();
 }
 
 #[test]
-fn nobody_gives_way_where_preemption_is_off_but_the_better_one_is_next() {
+fn without_preemption_the_better_request_is_next_and_no_request_is_preempted() {
     let mut world = world(1, 512, rules(None));
     world.submit(ask(0, 8, 20, Some(0)));
     world.submit(ask(1, 8, 4, Some(1)));
@@ -317,7 +318,7 @@ fn step_that_was_to_end_a_long_prompt_is_planned_again_with_the_request_that_pre
         let mut starts = step.starts.iter();
         starts.any(|start| world.number_of(start.seq) == urgent)
     });
-    let rows = step.expect("it started").rows.iter();
+    let rows = step.expect("a step").rows.iter();
     let rows: Vec<_> = rows
         .map(|row| (world.number_of(row.seq), row.work.positions()))
         .collect();
@@ -327,7 +328,7 @@ fn step_that_was_to_end_a_long_prompt_is_planned_again_with_the_request_that_pre
     assert_eq!(world.stats().preemptions, 1);
 }
 
-/// One row; a running request, and one that is better by far, with the plan `legs` legs in flight.
+/// One row: a request that ran for `turns` steps, then one of far better priority, whose plan has run `legs` legs.
 fn about_to_preempt(turns: usize, legs: usize) -> World {
     let mut world = world(1, 512, rules(Some(10)));
     world.submit(ask(0, 8, 6, Some(0)));
@@ -342,7 +343,7 @@ fn about_to_preempt(turns: usize, legs: usize) -> World {
 }
 
 #[test]
-fn corner_7_victim_that_ends_while_its_preemption_is_under_way_gives_its_pages_back_once() {
+fn corner_7_victim_that_ends_during_its_preemption_frees_its_pages_once() {
     for turns in 0..8 {
         for legs in 0..8 {
             let mut cancelled = about_to_preempt(turns, legs);
@@ -350,7 +351,7 @@ fn corner_7_victim_that_ends_while_its_preemption_is_under_way_gives_its_pages_b
                 cancelled.cancel(0);
             }
             cancelled.assert_clean();
-            // By its length, or by a stop string that the tokenizer found.
+            // The victim ends by its length, or by a stop string that the tokenizer found.
             let mut ending = about_to_preempt(turns, legs);
             ending.end_step(Fate::Done);
             ending.assert_clean();
@@ -376,7 +377,7 @@ fn preempted_request_comes_back_even_if_nothing_was_admitted_for_it() {
 }
 
 #[test]
-fn lost_steps_around_a_preemption_cost_nobody_a_token() {
+fn lost_steps_around_a_preemption_cost_no_request_a_token() {
     for turns in 0..6 {
         for legs in 0..8 {
             for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
@@ -391,7 +392,7 @@ fn lost_steps_around_a_preemption_cost_nobody_a_token() {
 }
 
 #[test]
-fn victim_waits_behind_better_requests_and_before_later_ones_of_its_own_priority() {
+fn victim_waits_after_better_requests_and_before_later_ones_of_its_own_priority() {
     let mut world = world(1, 512, rules(Some(10)));
     world.submit(ask(0, 8, 30, Some(0)));
     run_until(&mut world, 0, 3);
@@ -415,7 +416,7 @@ fn victim_waits_behind_better_requests_and_before_later_ones_of_its_own_priority
 }
 
 #[test]
-fn full_queue_turns_away_the_worst_that_waits_or_the_one_that_comes() {
+fn full_queue_refuses_the_worst_waiting_request_or_the_new_one() {
     let overloaded = |world: &World, number: usize| {
         matches!(
             world.lives[number].failure(),
@@ -423,7 +424,7 @@ fn full_queue_turns_away_the_worst_that_waits_or_the_one_that_comes() {
         )
     };
     // (priority of the fifth, the refused one): 0 runs, 1 to 3 wait; the newest of the worst is 3.
-    for (priority, away) in [
+    for (priority, refused) in [
         (Some(4), 3),
         (Some(3), 4),
         (Some(-9), 4),
@@ -445,7 +446,7 @@ fn full_queue_turns_away_the_worst_that_waits_or_the_one_that_comes() {
         for number in 0..5 {
             assert_eq!(
                 overloaded(&world, number),
-                number == away,
+                number == refused,
                 "{priority:?}: {number}"
             );
         }
@@ -454,7 +455,7 @@ fn full_queue_turns_away_the_worst_that_waits_or_the_one_that_comes() {
 }
 
 #[test]
-fn preempted_request_is_not_turned_away() {
+fn preempted_request_is_not_refused_by_a_full_queue() {
     let mut rules = rules(Some(10));
     if let Some(priority) = &mut rules.priority {
         priority.max_requests = 2;

@@ -1,4 +1,4 @@
-//! Decoding sequences never wait for a queue of prompts, and arriving prompts wait no longer than that takes.
+//! Tests of the protection of decodes: streams do not wait for a queue of prompts, which waits no longer than needed.
 
 use souffleur_state::scheduler::BatchRules;
 use souffleur_state::step::RowWork;
@@ -41,7 +41,7 @@ fn world(rules: BatchRules) -> World {
     })
 }
 
-/// Steps between two tokens of the request with this number, from the steps that sample for it.
+/// The most steps between two tokens of this request, from the steps that sample for it.
 fn worst_gap(world: &World, number: usize) -> u64 {
     let steps = world.history.iter().filter(|step| {
         let mut rows = step.rows.iter().filter(|row| row.sample);
@@ -84,14 +84,14 @@ fn gap_of_a_stream(rules: BatchRules) -> u64 {
 fn stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive() {
     let configured = gap_of_a_stream(BatchRules::default());
     let unprotected = gap_of_a_stream(off());
-    let riding = gap_of_a_stream(mixed());
+    let in_mixed_steps = gap_of_a_stream(mixed());
     println!(
         "worst gap between two tokens of a stream while {PROMPTS} prompts of {PROMPT_TOKENS} tokens arrive: \
-         {configured} steps as configured, {unprotected} with the protection off, {riding} in mixed steps"
+         {configured} steps as configured, {unprotected} with the protection off, {in_mixed_steps} in mixed steps"
     );
     // One prefill step between two decodes; every prompt's step between two decodes; a row in every step.
     assert_eq!(
-        (configured, unprotected, riding),
+        (configured, unprotected, in_mixed_steps),
         (2, u64::from(PROMPTS) + 1, 1)
     );
 }
@@ -161,7 +161,7 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
         world.assert_clean();
         steps
     };
-    // All in one chunk; in two; after a shared prefix that one of them computes.
+    // All prompts fit into one chunk; into two; into one, after a shared prefix that one request computes.
     for (prompt_tokens, shared) in [(200, 0), (400, 0), (100, 512)] {
         let configured = first_tokens(BatchRules::default(), prompt_tokens, shared);
         let unprotected = first_tokens(off(), prompt_tokens, shared);
@@ -178,7 +178,7 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
 }
 
 #[test]
-fn decodes_that_ride_take_their_tokens_off_the_chunk() {
+fn decodes_in_a_mixed_step_shorten_the_chunk() {
     let rules = BatchRules {
         mixed_chunk: true,
         ..BatchRules::default()
@@ -207,7 +207,7 @@ fn decodes_that_ride_take_their_tokens_off_the_chunk() {
 }
 
 #[test]
-fn decodes_do_not_ride_beside_log_probabilities_or_where_they_leave_no_room() {
+fn decodes_are_not_mixed_with_log_probabilities_or_without_room_for_a_chunk() {
     let rules = BatchRules {
         mixed_chunk: true,
         ..BatchRules::default()
@@ -221,13 +221,13 @@ fn decodes_do_not_ride_beside_log_probabilities_or_where_they_leave_no_room() {
     let cases: [(&str, Vec<Ask>, Ask, usize); 4] = [
         ("plain", vec![plain(0), plain(1)], late(), 16),
         (
-            "wished by one that decodes",
+            "requested by a decoding request",
             vec![plain(0), logprobs(plain(1))],
             late(),
             16,
         ),
         (
-            "wished by the one that comes",
+            "requested by the new request",
             vec![plain(0)],
             logprobs(late()),
             16,
@@ -257,7 +257,7 @@ fn decodes_do_not_ride_beside_log_probabilities_or_where_they_leave_no_room() {
 }
 
 #[test]
-fn decodes_sit_out_and_are_not_retracted_when_their_pages_are_missing_beside_the_prefill() {
+fn decodes_sit_out_and_are_not_retracted_when_a_prefill_takes_their_pages() {
     let mut world = World::new(Setup {
         page_size: 4,
         n_pages: 12,
@@ -272,7 +272,7 @@ fn decodes_sit_out_and_are_not_retracted_when_their_pages_are_missing_beside_the
         ..Ask::default()
     };
     // Three prompts of 6 tokens, then one of 8 in the third step: 8 pages are held, and the fourth step is the first
-    // that needs a page more for each of them.
+    // that needs one more page for each of them.
     world.submit_all(&mut (0..3).map(|number| ask(number, 6, 4)));
     world.finish_plan();
     assert_eq!((world.depth(), world.history.len()), (2, 2));

@@ -1,4 +1,4 @@
-//! The requests in the tests of the scheduler, and the output that each must have at its end.
+//! The requests of the scheduler's tests, and the expected output of each.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use crate::grammars::{HashedGrammar, follow};
 
 pub const VOCAB: u32 = 256;
 pub const EOS: u32 = 0;
-/// Lost steps that a request survives.
+/// The number of lost steps that a request survives.
 const SURVIVED_LOSSES: usize = 2;
 
 #[derive(Clone, Debug, Default)]
@@ -30,12 +30,12 @@ pub struct Ask {
     pub grammar: Option<HashedGrammar>,
     /// Positions at which other prompts are likely to diverge from it.
     pub anchors: Vec<u32>,
-    /// Its prompt neither comes from the cache nor goes there.
+    /// The request neither reads the prefix cache nor adds to it.
     pub bypasses_cache: bool,
 }
 
 impl Ask {
-    /// The tokens that its output begins with, as the tokenizer decides it.
+    /// The forced tokens at the start of the output, chosen by the tokenizer's rules.
     pub fn opening(&self) -> &[u32] {
         let opening = self
             .grammar
@@ -83,13 +83,13 @@ pub struct Life {
     pub rejected_steps: usize,
     pub lost_steps: usize,
     natural_output: Vec<u32>,
-    /// The state of its grammar at the end of the natural output.
-    natural_standing: Result<GrammarProgress, GrammarFailure>,
+    /// The state of the grammar at the end of the natural output.
+    natural_progress: Result<GrammarProgress, GrammarFailure>,
 }
 
 impl Life {
     pub fn new(ask: Ask, rid: RequestId, seed: u64, flag: CancelFlag) -> Self {
-        let (natural_output, natural_standing) = natural_output(&ask, seed);
+        let (natural_output, natural_progress) = natural_output(&ask, seed);
         Self {
             ask,
             delivered: Vec::new(),
@@ -104,11 +104,11 @@ impl Life {
             rejected_steps: 0,
             lost_steps: 0,
             natural_output,
-            natural_standing,
+            natural_progress,
         }
     }
 
-    /// The output that it generates without interference.
+    /// The output of the request without interference.
     pub fn natural_output(&self) -> &[u32] {
         &self.natural_output
     }
@@ -128,7 +128,7 @@ impl Life {
         }
     }
 
-    /// It ended as it should, with the expected output.
+    /// Checks that the request ended as it should, with the expected output.
     pub fn check_end(&self) {
         let rid = &self.rid;
         match self.end.as_ref().expect("every request ends") {
@@ -145,7 +145,7 @@ impl Life {
                 let stopped = self.delivered.last().copied().filter(|last| {
                     !self.ask.ignore_eos && (*last == EOS || Some(*last) == self.ask.stop_token)
                 });
-                let expected = match (stopped, self.natural_standing) {
+                let expected = match (stopped, self.natural_progress) {
                     (Some(token), _) => FinishReason::StopToken(token),
                     (None, Ok(GrammarProgress::Done)) => FinishReason::Grammar,
                     (None, _) => FinishReason::Length {
@@ -163,7 +163,7 @@ impl Life {
             }
             End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
             End::Told(RequestEnd::Failed(RequestError::Grammar(_))) => {
-                assert!(self.natural_standing.is_err(), "{rid} could go on");
+                assert!(self.natural_progress.is_err(), "{rid} must not fail");
                 let opening = self.ask.opening().len();
                 let expected = self.natural_output();
                 let expected = if expected.len() == opening {
@@ -177,7 +177,7 @@ impl Life {
             End::Told(RequestEnd::Failed(RequestError::Overloaded { .. })) => {
                 assert!(
                     self.delivered.is_empty() && self.retractions == 0,
-                    "{rid} ran"
+                    "{rid} was refused after it ran"
                 );
             }
             End::Told(RequestEnd::Failed(RequestError::Timeout { .. })) => {
@@ -187,7 +187,7 @@ impl Life {
         }
     }
 
-    /// Every requested position once and in order.
+    /// Checks that every requested position has a log probability, once and in order.
     fn check_input_logprobs(&self) {
         let Some(start) = self.ask.logprob_start else {
             return;

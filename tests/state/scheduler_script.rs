@@ -1,4 +1,4 @@
-//! The exact steps of small scripts: the time and the pages of each plan.
+//! Small scripts with the exact steps that they must lead to: positions, samples and pages.
 
 use souffleur_base::ids::PageId;
 use souffleur_request::FinishReason;

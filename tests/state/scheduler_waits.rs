@@ -1,33 +1,33 @@
-//! Bounds on the waits of requests, in steps.
+//! Checks bounds on the waits of requests, in steps.
 //!
 //! Four promises, each checked at every step, using only the steps and the order of events:
 //!
-//! - **Progress.** While requests wait, the steps from one admission to the next, or from the first wait to the first
-//!   admission, are at most the longest run of those inside when all of them run to their ends together: a row for each
-//!   chunk that remains of the one chunked prefill, the decode steps that are owed after each, and as many decodes as the
-//!   request with most tokens left has. Steps in which memory cut a chunk short come on top, and so does a step for
-//!   each plan that the pools refused. This holds under every policy: the pool can hold any request alone.
+//! - **Progress.** While requests wait, the steps from one admission to the next (or from the first wait to the first
+//!   admission) are at most the longest run of the admitted requests, when all of them run to their ends together: one
+//!   step for each remaining chunk of the one chunked prefill, the decode steps owed after each, and as many decodes as
+//!   the request with most tokens left needs. A step is added for each chunk that memory cut short, and for each plan
+//!   that the pools refused. This holds under every policy, because the pool can hold any request alone.
 //! - **Room is used.** Once a request has ended, and there is a row and memory for any waiting request in addition to
-//!   all that those inside may still request, one starts in the next plan, or after the decodes that are owed. Under
-//!   every policy too; the test's sum of these requests is an upper bound, so it says nothing about a full pool.
-//! - **No request overtakes one that comes first.** The policy decides which one comes first. Under all of them it is,
-//!   if priorities count, the one with the better priority; then retracted ones, the oldest first. Among the others
-//!   `fcfs` promises the order of arrival, and so do the policies that probe the cache when they did not: for want of a
-//!   cache, or because more than 128 wait. `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
-//!   `shortest-prefill-first` promise nothing while they probe the cache, and `random` never does: a stream of better
-//!   requests can starve one for ever, by intent. Exempt is a step whose plan was begun before the request came or
-//!   while its last tokens were in flight, and as many plans as the prefix wait holds a request back for.
-//! - **A chunk continues.** A prefill that was begun has a row in every step except those that are owed to decodes, and
-//!   one for each plan that the pools refused.
+//!   all that the admitted requests may still need, a request starts in the next plan, or after the decodes that are
+//!   owed. This, too, holds under every policy. The sum of these needs is an upper bound: a full pool is not checked.
+//! - **No request overtakes one that comes first.** Under every policy, if priorities count, requests of better
+//!   priority come first; then retracted requests, the oldest first. The others come in the order of the policy: `fcfs`
+//!   promises the order of arrival, and so do the policies that probe the cache if they did not probe it (there is no
+//!   cache, or more than 128 requests wait). `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
+//!   `shortest-prefill-first` promise nothing if they probed the cache, and `random` never promises an order: a stream
+//!   of better requests may starve a request, by design. Exempt are steps whose plan began before the request arrived
+//!   or while its last tokens were in flight, and the plans for which the prefix wait holds a request back.
+//! - **A chunk continues.** A prefill that has begun has a row in every step, except the steps owed to decodes and one
+//!   step for each plan that the pools refused.
 //!
-//! So a request with a promised place waits at most as many longest runs of those inside as requests come before it.
+//! So a request whose place is promised waits at most one longest run for each request that comes before it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use souffleur_state::step::{RowWork, StepPlan};
 
-/// Plans for which a prefix in flight may hold a request back.
+/// The most plans for which the prefix wait may hold a request back.
 const MOST_HELD: usize = 2;
 
 /// The facts that stay the same while a world runs.
@@ -74,22 +74,22 @@ pub enum Promise {
     Nothing,
 }
 
-/// The reason for a wait; smaller is sooner.
+/// The reason for a wait; smaller comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
-    /// It ran, and was retracted for others' growth.
+    /// The request ran, and was retracted so that others could grow.
     Retracted,
-    /// It never ran, or was preempted by a better one.
+    /// The request never ran, or was preempted by one of better priority.
     Queued,
 }
 
 /// The run of an admitted request.
 #[derive(Clone, Copy, Debug)]
 struct Tenure {
-    /// Tokens to be prefilled, and the prefilled ones.
+    /// Tokens to prefill, and the number prefilled so far.
     fill_tokens: usize,
     filled_tokens: usize,
-    /// Tokens that it may still generate.
+    /// Tokens that the request may still generate.
     tokens_left: usize,
     /// Steps without a row since its last chunk, and their maximum.
     idle_steps: usize,
@@ -100,16 +100,16 @@ struct Tenure {
 struct Waiter {
     prompt_tokens: usize,
     max_new_tokens: usize,
-    /// Smaller is sooner.
+    /// Smaller comes first.
     rank: (bool, i128),
     class: Class,
-    /// Plans begun before its wait.
+    /// The number of plans begun before its wait.
     since_plan: usize,
-    /// Steps sent when its wait began.
+    /// The number of steps sent before its wait.
     waits_from: Option<usize>,
-    /// Steps sent when it was evacuated: the next one may be without it.
+    /// The number of steps sent before it was evacuated; the next step may leave it out.
     left_at: Option<usize>,
-    /// Plans in which a request started that comes after it.
+    /// Plans in which a request started that should come after it.
     overtaken: usize,
     tenure: Option<Tenure>,
 }
@@ -121,13 +121,13 @@ pub struct Waits {
     pub chunks: usize,
     /// Prefills that continued.
     pub resumed: usize,
-    /// Starts that overtook no request that had to come first: by priority or class, by arrival, by output.
+    /// Starts compared with a waiting request: by priority or class, by arrival, by output.
     pub by_class: usize,
     pub by_arrival: usize,
     pub by_output: usize,
     /// Starts in the order of arrival that a policy fell back to.
     pub by_fallback: usize,
-    /// Starts that had to follow the decodes that were owed, since there was room.
+    /// Starts that were due because there was room, after the decodes that were owed.
     pub by_room: usize,
     /// Longest wait of a request.
     pub longest: usize,
@@ -142,16 +142,16 @@ pub struct WaitLog {
     rules: WaitRules,
     waiters: Vec<Waiter>,
     waiting: BTreeSet<usize>,
-    inside: BTreeSet<usize>,
+    admitted: BTreeSet<usize>,
     /// Plans begun, and the promise of the last one's policy.
     plans: usize,
     promise: Promise,
     falls_back: bool,
     /// The step of the first wait or of the last admission; and the latest step for the next admission.
     pause: Option<(usize, usize)>,
-    /// Plans begun at the last end, until a request starts or there is no room.
+    /// The number of plans begun when a request last ended; `None` once a request starts or there is no room.
     ended_at: Option<usize>,
-    /// Steps since then in which a request could have started.
+    /// Steps since that end in which a request could have started.
     roomy_steps: usize,
     steps: usize,
     pub seen: Waits,
@@ -163,7 +163,7 @@ impl WaitLog {
             rules,
             waiters: Vec::new(),
             waiting: BTreeSet::new(),
-            inside: BTreeSet::new(),
+            admitted: BTreeSet::new(),
             plans: 0,
             promise: Promise::Nothing,
             falls_back: false,
@@ -192,14 +192,14 @@ impl WaitLog {
         self.begin_pause();
     }
 
-    /// A plan is begun: later arrivals are not in it.
+    /// Begins a plan; requests that arrive later are not in it.
     pub fn begin_plan(&mut self, promise: Promise, falls_back: bool) {
         self.plans += 1;
         self.promise = promise;
         self.falls_back = falls_back;
     }
 
-    /// It was taken out of the batch and starts over.
+    /// A request was taken out of the batch and will start over.
     pub fn evacuated(&mut self, number: usize, is_preempted: bool) {
         let waiter = &mut self.waiters[number];
         waiter.class = if is_preempted {
@@ -211,9 +211,9 @@ impl WaitLog {
         waiter.since_plan = self.plans;
         waiter.left_at = Some(self.steps);
         waiter.overtaken = 0;
-        // A plan that was never sent had admitted it: it has waited all along.
+        // If a plan admitted it but was never sent, it has waited all along.
         waiter.waits_from.get_or_insert(self.steps);
-        self.inside.remove(&number);
+        self.admitted.remove(&number);
         self.waiting.insert(number);
         self.forget_ends();
         self.begin_pause();
@@ -221,7 +221,7 @@ impl WaitLog {
 
     pub fn ended(&mut self, number: usize) {
         self.close(number);
-        self.inside.remove(&number);
+        self.admitted.remove(&number);
         self.ended_at = Some(self.plans);
         if self.waiting.is_empty() {
             self.pause = None;
@@ -237,7 +237,7 @@ impl WaitLog {
     /// The pools refused a plan: the plan that frees memory for it may end in a decode.
     pub fn refused(&mut self) {
         self.forget_ends();
-        for number in &self.inside {
+        for number in &self.admitted {
             if let Some(tenure) = &mut self.waiters[*number].tenure {
                 tenure.may_idle += 1;
             }
@@ -245,7 +245,7 @@ impl WaitLog {
         self.grant_step();
     }
 
-    /// `numbers` are those of the step's starts and rows, in their order.
+    /// Checks a step; `starts` and `rows` are the request numbers of its starts and rows, in order.
     pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], room: Room) {
         self.check_passed(starts);
         self.check_room(!starts.is_empty(), room);
@@ -261,7 +261,7 @@ impl WaitLog {
                 idle_steps: 0,
                 may_idle: self.rules.owed_decodes,
             });
-            self.inside.insert(number);
+            self.admitted.insert(number);
         }
         for (row, &number) in plan.rows.iter().zip(rows) {
             let is_start = starts.contains(&number);
@@ -274,7 +274,7 @@ impl WaitLog {
 
     fn take_row(&mut self, number: usize, work: &RowWork, samples: bool, is_start: bool) {
         let tenure = &mut self.waiters[number].tenure;
-        let tenure = tenure.as_mut().expect("a row has started");
+        let tenure = tenure.as_mut().expect("a row's request has started");
         tenure.tokens_left -= usize::from(samples);
         let RowWork::Prefill { positions } = work else {
             return;
@@ -297,7 +297,7 @@ impl WaitLog {
         }
     }
 
-    /// A start overtakes no request that comes first.
+    /// Checks that no start overtakes a request that comes first.
     fn check_passed(&mut self, starts: &[usize]) {
         let waits = |number: &&usize| !starts.contains(number);
         let waiting: Vec<usize> = self.waiting.iter().filter(waits).copied().collect();
@@ -326,7 +326,7 @@ impl WaitLog {
         }
     }
 
-    /// True if the waiting one comes before the starting one for any contents of the cache.
+    /// Whether the waiting request comes before the starting one, for any contents of the cache.
     fn is_first(&mut self, waits: usize, starts: usize) -> bool {
         let (a, b) = (self.waiters[waits], self.waiters[starts]);
         let (arrival, ranks) = (waits.cmp(&starts), a.rank.cmp(&b.rank));
@@ -354,7 +354,7 @@ impl WaitLog {
         }
     }
 
-    /// A request starts if there is room for all.
+    /// Checks that a request starts if there is room for any waiting request.
     fn check_room(&mut self, has_starts: bool, room: Room) {
         if has_starts {
             self.seen.by_room += usize::from(self.roomy_steps > 0);
@@ -376,14 +376,14 @@ impl WaitLog {
             "no request starts in step {} with {room:?}: {:?} wait, {:?} run",
             self.steps,
             self.waiting,
-            self.inside
+            self.admitted
         );
     }
 
-    /// Any waiting request has room in addition to all that those inside may request. False during chunked prefills.
+    /// Whether any waiting request fits in addition to all that admitted ones may need; false during chunked prefills.
     fn fits(&self, room: Room) -> bool {
         let page_size = self.rules.page_size;
-        let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
+        let tenures = self.admitted.iter().filter_map(|n| self.waiters[*n].tenure);
         let mut asked_tokens = 0;
         for tenure in tenures {
             if tenure.filled_tokens < tenure.fill_tokens {
@@ -399,9 +399,9 @@ impl WaitLog {
         room.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < room.tokens
     }
 
-    /// A prefill that was begun continues.
+    /// Checks that every prefill that has begun continues.
     fn check_chunks(&mut self, rows: &[usize]) {
-        for number in &self.inside {
+        for number in &self.admitted {
             let Some(tenure) = &mut self.waiters[*number].tenure else {
                 continue;
             };
@@ -412,14 +412,14 @@ impl WaitLog {
                 tenure.idle_steps += 1;
                 assert!(
                     tenure.idle_steps <= tenure.may_idle,
-                    "the prefill of {number} does not go on in step {}: {tenure:?}",
+                    "the prefill of {number} does not continue in step {}: {tenure:?}",
                     self.steps
                 );
             }
         }
     }
 
-    /// A request waits: the pause begins, unless it has.
+    /// Begins a pause in admissions, unless one has begun.
     fn begin_pause(&mut self) {
         if self.pause.is_none() {
             self.pause = Some((self.steps, self.steps + self.longest_run()));
@@ -432,9 +432,9 @@ impl WaitLog {
         }
     }
 
-    /// Steps until all of those inside have ended.
+    /// The most steps until all admitted requests have ended.
     fn longest_run(&self) -> usize {
-        let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
+        let tenures = self.admitted.iter().filter_map(|n| self.waiters[*n].tenure);
         let (mut chunks, mut decodes) = (0, 0);
         for tenure in tenures {
             chunks += self.rules.rows(tenure.fill_tokens - tenure.filled_tokens);
@@ -443,7 +443,7 @@ impl WaitLog {
         chunks * (1 + self.rules.owed_decodes) + decodes
     }
 
-    /// A request starts in time.
+    /// Checks that a request starts in time.
     fn check_pause(&mut self, has_starts: bool) {
         let Some((from, latest)) = self.pause else {
             return;
@@ -459,7 +459,7 @@ impl WaitLog {
         }
         assert!(
             self.steps < latest,
-            "no request started in {} steps since step {from}, while {:?} waited: those that run take at most {}",
+            "no request started in {} steps since step {from}, while {:?} waited; those that run take at most {}",
             pause + 1,
             self.waiting,
             latest - from

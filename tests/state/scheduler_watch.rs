@@ -1,4 +1,4 @@
-//! Checks of a schedule from its steps alone: the rows that decode, that are left out, and that give way.
+//! Checks a schedule from its steps alone: which rows decode, which are left out, and which are preempted.
 
 use souffleur_base::ids::SeqId;
 use souffleur_state::scheduler::BatchRules;
@@ -13,11 +13,11 @@ struct Watched {
     wants_logprobs: bool,
     /// Output tokens once the steps so far are done.
     planned: usize,
-    /// Its prefill is planned to the end and it has not left since.
+    /// Its whole prefill is planned, and it has not been released since.
     is_prefilled: bool,
     is_inside: bool,
     has_ended: bool,
-    /// Steps in a row that it could have decoded in and did not.
+    /// Consecutive steps in which it could have decoded but did not.
     sat_out: usize,
     worst_sat_out: usize,
 }
@@ -102,7 +102,7 @@ impl Watch {
         request.sat_out = 0;
     }
 
-    /// The maximum of steps between two tokens of this request, 1 when it is in each.
+    /// The most steps between two tokens of this request; 1 if it is in every step.
     pub fn worst_gap(&self, number: usize) -> usize {
         self.requests[number].worst_sat_out + 1
     }
@@ -140,9 +140,9 @@ impl Watch {
             .collect();
         let prefills = plan.rows.len() - decodes.len();
         assert!(decodes.iter().all(|number| decodable.contains(number)));
-        // All decoding rows, or none.
-        let all_ride = decodable.iter().all(|number| decodes.contains(number));
-        assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
+        // All decodable rows are in the step, or none of them.
+        let has_all = decodable.iter().all(|number| decodes.contains(number));
+        assert!(has_all || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
             assert!(self.rules.mixed_chunk || self.rules.max_prefill_step_ms.is_some());
             let wants = |row: &souffleur_state::step::StepRow| {
@@ -158,7 +158,7 @@ impl Watch {
         self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
     }
 
-    /// At most one prefill step leaves out a sequence that could decode, then none for the interval.
+    /// Checks that at most one prefill step leaves out a sequence that could decode, then none for the interval.
     fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
         let protected = self.rules.prefill_decode_interval_min_bs.max(1);
         if has_prefill && self.owed_decodes > 0 {
@@ -179,16 +179,16 @@ impl Watch {
         }
     }
 
-    /// The victims, if the count of preemptions says so: each gave way to a request that is better by more than the
-    /// threshold, and no worse one runs on. True if there are any.
+    /// Checks the victims if the count of preemptions has grown: each gave way to a request that is better by more than
+    /// the threshold, and no worse request keeps running. Returns whether there are victims.
     pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) -> bool {
         let n_victims = preemptions - std::mem::replace(&mut self.preemptions, preemptions);
         if n_victims == 0 {
             return false;
         }
         assert_eq!(n_victims as usize, victims.len());
-        let rules = self.rules.priority.expect("priorities decide");
-        let threshold = rules.preemption_threshold.expect("preemption is on");
+        let rules = self.rules.priority.expect("priorities");
+        let threshold = rules.preemption_threshold.expect("a threshold");
         // A missing priority is worse than every number.
         let goodness = |request: &Watched| {
             let sign = if rules.low_values_first { -1 } else { 1 };
@@ -202,7 +202,7 @@ impl Watch {
                 !request.is_inside && !request.has_ended && !victims.contains(number)
             });
         let best = waiting.map(|(_, request)| goodness(request)).max();
-        let best = best.expect("somebody waits");
+        let best = best.expect("a preempting request waits");
         for &victim in victims {
             let worst = goodness(&self.requests[victim]);
             assert!(best - worst > threshold, "{best} preempts {worst}");

@@ -1,4 +1,4 @@
-//! Soft pins keep a prefix from eviction only as long as no request needs its memory.
+//! Tests of soft pins, which keep a prefix from eviction only as long as no request needs its memory.
 
 use souffleur_state::plan::preemption::PriorityRules;
 use souffleur_state::scheduler::BatchRules;
@@ -34,7 +34,7 @@ fn held(world: &World) -> (usize, usize) {
 }
 
 #[test]
-fn younger_prompts_do_not_evict_what_is_pinned() {
+fn later_prompts_do_not_evict_a_pinned_prefix() {
     let mut world = World::new(small(64));
     let name = pinned(&mut world, 0, 20, false);
     for family in 1..6 {
@@ -49,7 +49,7 @@ fn younger_prompts_do_not_evict_what_is_pinned() {
 }
 
 #[test]
-fn its_time_ends_it() {
+fn a_soft_pin_expires() {
     let mut world = World::new(small(64));
     pinned(&mut world, 0, 20, false);
     world.expire_pins(SOON - 1);
@@ -61,7 +61,7 @@ fn its_time_ends_it() {
 }
 
 #[test]
-fn the_oldest_give_way_to_a_candidate_while_others_run() {
+fn the_oldest_soft_pins_give_way_to_a_candidate_while_others_run() {
     let mut world = World::new(small(100));
     for family in 0..3 {
         pinned(&mut world, family, 16, false);
@@ -80,23 +80,23 @@ fn the_oldest_give_way_to_a_candidate_while_others_run() {
     let [running, next] = [running, next].map(|number| &world.lives[number].delivered);
     assert!(
         running.len() < 24 && !next.is_empty(),
-        "it waited for the other"
+        "the candidate waited for the running request"
     );
     let pins = held(&world).0;
-    assert!((1..3).contains(&pins), "{pins} are left");
+    assert!((1..3).contains(&pins), "{pins} soft pins are left");
     world.drain();
     world.assert_clean();
 }
 
 #[test]
-fn they_give_way_before_pins_of_hosts_and_before_a_retraction() {
+fn soft_pins_give_way_before_pins_of_hosts_and_before_a_retraction() {
     let mut world = World::new(small(64));
     world.submit(Ask::exactly(prompt(1, 12), 2));
     world.drain();
     world.pin(&prompt(1, 12), SOON);
     pinned(&mut world, 0, 30, false);
     assert_eq!(held(&world), (1, 42));
-    // Two that fit together with the host's pin, but not with both.
+    // Two requests that fit together with the host's pin, but not with both pins.
     for family in [2, 3] {
         world.submit(Ask::exactly(prompt(family, 6), 16));
     }
@@ -107,7 +107,7 @@ fn they_give_way_before_pins_of_hosts_and_before_a_retraction() {
 }
 
 #[test]
-fn they_give_way_before_anybody_is_preempted() {
+fn soft_pins_give_way_before_a_request_is_preempted() {
     let rules = BatchRules {
         priority: Some(PriorityRules {
             low_values_first: false,
@@ -135,7 +135,7 @@ fn they_give_way_before_anybody_is_preempted() {
 }
 
 #[test]
-fn nothing_is_refused_for_them() {
+fn no_request_is_refused_for_soft_pins() {
     let mut world = World::new(small(64));
     pinned(&mut world, 0, 30, false);
     let large = world
@@ -148,10 +148,10 @@ fn nothing_is_refused_for_them() {
 }
 
 #[test]
-fn a_flush_ends_them() {
+fn a_flush_ends_soft_pins() {
     let mut world = World::new(small(64));
     pinned(&mut world, 0, 20, false);
-    world.flush_cache().expect("it is idle");
+    world.flush_cache().expect("a flush");
     world.finish_plan();
     assert_eq!(held(&world), (0, 0));
     assert_eq!(world.stats().evictable_tokens, 0);
@@ -159,7 +159,7 @@ fn a_flush_ends_them() {
 }
 
 #[test]
-fn they_hold_half_of_the_pool_and_so_many_at_most() {
+fn soft_pins_hold_at_most_half_of_the_pool_and_four_prefixes() {
     let mut world = World::new(small(100));
     let names: Vec<u64> = (0..4)
         .map(|family| pinned(&mut world, family, 15, false))
@@ -172,14 +172,14 @@ fn they_hold_half_of_the_pool_and_so_many_at_most() {
         pinned(&mut world, family, 10, false);
     }
     assert_eq!(held(&world), (4, 40));
-    // More than half alone.
+    // This prefix alone takes more than half of the pool.
     pinned(&mut world, 7, 210, false);
     assert_eq!(held(&world), (0, 0));
     world.assert_clean();
 }
 
 #[test]
-fn the_next_turn_takes_the_place_of_the_one_before() {
+fn the_pin_of_the_next_turn_replaces_the_previous_one() {
     let mut world = World::new(small(100));
     for turn in 1..5 {
         pinned(&mut world, 0, 10 * turn, true);
@@ -189,12 +189,12 @@ fn the_next_turn_takes_the_place_of_the_one_before() {
 }
 
 #[test]
-fn a_pin_given_back_before_it_was_granted_holds_nothing() {
+fn a_pin_removed_before_it_was_granted_holds_nothing() {
     let mut world = World::new(small(64));
     world.submit(Ask::exactly(prompt(0, 20), 5));
     world.drain();
     world.finish_plan();
-    // Its plan is open.
+    // The plan that takes the pin is open.
     let name = world.pin_softly(&prompt(0, 20), SOON, false);
     assert!(world.unpin_softly(name));
     world.finish_plan();

@@ -1,6 +1,6 @@
-//! Reported faults of other engines' caches of states, as tests of this one. Names of issues are those of the
-//! engine's repository. Two kinds are elsewhere: windows of attention whose pages went too early or left holes in
-//! `window_defects`, anchors at wrong places in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
+//! Faults reported in other engines' caches of layer states (hybrid models), as tests of this cache. Issue numbers are
+//! those of the engine's repository. Two kinds are tested elsewhere: lost or missing sliding-window pages in
+//! `window_defects`, misplaced anchors in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
 
 use souffleur_state::pool::state_pool::StateLimits;
 
@@ -35,7 +35,7 @@ fn ask(prompt: Vec<u32>, anchors: &[u32]) -> Ask {
     }
 }
 
-/// Tokens of the prompt that come from the cache.
+/// Runs a prompt, and returns the number of its tokens that came from the cache.
 fn cached(world: &mut World, prompt: Vec<u32>, anchors: &[u32]) -> usize {
     let number = world.submit(ask(prompt, anchors)).expect("it fits");
     world.drain();
@@ -54,12 +54,12 @@ fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
 
 /// SGLang #31643, #31648: a hit refreshed every state on its path, also those that no prompt resumes from.
 #[test]
-fn a_hit_makes_only_the_state_young_that_it_used() {
+fn a_hit_refreshes_only_the_state_that_it_used() {
     let mut world = world(1, 1, 5, 1 << 20);
     let long = tokens(2, 300);
     cached(&mut world, long.clone(), &[100, 200]);
     for _ in 0..40 {
-        // Resumes from 200, below 100, and leaves one at its own end.
+        // Resumes from the state at 200, below the one at 100, and leaves a state at its own end.
         let prompt = [&long[..200], &tokens(4, 30)].concat();
         cached(&mut world, prompt, &[200]);
     }
@@ -101,7 +101,7 @@ fn states_are_at_ends_of_whole_pages_and_the_match_ends_there() {
 
 /// SGLang #30862: a slot was restored that no step had written.
 #[test]
-fn a_request_that_goes_before_its_step_leaves_no_state() {
+fn a_request_cancelled_before_its_step_leaves_no_state() {
     let prompt = tokens(20, 150);
     for legs in 0..4 {
         let mut world = world(1, 2, 16, 32);
@@ -165,7 +165,7 @@ fn short_prompts_leave_the_states_of_long_ones() {
 
 /// vLLM #45238, #51198: only the last state of a prompt was kept.
 #[test]
-fn a_fork_goes_on_from_an_earlier_turn() {
+fn a_fork_resumes_from_an_earlier_turn() {
     let mut world = world(16, 2, 32, 256);
     let long = tokens(70, 1200);
     cached(&mut world, long.clone(), &[320, 1184]);
@@ -177,7 +177,7 @@ fn a_fork_goes_on_from_an_earlier_turn() {
     world.assert_clean();
 }
 
-/// A pinned prefix stays usable, however many states others want.
+/// A pinned prefix stays usable, however many states other prompts need.
 #[test]
 fn a_pin_keeps_the_state_at_its_end() {
     let mut world = world(1, 2, 10, 1 << 20);
@@ -216,21 +216,21 @@ fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
     world.assert_clean();
 }
 
-/// The beginning of a tool loop's next prompt: the previous prompt, the opening of the reply, and the reply.
-fn told(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
-    let last = world.lives.last().expect("somebody asked");
+/// The beginning of the next prompt of a conversation: the previous prompt and its reply.
+fn with_reply(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
+    let last = world.lives.last().expect("a request was submitted");
     prompt.extend(&last.delivered);
     prompt
 }
 
-/// Twenty calls of a tool after a query. Each resumes from the previous reply.
+/// Runs twenty tool calls after a query; each must resume from the previous reply.
 fn tool_loop(world: &mut World, query: &[u32], system_tokens: u32) {
     let page = world.setup.page_size as usize;
     let query_tokens = query.len() as u32;
     let mut prompt = query.to_vec();
     cached(world, prompt.clone(), &[system_tokens, query_tokens]);
     for call in 0..20 {
-        prompt = told(world, prompt);
+        prompt = with_reply(world, prompt);
         let fed = prompt.len() - 1;
         prompt.extend(tokens(400 + call, 30));
         let anchors = [system_tokens, query_tokens, prompt.len() as u32 - 2];
@@ -257,8 +257,8 @@ fn a_tool_loop_keeps_the_ends_of_its_instructions_and_of_its_query() {
     }
 }
 
-/// A prefill whose last whole page ended with a chunk left no state there: the reply after it was too short to fill a page,
-/// and the next prompt resumed from the last boundary of a turn.
+/// A prefill whose last whole page ended with a chunk left no state there: the reply after it was too short to fill a
+/// page, and the next prompt resumed from the last boundary of a turn.
 #[test]
 fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
     for prompt_tokens in [65, 70, 128, 140] {
@@ -266,7 +266,7 @@ fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
         let prompt = tokens(215, prompt_tokens);
         let anchors = [30, prompt_tokens as u32 - 12];
         cached(&mut world, prompt.clone(), &anchors);
-        let mut next = told(&world, prompt);
+        let mut next = with_reply(&world, prompt);
         let fed = next.len() - 1;
         next.extend(tokens(216, 30));
         let anchors = [30, prompt_tokens as u32 - 12, next.len() as u32 - 2];
@@ -292,7 +292,7 @@ fn a_tool_loop_leaves_the_states_of_another_conversation() {
 
 /// SGLang #33773: no slot was left for the state of a chunk, and the engine crashed.
 #[test]
-fn no_state_to_spare_for_copies_stops_nobody() {
+fn no_request_stops_if_no_slot_is_free_for_copies() {
     for page_size in [1, 16] {
         let mut world = world(page_size, 4, 5, 64);
         let shared = tokens(230, 200);
@@ -310,7 +310,7 @@ fn no_state_to_spare_for_copies_stops_nobody() {
 
 /// SGLang #31181, #37198: prompts that diverge from one prompt at nearby but different places found no state.
 #[test]
-fn prompts_that_part_near_each_other_all_find_a_state() {
+fn prompts_that_diverge_near_each_other_all_find_a_state() {
     let mut world = world(16, 2, 40, 64);
     let long = tokens(240, 600);
     cached(&mut world, long.clone(), &[590]);
@@ -322,9 +322,9 @@ fn prompts_that_part_near_each_other_all_find_a_state() {
     world.assert_clean();
 }
 
-/// vLLM #51250, #40696: no prompt shorter than a block of hundreds of tokens was found again, and hardly any of a longer one.
+/// vLLM #51250, #40696: of a prompt, only whole blocks of hundreds of tokens were found again.
 #[test]
-fn a_prompt_that_begins_another_is_found_again_whole() {
+fn a_prompt_that_another_continues_is_found_whole() {
     for page_size in [1, 16] {
         let page = page_size as usize;
         let mut world = world(page_size, 2, 40, 1 << 20);
@@ -372,14 +372,14 @@ fn a_state_goes_with_the_keys_and_values_before_it() {
 
 /// llama.cpp #20225, #19794: no turn of a conversation, however short, resumed from the previous one.
 #[test]
-fn short_conversations_go_on_from_their_last_turn() {
+fn short_conversations_resume_from_their_last_turn() {
     for page_size in [1, 4] {
         let page = page_size as usize;
         let mut world = world(page_size, 2, 16, 1 << 20);
         let mut prompt = tokens(290, 12);
         cached(&mut world, prompt.clone(), &[8, 11]);
         for turn in 0..5 {
-            prompt = told(&world, prompt);
+            prompt = with_reply(&world, prompt);
             let fed = prompt.len() - 1;
             prompt.extend(tokens(291 + turn, 6));
             let end = prompt.len() as u32 - 1;
@@ -392,7 +392,7 @@ fn short_conversations_go_on_from_their_last_turn() {
 
 /// A prompt that is matched, but not admitted, leaves the states above its match unchanged.
 #[test]
-fn a_refused_prompt_passes_no_states() {
+fn a_prompt_that_is_not_admitted_changes_no_states() {
     let mut world = World::new(Setup {
         n_rows: 2,
         states: Some(StateLimits {
@@ -405,7 +405,7 @@ fn a_refused_prompt_passes_no_states() {
     cached(&mut world, stale.clone(), &[30]);
     let long = tokens(301, 200);
     cached(&mut world, long.clone(), &[100]);
-    let longer = [told(&world, long.clone()), tokens(302, 10)].concat();
+    let longer = [with_reply(&world, long.clone()), tokens(302, 10)].concat();
     assert_eq!(world.states.cache.cached_states(), 4);
     let asks = [
         // Takes the last free state for its own, and one from the cache for its anchor.
@@ -429,8 +429,8 @@ fn a_refused_prompt_passes_no_states() {
     world.assert_clean();
 }
 
-/// A chat with several requested outputs is no turn of a tool: the state at the end of its query has precedence over one at
-/// the end of the reply.
+/// A chat with several requested outputs is no turn of a tool loop: the state at the end of its query has precedence
+/// over one at the end of the reply.
 #[test]
 fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let mut world = World::new(Setup {
@@ -446,7 +446,7 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let prime = [&system[..], &tokens(311, 8)].concat();
     cached(&mut world, prime, &[160]);
     assert_eq!(world.states.cache.cached_states(), 1);
-    // Has a state, and leaves none: next to its state and the chat's own, two slots can hold copies.
+    // This request holds a state, but caches none: with the chat's own state, two slots are left for copies.
     world.submit(Ask {
         bypasses_cache: true,
         ..Ask::exactly(tokens(312, 40), 100)
@@ -460,7 +460,7 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     while !world.lives[first].holds_memory {
         assert!(world.advance() || world.end_step(Fate::Done));
     }
-    // It would take a copy's state for its own.
+    // The second output would take the slot of a copy for its own state.
     world.cancel(first + 1);
     world.drain();
     assert_eq!(world.lives[first].cached_tokens, 160);

@@ -1,5 +1,5 @@
-//! Models whose layers keep a state: which prompts resume from the cache, the tokens computed for them, and that no
-//! state is lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares
+//! Tests of models whose layers keep a state (hybrid models): where prompts resume from the cache, how many tokens they
+//! compute, and that no state is lost, read before it is written or given to another prompt. The fake executor compares
 //! every state with the tokens that it must have seen.
 
 use souffleur_state::cache::prefix_history::{Cause, MissingState};
@@ -7,7 +7,7 @@ use souffleur_state::pool::state_pool::StateLimits;
 
 use crate::scheduler_world::{Ask, Setup, VOCAB, World};
 
-/// The distance of the grid in these tests.
+/// The distance between two states of the grid, in tokens.
 const GRID: usize = 256;
 
 fn setup(page_size: u32, n_rows: u32, total_slots: usize) -> Setup {
@@ -28,7 +28,7 @@ fn roomy(page_size: u32) -> Setup {
     setup(page_size, 8, 64)
 }
 
-/// Tokens that no other seed begins with.
+/// Tokens that begin differently for every seed.
 fn tokens(seed: u32, n: usize) -> Vec<u32> {
     let token = |at: u32| (seed * 7919 + at * 31 + at * at / 7 + at / 13 * seed) % VOCAB;
     let head = [seed % VOCAB, seed / VOCAB % VOCAB];
@@ -38,7 +38,7 @@ fn tokens(seed: u32, n: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Runs one request alone: the number of computed prompt tokens, and the output.
+/// Runs one request alone; returns the number of computed prompt tokens, and the output.
 fn run(world: &mut World, ask: Ask) -> (usize, Vec<u32>) {
     let prompt = ask.prompt.len();
     let number = world.submit(ask).expect("it fits");
@@ -58,7 +58,7 @@ fn ask(prompt: &[u32], anchors: &[usize], n_output: usize) -> Ask {
 #[derive(Clone)]
 struct Conversation {
     system_tokens: usize,
-    /// Up to the end of the user's last message.
+    /// Tokens up to the end of the user's last message.
     query_tokens: usize,
     turns: Vec<u32>,
 }
@@ -75,13 +75,13 @@ impl Conversation {
         }
     }
 
-    fn say(&mut self, turn: &[u32]) {
+    fn add_user_turn(&mut self, turn: &[u32]) {
         self.turns.extend_from_slice(turn);
         self.query_tokens = self.turns.len();
     }
 
     /// Adds a turn of another role than the user.
-    fn hear(&mut self, turn: &[u32]) {
+    fn add_turn(&mut self, turn: &[u32]) {
         self.turns.extend_from_slice(turn);
     }
 
@@ -92,29 +92,30 @@ impl Conversation {
         ask(&prompt, &anchors, n_output)
     }
 
-    /// One call, whose reply becomes part of the conversation unchanged.
+    /// Runs one call and appends its reply unchanged; returns the number of computed prompt tokens.
     fn turn(&mut self, world: &mut World, n_output: usize) -> usize {
         let (computed, reply) = run(world, self.ask(n_output));
-        self.hear(&OPEN);
-        self.hear(&reply);
+        self.add_turn(&OPEN);
+        self.add_turn(&reply);
         computed
     }
 }
 
-/// System and tools, three conversations: a loop of eight tool calls whose thinking stays, a user's turn that drops it, a
-/// fork, an edit, the same prompt twice, and four samples of one prompt. Returns the computed tokens by turn.
+/// Runs conversations with one system prompt: a loop of eight tool calls whose thinking stays, a user's turn that drops
+/// it, a fork, an edit, the same prompt twice, other conversations, and four samples of one prompt. Returns each turn's
+/// name, its computed tokens, and the most that it may compute.
 fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     let page = world.setup.page_size as usize;
     let mut seen = Vec::new();
     let system = tokens(1, 1500);
     let mut first = Conversation::new(&system);
-    first.say(&tokens(2, 60));
+    first.add_user_turn(&tokens(2, 60));
     let query_end = first.turns.len();
     let cold = first.turn(world, 40);
     seen.push(("first", cold, 1500 + 60 + OPEN.len()));
     for call in 0..8 {
         let result = tokens(10 + call, 70);
-        first.hear(&result);
+        first.add_turn(&result);
         let new = result.len() + OPEN.len();
         let computed = first.turn(world, 30);
         // The reply's last token may not have been fed.
@@ -126,33 +127,33 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
         turns: first.turns[..query_end].to_vec(),
         ..first.clone()
     };
-    second.hear(&answer);
-    second.say(&tokens(31, 50));
+    second.add_turn(&answer);
+    second.add_user_turn(&tokens(31, 50));
     let computed = second.clone().turn(world, 40);
     seen.push(("stripped", computed, 250 + OPEN.len() + page));
     let fork = {
         let mut fork = second.clone();
         fork.turns.truncate(query_end + 120);
-        fork.say(&tokens(32, 90));
+        fork.add_user_turn(&tokens(32, 90));
         fork
     };
     let computed = fork.clone().turn(world, 20);
     seen.push(("fork", computed, 120 + 90 + OPEN.len() + GRID + 64));
     let mut edit = second.clone();
     edit.turns.truncate(query_end + 200);
-    edit.say(&tokens(33, 55));
+    edit.add_user_turn(&tokens(33, 55));
     let computed = edit.clone().turn(world, 20);
     seen.push(("edit", computed, 200 + 55 + OPEN.len() + page));
     let computed = edit.clone().turn(world, 20);
     seen.push(("same again", computed, OPEN.len() + page));
     for seed in [40, 41] {
         let mut other = Conversation::new(&system);
-        other.say(&tokens(seed, 80));
+        other.add_user_turn(&tokens(seed, 80));
         let computed = other.turn(world, 30);
         seen.push(("other conversation", computed, 80 + OPEN.len() + page));
     }
     let mut samples = Conversation::new(&system);
-    samples.say(&tokens(50, 300));
+    samples.add_user_turn(&tokens(50, 300));
     let mut sample = samples.ask(25);
     sample.anchors.push(sample.prompt.len() as u32 + 1);
     let before = world.lives.len();
@@ -167,9 +168,9 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
 }
 
 #[test]
-fn every_turn_of_an_agent_computes_only_what_is_new() {
+fn every_turn_of_an_agent_computes_only_new_tokens() {
     for page_size in [1, 4, 16] {
-        // As many as the memory plan grants eight rows and more, and few more than the rows need.
+        // As many slots as the memory plan grants for eight rows, and hardly more slots than the rows need.
         for (rows, slots) in [(8, 64), (4, 8), (4, 5), (2, 5)] {
             let mut world = World::new(setup(page_size, rows, slots));
             for (turn, computed, most) in agentic_trace(&mut world) {
@@ -184,20 +185,20 @@ fn every_turn_of_an_agent_computes_only_what_is_new() {
 }
 
 #[test]
-fn an_agent_gets_the_same_words_with_hardly_any_states() {
-    let says = |setup: Setup| {
+fn an_agent_gets_the_same_tokens_with_hardly_any_states() {
+    let outputs_of = |setup: Setup| {
         let mut world = World::new(setup);
         agentic_trace(&mut world);
-        let said: Vec<Vec<u32>> = world
+        let output: Vec<Vec<u32>> = world
             .lives
             .iter()
             .map(|life| life.delivered.clone())
             .collect();
         world.assert_clean();
-        said
+        output
     };
     for page_size in [1, 16] {
-        let expected = says(Setup {
+        let expected = outputs_of(Setup {
             states: None,
             ..roomy(page_size)
         });
@@ -211,13 +212,13 @@ fn an_agent_gets_the_same_words_with_hardly_any_states() {
                 n_pages: n_pages / page_size,
                 ..setup(page_size, rows, slots)
             };
-            assert_eq!(says(setup), expected, "{rows} rows, {slots} slots");
+            assert_eq!(outputs_of(setup), expected, "{rows} rows, {slots} slots");
         }
     }
 }
 
 #[test]
-fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
+fn a_prompt_resumes_at_a_state_and_reports_where_none_is() {
     let mut world = World::new(roomy(1));
     let prompt = tokens(3, 200);
     assert_eq!(run(&mut world, ask(&prompt, &[120], 4)).0, 200);
@@ -231,7 +232,7 @@ fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
     assert_eq!((report.cause, report.cached_tokens), (Cause::NoState, 120));
     assert_eq!(report.kv_tokens, 180);
     assert_eq!(report.missing_state, Some(MissingState::NeverSaved));
-    // The second that leaves it there saves a state for the third, without an anchor.
+    // A second prompt that diverges at 180 finds no state there.
     let mut third = prompt[..180].to_vec();
     third.extend(tokens(5, 30));
     let (computed, _) = run(&mut world, ask(&third, &[205], 4));
@@ -247,7 +248,7 @@ fn a_prompt_goes_on_where_a_state_is_and_says_so_where_none_is() {
 }
 
 #[test]
-fn the_second_prompt_that_leaves_another_saves_a_state_for_the_third() {
+fn the_second_prompt_that_diverges_saves_a_state_for_the_third() {
     for page_size in [1, 4, 16] {
         let mut world = World::new(roomy(page_size));
         let shared = tokens(9, 200);
@@ -264,15 +265,15 @@ fn the_second_prompt_that_leaves_another_saves_a_state_for_the_third() {
 }
 
 #[test]
-fn a_repeated_prompt_and_a_longer_one_begin_at_the_end_of_the_shorter() {
+fn a_repeated_prompt_and_a_longer_one_resume_at_the_end_of_the_first() {
     let mut world = World::new(roomy(1));
     let prompt = tokens(11, 100);
-    let (computed, said) = run(&mut world, ask(&prompt, &[], 10));
-    assert_eq!((computed, said.len()), (100, 10));
+    let (computed, output) = run(&mut world, ask(&prompt, &[], 10));
+    assert_eq!((computed, output.len()), (100, 10));
     // A prompt without anchors leaves a state one token before its end.
     assert_eq!(run(&mut world, ask(&prompt, &[], 10)).0, 1);
     // The reply's last token was not fed: it ended by its length.
-    let longer = [&prompt[..], &said, &tokens(12, 5)].concat();
+    let longer = [&prompt[..], &output, &tokens(12, 5)].concat();
     assert_eq!(run(&mut world, ask(&longer, &[], 3)).0, 1 + 5);
     world.assert_clean();
 }
@@ -303,7 +304,7 @@ fn a_report_says_why_there_is_no_state() {
 }
 
 #[test]
-fn who_waits_for_another_prompt_goes_on_where_the_two_part() {
+fn a_request_that_waits_for_another_prompt_resumes_where_they_diverge() {
     for page_size in [1, 4, 16] {
         let mut world = World::new(roomy(page_size));
         let shared = tokens(22, 200);
@@ -321,19 +322,19 @@ fn who_waits_for_another_prompt_goes_on_where_the_two_part() {
 }
 
 #[test]
-fn a_state_is_published_as_of_the_last_token_that_was_fed() {
+fn a_state_is_published_for_exactly_the_tokens_that_were_fed() {
     for page_size in [1, 2, 4, 16] {
         let mut world = World::new(roomy(page_size));
         for seed in 0..12 {
             let prompt = tokens(1000 + seed, 64 + seed as usize);
             // Most outputs end with EOS, and not with the length.
-            let said = Ask {
+            let output = Ask {
                 ignore_eos: false,
                 ..ask(&prompt, &[], 400)
             };
-            let (_, said) = run(&mut world, said);
-            // Those that continue get a state of exactly the tokens that it claims: the executor checks.
-            let whole = [prompt, said].concat();
+            let (_, output) = run(&mut world, output);
+            // The next turn gets a state of exactly the tokens that it claims: the executor checks.
+            let whole = [prompt, output].concat();
             let turn = [&whole[..], &[9, 8, 7]].concat();
             let (computed, _) = run(&mut world, ask(&turn, &[], 3));
             let new = turn.len() - whole.len() + page_size as usize;

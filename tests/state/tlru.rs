@@ -1,4 +1,4 @@
-//! Tail-optimised LRU: victims computed by hand.
+//! Tests of tail-optimised LRU eviction, with victims computed by hand.
 
 use souffleur_state::cache::eviction::{EvictionParameters, EvictionPolicy};
 

@@ -1,4 +1,4 @@
-//! Requests that generate nothing: their prompt is computed and stays in the tree.
+//! Tests of warm-up requests, which generate nothing: their prompt is computed and stays in the tree.
 
 use souffleur_request::FinishReason;
 use souffleur_state::scheduler::news::RequestEnd;
@@ -20,7 +20,7 @@ fn check(setup: Setup, cached: u32) {
     assert!(world.lives[0].delivered.is_empty());
     let mut rows = world.history.iter().flat_map(|step| &step.rows);
     assert!(rows.all(|row| !row.sample), "nothing is sampled");
-    // A second warm-up finds it, and so does a request that generates.
+    // A second warm-up finds the prompt in the cache, and so does a request that generates.
     world.submit(warm_up);
     world.drain();
     assert_eq!(world.lives[1].cached_tokens, cached);
@@ -37,7 +37,7 @@ fn a_warm_up_leaves_its_prompt_in_the_tree_and_generates_nothing() {
 }
 
 #[test]
-fn a_warm_up_in_chunks_and_pages_does_so_too() {
+fn a_warm_up_in_chunks_and_pages_leaves_its_prompt_in_the_tree() {
     let setup = Setup {
         page_size: 4,
         n_pages: 64,
@@ -48,7 +48,7 @@ fn a_warm_up_in_chunks_and_pages_does_so_too() {
 }
 
 #[test]
-fn warm_ups_run_beside_requests_that_generate() {
+fn warm_ups_run_together_with_requests_that_generate() {
     let mut world = World::new(Setup::default());
     let prompt = |family: u32| (0..30).map(|at| family * 30 + at).collect::<Vec<u32>>();
     for family in 0..6 {

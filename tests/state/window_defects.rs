@@ -1,13 +1,13 @@
-//! Reported faults of other engines' window pages, as tests of this one. Names of issues are those of the engine's
-//! repository.
+//! Faults reported in other engines' caches of sliding-window pages, as tests of this cache. Issue numbers are those of
+//! the engine's repository.
 
 use crate::scheduler_world::{Ask, Setup, World};
 use crate::windows::{Tree, run, setup, tokens};
 
-/// SGLang #35515: one hole in the last window made a whole branch useless. It only shortens the match, and the next
-/// sequence that computes the rest closes it.
+/// SGLang #35515: one hole in the last window made a whole branch useless. Here a hole only shortens the match, and
+/// the next sequence that computes the rest fills it.
 #[test]
-fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
+fn a_hole_in_the_last_window_shortens_the_match_until_it_is_filled() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
         let mut world = Tree::new(page_size, 33);
@@ -26,7 +26,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
 
 /// SGLang #36935, of states: the pages at the ends of a long prompt's chunks evicted the boundaries of others.
 #[test]
-fn ends_of_chunks_push_out_no_boundaries() {
+fn ends_of_chunks_evict_no_boundaries() {
     let mut world = World::new(setup(1, 24, 64 + 4 * 24 + 32));
     let prompt = tokens(3, 60);
     run(&mut world, &prompt, 40);
@@ -38,17 +38,17 @@ fn ends_of_chunks_push_out_no_boundaries() {
 
 /// SGLang #29860, #34870: a sequence kept a page less of its end than the next prompt sees.
 #[test]
-fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {
+fn the_next_turn_resumes_at_the_last_whole_page_of_every_length() {
     for (page_size, window) in [(1, 9), (4, 9), (4, 8), (16, 24), (16, 17), (16, 16)] {
         let page = page_size as usize;
         let mut world = World::new(setup(page_size, window, 8192));
         for n_output in 1..2 * page + 6 {
             let prompt = tokens(100 + n_output as u32, 70 + n_output % 5);
             let n_output = n_output + 2 * window;
-            let (_, said) = run(&mut world, &prompt, n_output);
+            let (_, output) = run(&mut world, &prompt, n_output);
             // The last token was never fed.
-            let known = prompt.len() + said.len() - 1;
-            let next = [&prompt[..], &said, &tokens(9, 12)].concat();
+            let known = prompt.len() + output.len() - 1;
+            let next = [&prompt[..], &output, &tokens(9, 12)].concat();
             let (cached, _) = run(&mut world, &next, 1);
             assert_eq!(
                 cached,
@@ -60,9 +60,9 @@ fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {
     }
 }
 
-/// The same after a stop string, which removes computed tokens.
+/// The next turn after a stop string, which removes computed tokens.
 #[test]
-fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
+fn the_next_turn_resumes_where_a_stop_string_cut_the_output() {
     for (page_size, window) in [(1, 9), (4, 9), (16, 24)] {
         let page = page_size as usize;
         for cut in 1..6 {
@@ -77,8 +77,8 @@ fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
             let kept = world.lives[number].delivered.len() - cut;
             world.stop_found(number, kept);
             world.drain();
-            let said = &world.lives[number].delivered[..kept];
-            let next = [&prompt[..], said, &tokens(9, 12)].concat();
+            let output = &world.lives[number].delivered[..kept];
+            let next = [&prompt[..], output, &tokens(9, 12)].concat();
             let (cached, _) = run(&mut world, &next, 1);
             let known = prompt.len() + kept - 1;
             assert_eq!(cached, known / page * page, "{cut} cut, pages of {page}");
@@ -89,10 +89,10 @@ fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
 
 /// SGLang #31486: pages that a sequence had freed were published with others at its end.
 #[test]
-fn no_page_is_cached_that_its_sequence_has_left() {
+fn pages_that_a_sequence_has_freed_are_not_cached() {
     for page_size in [1, 4, 16] {
         let window = 20;
-        // As many as two sequences see: pages that one frees, the other takes at once.
+        // As many tokens as two sequences see, so one takes the pages that the other frees at once.
         let tight = 64 + 2 * window + 8 * page_size as usize;
         let mut world = World::new(setup(page_size, window, tight));
         let asks = (40..44).map(|seed| Ask::exactly(tokens(seed, 50), 150));
@@ -113,7 +113,7 @@ fn no_page_is_cached_that_its_sequence_has_left() {
 
 /// SGLang #27586: slots leaked through a map of window slots that was not kept in step when requests were cut off.
 #[test]
-fn who_is_cancelled_or_retracted_anywhere_leaves_no_page_behind() {
+fn a_request_cancelled_or_retracted_at_any_step_leaks_no_page() {
     for has_radix_cache in [true, false] {
         for turns in 0..40 {
             let mut world = World::new(Setup {
@@ -135,10 +135,10 @@ fn who_is_cancelled_or_retracted_anywhere_leaves_no_page_behind() {
     }
 }
 
-/// vLLM #46453: groups of pages disagreed on the length of a hit. A row begins with as many pages of one as the other
-/// has for its window, or the executor finds the hole.
+/// vLLM #46453: groups of pages disagreed on the length of a hit. Here a row begins with the pages of
+/// both groups, or the executor finds the hole.
 #[test]
-fn a_row_begins_where_both_groups_of_pages_do() {
+fn a_row_begins_where_both_groups_have_pages() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
         let mut world = World::new(setup(page_size, 24, 64 + 2 * 24 + 16 * page));
@@ -162,22 +162,22 @@ fn a_row_begins_where_both_groups_of_pages_do() {
 /// llama.cpp #13194: the next turn of a conversation computed everything again, since the window did not reach back to
 /// the position where it resumes.
 #[test]
-fn a_conversation_computes_only_what_is_new() {
+fn a_conversation_computes_only_new_tokens() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
         let window = 24;
-        // Hardly more than one sequence needs, and other prompts come in between.
+        // Hardly more window pages than one sequence needs, and other prompts come in between.
         let mut world = World::new(setup(page_size, window, 64 + 4 * window + 16 * page));
         let mut turns = tokens(90, 300);
         run(&mut world, &turns, 1);
         for turn in 0..12 {
             turns.extend(tokens(91 + turn, 30));
-            let (cached, said) = run(&mut world, &turns, 50);
+            let (cached, output) = run(&mut world, &turns, 50);
             if turn > 0 {
                 let new = turns.len() - cached;
                 assert!(new <= 30 + 1 + page, "turn {turn} computed {new}");
             }
-            turns.extend(said);
+            turns.extend(output);
             run(&mut world, &tokens(150 + turn, 20), 2);
         }
         world.assert_clean();

@@ -1,5 +1,5 @@
-//! Models with sliding windows: the pages that their sequences hold, the positions where prompts resume from the cache,
-//! and the order of eviction when window pages run out. The fake executor checks all tokens that each query sees.
+//! Tests of models with sliding windows: the window pages that sequences hold, the positions where prompts resume from
+//! the cache, and the order of eviction. The fake executor checks all tokens that each query sees.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub fn setup(page_size: u32, window: usize, window_tokens: usize) -> Setup {
     }
 }
 
-/// Tokens that no other seed begins with.
+/// Tokens that begin differently for every seed.
 pub fn tokens(seed: u32, n: usize) -> Vec<u32> {
     let token = |at: u32| (seed * 7919 + at * 31 + at * at / 7 + at / 13 * seed) % VOCAB;
     let head = [seed % VOCAB, seed / VOCAB % VOCAB];
@@ -40,7 +40,7 @@ pub fn tokens(seed: u32, n: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Runs one request alone: the number of prompt tokens from the cache, and the output.
+/// Runs one request alone; returns the number of cached prompt tokens, and the output.
 pub fn run(world: &mut World, prompt: &[u32], n_output: usize) -> (usize, Vec<u32>) {
     let ask = Ask::exactly(prompt.to_vec(), n_output);
     let number = world.submit(ask).expect("it fits");
@@ -50,7 +50,7 @@ pub fn run(world: &mut World, prompt: &[u32], n_output: usize) -> (usize, Vec<u3
 }
 
 #[test]
-fn a_prompt_goes_on_at_every_page_around_the_window() {
+fn a_prompt_resumes_at_every_page_around_the_window() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
         for window in [1, 2, 5, 16, 24, 40, 500] {
@@ -126,7 +126,7 @@ fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
         dtype: KvDtype::BF16,
     };
     let layout = KvLayout::uniform(34, layer).windowed(&windows);
-    let layout = layout.expect("all have one size");
+    let layout = layout.expect("all layers have one size");
     for n_output in [40, 1200] {
         let mut world = World::new(Setup {
             n_pages: 4096,
@@ -154,8 +154,8 @@ fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
 }
 
 #[test]
-fn chunks_longer_than_the_window_and_shorter_say_the_same() {
-    let said = |setup: Setup| {
+fn chunks_longer_and_shorter_than_the_window_give_the_same_outputs() {
+    let outputs = |setup: Setup| {
         let mut world = World::new(setup);
         let asks = (20..26).map(|seed| Ask::exactly(tokens(seed, 100 + seed as usize), 40));
         world.submit_all(&mut asks.into_iter());
@@ -163,7 +163,7 @@ fn chunks_longer_than_the_window_and_shorter_say_the_same() {
         let lives = world.lives.iter();
         lives.map(|life| life.delivered.clone()).collect::<Vec<_>>()
     };
-    let expected = said(Setup::default());
+    let expected = outputs(Setup::default());
     for page_size in [1, 4, 16] {
         for chunk in [16, 48, 112] {
             let setup = Setup {
@@ -171,7 +171,7 @@ fn chunks_longer_than_the_window_and_shorter_say_the_same() {
                 // A chunk, a kept prefix and a decode: the minimum in a memory plan.
                 ..setup(page_size, 30, chunk + 2 * 30 + 8 * page_size as usize)
             };
-            assert_eq!(said(setup), expected, "chunks of {chunk}");
+            assert_eq!(outputs(setup), expected, "chunks of {chunk}");
         }
     }
 }
@@ -192,7 +192,7 @@ fn a_report_names_the_window_that_is_missing() {
     world.assert_clean();
 }
 
-/// A tree with its pools, without an engine.
+/// A prefix cache with its pools, without an engine.
 pub struct Tree {
     pub tree: RadixTree,
     pages: PagePool,
@@ -203,9 +203,9 @@ pub struct Tree {
 
 impl Tree {
     pub fn new(page_size: u32, window: usize) -> Self {
-        let page_size = PageSize::new(page_size).expect("it is positive");
+        let page_size = PageSize::new(page_size).expect("a page size");
         let ledger = Arc::new(PoolLedger::new(page_size));
-        let lru = EvictionPolicy::from_name("lru").expect("it is a policy");
+        let lru = EvictionPolicy::from_name("lru").expect("a policy");
         let window = Window {
             tokens: window,
             page_size,
@@ -239,7 +239,7 @@ impl Tree {
         self.check();
     }
 
-    /// A sequence computes the uncached part, publishes all of it, with the window pages from `first` on, and ends.
+    /// Runs a sequence that publishes all tokens, with window pages from `first` on; returns the matched tokens.
     pub fn publish_from(&mut self, tokens: &[u32], first: usize) -> usize {
         let locked = self.lock(tokens);
         let matched = locked.tokens;
@@ -309,7 +309,7 @@ impl Tree {
 }
 
 #[test]
-fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() {
+fn windows_that_end_no_prompt_are_evicted_first_then_the_oldest_ends() {
     for page_size in [1, 4] {
         let page = page_size as usize;
         let mut world = Tree::new(page_size, 16);
@@ -330,7 +330,7 @@ fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() 
 }
 
 #[test]
-fn boundaries_go_before_ends_of_paths() {
+fn boundaries_are_evicted_before_ends_of_paths() {
     for page_size in [1, 4] {
         let tail = 15_usize.div_ceil(page_size as usize) + 1;
         let mut world = Tree::new(page_size, 16);
@@ -345,7 +345,7 @@ fn boundaries_go_before_ends_of_paths() {
         assert_eq!(
             ends(&world),
             [120, 0, 160],
-            "it is younger than the old end"
+            "the boundary is younger than the old end"
         );
         world.leave(tail);
         assert_eq!(ends(&world), [0, 0, 160]);
@@ -374,7 +374,7 @@ fn a_lock_keeps_the_end_of_its_prefix_and_nothing_before() {
         assert_eq!(again.windows.pages.iter().collect::<Vec<_>>(), seen);
         world.unlock(locked);
         world.leave(0);
-        assert_eq!(world.peek(&prompt[..130]), end, "the other lock is on it");
+        assert_eq!(world.peek(&prompt[..130]), end, "the other lock keeps it");
         world.unlock(again);
         world.leave(0);
         assert_eq!(world.peek(&prompt), 0);

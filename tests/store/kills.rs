@@ -10,13 +10,13 @@ use souffleur_store::Outcome;
 
 use crate::world::{BLOCKS, DISK_BYTES, World};
 
-/// Names the folder to the child.
+/// Tells the child the folder of the store.
 const FOLDER: &str = "SOUFFLEUR_STORE_FOLDER";
-/// The first of its prompts.
+/// Tells the child its first prompt.
 const FIRST: &str = "SOUFFLEUR_STORE_FIRST";
 /// Maximum number of prompts that a child saves: it is killed long before.
 const PROMPTS: u32 = 10_000;
-/// Saves of the child in flight.
+/// Maximum number of the child's saves in flight.
 const UNDER_WAY: usize = 4;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -35,13 +35,13 @@ fn a_child_saves_until_it_is_killed() {
     let world = World::open(Path::new(&folder));
     let first = number(FIRST, 0) as u32;
     let mut under_way = 0;
-    let say = || {
+    let report = || {
         let (ticket, outcome) = world.saved();
         if outcome == Outcome::Written {
             let (prompt, block) = (ticket.get() / BLOCKS as u64, ticket.index() % BLOCKS);
             let mut out = std::io::stdout().lock();
-            let said = writeln!(out, "saved {prompt} {block}").and_then(|()| out.flush());
-            said.expect("the parent reads");
+            let written = writeln!(out, "saved {prompt} {block}").and_then(|()| out.flush());
+            written.expect("the parent reads");
         }
     };
     for prompt in first..first + PROMPTS {
@@ -50,12 +50,12 @@ fn a_child_saves_until_it_is_killed() {
             world.save(place, Ticket::new(ticket));
             under_way += 1;
             if under_way == UNDER_WAY {
-                say();
+                report();
                 under_way -= 1;
             }
         }
     }
-    (0..under_way).for_each(|_| say());
+    (0..under_way).for_each(|_| report());
 }
 
 /// Runs the child until it has saved `saves` blocks. Returns the last block that it printed.
@@ -72,46 +72,46 @@ fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the test can be run again");
-    let out = child.stdout.take().expect("it is piped");
+    let out = child.stdout.take().expect("piped");
     let lines = BufReader::new(out).lines().map_while(Result::ok);
     let mut saved = lines.filter_map(|line| {
-        // The harness writes its own text before the first, on the same line.
-        let (_, said) = line.split_once("saved ")?;
-        let (prompt, block) = said.split_once(' ')?;
+        // The test harness writes text before the first one, on the same line.
+        let (_, text) = line.split_once("saved ")?;
+        let (prompt, block) = text.split_once(' ')?;
         Some((prompt.parse().ok()?, block.parse().ok()?))
     });
     let mut last = None;
     for _ in 0..saves {
         last = saved.next().or(last);
     }
-    child.kill().expect("it can be killed");
-    // The blocks that it had reported before it died.
+    child.kill().expect("the child can be killed");
+    // The blocks that the child reported before it died.
     last = saved.last().or(last);
-    child.wait().expect("it has ended");
+    child.wait().expect("the child has ended");
     last
 }
 
 /// Changes a byte of a random file of the store.
 fn damage(folder: &Path, random: &mut fastrand::Rng) {
-    let folders = std::fs::read_dir(folder).expect("it is there");
+    let folders = std::fs::read_dir(folder).expect("a folder");
     let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
     let files = folders.filter(|path| path.is_dir()).flat_map(|path| {
-        let files = std::fs::read_dir(path).expect("it is there");
+        let files = std::fs::read_dir(path).expect("a folder");
         files.filter_map(|entry| Some(entry.ok()?.path()))
     });
     let mut files: Vec<PathBuf> = files.collect();
     files.sort();
     let path = random.choice(&files).expect("there are files");
-    let mut bytes = std::fs::read(path).expect("it can be read");
+    let mut bytes = std::fs::read(path).expect("the file can be read");
     if !bytes.is_empty() {
         let at = random.usize(..bytes.len());
         bytes[at] ^= 1 << random.u8(..8);
-        std::fs::write(path, bytes).expect("it can be written");
+        std::fs::write(path, bytes).expect("the file can be written");
     }
 }
 
 #[test]
-fn a_killed_store_finds_what_it_had_and_nothing_else() {
+fn after_a_kill_the_store_finds_the_saved_blocks_and_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let mut random = fastrand::Rng::with_seed(number("SOUFFLEUR_STORE_SEED", 1));
     let (mut first, mut n_loaded_in_all) = (0, 0);
@@ -134,7 +134,7 @@ fn a_killed_store_finds_what_it_had_and_nothing_else() {
             );
         }
         let stats = world.store.stats();
-        // Afterwards there is damage that no read has found yet.
+        // After the first damage, there may be some that no read has found yet.
         assert!(stats.damaged == 0 || kill >= 2, "kill {kill}: {stats:?}");
         assert!(stats.disk_bytes <= DISK_BYTES);
         assert!(world.store.shut_down());

@@ -1,4 +1,4 @@
-//! The KV store on a real disk, whose process is killed at any moment.
+//! The KV store on a real disk, in a process that is killed at any moment.
 //!
 //! `SOUFFLEUR_STORE_KILLS` sets the number of kills (default 6), `SOUFFLEUR_STORE_SEED` the moments (fixed by default).
 

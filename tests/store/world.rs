@@ -1,4 +1,4 @@
-//! A store of small blocks, whose bytes follow from their keys.
+//! A store of small blocks whose contents are derived from their keys.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ pub const BLOCKS: usize = 8;
 const TOKENS: usize = 64;
 const PLANE_BYTES: usize = 3001;
 const PLANES: u32 = 3;
-/// Of about 340 records.
+/// Space for about 340 records.
 pub const DISK_BYTES: u64 = 5 << 20;
 const HOST_BUFFERS: u64 = 32;
-/// Longer than anything takes.
+/// Timeout of waits for the store.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct World {
@@ -57,11 +57,11 @@ impl World {
             Box::new(|_| Ok(FingerprintParts::new().part("model", "killed"))),
             Box::new(move |answer| drop(sink.send(answer))),
         );
-        let store = store.expect("it fits");
+        let store = store.expect("the store starts");
         let keys = loop {
             match answers
                 .recv_timeout(PATIENCE)
-                .expect("it says where it stands")
+                .expect("the store reports its state")
             {
                 Answer::State(TierState::Serving { keys, .. }) => break keys,
                 Answer::State(TierState::Off { reason, .. }) => panic!("{reason}"),
@@ -79,10 +79,10 @@ impl World {
         self.keys.path(&Namespace::default(), &tokens(prompt))
     }
 
-    /// Gives a block to be written; its ticket identifies it.
+    /// Queues a block for writing; the ticket identifies the answer.
     pub fn save(&self, place: BlockPlace, ticket: Ticket) {
-        let pool = self.store.pools().of(BlockKind::Kv).expect("there is one");
-        let mut block = pool.take(BlockUse::Saving).expect("one is free");
+        let pool = self.store.pools().of(BlockKind::Kv).expect("a K/V pool");
+        let mut block = pool.take(BlockUse::Saving).expect("free buffer");
         block.bytes_mut().copy_from_slice(&content(&place));
         let commit = Commit {
             ticket,
@@ -94,7 +94,7 @@ impl World {
 
     /// The next answer to a save.
     pub fn saved(&self) -> (Ticket, Outcome) {
-        match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+        match self.answers.recv_timeout(PATIENCE).expect("an answer") {
             Answer::Committed { ticket, outcome } => (ticket, outcome),
             other => panic!("{other:?}"),
         }
@@ -110,7 +110,7 @@ impl World {
             prefill_tokens_per_s: None,
         };
         self.store.find(find).expect("the queue has room");
-        let found = match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+        let found = match self.answers.recv_timeout(PATIENCE).expect("an answer") {
             Answer::Found { path, .. } => path,
             other => panic!("{other:?}"),
         };
@@ -125,7 +125,7 @@ impl World {
             timeout: PATIENCE,
         };
         self.store.fetch(fetch).expect("the queue has room");
-        match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+        match self.answers.recv_timeout(PATIENCE).expect("an answer") {
             Answer::Fetched { loaded, .. } => check(&loaded, &found),
             Answer::Late { .. } => 0,
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! Every kind of schema, on random weights with closing tokens favoured.
+//! Every kind of schema, on random weights with a bias towards closing tokens.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -7,21 +7,21 @@ use crate::model::{Model, agents};
 use crate::schemas::schemas;
 use crate::validity::{Tally, check_schema};
 
-/// More streams a schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
+/// Sets the streams of each schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
 const STREAMS: &str = "SOUFFLEUR_SCHEMA_STREAMS";
 const USUAL_STREAMS: u64 = 8;
-/// Schemas whose streams run at once.
+/// Number of schemas whose streams run at once.
 const AT_ONCE: usize = 4;
 
 fn streams() -> u64 {
-    let wished = std::env::var(STREAMS).ok();
-    wished.map_or(USUAL_STREAMS, |wished| {
-        wished.parse().expect("a number of streams")
+    let count = std::env::var(STREAMS).ok();
+    count.map_or(USUAL_STREAMS, |count| {
+        count.parse().expect("a number of streams")
     })
 }
 
 #[tokio::test]
-async fn outputs_come_to_their_end_and_are_valid() {
+async fn outputs_end_and_are_valid() {
     let model = Model::start(agents());
     let schemas = schemas();
     assert!(schemas.len() >= 60);

@@ -1,4 +1,4 @@
-//! A vocabulary as large as those of today's models: 150,000 byte-level tokens, some of them spelt wrongly.
+//! A vocabulary as large as those of today's models: 150,000 byte-level tokens, some of them malformed.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ use crate::tokenizers::{MARKERS, byte_level};
 use crate::validity::{Tally, check_schema};
 
 const TOKENS: usize = 150_000;
-/// Rows of the output head that no token has.
+/// Rows of the output head that belong to no token.
 const SPARE: usize = 64;
-/// One in this many schemas.
+/// One in this many schemas is tested.
 const EVERY: usize = 6;
 const STREAMS: u64 = 8;
 
 /// Writes a model without weights.
 fn write_model(dir: &Path) {
     let write = |file: &str, value: &Value| {
-        std::fs::write(dir.join(file), value.to_string()).expect("there is room");
+        std::fs::write(dir.join(file), value.to_string()).expect("the folder is writable");
     };
     write("tokenizer.json", &byte_level(TOKENS));
     write(
@@ -42,7 +42,7 @@ fn write_model(dir: &Path) {
 }
 
 #[tokio::test]
-async fn outputs_of_150_000_tokens_come_to_their_end_and_are_valid() {
+async fn outputs_of_150_000_tokens_end_and_are_valid() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     write_model(dir.path());
     let model = Model::start(EngineConfig {

@@ -14,27 +14,27 @@ use crate::world::{Gated, World, within};
 
 /// A grammar that allows any text.
 pub const EVERY_TEXT: &str = "(?s:.*)";
-/// Tokens of two requests that come first and grow longer than the others: the second is sent when the first has begun,
-/// whose growth is reserved no longer.
+/// Output tokens of two requests that are sent first and have the longest outputs. The second is sent while the first
+/// runs, without pages reserved for the rest of the first.
 pub const GROWING_TOKENS: u32 = 100;
-/// Tokens of a pool that either of those fits into, and in which they cannot both end.
+/// A pool size in tokens that holds either of them to its end, but not both.
 pub const TIGHT_POOL_TOKENS: usize = 144;
 
-/// Texts whose tokens bring an output nearer to its end: of values, and of strings that follow patterns.
+/// Texts of tokens that bring an output nearer to its end: for JSON values, and for strings with patterns.
 const CLOSERS: [&str; 3] = ["\"", "}", "]"];
 const PATTERN_CLOSERS: [&str; 6] = ["@", ":", "Z", " ", ".", "/"];
-/// How much less likely the latter are, in nats.
+/// By how much the bias of the latter is smaller, in nats.
 const PATTERN_DISCOUNT: f32 = 2.0;
 
 pub struct Model {
     pub world: World,
     pub text: Arc<TextModel>,
     pub eos: Vec<u32>,
-    /// Closing tokens are about as likely as all others together.
+    /// Biases that make a closing token about as likely as all other tokens together.
     closing: Arc<[(u32, f32)]>,
 }
 
-/// All that a request's stream gave.
+/// The whole output of a request.
 #[derive(Debug)]
 pub struct Said {
     pub text: String,
@@ -45,7 +45,7 @@ pub struct Said {
     pub num_retractions: u32,
 }
 
-/// The folder of the tiny checkpoint with tool tokens.
+/// The configuration of an engine on the tiny checkpoint with tool tokens.
 pub fn agents() -> EngineConfig {
     EngineConfig {
         model_path: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -99,7 +99,7 @@ impl Model {
         sampling.logit_bias = self.closing.clone();
         if seed.is_multiple_of(2) {
             sampling.temperature = 0.0;
-            // The most likely tokens of random weights come round again and again.
+            // With random weights, the most likely tokens repeat.
             sampling.frequency_penalty = 0.5;
         }
         request
@@ -109,7 +109,7 @@ impl Model {
         said(self.world.generate(request))
     }
 
-    /// An engine that makes no step before the sender is dropped.
+    /// An engine that runs no step before the sender is dropped.
     pub fn start_behind(config: EngineConfig) -> (Self, crossbeam_channel::Sender<()>) {
         let (open, gate) = crossbeam_channel::bounded(0);
         let model = Self::start_with(config, |mut parts: EngineParts| {
@@ -138,7 +138,7 @@ impl Model {
 }
 
 fn closing(text: &TextModel, eos: &[u32]) -> Arc<[(u32, f32)]> {
-    let pieces = text.pieces().expect("it spells bytes");
+    let pieces = text.pieces().expect("the tokenizer is byte-level");
     let likely = (pieces.len() as f32).ln();
     let bias = |(id, piece): (u32, &TokenPiece)| {
         let is = |closer: &&str| *piece == TokenPiece::Bytes(closer.as_bytes().to_vec());
@@ -170,7 +170,7 @@ pub async fn said(mut generation: Generation) -> Said {
     };
     loop {
         let event = within(generation.next()).await;
-        let (delta, end) = match event.expect("a terminal event comes first") {
+        let (delta, end) = match event.expect("the stream ends with a terminal event") {
             Event::Delta(delta) => (delta, None),
             Event::Finished(end) => (end.delta, Some(end.reason)),
             other => panic!("ended with {other:?}"),

@@ -1,4 +1,4 @@
-//! The message log of an engine whose requests follow grammars: replaying it takes no grammar.
+//! The message log of an engine whose requests follow grammars: replaying the log needs no grammar.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents,
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
-/// Requests that are sent first, are unconstrained and grow as [`GROWING_TOKENS`] says.
+/// Requests that are sent first, allow any text and generate [`GROWING_TOKENS`] tokens.
 const GROWING: std::ops::Range<usize> = 0..2;
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     assert!(said.iter().any(|said| said.end == FinishReason::Grammar));
     assert!(said.iter().any(|said| said.num_retractions > 0));
     model.stop().await;
-    let log = std::fs::read(&file).expect("the log is there");
+    let log = std::fs::read(&file).expect("a log");
     let replayed = replay(log.as_slice(), &ControlSetup::build).expect("the log can be replayed");
     let found = replayed.difference.as_ref().map(ToString::to_string);
     assert_eq!(found, None);

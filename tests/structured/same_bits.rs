@@ -1,5 +1,5 @@
-//! Outputs that follow grammars are bit for bit the same whatever the schedule does to them: in a batch with others,
-//! chunked, retracted, preempted, after lost steps.
+//! Outputs that follow grammars are bit for bit the same under any schedule: in a batch, chunked, retracted, preempted,
+//! and after lost steps.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use souffleur_state::step::{StepOutput, StepPlan};
 use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
 
 const REQUESTS: u64 = 16;
-/// Requests that run at once where others take their places.
+/// Number of requests that run at once in the test of preemption.
 const RUNNING: u64 = 4;
-/// Requests that may say anything and grow as `GROWING_TOKENS` says.
+/// Requests whose grammar allows any text, and which generate [`GROWING_TOKENS`] tokens.
 const GROWING: [u64; 2] = [6, 14];
-/// Steps that are lost: not more than a request survives.
+/// Steps that are lost; a request survives both.
 const LOST: [u64; 2] = [10, 30];
 
 /// Tokens, the bits of their log probabilities, text and end.
@@ -36,7 +36,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// The constraint of the request with this number; of four requests one is free.
+/// The constraint of the request with this number; every fourth request has none.
 fn constraint(number: u64) -> Option<Constraint> {
     match number % 8 {
         0 | 4 => None,
@@ -60,7 +60,7 @@ fn constraint(number: u64) -> Option<Constraint> {
     }
 }
 
-/// A long request; the scheduler must not reserve its length in full.
+/// A long request, of whose output the scheduler reserves only a part.
 fn request(model: &Model, number: u64) -> GenerateRequest {
     let mut request = model.request(number, number, constraint(number));
     request.logprobs = Some(LogprobWish::default());
@@ -84,7 +84,7 @@ async fn bits(generation: Generation) -> Bits {
     (said.tokens, said.logprobs, said.text, said.end)
 }
 
-/// Each alone in an engine that caches nothing.
+/// The outputs of the requests, each alone in an engine without a prefix cache.
 async fn reference() -> Vec<Bits> {
     let model = Model::start(EngineConfig {
         disable_radix_cache: true,
@@ -121,7 +121,7 @@ async fn crowd(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<
     let mut sent = Vec::new();
     for number in order {
         if sent.len() == RUNNING as usize {
-            // All at once, the best would be the first.
+            // If all came at once, those of the highest priority would run first.
             model.world.until(|stats| stats.running_requests > 0).await;
         }
         let mut request = request(model, number);
@@ -200,7 +200,7 @@ async fn schedules_change_no_bit() {
     }
 }
 
-/// An executor some of whose results never come.
+/// An executor that loses the results of some steps.
 struct Forgetful {
     inner: Box<dyn Executor>,
     steps: u64,
@@ -237,8 +237,8 @@ async fn lost_steps_change_no_bit() {
 #[tokio::test]
 async fn a_grammar_that_allows_every_text_changes_no_bit() {
     let model = Model::start(config());
-    let pieces = model.text.pieces().expect("it spells bytes");
-    // Markers and parts of characters are no text.
+    let pieces = model.text.pieces().expect("the tokenizer is byte-level");
+    // Markers and parts of characters are not text.
     let is_text =
         |piece: &TokenPiece| matches!(piece, TokenPiece::Bytes(bytes) if bytes.is_ascii());
     let rows = model.world.engine.model().vocab_size as u32;

@@ -1,12 +1,12 @@
-//! Outputs against their schemas.
+//! Validates outputs against their schemas.
 
 use jsonschema::Validator;
 use serde_json::Value;
 
 use crate::model::{Model, Said, schema};
 
-/// Least share of the outputs that must finish, in percent.
-const LEAST_ENDED: usize = 95;
+/// The share of outputs that must end, in percent.
+const MIN_ENDED: usize = 95;
 
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -22,7 +22,7 @@ impl Tally {
 
     pub fn assert_enough(&self) {
         let all = self.ended + self.cut;
-        assert!(self.ended * 100 >= all * LEAST_ENDED, "{self:?}");
+        assert!(self.ended * 100 >= all * MIN_ENDED, "{self:?}");
     }
 }
 
@@ -64,7 +64,7 @@ fn check(model: &Model, written: &Value, validator: &Validator, said: &Said) {
     }
     match serde_json::from_str::<Value>(text) {
         Ok(value) => assert!(validator.is_valid(&value), "{written}: {text}"),
-        // JSON, with a number that no f64 holds.
+        // The text is JSON with a number outside the range of f64.
         Err(error) => assert!(
             error.to_string().contains("out of range"),
             "{written}: {text:?}: {error}"

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, System};
 use souffleur::actors::allocator::{Allocator, PlannedTo};
+use souffleur::actors::death::DeathNote;
 use souffleur::actors::mailbox::{Mailbox, Posted};
 use souffleur::actors::messages::{RunStep, SequencesEnded, StepDone, Submit, TokensReady};
 use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::scheduler::{Links, Scheduler};
-use souffleur::actors::death::DeathNote;
 use souffleur::metrics::SchedulerMetrics;
 use souffleur::record::RecordedScheduler;
 use souffleur::state::control::ControlStates;
@@ -46,7 +46,7 @@ pub fn decode_us(batch: u32, steps_a_value: usize, n_values: usize) -> Vec<f64> 
             });
         }
     });
-    system.run().expect("the benchmark's actors end it");
+    system.run().expect("the actors stop it");
     measured.try_iter().collect()
 }
 
@@ -76,7 +76,7 @@ fn start(
             allocator: reserve,
             executor: Mailbox::of(&executor, "executor", "RunStep"),
             ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
-            tokenizer: Mailbox::of(&Deaf.start(), "tokenizer", "TokensReady"),
+            tokenizer: Mailbox::of(&NullTokenizer.start(), "tokenizer", "TokensReady"),
             store: None,
         };
         let metrics = SchedulerMetrics::register("null");
@@ -86,7 +86,7 @@ fn start(
     Mailbox::of(&scheduler, "scheduler", "Submit")
 }
 
-/// In the executor's place.
+/// Answers every step at once and computes nothing.
 struct NullExecutor {
     done: Mailbox<StepDone>,
     batch: usize,
@@ -94,7 +94,7 @@ struct NullExecutor {
     values: Sender<f64>,
     /// Steps of the whole batch since the last value.
     n_steps: usize,
-    /// Time spent in here since the last value.
+    /// Time spent in this actor since the last value.
     answering: Duration,
     started: Instant,
     values_left: usize,
@@ -157,14 +157,14 @@ impl Handler<Posted<RunStep>> for NullExecutor {
     }
 }
 
-/// In the Tokenizer's place.
-struct Deaf;
+/// Ignores the messages for the Tokenizer.
+struct NullTokenizer;
 
-impl Actor for Deaf {
+impl Actor for NullTokenizer {
     type Context = Context<Self>;
 }
 
-impl Handler<Posted<TokensReady>> for Deaf {
+impl Handler<Posted<TokensReady>> for NullTokenizer {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<TokensReady>, _: &mut Context<Self>) {

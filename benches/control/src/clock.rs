@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time of the batches of one operation, in microseconds an operation.
+/// The time per operation in each batch.
 #[derive(Clone, Debug)]
 pub struct Times {
     sorted_us: Vec<f64>,

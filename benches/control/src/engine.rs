@@ -13,7 +13,7 @@ use souffleur::state::scheduler::submission::Submission;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur::state::step::{RowResult, RowVerdict, StepOutput, StepPlan};
 
-/// The parts of a control plane.
+/// Sizes of the page pool and the page table.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub page_size: u32,
@@ -23,7 +23,7 @@ pub struct Shape {
 
 impl Shape {
     pub fn page_size(self) -> PageSize {
-        PageSize::new(self.page_size).expect("it is positive")
+        PageSize::new(self.page_size).expect("the page size is positive")
     }
 
     pub fn states(self) -> ControlStates {
@@ -95,7 +95,7 @@ pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
     }
 }
 
-/// The states, and how long they took.
+/// The states of the control plane, and the time spent in them.
 pub struct Engine {
     pub states: ControlStates,
     steps: std::collections::VecDeque<Box<StepPlan>>,
@@ -130,7 +130,7 @@ impl Engine {
         self.spent += started.elapsed();
     }
 
-    /// Ends the oldest step and plans the next ones; false without one.
+    /// Ends the oldest step and plans the next ones; false if no step is in flight.
     pub fn end_step(&mut self) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;

@@ -1,6 +1,6 @@
 //! Times the control plane (tree, scheduler, allocator, an executor that does nothing), compared with smg's kv-index.
 //!
-//! Prints one table to standard output, rows as they come to standard error.
+//! Prints one table to standard output, and each row to standard error when it is measured.
 
 mod actors;
 mod clock;
@@ -28,7 +28,7 @@ struct Arguments {
     /// Runs only these parts.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Length, Part::Leaves, Part::Steps, Part::Memory])]
     only: Vec<Part>,
-    /// Most leaves of a tree (a million need 5 GiB, most of them for kv-index).
+    /// Maximum number of leaves of a tree (a million need 5 GiB, mostly for kv-index).
     #[arg(long, default_value_t = 1_000_000)]
     leaves: u64,
     #[arg(long, hide = true)]
@@ -37,13 +37,13 @@ struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 enum Part {
-    /// Trees that hold few keys of 1k, 8k and 32k tokens.
+    /// Trees of a few keys of 1k, 8k and 32k tokens.
     Length,
     /// Trees of 1e3, 1e5 and 1e6 leaves.
     Leaves,
     /// Admissions and whole steps.
     Steps,
-    /// Bytes a cached token.
+    /// Bytes per cached token.
     Memory,
 }
 

@@ -20,7 +20,7 @@ const LONGEST: usize = 32_768;
 /// The names of the runs.
 pub const RUNS: [&str; 2] = ["conversations", "prompts of 256 shared and 64 new tokens"];
 
-/// The rest of a run.
+/// The size of the tree at the end of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Memory {
     run: String,
@@ -41,7 +41,7 @@ impl Memory {
     }
 }
 
-/// Runs all of them, each in a separate process.
+/// Does each run in a separate process.
 pub fn all() -> anyhow::Result<Vec<Memory>> {
     let program = std::env::current_exe()?;
     let run = |name: &&str| {
@@ -58,7 +58,7 @@ pub fn all() -> anyhow::Result<Vec<Memory>> {
     RUNS.iter().map(run).collect()
 }
 
-/// One run, in this process.
+/// Does one run in this process.
 pub fn run(name: &str) -> anyhow::Result<Memory> {
     let mut ours = Ours::new(CAPACITY + 2 * LONGEST);
     let before = resident_bytes()?;
@@ -105,9 +105,9 @@ fn prompts(ours: &mut Ours) {
 }
 
 fn resident_bytes() -> anyhow::Result<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").context("Linux tells it")?;
+    let status = std::fs::read_to_string("/proc/self/status").context("cannot read VmRSS")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next());
-    let kib: usize = kib.context("there is a line VmRSS")?.parse()?;
+    let kib: usize = kib.context("no VmRSS in /proc/self/status")?.parse()?;
     Ok(kib * 1024)
 }

@@ -8,7 +8,7 @@ pub const SHARED_TOKENS: usize = 256;
 pub const NEW_TOKENS: usize = 64;
 const VOCABULARY: u32 = 150_000;
 
-/// `n_tokens` tokens that belong to `number`.
+/// `n_tokens` random tokens, with `number` as the seed.
 pub fn tokens_of(number: u64, n_tokens: usize) -> Arc<[u32]> {
     let mut random = fastrand::Rng::with_seed(number);
     (0..n_tokens).map(|_| random.u32(..VOCABULARY)).collect()

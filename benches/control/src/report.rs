@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Times;
 
-/// The subject of a row.
+/// A timed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -75,12 +75,12 @@ pub struct Row {
     souffleur_least_us: Option<f64>,
     kv_index_us: Option<f64>,
     kv_index_least_us: Option<f64>,
-    /// The times of the others in another run.
+    /// The peers' times in another run, from `peers.json`.
     then: Option<Figures>,
     /// Text Generation Inference's figure times kv-index's ratio, today over then.
     tgi_scaled_us: Option<f64>,
     wish_us: Option<f64>,
-    /// The subjects that are faster than this engine, or than it was meant to be.
+    /// The faster peers, and `wish` if the goal was not reached.
     missed: Vec<&'static str>,
 }
 
@@ -176,7 +176,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Compares the measures with the figures of peers.
+    /// Compares the measurements with the figures of the peers.
     pub fn new(mut rows: Vec<Row>, memory: Vec<crate::memory::Memory>) -> serde_json::Result<Self> {
         let peers: Peers = serde_json::from_str(PEERS)?;
         let mut all: serde_json::Value = serde_json::from_str(PEERS)?;

@@ -7,11 +7,11 @@ use crate::prompts::{SHARED_TOKENS, prompt};
 use crate::report::{Operation, Row};
 use souffleur::state::scheduler::submission::Submission;
 
-/// Steps of a measurement, whose mean is one value.
+/// Steps per measured value, which is their mean.
 const STEPS: usize = 20;
 const BATCHES: usize = 51;
 const ADMISSIONS: usize = 201;
-/// Leaves of the tree that admissions meet.
+/// Leaves of the tree during the admissions.
 const LEAVES: u64 = 100_000;
 /// Steps that each request takes, in a batch whose requests are replaced as they end.
 const LIFE_STEPS: u32 = 64;
@@ -37,8 +37,8 @@ fn batch_size(batch: u32) -> String {
     format!("batch {batch}")
 }
 
-/// From a request's arrival to the step that computes its 64 new tokens, with `running` others decoding: the request
-/// sees the end of their last decode.
+/// Times a request from its arrival to the plan of the step that computes its 64 new tokens, while `running` others
+/// decode: the request first waits for the end of their step in flight.
 fn admission(running: u32) -> Row {
     let n_pages = (LEAVES as u32 + 8_192) * 64 + running * 8_192;
     let mut engine = Engine::new(Shape {
@@ -66,7 +66,7 @@ fn admission(running: u32) -> Row {
         let request = next(1);
         times.push(match running {
             0 => admit_alone(&mut engine, request),
-            _ => admit_beside(&mut engine, request, running as usize),
+            _ => admit_while_decoding(&mut engine, request, running as usize),
         });
     }
     let size = match running {
@@ -85,7 +85,7 @@ fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
 }
 
 /// The time includes the end of the others' decode in flight, and the plan of the step that admits the request.
-fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64 {
+fn admit_while_decoding(engine: &mut Engine, request: Submission, running: usize) -> f64 {
     engine.take_spent_us();
     engine.submit(request);
     engine.end_step();

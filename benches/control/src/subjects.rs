@@ -9,8 +9,7 @@ use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 
-/// A tree as the benchmark drives it. The work around an operation (getting pages, giving them back) is done
-/// before and after the clock runs.
+/// A radix tree that the benchmark times. Pages are allocated before an operation is timed and freed after it.
 pub trait Subject {
     /// The arguments of an insert in addition to its key.
     type Given;
@@ -22,7 +21,7 @@ pub trait Subject {
     fn given(&mut self, n_tokens: usize) -> Self::Given;
     fn insert(&mut self, key: &Arc<[u32]>, given: Self::Given) -> Self::Left;
     fn matched(&mut self, key: &[u32]) -> usize;
-    /// Makes a node end where `key` does, within a longer node.
+    /// Splits the node that `key` ends in at the end of `key`.
     fn split(&mut self, key: &[u32]);
     /// Evicts the least recently used leaves.
     fn evict(&mut self, n_tokens: usize) -> Self::Evicted;
@@ -44,7 +43,7 @@ pub trait Subject {
     }
 }
 
-/// This engine's tree, one token a page, least recently used first.
+/// This engine's tree, with pages of one token and LRU eviction.
 pub struct Ours {
     pub tree: RadixTree,
     pub namespace: Namespace,
@@ -109,7 +108,7 @@ impl Subject for Ours {
     }
 }
 
-/// smg's tree, sixteen tokens a page, one tenant.
+/// smg's tree, with pages of sixteen tokens and one tenant.
 pub struct KvIndex {
     tree: TokenTree,
     tenant: Arc<str>,
@@ -139,7 +138,7 @@ impl Subject for KvIndex {
         self.tree.match_prefix_with_counts(key).matched_token_count
     }
 
-    /// A match does not change this tree: an insert of the prefix splits.
+    /// A match does not split nodes of this tree; an insert of the prefix does.
     fn split(&mut self, key: &[u32]) {
         self.tree.insert_tokens(key, &self.tenant);
     }

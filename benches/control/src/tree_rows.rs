@@ -10,14 +10,15 @@ use crate::report::{Operation, Row};
 use crate::subjects::{KvIndex, Ours, Subject};
 
 const ROUNDS: usize = 21;
-/// Operations a batch on small trees, as many as the caches have room for.
+/// Most operations of a batch on small trees.
 const KEYS: usize = 16;
+/// Most tokens in the keys of a batch, which have to fit in the CPU caches.
 const TOKENS_OF_KEYS: usize = 131_072;
-/// Operations a batch on large trees.
+/// Operations of a batch on large trees.
 const BATCH: usize = 256;
-/// Each cuts the leaves of a batch.
+/// Rounds of splits; each round splits a batch of leaves.
 const SPLIT_ROUNDS: usize = 3;
-/// Matches of one key a batch.
+/// Matches of one key in a batch.
 const MATCHES: usize = 256;
 /// Leaves of a large tree that are matched repeatedly.
 const IN_USE: u64 = 512;
@@ -42,7 +43,7 @@ fn both(
     [of_ours, of_peer].map(|times| (!times.is_empty()).then(|| Times::new(times)))
 }
 
-/// Keys of `n_tokens` tokens, in trees that hold little else.
+/// Benchmarks with keys of `n_tokens` tokens in small trees.
 pub fn by_length(n_tokens: usize) -> Vec<Row> {
     let size = format!("{}k tokens", n_tokens / 1024);
     let row = |operation, times: [Option<Times>; 2]| Row::new(operation, &size, times);
@@ -131,8 +132,8 @@ fn lock_round(mut ours: Ours, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
     })
 }
 
-/// Blocks at the top of the heap: memory freed below them stays with the process, as it does in one that has run for
-/// long, and page faults are no part of the time.
+/// Blocks at the top of the heap: memory freed below them stays with the process, as in a process that has run for
+/// long, and no page faults are timed.
 #[derive(Default)]
 struct HeapTop(Vec<Vec<u8>>);
 
@@ -140,7 +141,7 @@ impl HeapTop {
     const BLOCKS: usize = 4;
     const BLOCK_BYTES: usize = 100_000;
 
-    /// Call it while much memory is held.
+    /// Call this while much memory is allocated.
     fn keep(&mut self) {
         if self.0.len() < Self::BLOCKS {
             self.0.push(vec![0; Self::BLOCK_BYTES]);
@@ -152,7 +153,7 @@ impl HeapTop {
 fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
     let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
     let mut left = Vec::with_capacity(keys.len());
-    // A prompt was written right before; bring it back into the caches, which allocating its pages has evicted.
+    // The prompts were just written, but allocating pages evicted them from the CPU caches: read them again.
     black_box(
         keys.iter()
             .flat_map(|key| &key[..])
@@ -168,7 +169,7 @@ fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
 }
 
 fn timed_evictions<S: Subject>(tree: &mut S, n: usize, n_tokens: usize) -> f64 {
-    // Written once before: where the results go is no part of the time.
+    // Write the buffer of results once before: its page faults are not timed.
     let mut evicted: Vec<Option<S::Evicted>> = (0..n).map(|_| None).collect();
     let us = time_us(n, || {
         for place in &mut evicted {
@@ -245,7 +246,7 @@ fn evict_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnM
     })
 }
 
-/// Prompts of 256 shared and 64 new tokens, in trees of `n_leaves` leaves.
+/// Benchmarks with prompts of 256 shared and 64 new tokens in trees of `n_leaves` leaves.
 pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     let size = match n_leaves {
         1_000_000.. => "1e6 leaves".to_owned(),
@@ -255,7 +256,7 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     let tokens = n_leaves as usize * NEW_TOKENS;
     let mut ours = Grove::new(Ours::new(tokens * 5 / 4 + 4_000_000), n_leaves);
     let mut peer = Grove::new(KvIndex::new(), n_leaves);
-    // One eviction of the peer's walks the whole tree.
+    // Each eviction of the peer walks its whole tree.
     let slow_rounds = [7, 3, 2][(n_leaves.ilog10() as usize).saturating_sub(4).min(2)];
     let mut rows = Vec::new();
     let times = both([ROUNDS; 2], || ours.matches(), || peer.matches());
@@ -290,7 +291,7 @@ pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
 /// A large tree of either implementation.
 struct Grove<S> {
     tree: S,
-    /// Prompts `oldest..next` are in the tree, if nothing but this has evicted.
+    /// Prompts `oldest..next` have been inserted; all are in the tree until the first eviction.
     oldest: u64,
     next: u64,
     random: fastrand::Rng,
@@ -329,7 +330,7 @@ impl<S: Subject> Grove<S> {
     }
 
     fn matches(&mut self) -> f64 {
-        // The other tree has had the caches since.
+        // Warm the CPU caches, which the other tree used last.
         Self::timed_matches(&mut self.tree, &self.in_use);
         Self::timed_matches(&mut self.tree, &self.in_use)
     }
@@ -413,7 +414,7 @@ impl<S: Subject> Grove<S> {
         })
     }
 
-    /// Evicts half of everything at once, in a tree whose leaves are whole; the time of one node.
+    /// Evicts half of the tokens in one call, before leaves are split; returns the time of one node.
     fn evicts_half(&mut self) -> f64 {
         let half = self.tree.cached_tokens() / 2;
         let mut evicted = Vec::with_capacity(1);

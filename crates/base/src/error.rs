@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// Of `Retry-After`, after an overload.
+/// Seconds in `Retry-After` after an overload.
 pub const RETRY_AFTER_S: u32 = 1;
 
 /// Displays a number with an exponent if it would have many zeros.
@@ -133,10 +133,12 @@ pub enum RequestError {
     /// A request with the same id is in flight.
     #[error("request id {0:?} is already in flight: choose another rid")]
     DuplicateRequest(String),
-    /// The sequence does not fit even alone.
-    #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
+    /// The sequence does not fit in the KV pool even alone.
+    #[error(
+        "the request needs more KV memory than the pool has: shorten it, or raise --max-total-tokens"
+    )]
     OutOfMemory,
-    /// An operation that needs an idle engine.
+    /// The operation needs an idle engine.
     #[error(
         "{running} requests are running and {waiting} are waiting, flushing the cache needs an idle engine: try \
          again later"
@@ -155,10 +157,10 @@ pub enum RequestError {
         key: &'static str,
         remedy: &'static str,
     },
-    #[error("the model produced NaN logits")]
+    #[error("the model produced NaN logits: check its weights, or use another --dtype")]
     NanLogits,
     /// The output cannot continue within the request's grammar.
-    #[error("no token continues the output within its grammar: {0}")]
+    #[error("the output cannot continue within its grammar: {0}")]
     Grammar(&'static str),
     /// The client did not read its stream (backpressure).
     #[error(
@@ -168,7 +170,7 @@ pub enum RequestError {
         backlog_bytes: usize,
         limit_bytes: usize,
     },
-    #[error("step failed: {0}")]
+    #[error("a step of the engine failed: {0}")]
     Step(#[from] StepError),
     #[error("the engine is down: {0}")]
     EngineDown(String),
@@ -238,14 +240,14 @@ fn milliseconds(seconds: f64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum StepError {
     /// Rejected before any launch: no K/V was written.
-    #[error("rejected: {0}")]
+    #[error("the executor refused its plan: {0}")]
     Rejected(String),
     /// Failed after a launch: K/V of this step and later ones is invalid.
-    #[error("lost: {0}")]
+    #[error("its results are invalid: {0}")]
     Lost(String),
 }
 
-/// Nothing was allocated.
+/// A model cannot be loaded; nothing was allocated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -283,7 +285,7 @@ pub enum LoadError {
         expected: Vec<usize>,
         got: Vec<usize>,
     },
-    /// A file is not the one that the engine has loaded.
+    /// A file has changed since the engine loaded it.
     #[error(
         "{} is not the file that was loaded: {what}. Start the engine again to serve the new file",
         file.display()

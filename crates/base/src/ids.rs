@@ -50,17 +50,17 @@ numeric_id! {
     IntakeId(u64)
 }
 numeric_id! {
-    /// One page of `page_size` consecutive tokens in the KV pool. Page 0 is the dummy page of padded rows and is never granted.
+    /// One page of `page_size` consecutive tokens in the KV pool. Page 0 is for padded rows and is never allocated.
     PageId(u32)
 }
 numeric_id! {
-    /// A row of the page table (SGLang's `req_pool_idx`). Row 0 is padding and is never granted.
+    /// A row of the page table (SGLang's `req_pool_idx`). Row 0 is padding and is never allocated.
     RowId(u32)
 }
 
 numeric_id! {
-    /// The recurrent state of a sequence, for all layers that keep one. Slot 0 is the dummy of padded rows and is never
-    /// granted.
+    /// The recurrent state of a sequence, for all layers that keep one. Slot 0 is for padded rows and is never
+    /// allocated.
     StateSlot(u32)
 }
 

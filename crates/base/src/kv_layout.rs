@@ -17,7 +17,7 @@ pub use self::pages::{KvBuffer, KvDtype, PagedKv, SCALE_BYTES, SCALE_GROUP, Valu
 pub struct StateHeads {
     /// 0 if no part is per head.
     pub count: usize,
-    /// Of each head's part.
+    /// Size of each head's part.
     pub bytes: u64,
 }
 
@@ -49,7 +49,7 @@ impl LayerKv {
         }
     }
 
-    /// While the sequence runs: 0 for window pages.
+    /// Bytes that a token occupies until its sequence ends: 0 for window pages.
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Pages(pages) => pages.bytes_per_token(),
@@ -112,7 +112,7 @@ impl KvLayout {
         }
     }
 
-    /// Adds labels; `labels` returns the number of elements of a head's key in each layer's labels.
+    /// Adds labels for sparse attention; `labels(layer)` is the number of elements of a head's key to copy as labels.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             if let LayerKv::Pages(pages) = layer {
@@ -151,7 +151,7 @@ impl KvLayout {
         layers.map(LayerKv::window_bytes_per_token).sum()
     }
 
-    /// In all layers (SGLang's cell size), without window pages.
+    /// Bytes of a token in all layers (SGLang's cell size), without window pages.
     pub fn bytes_per_token(&self) -> u64 {
         self.layers.iter().map(LayerKv::bytes_per_token).sum()
     }
@@ -164,7 +164,7 @@ impl KvLayout {
     /// included.
     ///
     /// # Errors
-    /// The layer whose memory cannot be stored.
+    /// Names the first layer whose memory cannot be stored.
     pub fn block_planes(&self, tokens: usize) -> Result<Vec<usize>, String> {
         let mut planes = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Ids, errors, the fields of requests and the geometry of KV memory, which all parts of Souffleur share.
+//! Types that all crates of Souffleur share: ids, errors, request fields and the layout of KV memory.
 
 pub mod error;
 #[doc(hidden)]

@@ -16,7 +16,7 @@ pub const PLACEHOLDER_TOKEN: u32 = 0;
 
 const FIELD: &str = "input_embeds";
 
-/// Equal width, one vector per position of a prompt. All values are finite.
+/// Vectors of equal width, one per position of a prompt. All values are finite.
 #[derive(PartialEq)]
 pub struct PromptVectors {
     width: usize,
@@ -55,7 +55,7 @@ impl PromptVectors {
         self.values.len() / self.width
     }
 
-    /// False: there is at least one.
+    /// Always false: there is at least one vector.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -64,10 +64,10 @@ impl PromptVectors {
         self.width
     }
 
-    /// Concatenated.
+    /// The values of these vectors, concatenated.
     ///
     /// # Panics
-    /// If there are fewer vectors.
+    /// If `vectors` ends after [`Self::len`].
     pub fn values(&self, vectors: Range<usize>) -> &[f32] {
         &self.values[vectors.start * self.width..vectors.end * self.width]
     }
@@ -77,7 +77,7 @@ impl PromptVectors {
     }
 
     /// # Errors
-    /// Names both widths.
+    /// If the vectors do not have `hidden_size` values.
     pub fn check_width(&self, hidden_size: usize) -> Result<(), FieldError> {
         if self.width == hidden_size {
             Ok(())
@@ -99,15 +99,15 @@ impl fmt::Debug for PromptVectors {
 /// Vectors that replace consecutive tokens of a step.
 #[derive(Clone, Debug)]
 pub struct VectorRun {
-    /// Index in the step.
+    /// Index of the first replaced token in the step.
     pub first_token: usize,
     pub prompt: Arc<PromptVectors>,
-    /// One per token.
+    /// The vectors of the prompt, one per token.
     pub vectors: Range<usize>,
 }
 
 impl VectorRun {
-    /// Concatenated.
+    /// The values of the vectors, concatenated.
     pub fn values(&self) -> &[f32] {
         self.prompt.values(self.vectors.clone())
     }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn only_whole_vectors_of_finite_values_are_taken() {
-        let taken = PromptVectors::new(2, vec![1.0, -2.0, 0.0, f32::MAX]).expect("they are whole");
+        let taken = PromptVectors::new(2, vec![1.0, -2.0, 0.0, f32::MAX]).expect("valid vectors");
         assert_eq!((taken.len(), taken.width()), (2, 2));
         assert_eq!(taken.values(1..2), [0.0, f32::MAX]);
         let refused = [
@@ -130,7 +130,7 @@ mod tests {
             (1, vec![f32::INFINITY]),
         ];
         for (width, values) in refused {
-            let error = PromptVectors::new(width, values.clone()).expect_err("not these");
+            let error = PromptVectors::new(width, values.clone()).expect_err("invalid vectors");
             assert_eq!(error.field(), FIELD, "{values:?}");
         }
         assert!(taken.check_width(2).is_ok() && taken.check_width(3).is_err());

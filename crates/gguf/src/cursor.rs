@@ -3,7 +3,7 @@
 /// Metadata and tensor descriptions must end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
-/// Reads little-endian numbers and strings in order. Errors are sentence ends that follow the file's name.
+/// Reads little-endian numbers and strings in order. Errors continue a sentence that begins with the file's name.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -60,7 +60,7 @@ impl<'a> Cursor<'a> {
         self.take(length, what)
     }
 
-    /// Reads a number of items of at least `least_bytes` each, checked against `limit` and the remaining bytes.
+    /// Reads a number of items of at least `least_bytes` each, and checks it against `limit` and the remaining bytes.
     pub fn count(&mut self, limit: u64, least_bytes: u64, what: &str) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > limit {

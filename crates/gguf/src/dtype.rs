@@ -19,7 +19,7 @@ impl Dtype {
         }
     }
 
-    /// In `config.json` and on the command line.
+    /// The name in `config.json` and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -56,7 +56,7 @@ impl From<Dtype> for KvDtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
-    /// With an f32 scale for each output and 128 inputs.
+    /// 8-bit integers with an f32 scale for each output and 128 inputs.
     Int8,
     /// GGUF superblocks of 256 inputs: Q6_K for the logits, Q4_K elsewhere.
     Int4,
@@ -71,12 +71,11 @@ pub enum MatrixRole {
     Logits,
     /// The router, or gates of a recurrent state's decay: always f32, as a small error would change the chosen experts,
     /// or accumulate over tokens.
-    /// choose others, or grows with every token.
     Router,
 }
 
 impl MatrixRole {
-    /// Of a matrix `[outputs, inputs]` in `dtype` or quantised, including scales.
+    /// Bytes of a matrix `[outputs, inputs]` in `dtype` or quantised, including scales.
     #[inline]
     pub fn bytes(
         self,
@@ -93,7 +92,7 @@ impl MatrixRole {
 }
 
 impl Quantization {
-    /// On the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -107,7 +106,7 @@ impl Quantization {
             .find(|quantization| quantization.name() == name)
     }
 
-    /// Whether block-quantised matrices, which have at most 8 bits, are kept.
+    /// Whether matrices that a file has in quantised blocks, of at most 8 bits, stay in their format.
     pub fn keeps_blocks(self) -> bool {
         match self {
             Self::Int8 => false,
@@ -122,7 +121,7 @@ impl Quantization {
         }
     }
 
-    /// Of a matrix `[outputs, inputs]`, including scales.
+    /// Bytes of a matrix `[outputs, inputs]`, including scales.
     fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
         match self {
             Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),

@@ -9,7 +9,7 @@ use crate::tensors::{self, TensorInfo};
 use souffleur_base::error::{LoadError, format_error};
 
 const MAGIC: &[u8] = b"GGUF";
-/// In bytes, for files that name none.
+/// In bytes, for files without `general.alignment`.
 const DEFAULT_ALIGNMENT: usize = 32;
 /// In bytes.
 const MAX_ALIGNMENT: usize = 1 << 20;
@@ -78,7 +78,7 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// A whole model or a part of one.
+    /// Opens a whole model or a part of one.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
@@ -98,7 +98,7 @@ impl GgufFile {
         Metadata::new(self.path(), self.mapped.bytes(), &self.header.pairs)
     }
 
-    /// In file order.
+    /// The tensors, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.header.tensors
     }

@@ -1,4 +1,4 @@
-//! GGUF metadata: parsed once, with strings and lists left in the map.
+//! Parser of GGUF metadata, which leaves strings and lists in the memory map.
 
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
@@ -13,7 +13,7 @@ const MAX_PAIRS: u64 = 1 << 16;
 const MAX_KEY_BYTES: u64 = 64 << 10;
 const MAX_TEXT_BYTES: u64 = 16 << 20;
 const MAX_ELEMENTS: u64 = 1 << 24;
-/// A key of one byte with its length, a type, a value of one byte.
+/// The shortest pair: the length of a key, a key of one byte, a type, a value of one byte.
 const LEAST_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
 const QUOTED_CHARS: usize = 80;
 
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-/// Ranges are bytes of the file.
+/// Ranges are byte offsets in the file.
 #[derive(Clone, Debug)]
 enum Value {
     Integer(i128),
@@ -295,7 +295,7 @@ impl<'a> Metadata<'a> {
             .ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// -1, signed or not, means none.
+    /// `None` also for -1, signed or unsigned.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>, LoadError> {
         const NONE: [i128; 2] = [-1, u32::MAX as i128];
         if let Some(Value::Integer(id)) = self.value(key)
@@ -359,7 +359,7 @@ impl<'a> Metadata<'a> {
         checked.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Flags, or integers as flags.
+    /// A list of flags, or of integers, which are true unless they are 0.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, LoadError> {
         let fits = |of: Kind| of == Kind::Flag || of.is_integer();
         let Some(list) = self.list(key, "flags", fits)? else {
@@ -439,13 +439,13 @@ struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// Only for lists of numbers.
+    /// The bytes of each element; not for lists of strings.
     fn elements(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         self.bytes.chunks_exact(self.of.bytes() as usize)
     }
 }
 
-/// Unquoted if it is short and printable.
+/// A name as messages show it: quoted unless it is short and printable.
 pub fn shown(name: &str) -> String {
     let quoted = quote(name);
     if quoted.len() == name.len() + 2 && !name.contains(char::is_whitespace) {

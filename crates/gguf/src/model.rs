@@ -52,10 +52,10 @@ impl Gguf {
         self.files.iter().flat_map(GgufFile::tensors)
     }
 
-    /// The default element type of the model and its KV: that of its 16-bit matrices, bfloat16 if it has both; float32
-    /// if all matrices are; bfloat16 if the others are blocks.
+    /// The default element type of the model and its KV: that of its 16-bit matrices (bfloat16 if it has both
+    /// types), else float32 if all matrices are float32, else bfloat16.
     ///
-    /// llama.cpp always keeps KV in float16. Here bfloat16 is the fast path, and has the range of the models' training.
+    /// llama.cpp always keeps KV in float16. Here bfloat16 is the fast path, and has the range of the training.
     pub fn dtype(&self) -> Dtype {
         let matrices = self.tensors().filter(|tensor| tensor.shape.len() > 1);
         let names: Vec<&str> = matrices.map(|tensor| tensor.element.name).collect();

@@ -17,7 +17,7 @@ const MAX_PARTS: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartName {
     pub stem: String,
-    /// From 1 on.
+    /// Counted from 1.
     pub number: usize,
     pub count: usize,
 }
@@ -55,7 +55,7 @@ pub fn model_name(file_name: &str) -> &str {
 /// The one model among the GGUF files of a folder: a single file, or the first part. `None` without any.
 ///
 /// # Errors
-/// There are several models; the folder cannot be read.
+/// If there are several models, or if the folder cannot be read.
 pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     let io = |source| LoadError::Io {
         file: dir.to_owned(),
@@ -86,7 +86,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     }
 }
 
-/// By name; `file` is the only or first one.
+/// The paths of a model's files, from the file names; `file` is the only or first one.
 pub fn files_of(file: &Path) -> Vec<PathBuf> {
     let name = file.file_name().and_then(|name| name.to_str());
     match name.and_then(PartName::parse) {
@@ -97,7 +97,7 @@ pub fn files_of(file: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// `file` is the only or first one.
+/// Opens all files of a model; `file` is the only or first one.
 pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     refuse_missing_first(file)?;
     let first = GgufFile::open(file.to_owned())?;
@@ -143,11 +143,11 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
         [] => return Ok(()),
         [only] => {
             format!(
-                "part {number} of {count} is missing, only part {only} is there: download it too"
+                "part {number} of {count} is missing, only part {only} is in the folder: download part {number} too"
             )
         }
         [begin @ .., last] => format!(
-            "part {number} of {count} is missing, the parts {} and {last} are there: download it too",
+            "part {number} of {count} is missing, parts {} and {last} are in the folder: download part {number} too",
             begin.join(", ")
         ),
     };
@@ -161,7 +161,7 @@ fn part_count(file: &GgufFile) -> Result<usize, LoadError> {
         .unwrap_or(1))
 }
 
-/// From 1 on.
+/// Counted from 1.
 fn part_number(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     let index = metadata.required_size("split.no", 0..=MAX_PARTS)?;
     Ok(index + 1)
@@ -175,7 +175,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         Some(name) if number == 1 && name.number == 1 && name.count == count => Ok(name),
         Some(name) if number > 1 && name.number == number => {
             let reason = format!(
-                "is part {number} of {count}: name the first, {}",
+                "is part {number} of {count}: specify the first part, {}",
                 name.of(1)
             );
             Err(format_error(first.path(), reason))

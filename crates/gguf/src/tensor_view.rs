@@ -30,21 +30,21 @@ pub enum RowOrder {
     /// As in the model.
     #[default]
     AsNumbered,
-    /// The last rows of a head are interleaved rotary pairs: of `rotary_dim` rows, i and i + rotary_dim / 2 of the
-    /// model are adjacent in the file.
+    /// The last `rotary_dim` rows of each head are interleaved: rows i and i + rotary_dim / 2 of the model are
+    /// adjacent in the file.
     Pairs {
         head_dim: usize,
         /// Rotated rows of a head, even.
         rotary_dim: usize,
     },
-    /// Some rows of each group: of each `period` rows in the file, `len` rows from `first` on.
+    /// Rows of each group: `len` rows from `first` on, of each `period` rows in the file.
     Within {
         /// Rows of a group in the file.
         period: usize,
         first: usize,
         len: usize,
     },
-    /// Strided rows: those between belong to other tensors.
+    /// Strided rows; the rows between them belong to other tensors.
     Every {
         /// Distance between rows.
         step: usize,
@@ -124,10 +124,10 @@ impl<'a> TensorView<'a> {
     /// Widens to f32; blocks are decoded.
     ///
     /// # Panics
-    /// If there is no such row, or `out` is not as long.
+    /// If there is no such row, or `out` is not as long as a row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let bytes = self.row(row);
-        assert_eq!(out.len(), self.width(), "a row of {}", self.width());
+        assert_eq!(out.len(), self.width(), "out must hold one row");
         match self.stored {
             Stored::Plain(dtype) => widen(dtype, bytes, out),
             Stored::Blocks(block) => block.decode(bytes, out),
@@ -149,7 +149,7 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Lossless, as many as `out` takes.
+/// Widens elements to f32 without loss until `out` is full.
 #[inline(always)]
 pub fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     let pairs = bytes
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_stand_in_pairs_are_read_in_the_models_order() {
+    fn interleaved_rows_are_read_in_the_models_order() {
         // Two heads of six rows: the file has rows 0, 3, 1, 4, 2, 5 of each.
         let file: Vec<f32> = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
             .map(|row| row as f32)
@@ -200,7 +200,7 @@ mod tests {
         let mut row = [0.0; 2];
         view.read_row(10, &mut row);
         assert_eq!(row, [10.0, -10.0]);
-        // Of each head of six only the last four rows: the file has rows 0, 1, 2, 4, 3, 5 of each.
+        // Only the last four of each head's six rows are interleaved: the file has rows 0, 1, 2, 4, 3, 5 of each.
         let file = [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11].map(|row| row as f32);
         let view = TensorView {
             order: RowOrder::Pairs {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_groups_are_read_apart() {
+    fn rows_within_groups_are_selected() {
         let file: Vec<f32> = (0..12).map(|row| row as f32).collect();
         let view = TensorView {
             order: RowOrder::Within {

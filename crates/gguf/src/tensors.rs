@@ -13,7 +13,7 @@ pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// The limit of llama.cpp.
 const MAX_NAME_BYTES: u64 = 63;
 const MAX_DIMENSIONS: u32 = 4;
-/// A name of one byte with its length, the number of dimensions, one size, a type, an offset.
+/// The shortest description: length of a name, name of one byte, number of dimensions, one size, type, offset.
 const LEAST_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(super) fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
     cursor.count(MAX_TENSORS, LEAST_INFO_BYTES, "the number of tensors")
 }
 
-/// Data must end by `file_bytes`.
+/// Reads the descriptions of `count` tensors, whose data must end by `file_bytes`.
 pub(super) fn read(
     cursor: &mut Cursor<'_>,
     count: usize,
@@ -116,7 +116,7 @@ fn checked(
         .rev()
         .map(|&size| usize::try_from(size).ok().filter(|&size| size > 0))
         .collect();
-    let shape = shape.ok_or_else(|| broken(", expected sizes from 1 on".to_owned()))?;
+    let shape = shape.ok_or_else(|| broken(", expected sizes of at least 1".to_owned()))?;
     let row = shape[shape.len() - 1];
     if !row.is_multiple_of(element.block_elements) {
         let (name, block) = (element.name, element.block_elements);
@@ -144,7 +144,7 @@ fn place(
     alignment: usize,
     file_bytes: usize,
 ) -> Result<Vec<TensorInfo>, String> {
-    // Sums of sizes below 2^63 each, and at most 2^16 of them.
+    // The sums of at most 2^16 sizes below 2^63 fit in u128.
     let aligned = |at: u128| at.next_multiple_of(alignment as u128);
     let data = aligned(end as u128);
     let mut expected = 0_u128;
@@ -153,7 +153,7 @@ fn place(
         let name = shown(&tensor.name);
         if u128::from(tensor.offset) != expected {
             return Err(format!(
-                "tensor {name} begins at byte {} of the data, expected {expected}, where the one before it ends: the \
+                "tensor {name} begins at byte {} of the data, expected {expected}, where the tensor before it ends: the \
                  file is broken, download it again",
                 tensor.offset
             ));

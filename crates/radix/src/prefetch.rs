@@ -1,6 +1,6 @@
 //! A prefetch hint to the processor.
 
-// The one `unsafe` that the states use: an instruction that reads nothing.
+// The only `unsafe` code of this crate: an instruction that reads nothing.
 #![allow(unsafe_code)]
 
 /// Has the first cache line of `value` fetched without waiting for it; does nothing where there is no such instruction.

@@ -1,10 +1,10 @@
-//! The arguments of calls in a conversation: an object, or a text that should hold one.
+//! Parses the arguments of a tool call: an object, or a string that should hold one as JSON.
 
 use serde_json::Value;
 
 use crate::jinja::{Fault, Value as TemplateValue};
 
-/// Arguments for writing: an object, or the model's text where it is malformed.
+/// Arguments to write: an object, or the model's text if that is not a JSON object.
 pub(super) enum Written<'a> {
     Object(TemplateValue),
     Text(&'a str),

@@ -1,4 +1,4 @@
-//! Calls of tools in a conversation, as templates expect them.
+//! Converts the tool calls of a conversation to the form that a template expects.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -10,11 +10,11 @@ use crate::written::CallWriter;
 use souffleur_base::error::RequestError;
 use souffleur_base::field::count_values;
 
-/// Most JSON values in all arguments of a conversation that come as texts.
+/// Most JSON values in all arguments of a conversation that come as strings.
 const MAX_VALUES: usize = 1 << 16;
 /// Length of the ids that Mistral's templates take.
 const SHORT_ID_CHARS: usize = 9;
-/// Letters and digits.
+/// The characters of short ids.
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl CallIds {
 pub(super) enum ArgumentForm {
     /// The template prints an object, with `tojson` or key by key.
     Object,
-    /// The template puts a text between others.
+    /// The template concatenates the arguments as a string.
     Text,
 }
 
@@ -55,14 +55,14 @@ enum Written {
     ByTemplate,
     /// The template wrote no call when probed.
     Nowhere,
-    /// The engine, after the content of a message.
+    /// The engine writes calls, after the content of a message.
     InContent(CallWriter),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallForm {
     ids: CallIds,
-    /// The template loops over arguments, so a text would be an error.
+    /// The template loops over arguments, so a string would be an error.
     loops_over_arguments: bool,
     arguments: ArgumentForm,
     empty_content: EmptyContent,
@@ -101,7 +101,7 @@ impl CallForm {
         }
     }
 
-    /// Arguments that come as a text, as an object for the template; `None` for arguments that stay as they are.
+    /// Parses arguments that come as a string to an object for the template; `None` if they stay as they are.
     ///
     /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
     pub(super) fn arguments_of(
@@ -115,7 +115,7 @@ impl CallForm {
             return Ok(None);
         }
         let object = object_of(text);
-        // Invalid arguments stay a text, as far as the template can show one, so that the conversation can continue.
+        // Invalid arguments stay a string if the template can print one, so that the conversation can continue.
         let nothing = || TemplateValue::dict(Vec::new()).ok();
         Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
     }
@@ -133,7 +133,7 @@ impl CallForm {
 
 pub(super) struct Calls {
     form: CallForm,
-    /// Values that the arguments read so far have.
+    /// Number of JSON values in the arguments so far.
     values: usize,
     count: usize,
 }
@@ -147,7 +147,7 @@ impl Calls {
         }
     }
 
-    /// Brings the calls of one message, or the id of the call that it answers, into the template's form.
+    /// Converts the calls of a message, or the id of the call that the message answers, to the template's form.
     pub(super) fn normalize(
         &mut self,
         message: &mut Map<String, Value>,
@@ -158,7 +158,7 @@ impl Calls {
                     ArgumentForm::Object => self.count(call)?,
                     ArgumentForm::Text => write_arguments(call)?,
                 }
-                self.name(call);
+                self.shorten_id(call);
             }
             if let Written::InContent(writer) = self.form.written
                 && !calls.is_empty()
@@ -180,7 +180,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Counts the values of arguments that are texts, before they are read.
+    /// Counts the JSON values in arguments that are strings, before they are parsed.
     fn count(&mut self, call: &Value) -> Result<(), RequestError> {
         let arguments = call.pointer("/function/arguments");
         let Some(text) = arguments.and_then(Value::as_str) else {
@@ -196,7 +196,7 @@ impl Calls {
         }
     }
 
-    fn name(&mut self, call: &mut Value) {
+    fn shorten_id(&mut self, call: &mut Value) {
         self.count += 1;
         let Some(call) = call.as_object_mut() else {
             return;
@@ -220,7 +220,7 @@ fn write_into_content(
     writer.add(&mut written, calls).map_err(unprintable)?;
     match message.get_mut("content") {
         Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": written})),
-        Some(Value::String(said)) => said.push_str(&written),
+        Some(Value::String(text)) => text.push_str(&written),
         _ => {
             message.insert("content".to_owned(), Value::from(written));
         }
@@ -229,7 +229,7 @@ fn write_into_content(
     Ok(())
 }
 
-/// Makes arguments a text, as they came if they were one.
+/// Converts arguments to a string, unless they are one already.
 fn write_arguments(call: &mut Value) -> Result<(), RequestError> {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && !arguments.is_string()
@@ -246,7 +246,7 @@ fn unprintable(fault: Fault) -> RequestError {
     ))
 }
 
-/// A short id, the same for every use of an id.
+/// A short id, the same whenever it is made from the same id.
 fn short(id: &str) -> String {
     if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return id.to_owned();

@@ -1,4 +1,4 @@
-//! Brings the messages of a chat into the shape that templates expect.
+//! A chat prompt, and the form of messages that a template expects, detected in its source.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -12,9 +12,9 @@ pub struct ChatPrompt<'a> {
     pub messages: &'a Value,
     /// OpenAI's tools as JSON, if any. The template sees every field, in this order, and every digit.
     pub tools: Option<&'a RawValue>,
-    /// Ends with the start of the assistant's turn.
+    /// The prompt ends with the start of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Ends inside the last message, after its content, as transformers' parameter of this name has it.
+    /// The prompt ends inside the last message, after its content, as with transformers' parameter of this name.
     pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub template_kwargs: Option<&'a Map<String, Value>>,
@@ -41,15 +41,15 @@ pub(super) struct Expected {
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
     pub(super) tools: ToolPlace,
-    /// Instructions may come after a user's message. Found by a probe.
+    /// Whether a probe found that system messages may come after a user's message.
     pub(super) late_system: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThoughtForm {
-    /// In addition to the content.
+    /// A message may have both thoughts and content.
     WithContent,
-    /// A message with calls has thoughts or content: it refuses both.
+    /// The template rejects messages with calls that have both thoughts and content.
     InsteadOfContent,
 }
 
@@ -87,7 +87,7 @@ pub(super) enum ContentFormat {
 }
 
 impl ContentFormat {
-    /// Looks for a loop over something called `content`.
+    /// Looks for a loop over an expression that ends in `content`.
     pub(super) fn of(template: &str) -> Self {
         let loops_over_content = template.split("{%").skip(1).any(|rest| {
             let tag = rest.split("%}").next().unwrap_or_default();

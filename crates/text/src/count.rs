@@ -1,8 +1,8 @@
-//! The number of tokens of a text that is too long to be encoded at once.
+//! Counts the tokens of a text that is too long to encode at once.
 //!
-//! Encoding takes some hundred times a text's bytes, so a long text is encoded piece by piece and no piece is kept. Cut
-//! anywhere, a text has other tokens at the cut. So each piece begins before the place that the last one was counted to,
-//! and is counted to a place before its end: a seam, at which a token begins in both.
+//! Encoding takes some hundred times a text's bytes, so a long text is encoded in pieces, none of which is kept. A cut
+//! changes the tokens around it, so pieces overlap: each is counted from a seam after its start to one before its end.
+//! At a seam, a token begins in both pieces.
 
 use tokenizers::Encoding;
 
@@ -11,7 +11,7 @@ use souffleur_base::error::{PromptTokens, RequestError};
 
 /// Bytes of a text that are encoded at once to count its tokens.
 const PIECE_BYTES: usize = 64 << 10;
-/// Tokens that a piece may have because it was cut out: its ends can be parts of longer tokens.
+/// Most additional tokens that a piece has because its ends are parts of longer tokens.
 const TOKENS_OF_A_CUT: usize = 256;
 /// Bytes of a piece before its counted part, and after it.
 const MARGIN_BYTES: usize = 1 << 10;
@@ -70,7 +70,7 @@ impl TextModel {
         Ok(None)
     }
 
-    /// Counts all tokens of a text, of which there are `least` at least.
+    /// Counts all tokens of a text, which has at least `least`.
     fn count(&self, text: &str, around: usize, least: usize) -> Result<PromptTokens, RequestError> {
         let (mut tokens, mut seam, mut is_exact) = (around, 0_usize, true);
         loop {
@@ -109,13 +109,13 @@ impl TextModel {
     }
 }
 
-/// True if a token spans a place.
+/// Whether a token begins before `at` and ends after it.
 fn straddles(piece: &Encoding, at: usize) -> bool {
     let mut tokens = piece.get_offsets().iter();
     tokens.any(|&(begin, end)| begin < at && at < end)
 }
 
-/// Where the first piece of a text ends: after a space where there is one near the end, else between characters.
+/// The end of a text's first piece: after white space near the limit if there is any, else between characters.
 fn piece_end(text: &str) -> usize {
     if text.len() <= PIECE_BYTES {
         return text.len();

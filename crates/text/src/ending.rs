@@ -1,14 +1,14 @@
-//! Prompts that end inside their last message.
+//! Ends a prompt inside its last message, as `continue_final_message` asks.
 //!
-//! A template writes a message whole, with its end. So the last message gets a mark at the end of its content, and the
-//! prompt is cut there: the template may trim the content itself, or write it more than once.
+//! A template also writes the end of a message. So a mark is appended to the content of the last message, and the
+//! prompt is cut at the mark. The content itself cannot be searched: the template may trim it or write it twice.
 
 use serde_json::Value;
 
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
-/// The mark. Its last character is a space: where that is missing, the template trims contents.
+/// The mark. A template that trims contents drops the space at its end.
 const MARK: &str = "<the final message goes on here> ";
 
 /// Puts the mark after the content of the last message, and returns how many bytes of white space the content ends with.
@@ -28,7 +28,7 @@ pub(super) fn mark(messages: &mut [Value]) -> usize {
     blank_bytes
 }
 
-/// Cuts the prompt at the mark. A template that trims contents would trim the `blank_bytes` at the end of this one too.
+/// Cuts the prompt at the mark, and trims the `blank_bytes` before it if the template trims contents.
 pub(super) fn cut(mut prompt: String, blank_bytes: usize) -> Result<String, RequestError> {
     let Some(end) = prompt.rfind(MARK.trim_end()) else {
         return invalid(

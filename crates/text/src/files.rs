@@ -16,10 +16,10 @@ pub(super) struct TokenizerConfig {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateSources {
-    /// Their file, for error texts.
+    /// The file of the templates, for error messages.
     pub(super) file: PathBuf,
     pub(super) default: String,
-    /// The one for requests with tools, if it differs.
+    /// The template for requests with tools, if it differs.
     pub(super) tool_use: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The formats in which a model writes calls and reasoning, detected in its template and vocabulary.
+//! Detects the formats of a model's tool calls and reasoning in its template and vocabulary.
 
 use super::TextModel;
 use souffleur_output::output::{ReasoningFormat, ToolFormat};
@@ -23,7 +23,7 @@ impl TextModel {
         if self.has_token(braced) && self.template_mentions(braced) {
             return Some(ToolFormat::Gemma4);
         }
-        // A vocabulary may be that of a model of another format, from which this one was trained.
+        // The vocabulary may come from a base model that writes calls in another format.
         let list_closes = ToolFormat::Phi4Mini.closing();
         let tagged_list = if list_closes.is_some_and(|tag| self.has_token(tag)) {
             ToolFormat::Phi4Mini

@@ -1,8 +1,8 @@
-//! Pieces that SentencePiece takes out of a text before it merges anything: its user-defined ones.
+//! Finds the user-defined pieces of SentencePiece in a text, before any merge.
 //!
-//! `tokenizers` finds added tokens in a text before the normalizer writes U+2581 for blanks and puts one before the text, or
-//! else normalizes their names in the same way. Pieces that hold blanks fit neither: they occur in the normalizer's
-//! output, at its beginning with the blank put before it.
+//! `tokenizers` finds added tokens in a text before the normalizer replaces blanks by U+2581 and prepends one, or else
+//! normalizes their names in the same way. Neither suits pieces that hold blanks: these occur in the normalizer's
+//! output, which may begin with the prepended blank.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::normalizer::Range;
@@ -12,12 +12,12 @@ use tokenizers::{Encoding, NormalizedString, Token, Tokenizer};
 #[derive(Debug)]
 pub(super) struct FrozenPieces {
     matcher: AhoCorasick,
-    /// By the number of the pattern.
+    /// Token ids, by pattern index.
     ids: Vec<u32>,
 }
 
 impl FrozenPieces {
-    /// Makes them from their normalized texts and ids; of equal texts the first counts. `None` if there are none.
+    /// Builds the matcher from normalized texts and ids; the first of equal texts counts. `None` without pieces.
     /// Fails if the pieces are too many or too long for the matcher.
     pub(super) fn new(pieces: &[(String, u32)]) -> Result<Option<Self>, aho_corasick::BuildError> {
         if pieces.is_empty() {
@@ -46,7 +46,7 @@ impl FrozenPieces {
         tokenizer.post_process(encoding, None, add_special_tokens)
     }
 
-    /// Cuts the pieces out of the parts of a normalized text that are no tokens yet: at each place the longest.
+    /// Cuts the pieces out of the parts of a normalized text that are not tokens yet: at each place the longest.
     pub(super) fn cut(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
         text.split(|_, part| Ok(self.cut_part(part)))
     }

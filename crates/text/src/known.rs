@@ -1,4 +1,4 @@
-//! Conversations whose beginning was computed before: its tokens are reused.
+//! Encodes a conversation whose beginning has known tokens, which are reused.
 
 use serde_json::Value;
 
@@ -9,9 +9,9 @@ use souffleur_output::detok::TokenText;
 #[derive(Clone, Copy, Debug)]
 pub struct KnownBeginning<'a> {
     pub messages: usize,
-    /// The prompt and the output of that request.
+    /// The prompt and the output of the earlier request.
     pub tokens: &'a [u32],
-    /// The output is there: the last message is an answer.
+    /// The last of these messages is the earlier request's answer.
     pub has_answer: bool,
 }
 
@@ -46,26 +46,26 @@ impl TextModel {
         let Ok(beginning) = beginning else {
             return Ok(None);
         };
-        let Some(news) = rendered.strip_prefix(beginning.as_str()) else {
+        let Some(rest) = rendered.strip_prefix(beginning.as_str()) else {
             return Ok(None);
         };
-        let behind_answer = if known.has_answer {
-            self.behind_end(*last, &beginning)
+        let after_answer = if known.has_answer {
+            self.after_end(*last, &beginning)
         } else {
             Some("")
         };
-        let Some(behind_answer) = behind_answer else {
+        let Some(after_answer) = after_answer else {
             return Ok(None);
         };
-        let news = self.encode_chat(&format!("{behind_answer}{news}"))?;
-        if !self.go_together(*last, &news, &[behind_answer, &rendered[beginning.len()..]]) {
+        let added = self.encode_chat(&format!("{after_answer}{rest}"))?;
+        if !self.decode_to(*last, &added, &[after_answer, &rendered[beginning.len()..]]) {
             return Ok(None);
         }
-        Ok(Some([known.tokens, &news].concat()))
+        Ok(Some([known.tokens, &added].concat()))
     }
 
     /// The text that the template writes after the token that ended an answer.
-    fn behind_end<'a>(&self, end: u32, beginning: &'a str) -> Option<&'a str> {
+    fn after_end<'a>(&self, end: u32, beginning: &'a str) -> Option<&'a str> {
         if !self.is_special(end) {
             return None;
         }
@@ -76,7 +76,7 @@ impl TextModel {
     }
 
     /// Whether tokens after `last` decode to these texts. Some tokenizers put a blank before every text.
-    fn go_together(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
+    fn decode_to(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
         let before = self.decode(&[last], false, true);
         let both = self.decode(&[&[last], tokens].concat(), false, true);
         let rest = both.strip_prefix(before.as_str());

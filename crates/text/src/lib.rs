@@ -47,7 +47,7 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     /// Pieces, except added tokens, that are found before any merge.
     frozen: Option<FrozenPieces>,
-    /// Added tokens that are nothing but blanks, for parts of a text in which no added token is looked for.
+    /// Added tokens of only blanks, for fragments of a text in which no other added tokens are searched.
     blanks: Option<FrozenPieces>,
     /// Added tokens that the decoder would take for the spelling of other bytes, and their text.
     misread: HashMap<u32, String>,
@@ -63,11 +63,11 @@ pub struct TextModel {
     spelling: Option<Spelling>,
 }
 
-/// The text side of a model as its files describe it, wherever they keep it.
+/// The parts of a [`TextModel`], read from a Hugging Face folder or a GGUF file.
 struct Parts {
     tokenizer: Tokenizer,
     frozen: Option<FrozenPieces>,
-    /// Ids of the vocabulary without the added tokens: one more than the highest.
+    /// One more than the highest id of the vocabulary without added tokens.
     vocab_size: usize,
     max_token_bytes: usize,
     special: SpecialTokens,
@@ -90,7 +90,7 @@ impl TextModel {
     /// Reads `tokenizer.json`, and if they exist `tokenizer_config.json`, `chat_template.jinja` and
     /// `chat_template.json` (the first of: jinja file, JSON file, the configuration's `chat_template`).
     ///
-    /// A template that does not compile is no error here: it refuses chats, and everything else works.
+    /// A template that does not compile is not an error here: chats are refused, and everything else works.
     ///
     /// # Errors
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
@@ -99,15 +99,15 @@ impl TextModel {
         let mut tokenizer =
             Tokenizer::from_bytes(files::read(&file)?).map_err(|error| LoadError::Format {
                 file: file.clone(),
-                reason: format!("no tokenizer: {error}"),
+                reason: format!("cannot read the tokenizer: {error}"),
             })?;
-        // Both are settings of training scripts that got saved along; a prompt must be encoded as it is.
+        // Padding and truncation are leftovers of training; a prompt must be encoded unchanged.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
             .map_err(|error| LoadError::Format {
                 file,
-                reason: format!("truncation: {error}"),
+                reason: format!("cannot turn off truncation: {error}"),
             })?;
         let config = TokenizerConfig::load(dir)?;
         let templates = files::template_sources(dir, &config)?;
@@ -144,7 +144,7 @@ impl TextModel {
             misread: misread(&tokenizer),
             tokenizer,
         };
-        // SmolLM3's is the only template with Hermes' calls that is known to leave them out.
+        // Of the templates of models with Hermes' calls, only SmolLM3's is known to leave out earlier calls.
         let leaves_out = |format: &ToolFormat| {
             *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
         };
@@ -178,7 +178,7 @@ impl TextModel {
             .filter(|id| self.tokenizer.get_added_tokens_decoder().contains_key(id))
     }
 
-    /// Texts leave special tokens out unless the caller keeps them.
+    /// Whether a token is special: decoded text omits special tokens unless the caller keeps them.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.tokenizer.get_added_tokens_decoder();
         added.get(&id).is_some_and(|token| token.special)
@@ -188,8 +188,8 @@ impl TextModel {
         self.tokenizer.id_to_token(id)
     }
 
-    /// Bytes of the longest token as the vocabulary spells it (byte-level ones take up to two bytes a byte): a text of `n`
-    /// bytes has at least `n` divided by this tokens, normalizers aside.
+    /// Bytes of the longest token as the vocabulary spells it (byte-level ones spell a byte with up to two). Unless a
+    /// normalizer shortens it, a text of `n` bytes has at least `n / max_token_bytes` tokens.
     pub fn max_token_bytes(&self) -> usize {
         self.max_token_bytes
     }
@@ -198,7 +198,7 @@ impl TextModel {
         self.token_id(self.special.bos.as_deref()?)
     }
 
-    /// generation_config.json may name more of them.
+    /// The end-of-sequence token; generation_config.json may name more.
     pub fn eos_id(&self) -> Option<u32> {
         self.token_id(self.special.eos.as_deref()?)
     }
@@ -298,7 +298,7 @@ enum WithSpecial {
 
 impl TokenText for TextModel {
     /// As Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
-    /// `clean_up_tokenization_spaces` is not applied (it would change text that is out already).
+    /// `clean_up_tokenization_spaces` is not applied (it would change text that was emitted already).
     fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
         if self.misread.is_empty() {
             return self.decode_spelled(tokens, skip_special_tokens);
@@ -329,8 +329,8 @@ impl TextModel {
     }
 }
 
-/// Added tokens of byte-level vocabularies with letters that spell bytes there: DeepSeek's `ö` would come out as the byte
-/// that `ö` stands for in GPT-2's table, which is no text.
+/// Added tokens of byte-level vocabularies with letters that also spell bytes: DeepSeek's `ö` would be decoded to the
+/// byte that `ö` stands for in GPT-2's table, which is not text.
 fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
     if Spelling::of(tokenizer) != Some(Spelling::ByteLevel) {
         return HashMap::new();

@@ -1,4 +1,4 @@
-//! Brings messages into the form that templates expect.
+//! Checks messages and converts them to the form that templates expect.
 
 use serde_json::{Map, Value};
 
@@ -7,8 +7,8 @@ use crate::chat::{ContentFormat, Expected, ThoughtForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
-/// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as
-/// objects, roles and ids that it knows.
+/// Checks the messages and returns them as the template expects them: `content` always present, and only roles
+/// and ids that it knows.
 pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Value>, RequestError> {
     let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
         return invalid(
@@ -82,7 +82,7 @@ fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
     if form != ThoughtForm::InsteadOfContent || !has_calls {
         return;
     }
-    // Such a template shows either of them as thoughts.
+    // A template of this form shows either one as thoughts.
     if let Some(content) = message.get("content").and_then(Value::as_str)
         && !content.is_empty()
         && let Some(thoughts) = message[name].as_str()

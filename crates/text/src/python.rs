@@ -72,7 +72,7 @@ fn strftime(format: &str, seconds: u64) -> String {
             Some(other) => write!(text, "%{other}"),
             None => write!(text, "%"),
         };
-        written.expect("a string takes everything");
+        written.expect("a string accepts any text");
     }
     text
 }

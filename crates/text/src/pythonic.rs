@@ -37,7 +37,7 @@ pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Writes a value in Python. The texts of JSON are Python's as well.
+/// Writes a value in Python. JSON strings are valid Python as well.
 fn literal(out: &mut String, value: &TemplateValue) -> Result<(), Fault> {
     match value {
         TemplateValue::None => out.push_str("None"),

@@ -1,4 +1,4 @@
-//! Where a template looks for the tools of a request, if not in the variable `tools`.
+//! Passes the tools of a request to templates that do not read the variable `tools`.
 
 use serde_json::{Map, Value};
 
@@ -12,9 +12,9 @@ pub(super) const XML_TOOLS: &str = "xml_tools";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToolPlace {
     Variable,
-    /// The variable [`XML_TOOLS`], without what surrounds each function.
+    /// The variable [`XML_TOOLS`], a list of bare functions: SmolLM3.
     XmlTools,
-    /// A field of the instructions, as a text: Phi-4-mini.
+    /// A field of the system message, as a JSON string: Phi-4-mini.
     FirstMessage,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn functions(tools: &TemplateValue) -> Result<TemplateValue, Fault> {
     TemplateValue::list(functions.collect())
 }
 
-/// Puts tools into the instructions, which are added if missing.
+/// Puts tools into the system message, which is added if it is missing.
 pub(super) fn put_into_messages(
     messages: &mut Vec<Value>,
     tools: &TemplateValue,

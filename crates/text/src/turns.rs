@@ -1,21 +1,21 @@
-//! The tokens that begin the turns of a chat: prompts of one conversation, and of others with the same instructions,
-//! diverge there.
+//! Finds the turns of a chat in its tokens. Prompts of one conversation, or with the same instructions, diverge at the
+//! start of a turn.
 
 use serde_json::{Map, Value, json};
 
 use super::{ChatPrompt, TextModel};
 
-/// The tokens that open turns in a model's chat template, those that were detected.
+/// The tokens that open turns in a model's chat template; empty where they were not detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnMarks {
     /// The tokens between the instructions and the first words of the user.
     user: Vec<u32>,
-    /// The tokens that an answer follows.
+    /// The tokens right before an answer.
     reply: Vec<u32>,
 }
 
 impl TurnMarks {
-    /// Learns the marks by rendering short chats with and without each turn. Refused turns leave marks unknown.
+    /// Learns the marks by rendering short chats with and without each turn. Marks of rejected chats stay empty.
     pub fn learn(text: &TextModel) -> Self {
         let system = json!({"role": "system", "content": "Be brief."});
         let asks = |words: &str| json!({"role": "user", "content": words});
@@ -33,7 +33,7 @@ impl TurnMarks {
         let reply = || {
             let before = render(vec![asks("One")], false, None)?;
             let open = added(&before, &render(vec![asks("One")], true, None)?)?;
-            // Some write an empty thought for an answer without one, some open a thought only on request.
+            // Some templates write an empty thought for an answer without one, some open a thought only on request.
             let others = [false, true].into_iter().filter_map(|thinks| {
                 let other = render(vec![asks("One")], true, Some(thinks))?;
                 added(&before, &other)
@@ -121,7 +121,7 @@ fn render(
     text.encode_chat(&rendered.ok()?).ok()
 }
 
-/// The end of a longer prompt after the shorter one, if that is all that they differ in.
+/// The tokens of `after` that follow `before`, if it begins with `before`.
 fn added(before: &[u32], after: &[u32]) -> Option<Vec<u32>> {
     let added = after.strip_prefix(before)?;
     (!added.is_empty()).then(|| added.to_vec())

@@ -1,4 +1,4 @@
-//! The vocabulary as bytes, for grammars.
+//! Spells the tokens of a vocabulary as bytes, for grammars.
 
 use tokenizers::Tokenizer;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer};
@@ -13,7 +13,7 @@ const BLANK: char = '\u{2581}';
 pub enum TokenPiece {
     /// These bytes, at least one. They need not be whole characters.
     Bytes(Vec<u8>),
-    /// A single token with this name: its letters, written in a text, do not mean it.
+    /// A token with this name, which the same letters in a text do not mean.
     Marker(String),
     /// Unknown text: the id is unused, or the entry is malformed.
     Unknown,
@@ -28,7 +28,7 @@ pub(super) enum Spelling {
 }
 
 impl TextModel {
-    /// What each token adds to a text, by id; `None` if the tokenizer has an unknown byte encoding.
+    /// The bytes that each token adds to a text, by id; `None` if the tokenizer has an unknown byte encoding.
     pub fn pieces(&self) -> Option<Vec<TokenPiece>> {
         let spelling = self.spelling?;
         let mut pieces = vec![TokenPiece::Unknown; self.vocab_size];
@@ -53,7 +53,7 @@ impl TextModel {
         Some(pieces)
     }
 
-    /// Returns the names and ids of all markers: tokens that are more than their letters.
+    /// Returns the names and ids of all markers, which are tokens with a meaning beyond their letters.
     pub fn markers(&self) -> Vec<(String, u32)> {
         let added = self.tokenizer.get_added_tokens_decoder();
         let named = added.into_iter().map(|(id, token)| (id, token.content));
@@ -99,7 +99,7 @@ impl TextModel {
     }
 }
 
-/// The added tokens that are nothing but blanks, as the text of a fragment spells them; `None` if there are none, or too many.
+/// The added tokens of only blanks, as the text of a fragment spells them; `None` if there are none, or too many.
 pub(super) fn blanks(tokenizer: &Tokenizer) -> Option<FrozenPieces> {
     let spelling = Spelling::of(tokenizer)?;
     let added = tokenizer.get_added_tokens_decoder().into_iter();
@@ -114,7 +114,7 @@ pub(super) fn blanks(tokenizer: &Tokenizer) -> Option<FrozenPieces> {
 }
 
 impl Spelling {
-    /// Detects it in the decoder, or else in the pre-tokenizer.
+    /// Detects the spelling from the decoder, or else from the pre-tokenizer.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let decoder = serde_json::to_string(&tokenizer.get_decoder()).ok()?;
         let splitter = serde_json::to_string(&tokenizer.get_pre_tokenizer()).ok()?;
@@ -127,7 +127,7 @@ impl Spelling {
         })
     }
 
-    /// The bytes of an entry; `None` if it is no spelling of any.
+    /// The bytes of an entry; `None` if it does not spell bytes.
     fn bytes(self, word: &str) -> Option<Vec<u8>> {
         match self {
             Self::ByteLevel => word.chars().map(byte_of).collect(),

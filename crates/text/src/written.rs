@@ -1,4 +1,4 @@
-//! Calls as models write them, for templates that leave out the calls of earlier answers.
+//! Writes tool calls as models do, for templates that leave out the calls of earlier answers.
 
 use std::fmt::Write as _;
 

@@ -7,12 +7,12 @@ use std::path::Path;
 const TARGET: &[u8] = b"sm_80\0";
 const MAGIC: &[u8] = b"SFLPACK1";
 const ENTRY_BYTES: usize = 16 + 32 + 32 + 16;
-/// The place of offset and length in an entry.
+/// Byte offset of an entry's offset and length fields.
 const ENTRY_PLACE: usize = 80;
 const SECTION_BYTES: usize = 64;
 const SECTION_PREFIX: &str = ".nv.shared.";
 
-/// Each kernel that has static shared memory, and its bytes.
+/// The kernels that have static shared memory, and its size in bytes.
 pub fn static_shared_bytes(path: &Path) -> Result<Vec<(String, u64)>, String> {
     let packed = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut pack = Vec::new();
@@ -34,13 +34,13 @@ fn sizes(pack: &[u8]) -> Option<Vec<(String, u64)>> {
         }
         let offset = number(entry, ENTRY_PLACE, 8)?;
         let length = number(entry, ENTRY_PLACE + 8, 8)?;
-        sizes.extend(of_image(pack.get(offset..offset.checked_add(length)?)?)?);
+        sizes.extend(image_sizes(pack.get(offset..offset.checked_add(length)?)?)?);
     }
     Some(sizes)
 }
 
-/// The sections of a cubin, which is an ELF file of 64 bits.
-fn of_image(image: &[u8]) -> Option<Vec<(String, u64)>> {
+/// The kernels and sizes of one cubin, a 64-bit ELF file, from its section headers.
+fn image_sizes(image: &[u8]) -> Option<Vec<(String, u64)>> {
     let first = number(image, 0x28, 8)?;
     let (n_sections, names) = (number(image, 0x3c, 2)?, number(image, 0x3e, 2)?);
     let section = |index: usize| image.get(first + index * SECTION_BYTES..);

@@ -1,11 +1,11 @@
-//! Compiles C++ tests of kernels.
+//! The C++ compiler command for tests of kernels.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The compiler, with the options of the kernels and the include paths of `kernels/` and `kernels/cusim/`.
+/// Returns the compiler with the kernels' options and the include paths `kernels` and `kernels/cusim/`.
 ///
-/// `kernels` is the folder of the kernels: this one's parent, or a changed copy of it.
+/// `kernels` is this crate's parent folder, or a modified copy of it.
 pub fn compiler(kernels: &Path) -> Command {
     let mut command = Command::new(env!("CUSIM_COMPILER"));
     command.args(env!("CUSIM_FLAGS").split(' '));

@@ -1,4 +1,4 @@
-//! Settings and queries of tests for one emulated device.
+//! An emulated device as tests control it: settings, planned faults, counts.
 
 use std::ffi::c_int;
 
@@ -6,7 +6,7 @@ use libloading::Symbol;
 
 use crate::loaded;
 
-/// One device of the driver. Devices share nothing: memory, errors, planned faults and counts are each one's own.
+/// One emulated device. Each device has its own memory, errors, planned faults and counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     ordinal: usize,
@@ -17,9 +17,9 @@ pub struct Device {
 pub enum Fault {
     /// An allocation of device memory is refused: `CUDA_ERROR_OUT_OF_MEMORY`.
     Allocation,
-    /// A launch of a kernel or a graph is refused at once with this error; the device stays sound.
+    /// A launch of a kernel or a graph is refused at once with this error; the device stays usable.
     Launch(i32),
-    /// A kernel ends with this error while it runs; the device answers everything with it from then on.
+    /// A kernel fails with this error while it runs; all later calls on the device return the same error.
     Kernel(i32),
     /// A stream's wait for an event is skipped: it succeeds and orders nothing.
     StreamWait,
@@ -27,12 +27,11 @@ pub enum Fault {
     HostWait,
     /// An attribute of a kernel is ignored: setting it succeeds and sets nothing.
     Attribute,
-    /// A copy between the host and the device, of one byte or more, is refused at once with this error; the device stays
-    /// sound.
+    /// A copy of at least one byte between host and device is refused at once with this error; the device stays usable.
     Copy(i32),
 }
 
-/// Event counts of a device.
+/// What a device has done so far.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -42,9 +41,9 @@ pub struct Counts {
     pub n_allocations_held: u64,
     /// Allocations so far, refused ones included.
     pub n_allocations: u64,
-    /// Launches of kernels so far, those into a capture and refused ones included.
+    /// Kernel launches so far, including captured and refused ones.
     pub n_launches: u64,
-    /// Those of them that may begin before the launch before them has ended.
+    /// Kernel launches that may begin before the previous launch has ended.
     pub n_early_launches: u64,
     /// Launches of graphs so far.
     pub n_graph_launches: u64,
@@ -55,7 +54,7 @@ pub struct Counts {
 }
 
 impl Device {
-    /// The device with this ordinal; the driver gets more devices where it has fewer.
+    /// The device with this ordinal; adds devices to the driver if it has too few.
     ///
     /// # Panics
     /// If the driver cannot be loaded.
@@ -67,7 +66,7 @@ impl Device {
         device
     }
 
-    /// Sets the memory that the device says it has; 256 MiB otherwise.
+    /// Sets the total memory that the device reports; the default is 256 MiB.
     pub fn set_total_memory(self, bytes: u64) {
         let set: Symbol<unsafe extern "C" fn(c_int, usize) -> c_int> =
             function(b"cusim_set_total_memory");
@@ -76,8 +75,8 @@ impl Device {
         self.expect(unsafe { set(self.number(), bytes) });
     }
 
-    /// Lets copies run as soon as streams and events allow, or as late as they do, which is the default. The first
-    /// shows memory that is written while earlier work still reads it.
+    /// Runs copies as early as streams and events allow if `hurries`, else as late as they allow (the default). Early
+    /// copies reveal memory that is overwritten while earlier work still reads it.
     pub fn hurry_copies(self, hurries: bool) {
         let hurry: Symbol<unsafe extern "C" fn(c_int, c_int) -> c_int> =
             function(b"cusim_hurry_copies");
@@ -85,8 +84,8 @@ impl Device {
         self.expect(unsafe { hurry(self.number(), c_int::from(hurries)) });
     }
 
-    /// Sets the compute capability, ten times the major number and the minor one; 80 otherwise. Kernels say that they were
-    /// compiled for it. For devices that are opened later.
+    /// Sets the compute capability, `10 * major + minor`; the default is 80. Kernels report it as their target. Set it
+    /// before the device is opened.
     pub fn set_capability(self, capability: i32) {
         let set: Symbol<unsafe extern "C" fn(c_int, c_int) -> c_int> =
             function(b"cusim_set_capability");
@@ -94,7 +93,7 @@ impl Device {
         self.expect(unsafe { set(self.number(), capability) });
     }
 
-    /// Plans a fault for the `nth` of its kind from now on, counted from 1; 0 plans none.
+    /// Plans a fault in the `nth` operation of its kind from now on, counted from 1; 0 cancels the plan.
     pub fn plan(self, fault: Fault, nth: u64) {
         const SUCCESS: i32 = 0;
         const OUT_OF_MEMORY: i32 = 2;
@@ -113,7 +112,7 @@ impl Device {
         self.expect(unsafe { plan(self.number(), kind, nth, error) });
     }
 
-    /// The counts so far.
+    /// The events counted so far.
     pub fn counts(self) -> Counts {
         let ask: Symbol<unsafe extern "C" fn(c_int, *mut Counts) -> c_int> =
             function(b"cusim_counts");
@@ -141,17 +140,17 @@ impl Device {
         self.expect(unsafe { reset(self.number()) });
     }
 
-    /// Which device it is.
+    /// The number of the device in its driver.
     pub fn ordinal(self) -> usize {
         self.ordinal
     }
 
     fn number(self) -> c_int {
-        c_int::try_from(self.ordinal).expect("devices are few")
+        c_int::try_from(self.ordinal).expect("the ordinal fits into c_int")
     }
 
     fn expect(self, result: c_int) {
-        assert_eq!(result, 0, "device {} of the emulated driver", self.ordinal);
+        assert_eq!(result, 0, "error of emulated device {}", self.ordinal);
     }
 }
 

@@ -17,15 +17,15 @@ use libloading::Library;
 pub use compiler::compiler;
 pub use device::{Counts, Device, Fault};
 
-/// The shared library. Its folder has it as `libcuda.so` and `libcuda.so.1`, for the `LD_LIBRARY_PATH` of a process.
+/// Path of the shared library. Its folder, which can be used as `LD_LIBRARY_PATH`, also has it as `libcuda.so.1`.
 pub fn library() -> &'static Path {
     Path::new(env!("CUSIM_LIBRARY"))
 }
 
-/// Loads the library into this process permanently: from then on opening `libcuda.so` by name returns it.
+/// Loads the library into this process permanently: opening `libcuda.so` by name then returns this library.
 ///
 /// # Panics
-/// If it cannot be loaded.
+/// If the library cannot be loaded.
 pub fn load() {
     loaded();
 }

@@ -12,7 +12,7 @@ use souffleur_base::ids::Ticket;
 use souffleur_executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
 use souffleur_store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
-/// Clones are the same desk; it outlives the units that use it.
+/// Clones share one desk, which outlives the units that use it.
 #[derive(Clone, Default)]
 pub struct BlockDesk(Arc<Mutex<OnDesk>>);
 
@@ -68,7 +68,7 @@ impl BlockDesk {
         pool.and_then(|pool| pool.take(BlockUse::Saving))
     }
 
-    /// Puts down the block that a step has saved. False if its store has ended meanwhile, which leaves no taker.
+    /// Leaves a saved block for the store. False if the block's store has ended meanwhile.
     fn put_saved(&self, ticket: Ticket, block: HostBlock) -> bool {
         let mut desk = self.lock();
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(block.kind()));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn fetched(pools: &BlockPools) -> Loaded {
-        let pool = pools.of(BlockKind::Kv).expect("there are such blocks");
+        let pool = pools.of(BlockKind::Kv).expect("a pool of K/V blocks");
         Loaded {
             blocks: 0..1,
             kv: pool.take(BlockUse::Ready).into_iter().collect(),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_outlives_the_store_and_nothing_else_does() {
+    fn only_fetched_blocks_outlive_the_store() {
         let (desk, pools) = (BlockDesk::default(), pools());
         assert!(!save(&desk, 1));
         desk.open(pools.clone());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_in_the_hands_of_a_device_is_kept_by_its_own_store_only() {
+    fn a_buffer_of_a_device_is_kept_only_by_its_own_store() {
         let (desk, first) = (BlockDesk::default(), pools());
         desk.open(first.clone());
         let taken = || {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_a_device_abandons_is_free_to_be_made_again() {
+    fn an_abandoned_buffer_can_be_allocated_again() {
         let (desk, pools) = (BlockDesk::default(), pools());
         desk.open(pools.clone());
         let mut port = desk.port();

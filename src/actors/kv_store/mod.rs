@@ -1,7 +1,7 @@
-//! The KvStore actor: passes the Scheduler's orders to the store and its answers back, or answers for a late store.
+//! The KvStore actor: passes the Scheduler's orders to the KV store and the answers back; answers for a late store.
 //!
-//! It does no I/O and never waits: the [`Store`] has its own thread. Its death ends the store alone: the unit continues
-//! without one.
+//! It does no I/O and never waits: the [`Store`] has its own thread. The actor's death ends only the store: the unit
+//! continues without one.
 
 mod desk;
 
@@ -41,7 +41,7 @@ pub struct StoreSetup {
 
 pub struct KvStore {
     /// Report the deaths of this actor and of the store's thread to the Watchdog; `None` if it does not supervise them.
-    mourned: Option<(Obituary, Obituary)>,
+    supervised: Option<(Obituary, Obituary)>,
     setup: Arc<StoreSetup>,
     scheduler: Mailbox<StoreNews>,
     store: Option<Store>,
@@ -58,7 +58,7 @@ pub struct KvStore {
 impl KvStore {
     pub fn new(setup: Arc<StoreSetup>, scheduler: Mailbox<StoreNews>) -> Self {
         Self {
-            mourned: None,
+            supervised: None,
             metrics: StoreMetrics::register(setup.geometry.block_tokens),
             setup,
             scheduler,
@@ -71,14 +71,14 @@ impl KvStore {
     }
 
     /// Reports its own death, and the death of the store's thread.
-    pub fn mourned(mut self, own: Obituary, thread: Obituary) -> Self {
-        self.mourned = Some((own, thread));
+    pub fn supervised(mut self, own: Obituary, thread: Obituary) -> Self {
+        self.supervised = Some((own, thread));
         self
     }
 
-    /// From now on its end is not reported as a death.
+    /// From now on, the end of the actor or the thread is not reported as a death.
     fn disarm(&mut self) {
-        if let Some((own, thread)) = &mut self.mourned {
+        if let Some((own, thread)) = &mut self.supervised {
             own.disarm();
             thread.disarm();
         }
@@ -92,17 +92,17 @@ impl KvStore {
         };
         if let Some(refusal) = refusal {
             let miss = (refusal == Refusal::Full).then_some(StoredMiss::Late);
-            return self.tell_found(seq, nothing_found(miss));
+            return self.report_found(seq, nothing_found(miss));
         }
         if self.is_late {
             // No request waits for this answer: its arrival shows that the store answers again.
-            return self.tell_found(seq, nothing_found(Some(StoredMiss::Late)));
+            return self.report_found(seq, nothing_found(Some(StoredMiss::Late)));
         }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.finds.remove(&seq).is_some() {
                 actor.note_late();
-                actor.tell_found(seq, nothing_found(Some(StoredMiss::Late)));
+                actor.report_found(seq, nothing_found(Some(StoredMiss::Late)));
             }
         });
         self.finds.insert(seq, timer);
@@ -115,19 +115,19 @@ impl KvStore {
         let wait = fetch.timeout + GRACE;
         let is_taken = |store: &Store| store.fetch(fetch).is_ok();
         if !self.store.as_ref().is_some_and(is_taken) {
-            return self.tell_fetched(ticket, 0, Some(StoredMiss::Late));
+            return self.report_fetched(ticket, 0, Some(StoredMiss::Late));
         }
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.fetches.remove(&ticket).is_some() {
                 actor.note_late();
                 actor.cancel(ticket);
-                actor.tell_fetched(ticket, 0, Some(StoredMiss::Late));
+                actor.report_fetched(ticket, 0, Some(StoredMiss::Late));
             }
         });
         self.fetches.insert(ticket, timer);
     }
 
-    /// No request waits for the store until it answers again: its disk hangs.
+    /// Lets requests run without the store until it answers again: its disk hangs.
     fn note_late(&mut self) {
         if !std::mem::replace(&mut self.is_late, true) {
             tracing::warn!(
@@ -172,7 +172,7 @@ impl KvStore {
                 self.scheduler.post(StoreNews::Serves(true));
             }
             TierState::Off { reason, panicked } => {
-                if let (true, Some((_, thread))) = (panicked, &mut self.mourned) {
+                if let (true, Some((_, thread))) = (panicked, &mut self.supervised) {
                     thread.tell(panicked);
                 }
                 tracing::warn!(
@@ -184,7 +184,7 @@ impl KvStore {
         }
     }
 
-    /// Answers everything that the store will not answer any more.
+    /// Ends the store for the Scheduler, in place of all answers that the store still owes.
     fn end(&mut self) {
         self.setup.desk.close();
         self.paths = None;
@@ -193,11 +193,11 @@ impl KvStore {
         self.scheduler.post(StoreNews::Serves(false));
     }
 
-    fn tell_found(&self, seq: SeqId, found: PrefixFound) {
+    fn report_found(&self, seq: SeqId, found: PrefixFound) {
         self.scheduler.post(StoreNews::Found { seq, found });
     }
 
-    fn tell_fetched(&self, ticket: Ticket, blocks: usize, miss: Option<StoredMiss>) {
+    fn report_fetched(&self, ticket: Ticket, blocks: usize, miss: Option<StoredMiss>) {
         self.scheduler.post(StoreNews::Fetched {
             ticket,
             blocks,
@@ -215,7 +215,7 @@ fn nothing_found(miss: Option<StoredMiss>) -> PrefixFound {
     }
 }
 
-/// The way of the answers to the actor. Its drop reports that the store's thread has ended, for any reason.
+/// Sends the store's answers to the actor. Its drop reports that the store's thread has ended, for any reason.
 struct AnswerLine(Mailbox<StoreAnswered>);
 
 impl Drop for AnswerLine {
@@ -257,14 +257,14 @@ impl Actor for KvStore {
 
 impl Drop for KvStore {
     fn drop(&mut self) {
-        if let Some((_, thread)) = &mut self.mourned {
-            // It ends with the actor.
+        if let Some((_, thread)) = &mut self.supervised {
+            // The thread ends with the actor.
             thread.disarm();
         }
         self.setup.desk.close();
         self.scheduler.post(StoreNews::Serves(false));
         if let Some(store) = self.store.take() {
-            // Its end waits for the disk, and this Arbiter runs the engine.
+            // Dropping the store waits for the disk, which must not block the engine's Arbiter.
             std::thread::spawn(move || drop(store));
         }
     }
@@ -351,7 +351,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                         worth,
                         miss,
                     };
-                    self.tell_found(seq, found);
+                    self.report_found(seq, found);
                 }
             }
             Answer::Fetched {
@@ -371,13 +371,13 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                 self.metrics
                     .fetched(blocks, short.map(|short| short.name()));
                 self.setup.desk.put_fetched(ticket, loaded);
-                self.tell_fetched(ticket, blocks, short.map(Short::miss));
+                self.report_fetched(ticket, blocks, short.map(Short::miss));
             }
             Answer::Late { ticket, reason, .. } => {
                 if let Some(timer) = self.fetches.remove(&ticket) {
                     ctx.cancel_future(timer);
                     self.metrics.fetched(0, Some(reason.name()));
-                    self.tell_fetched(ticket, 0, Some(reason.miss()));
+                    self.report_fetched(ticket, 0, Some(reason.miss()));
                 }
             }
             Answer::Committed { ticket, outcome } => {
@@ -393,7 +393,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
     }
 }
 
-/// Answers once the store has written all its commits, or its patience has ended.
+/// Answers once the store has written all its commits, or after its time limit.
 impl Handler<StopActor> for KvStore {
     type Result = ResponseFuture<()>;
 

@@ -1,4 +1,4 @@
-//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. These settings outlive a rebuild.
+//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. Policies and pauses outlive a rebuild.
 
 use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;
@@ -14,7 +14,7 @@ use souffleur_state::scheduler::CacheFlushed;
 impl Scheduler {
     /// Begins with the settings that hosts made before, and reports every later one to `keeper`.
     pub fn keeping(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
-        // They were taken before, with the same cache and the same names.
+        // An earlier unit accepted these names, with the same cache.
         let set_again = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
                 tracing::error!(what, reason, "failed to restore a policy after a rebuild");
@@ -62,7 +62,7 @@ impl Handler<PinPrefix> for Scheduler {
             Err(error) => return Box::pin(async move { Err(error) }),
         };
         let (asked, granted) = oneshot::channel();
-        self.pins_asked.insert(pin, asked);
+        self.pending_pins.insert(pin, asked);
         self.drive();
         Box::pin(async move {
             let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
@@ -128,7 +128,7 @@ impl Handler<SetPolicy> for Scheduler {
         if let Some(name) = &radix_eviction_policy
             && let Err(reason) = self.state.set_eviction_policy(name)
         {
-            // All or nothing.
+            // Sets both policies or none.
             let _ = self.state.set_policy(present);
             return Err(about("radix_eviction_policy", reason));
         }
@@ -159,7 +159,7 @@ impl Handler<FlushCache> for Scheduler {
             Err(error) => return Box::pin(async move { Err(error) }),
         };
         let (asked, flushed) = oneshot::channel();
-        self.flushes_asked.push((number, asked));
+        self.pending_flushes.push((number, asked));
         self.drive();
         Box::pin(async move {
             let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
@@ -183,6 +183,6 @@ impl Handler<SetPaused> for Scheduler {
         self.set.paused = paused;
         self.keep();
         self.drive();
-        tracing::info!(paused, "pause state set");
+        tracing::info!(paused, "generation paused or resumed");
     }
 }

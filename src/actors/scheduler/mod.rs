@@ -1,4 +1,4 @@
-//! The Scheduler: owns the queue, the running batch and the plan. It is the only initiator of plans.
+//! The Scheduler actor: owns the queue, the running batch and the plan, and alone opens plans.
 //!
 //! [`state::scheduler::Scheduler`](souffleur_state::scheduler::Scheduler) decides; handlers call it and send the results.
 
@@ -51,11 +51,11 @@ pub struct Scheduler {
     state: RecordedScheduler,
     links: Links,
     metrics: SchedulerMetrics,
-    pins_asked: FxHashMap<u64, oneshot::Sender<usize>>,
-    /// By number, in order.
-    flushes_asked: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
+    pending_pins: FxHashMap<u64, oneshot::Sender<usize>>,
+    /// Sorted by number.
+    pending_flushes: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
     drains: Vec<oneshot::Sender<()>>,
-    /// Sent with the next tokens, which come later than an admission.
+    /// First admissions, which are sent with the next tokens.
     admissions: Vec<(IntakeId, Instant)>,
     /// Query tokens of the steps in flight: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
@@ -65,8 +65,8 @@ pub struct Scheduler {
     started: Instant,
     /// Time after which, and then interval at which, a request in flight is logged.
     log_long_requests: Option<Duration>,
-    /// Time of the last such search, in seconds since the start.
-    looked_s: f64,
+    /// Time of the last search for long-running requests, in seconds since the start.
+    searched_s: f64,
     /// The hosts' settings, of this generation of the unit and of earlier ones.
     set: HostSettings,
     /// Keeps the settings for later generations of the unit.
@@ -85,8 +85,8 @@ impl Scheduler {
             state,
             links,
             metrics,
-            pins_asked: FxHashMap::default(),
-            flushes_asked: Vec::new(),
+            pending_pins: FxHashMap::default(),
+            pending_flushes: Vec::new(),
             drains: Vec::new(),
             admissions: Vec::new(),
             step_tokens: std::collections::VecDeque::new(),
@@ -94,7 +94,7 @@ impl Scheduler {
             had_work: false,
             started: Instant::now(),
             log_long_requests: None,
-            looked_s: 0.0,
+            searched_s: 0.0,
             set: HostSettings::default(),
             keeper: None,
         }
@@ -110,7 +110,7 @@ impl Scheduler {
 
     fn note_long_requests(&mut self, every: Duration) {
         let now_s = self.started.elapsed().as_secs_f64();
-        let since_s = std::mem::replace(&mut self.looked_s, now_s);
+        let since_s = std::mem::replace(&mut self.searched_s, now_s);
         let (shown, others) = self
             .state
             .long_requests((since_s, now_s), every.as_secs_f64());
@@ -143,7 +143,7 @@ impl Scheduler {
             self.links.ended.post(ended);
         }
         self.order_store();
-        self.tell();
+        self.send_news();
     }
 
     fn order_store(&mut self) {
@@ -188,18 +188,18 @@ impl Scheduler {
     }
 
     /// One plan carries out every flush up to a number.
-    fn tell_flushed(&mut self) {
+    fn answer_flushes(&mut self) {
         for (number, flushed) in self.state.take_flushed() {
             let n_done = self
-                .flushes_asked
+                .pending_flushes
                 .partition_point(|(asked, _)| *asked <= number);
-            for (_, asked) in self.flushes_asked.drain(..n_done) {
+            for (_, asked) in self.pending_flushes.drain(..n_done) {
                 let _ = asked.send(flushed);
             }
         }
     }
 
-    fn tell(&mut self) {
+    fn send_news(&mut self) {
         let batch = self.state.take_news();
         let prefixes = self.state.take_prefix_events();
         if !batch.is_empty() || !prefixes.is_empty() {
@@ -303,15 +303,15 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
     fn handle(&mut self, posted: Posted<Box<StepPlanned>>, _: &mut Context<Self>) {
         let (planned, _timer) = posted.open();
         let next = self.state.step_planned(*planned);
-        // `Nothing` here closes the plan; there may be another one to open all the same.
+        // `Nothing` here closes the plan; `drive` may open another one.
         let _ = self.dispatch(next);
         self.note_first_admissions();
         for (pin, tokens) in self.state.take_pinned() {
-            if let Some(asked) = self.pins_asked.remove(&pin) {
+            if let Some(asked) = self.pending_pins.remove(&pin) {
                 let _ = asked.send(tokens);
             }
         }
-        self.tell_flushed();
+        self.answer_flushes();
         self.drive();
         self.metrics.record_plan(&self.state.stats());
     }
@@ -328,7 +328,7 @@ impl Handler<Posted<StepDone>> for Scheduler {
         let ran = planned == 0 || prefill + decode > 0;
         let had_work = std::mem::replace(&mut self.had_work, true);
         let idle_seconds = done.idle_seconds * f64::from(had_work);
-        // Rows that decode in a step which prefills much more take little of its time.
+        // A few decode rows take little of the time of a step with a large prefill.
         let run_seconds = done.run_seconds;
         if prefill > 0 && decode * 8 <= prefill {
             self.prefill_rate.note(prefill, run_seconds);
@@ -340,13 +340,13 @@ impl Handler<Posted<StepDone>> for Scheduler {
             let micros = (run_seconds * 1e6).round() as u64;
             self.state.step_took(done.step, micros);
         }
-        let told = self.state.told_tokens();
+        let sent = self.state.told_tokens();
         self.state.step_done(done.step, done.result);
         if ran {
             let work = StepTokens {
                 prefilled: prefill as u64,
                 decoded: decode as u64,
-                delivered: self.state.told_tokens() - told,
+                delivered: self.state.told_tokens() - sent,
             };
             self.metrics.record_work(run_seconds, idle_seconds, work);
         }
@@ -396,9 +396,9 @@ impl Handler<Drain> for Scheduler {
     fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         let (drain, drained) = oneshot::channel();
         self.drains.push(drain);
-        self.tell();
+        self.send_news();
         Box::pin(async move {
-            // A scheduler that stopped has nothing left inside either.
+            // A scheduler that stopped has no requests left either.
             let _ = drained.await;
         })
     }

@@ -1,4 +1,4 @@
-//! A call's requests on their way through the Tokenizer: its prompts, shares and limits.
+//! Calls in the Tokenizer: requests to submit, the state of their prompts, and limits that they share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) struct Call {
     pub(super) prompts: Vec<PromptState>,
     pub(super) is_ready: bool,
     n_requests: usize,
-    /// Log probabilities of prompts that its requests want, of the requests fitted so far.
+    /// Prompt log probabilities that the requests checked so far want.
     logprob_entries: usize,
     stops: Option<SharedStops>,
 }
@@ -54,7 +54,7 @@ pub(super) enum PromptState {
     Read(Encoded),
 }
 
-/// The table of the last list of stop strings: most requests of a call have the same.
+/// The table of the last list of stop strings: most requests of a call have the same list.
 struct SharedStops {
     strings: Arc<[String]>,
     table: Arc<StopTable>,
@@ -72,14 +72,14 @@ impl Opening {
         }
     }
 
-    /// The next request, and which one it is.
+    /// The next request, with its index in the call.
     pub(super) fn next(&mut self) -> Option<(usize, Asked)> {
         let asked = self.unread.next()?;
         self.n_read += 1;
         Some((self.n_read - 1, asked))
     }
 
-    /// Cancels the requests that were not read yet: the others are among the intake's.
+    /// Cancels the requests that were not read yet; the intake cancels the others.
     pub(super) fn cancel_unread(&self) {
         let unread = self.unread.as_slice().iter();
         unread.for_each(|asked| asked.cancel.raise());
@@ -103,7 +103,7 @@ impl Call {
         next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
     }
 
-    /// The next request, its prompt encoded; `None` if that is in a lane, or nothing is left.
+    /// The next request, its prompt encoded; `None` if the prompt waits in a lane, or no request is left.
     pub(super) fn next(
         &mut self,
         settings: &TokenizerSettings,
@@ -179,7 +179,7 @@ impl Call {
 }
 
 impl Arrival {
-    /// It drops its reference to the prompt: the call keeps one.
+    /// Drops the request's reference to its prompt: the call has one.
     pub(super) fn new(asked: Asked, prompt: usize) -> Self {
         let Asked {
             mut request,
@@ -196,7 +196,7 @@ impl Arrival {
     }
 }
 
-/// Not delivered: the request ends as cancelled.
+/// A placeholder that no client sees: the request ends as cancelled.
 pub(super) fn cancelled() -> RequestError {
     RequestError::Invalid("the request was cancelled".to_owned())
 }

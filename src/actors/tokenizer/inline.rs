@@ -7,9 +7,9 @@ use std::time::Instant;
 
 /// Longest text of a call that is encoded on the Tokenizer's thread: about a millisecond.
 const MAX_CALL_BYTES: usize = 1 << 10;
-/// Text that may be encoded on it in a row.
+/// Bytes of text that may be encoded on that thread in a row.
 const MAX_BYTES: f64 = 2048.0;
-/// Text that may be encoded on it in a second: less than a tenth of its time.
+/// Bytes of text that may be encoded on that thread per second: less than a tenth of its time.
 const BYTES_PER_SECOND: f64 = (64 << 10) as f64;
 
 pub(super) struct InlineBudget {
@@ -25,7 +25,7 @@ impl InlineBudget {
         }
     }
 
-    /// Says whether a call's text is encoded here, and counts it if so.
+    /// Returns whether a call's text is encoded on the Tokenizer's thread, and counts it if so.
     pub(super) fn take(&mut self, call_bytes: usize) -> bool {
         if call_bytes > MAX_CALL_BYTES {
             return false;

@@ -1,8 +1,8 @@
 //! Intake: admits, encodes and checks clients' calls and submits their requests, in time slices.
 //!
 //! Streams wait while the Tokenizer takes requests in. So a call is only noted when it arrives; a pump opens calls and
-//! submits requests for a millisecond at a time and lets the mailbox have its turn between. Calls whose prompts are
-//! encoded take turns.
+//! submits requests for a millisecond at a time, and yields to the mailbox in between. Calls whose prompts are encoded
+//! take turns.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -73,15 +73,15 @@ impl Intake {
         self.arrived.iter().for_each(Opening::cancel_unread);
     }
 
-    /// Is notified when no request is left; at once if there is none.
+    /// Returns a receiver that is notified when no request is left, at once if there is none.
     pub(super) fn emptied(&mut self) -> oneshot::Receiver<()> {
         let (emptied, is_empty) = oneshot::channel();
         self.waiting.push(emptied);
-        self.tell_if_empty();
+        self.notify_if_empty();
         is_empty
     }
 
-    fn tell_if_empty(&mut self) {
+    fn notify_if_empty(&mut self) {
         if self.arrived.is_empty() && self.calls.is_empty() {
             for waiting in self.waiting.drain(..) {
                 // The waiting side may be gone.
@@ -90,7 +90,7 @@ impl Intake {
         }
     }
 
-    /// Puts a call back, in the queue if its next request can be submitted.
+    /// Puts a call back, and queues it if its next request can be submitted.
     fn keep(&mut self, id: CallId, mut call: Call) {
         call.is_ready = call.can_go_on();
         if call.is_ready {
@@ -122,7 +122,7 @@ impl Tokenizer {
             } else if let Some(id) = self.intake.ready.pop_front() {
                 self.go_on(id, is_over);
             } else {
-                self.intake.tell_if_empty();
+                self.intake.notify_if_empty();
                 return false;
             }
             if is_over() {
@@ -192,8 +192,8 @@ impl Tokenizer {
         }
         let places = prompts.into_iter().zip(cancels).enumerate();
         let place = |(index, (weighed, cancels)): (usize, (Weighed, Vec<CancelFlag>))| {
-            let hopeless = prepare::refuse_hopeless(&weighed.prompt, &self.settings).err();
-            if let Some(error) = hopeless {
+            let oversized = prepare::refuse_oversized(&weighed.prompt, &self.settings).err();
+            if let Some(error) = oversized {
                 free(weighed);
                 return PromptState::Read(Err(error));
             }
@@ -245,8 +245,9 @@ impl Tokenizer {
             let encoded = encoded
                 .into_actor(self)
                 .map(move |encoded, tokenizer, ctx| {
-                    let died =
-                        || RequestError::EngineDown("the prompt could not be encoded".to_owned());
+                    let died = || {
+                        RequestError::EngineDown("its tokenizer failed on the prompt".to_owned())
+                    };
                     let encoded = encoded.unwrap_or_else(|_| vec![Err(died()); indices.len()]);
                     let encoded = indices.into_iter().zip(encoded);
                     tokenizer.metrics.grammars().waited(n_waiting);
@@ -294,7 +295,7 @@ impl Tokenizer {
     fn finish_intake(&mut self, call: &mut Call, mut arrival: Arrival) {
         if arrival.cancel.is_raised() {
             let is_streaming = arrival.request.is_streaming;
-            self.metrics.cancelled_at_the_door(is_streaming);
+            self.metrics.cancelled_in_intake(is_streaming);
             return arrival.sink.finish(Event::Cancelled(Box::new(Finished {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
@@ -378,7 +379,7 @@ impl Tokenizer {
     }
 }
 
-/// Takes requests in, slice by slice, while there is something to take in.
+/// Takes requests in, one time slice after another, until none is left.
 struct Pump;
 
 impl ActorFuture<Tokenizer> for Pump {
@@ -391,7 +392,7 @@ impl ActorFuture<Tokenizer> for Pump {
         task: &mut TaskContext<'_>,
     ) -> Poll<()> {
         if tokenizer.work(ctx) {
-            // Again, after the mailbox.
+            // Polls again after the mailbox.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -400,8 +401,8 @@ impl ActorFuture<Tokenizer> for Pump {
     }
 }
 
-/// The tokens that the output begins with. Those of a request with log probabilities are sampled instead, one by one:
-/// each has its logits then. So are those among which one would end the output.
+/// The opening tokens of the output, which need no sampling. Empty if the request wants log probabilities, which only
+/// sampled tokens have, or if the opening would end the output.
 fn opening(
     grammar: Option<&dyn Grammar>,
     request: &GenerateRequest,
@@ -417,7 +418,7 @@ fn opening(
     }
 }
 
-/// Frees a prompt; to free millions of JSON values takes longer than streams should wait.
+/// Frees a prompt, a large one on another thread: streams should not wait while millions of JSON values are freed.
 fn free(weighed: Weighed) {
     if weighed.weight > MAX_FREED_INLINE {
         drop(actix_rt::task::spawn_blocking(move || drop(weighed)));

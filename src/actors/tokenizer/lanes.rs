@@ -1,4 +1,4 @@
-//! Encodes long prompts on other threads while the Tokenizer serves the streams.
+//! Schedules the encoding of long prompts on other threads, by weighted fair queueing.
 //!
 //! Encoding cannot be interrupted, so prompts of one size share a thread: a short one waits for short ones only. Within
 //! a lane calls take turns as if each had an equal share of the thread (weighted fair queueing): the turn that such
@@ -12,8 +12,8 @@ use souffleur_request::{CancelFlag, Prompt};
 
 /// Longest prompt of each lane, by weight: some ten milliseconds, half a second, and all that a request can carry.
 const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
-/// The lanes of prompts whose output follows a grammar: none other waits while one is compiled, and a grammar that
-/// takes long leaves two to the others.
+/// The lanes of prompts whose output follows a grammar: prompts without one never wait for a compilation, and a slow
+/// grammar leaves two lanes to the others.
 const GRAMMAR_LANES: std::ops::Range<usize> = LANES.len()..LANES.len() + 3;
 const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
@@ -24,7 +24,7 @@ const TURN_BYTES: usize = 32 << 10;
 pub(super) struct CallId(pub(super) u64);
 
 pub(super) struct Job {
-    /// Which of its call's prompts it is.
+    /// Index of the prompt in its call.
     pub(super) index: usize,
     pub(super) prompt: Prompt,
     pub(super) form: OutputForm,
@@ -52,7 +52,7 @@ struct Lane {
 struct Flow {
     call: CallId,
     jobs: VecDeque<Job>,
-    /// The share at which its next turn would begin.
+    /// Virtual time at which its next turn would begin.
     start: u64,
 }
 
@@ -149,7 +149,7 @@ impl Lane {
         Some((call, jobs))
     }
 
-    /// Cancelled prompts come first: they take no time, and their memory becomes free.
+    /// The flow with the next turn. Cancelled prompts come first: they take no time, and their memory becomes free.
     fn soonest(&self) -> Option<usize> {
         let is_gone = |flow: &Flow| flow.jobs.front().is_some_and(Job::is_gone);
         self.flows.iter().position(is_gone).or_else(|| {
@@ -160,7 +160,7 @@ impl Lane {
 }
 
 impl Flow {
-    /// The share at which its next prompt would be encoded.
+    /// Virtual time at which its next prompt would be encoded.
     fn end(&self) -> u64 {
         let next = self.jobs.front().map_or(0, |job| job.weight);
         self.start + next as u64
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn small_calls_do_not_keep_a_large_one_out() {
+    fn small_calls_do_not_starve_a_large_one() {
         let mut lanes = Lanes::new();
         lanes.add(CallId(0), job(0, 30_000));
         let mut passed = 0;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_of_other_sizes_have_threads_of_their_own() {
+    fn prompts_of_different_sizes_use_different_threads() {
         let mut lanes = Lanes::new();
         for (call, weight) in [(0, 8 << 20), (1, 100_000), (2, 9_000), (3, 9_000)] {
             lanes.add(CallId(call), job(0, weight));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_nobody_waits_for_come_first() {
+    fn cancelled_prompts_come_first() {
         let mut lanes = Lanes::new();
         lanes.add(CallId(0), job(0, 1000));
         let gone = job(0, 30_000);

@@ -1,4 +1,4 @@
-//! One request in flight: its text so far, its counts, its client's sink.
+//! One request in flight in the Tokenizer: its decoded text, its token counts, its event sink.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,10 +23,11 @@ use super::prepare::no_embeddings;
 const CONTEXT_TOKENS: usize = 5;
 
 pub(super) enum Step {
-    Goes,
+    Continues,
     /// Its terminal event was sent.
     Ended,
-    /// A stop string or its only call was completed and its terminal event is out; the scheduler does not know yet.
+    /// A stop string or the only allowed tool call was completed, and the terminal event was sent; the scheduler does
+    /// not know yet.
     Stopped {
         /// Output tokens that count.
         kept: usize,
@@ -41,7 +42,7 @@ pub(super) struct CallShare {
     pub(super) parsing: Option<OutputParsing>,
     /// Something other than its tools constrains its answer.
     pub(super) has_constraint: bool,
-    /// Its prompt ends within reasoning.
+    /// The part of the answer (reasoning, content) in which the output starts.
     pub(super) start: OutputStart,
 }
 
@@ -54,10 +55,10 @@ pub(super) struct Live {
     sampling: Arc<SamplingParams>,
     usage: Usage,
     wants_logprobs: bool,
-    /// It has no other output.
+    /// The request wants an embedding and no other output.
     wants_embedding: bool,
     embedding: Option<Arc<[f32]>>,
-    /// The prompt's first token with a log probability of none, until it was delivered.
+    /// The first token of the requested prompt range, which has no log probability; `None` once delivered.
     first_input: Option<TokenLogprobs>,
     is_streaming: bool,
     is_stalled: bool,
@@ -185,7 +186,7 @@ impl Live {
         !self.wants_embedding || self.embedding.is_some() || *reason == FinishReason::Abort
     }
 
-    /// Pushes tokens into the text; the token that ended the request is left out of it unless stops are kept.
+    /// Pushes tokens into the text, without the token that ended the request unless stops are kept.
     fn decode(
         &mut self,
         tokens: &[u32],
@@ -263,7 +264,7 @@ impl Live {
         match sink.send(delta) {
             Delivery::Sent => {
                 self.is_stalled = false;
-                Step::Goes
+                Step::Continues
             }
             Delivery::Waiting { backlog_bytes } => {
                 if !self.is_stalled {
@@ -272,7 +273,7 @@ impl Live {
                 self.is_stalled = true;
                 let limit_bytes = self.max_backlog_bytes;
                 if backlog_bytes <= limit_bytes {
-                    return Step::Goes;
+                    return Step::Continues;
                 }
                 self.fail(
                     RequestError::SlowClient {
@@ -342,7 +343,7 @@ impl Live {
     }
 }
 
-/// An output ended inside one batch of tokens, at a stop string or with its only call.
+/// An output that ended inside one batch of tokens, at a stop string or with its only allowed tool call.
 struct Stop {
     kept: usize,
     kept_now: usize,

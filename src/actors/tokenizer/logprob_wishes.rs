@@ -6,13 +6,13 @@ use souffleur_state::sampling::LogprobWish;
 use super::TokenizerSettings;
 use super::prepare::invalid;
 
-/// A vector is no token, so it has no probability.
+/// Refuses prompt log probabilities for a prompt of vectors: only tokens have probabilities.
 pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
     let start = wish.and_then(|wish| wish.start);
     start.map_or(Ok(()), |start| {
         let text = format!(
-            "logprob_start_len is {start}, but the prompt is input_embeds, which have no log probabilities: leave \
-             it out or send -1"
+            "logprob_start_len is {start}, but the prompt is input_embeds, which have no log probabilities: send -1 \
+            or no logprob_start_len"
         );
         Err(FieldError::new("logprob_start_len", text).into())
     })
@@ -30,7 +30,7 @@ pub(super) fn check_wish(
         && start as usize >= prompt_tokens
     {
         return Err(invalid(format!(
-            "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
+            "logprob_start_len is {start}, but the prompt has {prompt_tokens} tokens: send a smaller position"
         )));
     }
     let counts = [
@@ -50,15 +50,15 @@ pub(super) fn check_wish(
         .find(|token| **token as usize >= vocab_size)
     {
         return Err(invalid(format!(
-            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
+            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens: use smaller ids"
         )));
     }
     wish.top = wish.top.min(vocab_size as u32);
     Ok(())
 }
 
-/// The log probabilities that a request wants of its prompt, refused if they and the call's `before` it exceed the
-/// limit of an answer. Output tokens are not counted: most requests end long before `max_new_tokens`.
+/// Counts the prompt log probabilities that a request wants. Refuses them if they exceed the limit of an answer,
+/// with those `before` it in its call. Output tokens do not count: most outputs are far shorter than their limit.
 pub(super) fn check_entries(
     wish: &LogprobWish,
     prompt_tokens: usize,

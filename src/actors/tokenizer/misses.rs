@@ -1,4 +1,4 @@
-//! Diagnosis of cache misses in the Tokenizer: off the planning path, and where tokens can be decoded.
+//! Diagnosis of cache misses, done by the Tokenizer: it is off the planning path and can decode tokens.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ impl Misses {
     }
 }
 
-/// Where a prompt diverged, both sides are known.
+/// The advice for a changing value (such as a date) at the point where a prompt diverged from a cached one.
 fn hint(texts: &PrefixTexts) -> Option<&'static str> {
     let branch = texts.branch.as_deref()?;
     let changing = changing_value(&texts.before, &texts.after, branch)?;
@@ -61,8 +61,8 @@ fn texts(report: &PrefixReport, text: &dyn TokenText) -> PrefixTexts {
     let branch = report.branch.as_ref().map(|branch| &branch.tokens);
     PrefixTexts {
         before: decode(before, text),
-        after: decode_behind(before, &report.tokens_after, text),
-        branch: branch.map(|tokens| decode_behind(before, tokens, text)),
+        after: decode_after(before, &report.tokens_after, text),
+        branch: branch.map(|tokens| decode_after(before, tokens, text)),
     }
 }
 
@@ -70,8 +70,8 @@ fn decode(tokens: &[u32], text: &dyn TokenText) -> String {
     text.decode(tokens, false, false)
 }
 
-/// Decoded alone, a token may lose the space before it.
-fn decode_behind(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String {
+/// Decodes tokens in their context: decoded alone, a token may lose the space before it.
+fn decode_after(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String {
     let whole = decode(&[before, tokens].concat(), text);
     match whole.strip_prefix(&decode(before, text)) {
         Some(rest) => rest.to_owned(),

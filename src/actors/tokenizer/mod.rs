@@ -1,4 +1,4 @@
-//! The Tokenizer: text to ids at intake, ids to text on the way out. It alone emits a request's events.
+//! The Tokenizer actor: encodes prompts, decodes outputs, and alone emits a request's events.
 
 mod call;
 mod inline;
@@ -43,14 +43,15 @@ pub struct TokenizerSettings {
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
-    /// Where prompts of chats are likely to diverge; `None` where no layer keeps a state, which makes it unused.
+    /// Token patterns at which chats are likely to diverge; `None`, since unused, where no layer keeps a state.
     pub turns: Option<TurnMarks>,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
-    /// Values in a vector of a prompt of vectors; `None`: there are no such prompts.
+    /// Values of each vector in a prompt of vectors; `None` if the executor takes no vectors.
     pub hidden_size: Option<usize>,
     pub limits: IntakeLimits,
-    /// The length (prompt and longest output) above which a sequence rotates as long ones do; `None`: all alike.
+    /// The length (prompt and longest output) above which a sequence uses the rotary embedding of long ones; `None` if
+    /// all sequences use one.
     pub long_above: Option<usize>,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
@@ -111,7 +112,7 @@ impl Tokenizer {
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
         let live = self.live.get_mut(&intake)?;
         match live.advance(news, &self.settings, &self.metrics) {
-            Step::Goes => None,
+            Step::Continues => None,
             Step::Ended => {
                 self.forget(intake);
                 None
@@ -199,7 +200,7 @@ impl Handler<Drain> for Tokenizer {
         let emptied = self.intake.emptied();
         let scheduler = self.links.drain.clone();
         Box::pin(async move {
-            // A Tokenizer or a Scheduler that stopped has nothing left inside either.
+            // A Tokenizer or a Scheduler that stopped has no requests left either.
             let _ = emptied.await;
             let _ = scheduler.send(drain).await;
         })

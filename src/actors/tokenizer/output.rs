@@ -13,9 +13,9 @@ use souffleur_state::sampling::SamplingParams;
 #[derive(Clone, Debug, Default)]
 pub struct AnswerFormats {
     formats: OutputFormats,
-    /// Where special tokens have text.
+    /// The markers if special tokens have text.
     shown: Arc<Markers>,
-    /// Where they have none.
+    /// The markers if special tokens have no text.
     hidden: Arc<Markers>,
     calls_stay_text: bool,
 }
@@ -31,7 +31,7 @@ impl AnswerFormats {
         }
     }
 
-    /// These formats in an engine that is configured to look for no calls: requests with tools get them as text.
+    /// These formats in an engine that is configured not to parse calls: requests with tools get calls as text.
     pub fn with_calls_as_text(self) -> Self {
         Self {
             calls_stay_text: true,
@@ -54,7 +54,7 @@ impl AnswerFormats {
         sampling: &SamplingParams,
         start: OutputStart,
     ) -> AnswerForm {
-        // The prompt has been examined: it determines whether the output begins inside.
+        // `start` was read from the prompt and determines whether the output begins within reasoning.
         let reasoning = self.formats.reasoning.map(|format| match format {
             ReasoningFormat::DeepSeekR1 => ReasoningFormat::Think,
             other => other,
@@ -77,7 +77,7 @@ impl AnswerFormats {
 }
 
 pub(super) enum OutputText {
-    /// Without a tokenizer there is none.
+    /// The engine has no tokenizer, so there is no text.
     None,
     Plain(TextStream),
     Answer(Box<AnswerStream>),
@@ -87,9 +87,9 @@ pub(super) struct Beginning<'a> {
     pub(super) sampling: &'a SamplingParams,
     pub(super) stops: Arc<StopTable>,
     pub(super) context: &'a [u32],
-    /// How it is parsed; `None` for plain text.
+    /// How the output is parsed; `None` for plain text.
     pub(super) parsing: Option<OutputParsing>,
-    /// Something other than tools constrains it.
+    /// Something other than tools constrains the output.
     pub(super) has_constraint: bool,
     pub(super) start: OutputStart,
 }
@@ -155,7 +155,7 @@ impl OutputText {
         }
     }
 
-    /// Output tokens so far, if the request should end with them: it may call one tool only, and has.
+    /// Number of output tokens if the request should end now: its only allowed tool call is complete.
     pub(super) fn wants_end(&self) -> Option<usize> {
         match self {
             Self::Answer(stream) if stream.wants_end() => Some(stream.output_tokens()),

@@ -1,5 +1,4 @@
-//! Checks that a request passes before it is submitted: its prompt is encoded and checked, its parameters are checked,
-//! clipped and seeded.
+//! Prepares requests for submission: encodes and checks prompts, compiles grammars, checks and clips parameters.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,12 +16,12 @@ use souffleur_state::sampling::SamplingParams;
 use super::TokenizerSettings;
 use super::logprob_wishes::{check_entries, check_wish};
 
-/// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
+/// Most bytes that a normalizer may replace by one (NFC composes three characters of three bytes into one).
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
-/// Refuses a prompt that is too long however well it encodes, before time and memory are spent on it: unless it is a
-/// text whose tokens can be counted, for a more exact error.
-pub(super) fn refuse_hopeless(
+/// Refuses a prompt that is certainly too long, before time and memory are spent on it. Lets a text pass whose tokens
+/// can be counted, for a more exact error later.
+pub(super) fn refuse_oversized(
     prompt: &Prompt,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
@@ -56,13 +55,13 @@ pub(super) struct Prepared {
     pub(super) vectors: Option<Arc<PromptVectors>>,
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
-    /// The place that the prompt leaves its outputs at.
+    /// The part of the answer (reasoning, content) in which the outputs start.
     pub(super) start: OutputStart,
 }
 
 impl Prepared {
     /// Requests a state before the last token, so that another output of the same prompt computes that token alone. A
-    /// prompt without anchors leaves one there anyhow.
+    /// prompt without anchors leaves one there anyway.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
             let beyond = self.tokens.len() as u32 + 1;
@@ -84,7 +83,7 @@ pub(super) fn prepare(
             invalid("the engine runs without a tokenizer: send token ids".to_owned())
         })
     };
-    let mut standing = Standing::NoChat;
+    let mut prompt_end = PromptEnd::NoChat;
     let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
     let mut given = None;
@@ -103,7 +102,7 @@ pub(super) fn prepare(
         Prompt::Chat(chat) => {
             let tokenizer = tokenizer()?;
             let rendered = render(tokenizer, &chat)?;
-            standing = Standing::after(&rendered, &chat, settings);
+            prompt_end = PromptEnd::after(&rendered, &chat, settings);
             replies = replies_since_user(&chat);
             let beyond = tokenizer.chat_beyond(&rendered, settings.limits.max_prompt_tokens())?;
             refuse_too_long(beyond, settings)?;
@@ -113,7 +112,7 @@ pub(super) fn prepare(
     check_prompt(&tokens, settings.vocab_size)?;
     refuse_unreadable_calls(form, settings)?;
     let grammar = if form.is_constrained() {
-        compile(form, standing, settings, metrics, is_cancelled)
+        compile(form, prompt_end, settings, metrics, is_cancelled)
             .map_err(|error| as_asked(error, is_chat))?
     } else {
         None
@@ -124,7 +123,7 @@ pub(super) fn prepare(
         tokens,
         vectors: given,
         grammar,
-        start: standing.start(),
+        start: prompt_end.start(),
     })
 }
 
@@ -150,7 +149,7 @@ fn check_vectors(
     }
 }
 
-/// Chats send a schema in their `response_format`.
+/// Names `response_format` in errors about a chat's schema, since chats send schemas in that field.
 fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
     const IN_FORMAT: [&str; 2] = ["json_schema", "json_object"];
     match error {
@@ -161,7 +160,7 @@ fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
     }
 }
 
-/// Calls in a format without a parser would reach the client as text.
+/// Refuses tools if the model's format of calls has no parser: the calls would reach the client as text.
 fn refuse_unreadable_calls(
     form: &OutputForm,
     settings: &TokenizerSettings,
@@ -179,7 +178,7 @@ fn refuse_unreadable_calls(
 
 fn compile(
     form: &OutputForm,
-    standing: Standing,
+    prompt_end: PromptEnd,
     settings: &TokenizerSettings,
     metrics: &GrammarMetrics,
     is_cancelled: &dyn Fn() -> bool,
@@ -192,7 +191,7 @@ fn compile(
     };
     let formats = settings.formats.formats();
     let parsing = form.parsing.as_ref();
-    let reasoning = formats.reasoning.filter(|_| standing.may_reason());
+    let reasoning = formats.reasoning.filter(|_| prompt_end.may_reason());
     let wish = GrammarWish {
         constraint: form.constraint.clone(),
         tools: parsing.and_then(|parsing| parsing.tools.clone()),
@@ -200,10 +199,10 @@ fn compile(
         reasoning: reasoning.map(|format| ReasoningGate {
             open: format.opening().into(),
             close: format.closing().into(),
-            starts_inside: standing == Standing::InReasoning,
+            starts_inside: prompt_end == PromptEnd::InReasoning,
         }),
-        frame: match standing {
-            Standing::AmongMessages(start) => AnswerFrame::Messages(start),
+        frame: match prompt_end {
+            PromptEnd::AmongMessages(start) => AnswerFrame::Messages(start),
             _ => AnswerFrame::Bare,
         },
     };
@@ -222,20 +221,20 @@ fn compile(
 
 /// The position of a prompt's end relative to the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// It is no chat, or the model does not reason.
+enum PromptEnd {
+    /// The prompt is no chat, or the model does not reason.
     NoChat,
     /// The output may begin with reasoning.
     BeforeReasoning,
-    /// It ends inside of reasoning.
+    /// The prompt ends inside of reasoning.
     InReasoning,
-    /// It has closed the reasoning: the output has none.
+    /// The prompt has closed the reasoning: the output has none.
     AfterReasoning,
-    /// It is a sequence of messages, and the output continues it.
+    /// The prompt is a sequence of messages, and the output continues it.
     AmongMessages(OutputStart),
 }
 
-impl Standing {
+impl PromptEnd {
     /// Reasoning may come before the answer.
     fn may_reason(self) -> bool {
         matches!(self, Self::BeforeReasoning | Self::InReasoning)
@@ -272,7 +271,7 @@ impl Standing {
     }
 }
 
-/// Encoding a text takes some hundred times its bytes, so one that cannot fit is found out piece by piece.
+/// Refuses a text whose tokens were counted piece by piece: encoding all of it takes some hundred times its bytes.
 fn refuse_too_long(
     beyond: Option<PromptTokens>,
     settings: &TokenizerSettings,
@@ -291,7 +290,7 @@ fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
     text.render_chat(&for_template(chat))
 }
 
-/// Encodes a rendered chat after its known tokens.
+/// Encodes a rendered chat, of which the tokens of the beginning may be known.
 fn encode_chat(
     text: &TextModel,
     chat: &ChatPrompt,
@@ -334,7 +333,7 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     }
 }
 
-/// The parameters of a call's last request that were found good: most requests of a call share their lists.
+/// The last parameters of a call that passed the checks: most requests of a call share their lists.
 #[derive(Default)]
 pub(super) struct Checked(Option<SamplingParams>);
 
@@ -357,7 +356,7 @@ impl Checked {
         }
         sampling.validate(settings.vocab_size, limits)?;
         if !sampling.stop.is_empty() && settings.text.is_none() {
-            let text = "stop strings need a tokenizer, use stop_token_ids";
+            let text = "stop strings need a tokenizer, which this engine lacks: use stop_token_ids";
             return Err(FieldError::new("stop", text).into());
         }
         self.0 = Some(sampling.clone());
@@ -425,7 +424,7 @@ fn check_embedding(
     }
 }
 
-/// The executor makes none, or made none.
+/// The error if the executor cannot compute embeddings, or returned none.
 pub(super) fn no_embeddings() -> RequestError {
     invalid(
         "the engine's executor cannot compute embeddings: use an engine with a model".to_owned(),

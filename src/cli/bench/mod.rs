@@ -1,4 +1,4 @@
-//! `souffleur bench`: measures this engine on this machine, or any OpenAI-compatible server under load.
+//! The command `souffleur bench`: measures this engine on this machine, or an OpenAI-compatible server under load.
 //!
 //! [`offline`] needs no server: it starts the engine in this process and compares its speed with the machine's limits.
 //! [`online`] is a client that measures latency and throughput as users see them. Both send the same [`prompts`].
@@ -34,7 +34,7 @@ pub struct BenchArgs {
     pub flags: LocalFlags,
 }
 
-/// `--model-path` is a flag of the engine's: with a server it names the server's model.
+/// Runs the command. With a server, the engine's flag `--model-path` names the server's model.
 pub fn run(args: &BenchArgs, settings: Settings) -> Result<(), Failure> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let json = args.json.as_deref();

@@ -1,8 +1,8 @@
-//! Random prompts from a seed: no two share more than a few tokens by chance, so no cache can answer them.
+//! Generates random prompts from a seed, which share no prefixes, so that no prefix cache speeds them up.
 
 use fastrand::Rng;
 
-/// Words that most vocabularies hold as one token, with the space before them.
+/// Words that are one token in most vocabularies, together with the space before them.
 const WORDS: [&str; 64] = [
     "time",
     "year",
@@ -89,7 +89,7 @@ impl Prompts {
             .collect()
     }
 
-    /// `n` words: about as many tokens.
+    /// A text of `n` words, which has about `n` tokens.
     pub fn text(&mut self, n: usize) -> String {
         let words: Vec<&str> = (0..n)
             .map(|_| WORDS[self.random.usize(0..WORDS.len())])
@@ -97,7 +97,7 @@ impl Prompts {
         words.join(" ")
     }
 
-    /// Seconds until the next arrival of a Poisson process; none with an infinite rate.
+    /// Seconds until the next arrival of a Poisson process; 0 if the rate is infinite.
     pub fn arrival_gap_s(&mut self, per_second: f64) -> f64 {
         if per_second.is_finite() {
             -(1.0 - self.random.f64()).ln() / per_second
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_prompts_and_another_one_others() {
+    fn equal_seeds_give_equal_prompts_and_different_seeds_different_ones() {
         let draw = |seed| Prompts::new(seed, 1000).ids(64);
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));

@@ -1,7 +1,7 @@
-//! Reads the user's lines in `souffleur chat`: edited on a terminal, else from stdin.
+//! Reads the user's input in `souffleur chat`: with a line editor on a terminal, else from stdin.
 //!
-//! Reading blocks, so a separate thread reads one line per request: between requests the terminal has its usual
-//! mode, and Ctrl-C is a signal.
+//! Reading blocks, so a separate thread reads one line per request. Between requests the terminal has its normal mode,
+//! in which Ctrl-C sends a signal.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::mpsc;
@@ -19,7 +19,7 @@ const CONTINUED_PROMPT: &str = "… ";
 #[derive(Debug)]
 pub enum Line {
     Text(String),
-    /// Ctrl-C while a line was edited.
+    /// The user pressed Ctrl-C while editing a line.
     Interrupted,
     End,
     Failed(String),
@@ -37,7 +37,7 @@ enum Source {
 }
 
 impl Lines {
-    /// Starts the thread. Lines are edited if both ends are a terminal.
+    /// Starts the thread. Uses a line editor if stdin and stdout are terminals.
     pub fn start() -> Result<Self, Failure> {
         let is_edited = io::stdin().is_terminal() && io::stdout().is_terminal();
         let (asked, questions) = mpsc::channel();
@@ -57,8 +57,9 @@ impl Lines {
         let spawned = thread::Builder::new()
             .name("lines".to_owned())
             .spawn(answer);
-        spawned
-            .map_err(|error| Failure::failed(format_args!("failed to start a thread: {error}")))?;
+        spawned.map_err(|error| {
+            Failure::failed(format_args!("failed to start the input thread: {error}"))
+        })?;
         Ok(Self {
             asked,
             read,
@@ -66,7 +67,7 @@ impl Lines {
         })
     }
 
-    /// True if stdin and stdout are a terminal.
+    /// True if stdin and stdout are terminals.
     pub fn is_edited(&self) -> bool {
         self.is_edited
     }
@@ -105,7 +106,7 @@ impl Source {
     }
 }
 
-/// A line, and the following ones as long as each ends with a backslash.
+/// Reads a line, and further lines while each ends with a backslash.
 fn edited(editor: &mut DefaultEditor) -> Line {
     let mut text = String::new();
     loop {

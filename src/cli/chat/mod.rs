@@ -1,12 +1,12 @@
-//! `souffleur chat`: a conversation in the terminal, with a model in this process or with a server.
+//! The command `souffleur chat`: a conversation in the terminal, with a model in this process or with a server.
 //!
 //! | part | role |
 //! |---|---|
-//! | [`lines`] | the user's input: a line that can be edited on a terminal, else the lines of stdin |
-//! | [`partner`] | the source of answers: an engine, or a server's `/v1/chat/completions` |
-//! | [`sampling`] | the flags of an answer |
-//! | [`screen`] | display of an answer |
-//! | [`terminal`] | saves and restores the settings that an editor changes |
+//! | [`lines`] | reads the user's input, with a line editor on a terminal |
+//! | [`partner`] | gets answers from an engine, or from a server's `/v1/chat/completions` |
+//! | [`sampling`] | the sampling flags |
+//! | [`screen`] | displays answers |
+//! | [`terminal`] | saves and restores the terminal settings that the line editor changes |
 
 mod lines;
 mod partner;
@@ -38,8 +38,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub struct ChatArgs {
-    /// Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:30000, in place of a model in this
-    /// process; --model-path then names a model of the server, otherwise it is the first one that the server lists
+    /// Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:30000, in place of a model in
+    /// this process; --model-path then names a model of the server, otherwise it is the first one that the server lists
     #[arg(long, value_name = "URL", help_heading = "Chat")]
     url: Option<String>,
     /// API key, sent as `Authorization: Bearer KEY`; set it through the environment variable OPENAI_API_KEY to keep it
@@ -73,7 +73,7 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
             Ok(())
         } else {
             Err(Failure::Usage(
-            "the model has no chat template: choose one that is made for conversations, or continue texts with \
+            "the model has no chat template: choose a model made for conversations, or continue texts with \
              `souffleur generate --raw`"
                 .to_owned(),
         ))
@@ -86,7 +86,7 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
     })
 }
 
-/// Reads lines and answers them until there are no more.
+/// Reads lines and shows the answers until the input ends.
 async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     let mut signals = Signals::install().map_err(Failure::failed)?;
     let terminal = Terminal::now();
@@ -122,21 +122,21 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
             Line::End => break,
             Line::Failed(reason) => return Err(Failure::Failed(reason)),
         };
-        conversation.user_says(text);
-        let mut said = String::new();
-        let speaking = speak(args, partner, &conversation, &mut screen, &mut said);
+        conversation.push_question(text);
+        let mut shown = String::new();
+        let showing = show_answer(args, partner, &conversation, &mut screen, &mut shown);
         let ended = tokio::select! {
-            ended = speaking => ended,
+            ended = showing => ended,
             signal = signals.next() => match signal {
                 StopSignal::Interrupt => Ok(Ending::Stopped),
                 signal => signal.exit(),
             },
         };
         screen.end_answer();
-        conversation.model_said(said);
+        conversation.push_answer(shown);
         match ended {
             Ok(ending) => ending.explain(&mut screen),
-            // An interactive chat continues: the next attempt may be answered.
+            // An interactive chat continues: the next request may succeed.
             Err(reason) if lines.is_edited() => screen.note(&reason),
             Err(reason) => return Err(Failure::Failed(reason)),
         }
@@ -146,9 +146,9 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
 
 enum Ending {
     Whole,
-    /// At the limit of its length.
+    /// The answer reached the token limit.
     Cut,
-    /// By Ctrl-C.
+    /// The user pressed Ctrl-C.
     Stopped,
 }
 
@@ -162,20 +162,20 @@ impl Ending {
     }
 }
 
-/// Shows an answer as it is streamed. `said` holds the text so far, also when this future is dropped.
-async fn speak(
+/// Shows an answer as it is streamed. `shown` has the text so far, even if this future is dropped.
+async fn show_answer(
     args: &ChatArgs,
     partner: &Partner,
     conversation: &Conversation,
     screen: &mut Screen,
-    said: &mut String,
+    shown: &mut String,
 ) -> Result<Ending, String> {
     let mut answer = partner.ask(&conversation.messages, &args.answer).await?;
     while let Some(piece) = answer.next().await? {
         match piece {
             Piece::Text(text) => {
                 screen.text(&text);
-                said.push_str(&text);
+                shown.push_str(&text);
             }
             Piece::Thought(text) => screen.thought(&text),
             Piece::End { is_cut: true } => return Ok(Ending::Cut),
@@ -188,7 +188,7 @@ async fn speak(
     Ok(Ending::Whole)
 }
 
-/// The messages so far, as OpenAI has them.
+/// The messages so far, in OpenAI's format.
 struct Conversation {
     messages: Vec<Value>,
 }
@@ -201,13 +201,13 @@ impl Conversation {
         }
     }
 
-    fn user_says(&mut self, text: String) {
+    fn push_question(&mut self, text: String) {
         self.messages.push(json!({"role": "user", "content": text}));
     }
 
-    /// Keeps an answer, or the part of it that was received. A question without any answer is dropped: many templates
-    /// require alternating roles.
-    fn model_said(&mut self, text: String) {
+    /// Appends an answer, or the received part of it. If it is empty, removes the question: many templates require
+    /// alternating roles.
+    fn push_answer(&mut self, text: String) {
         if text.is_empty() {
             drop(self.messages.pop())
         } else {

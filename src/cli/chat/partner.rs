@@ -1,4 +1,4 @@
-//! The partner of a chat, which answers: an engine in this process, or a server.
+//! Gets the answers of a chat from an engine in this process, or from a server.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -117,7 +117,7 @@ impl EngineAnswer {
         let pieces = delta.pieces.into_iter().filter_map(|piece| match piece {
             OutputPiece::Text(text) => Some(Piece::Text(text)),
             OutputPiece::Reasoning(text) => Some(Piece::Thought(text)),
-            // No tools are offered.
+            // The request has no tools.
             OutputPiece::CallStart { .. }
             | OutputPiece::CallArguments(_)
             | OutputPiece::CallEnd
@@ -175,7 +175,7 @@ impl ServerAnswer {
                 return Ok(None);
             }
             let Some(data) = self.events.next().await.transpose()? else {
-                return Err("the stream ended before the answer did".to_owned());
+                return Err("the stream ended before the answer was complete".to_owned());
             };
             if data == DONE {
                 self.has_ended = true;
@@ -199,10 +199,10 @@ impl ServerAnswer {
             reasoning_content,
             reasoning,
         } = choice.delta.unwrap_or_default();
-        let said = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let thought = said(reasoning_content).or(said(reasoning));
+        let non_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let thought = non_empty(reasoning_content).or(non_empty(reasoning));
         self.pieces.extend(thought.map(Piece::Thought));
-        self.pieces.extend(said(content).map(Piece::Text));
+        self.pieces.extend(non_empty(content).map(Piece::Text));
         if let Some(reason) = choice.finish_reason {
             let is_cut = reason == "length";
             self.pieces.push_back(Piece::End { is_cut });
@@ -225,7 +225,7 @@ struct Choice {
     finish_reason: Option<String>,
 }
 
-/// Servers have one of two names for reasoning.
+/// A delta; servers use one of two names for reasoning.
 #[derive(Default, Deserialize)]
 struct ChatDelta {
     content: Option<String>,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn text_and_thoughts_are_read_whatever_the_pieces() {
+    async fn text_and_thoughts_are_read_however_the_stream_is_split() {
         let parts = [
             ": hello\n\ndata: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\nda",
             "ta: {\"choices\":[{\"delta\":{\"reasoning_content\":\"so\"},\"finish_reason\":null}]}\n\n",
@@ -271,10 +271,10 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn streams_that_end_early_or_fail_are_failures() {
+    async fn incomplete_and_failed_streams_are_errors() {
         let text = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
         for (parts, reason) in [
-            (&[text][..], "before the answer did"),
+            (&[text][..], "before the answer was complete"),
             (
                 &[text, "data: {\"error\":{\"message\":\"lost\"}}\n\n"],
                 "lost",

@@ -1,4 +1,4 @@
-//! The flags of an answer. A flag that is not given is left to the model's own defaults, or to the server.
+//! The sampling flags of `souffleur chat`; flags that are not given use the defaults of the model or the server.
 
 use clap::Args;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! The terminal's side of a conversation: answers on stdout, thoughts dimly and only on a terminal, notes on stderr.
+//! Displays a conversation: answers on stdout, reasoning dimmed and only on a terminal, notes on stderr.
 
 use std::io::{self, IsTerminal, Stdout, Write};
 
@@ -10,7 +10,7 @@ pub struct Screen {
     is_terminal: bool,
     has_colours: bool,
     is_thinking: bool,
-    /// The reader has closed stdout.
+    /// Stdout was closed.
     is_gone: bool,
 }
 
@@ -28,17 +28,17 @@ impl Screen {
         }
     }
 
-    /// True once a reader of a pipe has gone away.
+    /// True once stdout is closed, for example by the reader of a pipe.
     pub fn is_gone(&self) -> bool {
         self.is_gone
     }
 
     pub fn text(&mut self, text: &str) {
         self.end_thought();
-        self.put_said(text);
+        self.put_model_text(text);
     }
 
-    /// Shows a thought, if it can be shown apart from the answer.
+    /// Shows reasoning, but only on a terminal, where it can be told from the answer.
     pub fn thought(&mut self, text: &str) {
         if !self.is_terminal {
             return;
@@ -47,7 +47,7 @@ impl Screen {
             self.put(DIM);
         }
         self.is_thinking = true;
-        self.put_said(text);
+        self.put_model_text(text);
     }
 
     pub fn end_answer(&mut self) {
@@ -74,8 +74,8 @@ impl Screen {
         self.put("\n");
     }
 
-    /// Prints a model's text, which must not control the terminal. A file gets it unchanged.
-    fn put_said(&mut self, text: &str) {
+    /// Prints a model's text, without control characters on a terminal.
+    fn put_model_text(&mut self, text: &str) {
         if self.is_terminal {
             self.put(&without_controls(text))
         } else {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_cannot_steer_the_terminal() {
+    fn a_models_text_has_no_control_characters() {
         let text = "a\x1b[2Jb\r\u{9b}31m\x07\tc\né\u{7f}";
         assert_eq!(without_controls(text), "a[2Jb31m\tc\né");
     }

@@ -1,6 +1,6 @@
-//! Restores the terminal's mode after a line was edited.
+//! Saves and restores the terminal's settings, which the line editor changes.
 
-/// Settings of the terminal, which an editor changes while a line is written.
+/// The saved settings of the terminal.
 #[cfg(unix)]
 pub struct Terminal(Option<rustix::termios::Termios>);
 
@@ -18,14 +18,14 @@ impl Terminal {
         let Some(settings) = &self.0 else {
             return;
         };
-        // A terminal that is gone needs none of it.
+        // Ignores errors: the terminal may be closed.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, settings);
         let mut out = std::io::stdout().lock();
         let _ = out.write_all(b"\x1b[?2004l\n").and_then(|()| out.flush());
     }
 }
 
-/// The system restores the mode when a process ends.
+/// The system restores the settings when a process ends.
 #[cfg(not(unix))]
 pub struct Terminal;
 

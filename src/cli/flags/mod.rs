@@ -1,6 +1,6 @@
-//! The flags, one for each configuration key: `page_size` is `--page-size` and `SOUFFLEUR_PAGE_SIZE`.
+//! The command-line flags, one for each configuration key: `page_size` is `--page-size` and `SOUFFLEUR_PAGE_SIZE`.
 //!
-//! They are made of the configuration types: name, help and form from the keys, the default from `Default`.
+//! The flags are generated from the configuration types: name, help and type from the keys, the default from `Default`.
 
 mod section;
 

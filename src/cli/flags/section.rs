@@ -1,4 +1,4 @@
-//! Generates the flags of a configuration section from its keys.
+//! Generates the command-line flags of a configuration section from its keys.
 
 use std::marker::PhantomData;
 
@@ -88,7 +88,7 @@ fn arg(key: &Key, default: &Value) -> Arg {
     }
 }
 
-/// A switch that is off by default needs no value to be turned on.
+/// A switch that is off by default can be turned on without a value.
 fn switch(arg: Arg, default: &Value) -> Arg {
     let arg = arg.value_name("on|off").hide_possible_values(true);
     match default {
@@ -100,7 +100,7 @@ fn switch(arg: Arg, default: &Value) -> Arg {
     }
 }
 
-/// A parser of text into the value that the section reads.
+/// Parses the text of a flag into the value that the section deserializes.
 fn parser(form: Form) -> ValueParser {
     match form {
         Form::Switch => BoolishValueParser::new().map(Value::from).into(),
@@ -123,7 +123,7 @@ fn parser(form: Form) -> ValueParser {
     }
 }
 
-/// Adds the help to a flag: the doc comment without its full stop, and the default.
+/// Adds the help text to a flag: the doc comment without the final full stop, and the default.
 fn with_help(arg: Arg, doc: &str, default: &Value) -> Arg {
     let mut paragraphs = doc.trim().split("\n\n").map(paragraph);
     let mut help = paragraphs.next().unwrap_or_default();
@@ -138,7 +138,7 @@ fn with_help(arg: Arg, doc: &str, default: &Value) -> Arg {
     }
 }
 
-/// One line of text. Flags need no backticks in a terminal.
+/// Joins a paragraph into one line. Removes the backticks of flags.
 fn paragraph(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let line = lines.join(" ");
@@ -153,7 +153,7 @@ fn paragraph(text: &str) -> String {
     parts.collect()
 }
 
-/// A default as it would be typed, if there is one.
+/// The text of a default value as a user would type it, if there is one.
 fn shown(default: &Value) -> Option<String> {
     match default {
         Value::String(text) => Some(text.clone()).filter(|text| !text.is_empty()),

@@ -1,4 +1,4 @@
-//! `souffleur gpu`, hidden: the commands that `scripts/gpu-check` runs.
+//! The hidden command `souffleur gpu`, which `scripts/gpu-check` runs: probes a GPU and times the kernels.
 
 mod report;
 
@@ -74,7 +74,7 @@ fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
     let extent = if tiny { Extent::Tiny } else { Extent::Full };
     let mut has_rates = false;
     let print = &mut |rates: &Rates, timing: Timing| {
-        // Written first: a run that is stopped later keeps them.
+        // Printed first, so that an interrupted run has them.
         if extent == Extent::Full && !std::mem::replace(&mut has_rates, true) {
             say_rates(rates);
         }

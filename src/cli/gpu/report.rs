@@ -1,4 +1,4 @@
-//! Shows GPU results as lines of JSON, and as one table.
+//! Prints GPU measurements as lines of JSON, and combines results in one table.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,16 @@ pub struct Measured {
     name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unit: Option<String>,
-    /// Absent where nothing was measured.
+    /// `None` if nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value: Option<f64>,
-    /// The best that is possible.
+    /// The best possible value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     floor: Option<f64>,
-    /// How near the value is to the floor; 1 is the limit.
+    /// The ratio of the value and the floor; 1 is the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fraction: Option<f64>,
-    /// In words.
+    /// A result in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
@@ -69,7 +69,7 @@ impl Measured {
         }
     }
 
-    /// Microseconds, of which fewer are better.
+    /// A time in microseconds; smaller is better.
     pub fn cost(part: &str, name: &str, us: f64, floor_us: f64) -> Self {
         Self {
             unit: Some("us".to_owned()),
@@ -80,7 +80,7 @@ impl Measured {
         }
     }
 
-    /// A rate that the GPU reaches at best.
+    /// The highest rate that the GPU reaches.
     pub fn rate(name: &str, unit: &str, value: f64) -> Self {
         Self {
             unit: Some(unit.to_owned()),
@@ -112,7 +112,7 @@ impl Measured {
     }
 }
 
-/// A line of JSON.
+/// Writes a line of JSON.
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = serde_json::to_string(self).map_err(|_| fmt::Error)?;
@@ -144,7 +144,7 @@ fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {
     {
         return Ok(rows.iter().map(|row| of_bench(&record, row)).collect());
     }
-    // A writer that was stopped leaves its last line without an end, and perhaps without a part.
+    // An interrupted writer leaves a last line without a line end, which may be incomplete.
     let (lines, last) = text.rsplit_once('\n').unwrap_or(("", text));
     let last = Some(last).filter(|last| serde_json::from_str::<Measured>(last).is_ok());
     let lines = lines.lines().chain(last);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_line_that_was_cut_short_is_left_out() {
+    fn an_incomplete_last_line_is_skipped() {
         let whole = Measured::ran("kernels", "embed");
         let cut = Measured::cost("kernels", "rms_norm", 4.0, 3.0).to_string();
         let results = |text: String| read(Path::new("x"), &text).expect("whole lines parse");
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_result_is_named() {
+    fn the_error_for_an_invalid_line_names_it() {
         let Err(Failure::Failed(reason)) = read(Path::new("x.jsonl"), "{}\n") else {
             panic!("it is refused");
         };

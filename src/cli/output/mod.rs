@@ -1,4 +1,4 @@
-//! The output of commands: lines, tables, JSON records.
+//! Output of commands on stdout and to files: lines, tables and JSON records.
 
 pub mod record;
 mod stdout;

@@ -1,4 +1,4 @@
-//! Writes records for programs: to stdout, or to a JSON file that appears complete or not at all.
+//! Writes JSON records, to stdout or atomically to a file.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use super::stdout::say;
 use crate::cli::failure::Failure;
 
-/// Prints with `print`, and writes `record` to `json` if it is given; `-` is stdout, and nothing is printed.
+/// Calls `print`, and writes `record` to the file `json` if given. If `json` is `-`, only writes the record to stdout.
 pub fn publish(
     record: &impl Serialize,
     json: Option<&Path>,
@@ -26,7 +26,7 @@ pub fn publish(
     Ok(())
 }
 
-/// Writes the record so far, so that a stopped bench loses no measurements.
+/// Writes the record so far, so that an interrupted bench loses no measurements.
 pub fn keep(record: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
     match json {
         Some(file) if is_replaceable(file) => write(file, &text(record)?),
@@ -38,7 +38,7 @@ fn text(record: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(record).map_err(Failure::failed)
 }
 
-/// Whether another file may take this one's place: a pipe or a terminal is written to and never replaced.
+/// True if a rename may replace the file: pipes and terminals are written to directly.
 fn is_replaceable(file: &Path) -> bool {
     match std::fs::symlink_metadata(file) {
         Ok(metadata) => metadata.is_file(),
@@ -46,7 +46,7 @@ fn is_replaceable(file: &Path) -> bool {
     }
 }
 
-/// Writes a file, whole or not at all where it can be replaced.
+/// Writes a file, atomically if it can be replaced.
 fn write(file: &Path, text: &str) -> Result<(), Failure> {
     let text = format!("{text}\n");
     let written = if is_replaceable(file) {

@@ -1,4 +1,4 @@
-//! Writes lines to stdout.
+//! Prints lines to stdout, ignoring errors.
 
 use std::fmt::Display;
 use std::io::Write;

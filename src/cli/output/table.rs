@@ -1,8 +1,8 @@
-//! Tables in Markdown, padded so that they read well on a terminal too.
+//! Prints Markdown tables, padded for the terminal.
 
 use super::stdout::say;
 
-/// Prints a table: the first column to the left, the others to the right.
+/// Prints a table, with the first column left-aligned and the others right-aligned.
 pub fn print(header: &[&str], rows: &[Vec<String>]) {
     for line in lines(header, rows) {
         say(line);

@@ -1,4 +1,4 @@
-//! One request to a server, over its own connection: HTTP/1.1, within TLS for an https address.
+//! Sends a request to a server over a new HTTP/1.1 connection, with TLS for an https address.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -31,19 +31,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
 #[derive(Clone)]
 pub struct Connector {
-    /// For addresses that begin with `https`.
+    /// Set for `https` addresses.
     tls: Option<TlsConnector>,
 }
 
 impl Connector {
-    /// TLS trusts the roots that `souffleur::hub` trusts. The error says why TLS is not possible.
+    /// Prepares TLS for an `https` address, with the root certificates that `souffleur::hub` trusts.
     pub fn new(uri: &Uri) -> Result<Self, String> {
         let is_secure = uri.scheme_str() == Some("https");
         let tls = is_secure.then(tls).transpose()?;
         Ok(Self { tls })
     }
 
-    /// Sends a request to an address with a host; returns its answer, whose body is streamed.
+    /// Sends a request to an absolute URL. Returns the response, whose body is streamed.
     pub async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
@@ -57,7 +57,7 @@ impl Connector {
         let shaken = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|error| explained(&error))?;
         let connection = Connection(rt::spawn(async move {
-            // The request and the body report an error.
+            // Errors are reported by the request and the body.
             let _ = connection.await;
         }));
         let headers = request.headers_mut();
@@ -75,8 +75,8 @@ impl Connector {
             .port_u16()
             .unwrap_or(if self.tls.is_some() { 443 } else { 80 });
         let connected = TcpStream::connect(format!("{host}:{port}")).await;
-        let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
-        // A response comes in small chunks, and the reader waits for each.
+        let stream = connected.map_err(|error| format!("failed to connect: {error}"))?;
+        // Requests are sent without delay.
         stream
             .set_nodelay(true)
             .map_err(|error| error.to_string())?;
@@ -87,13 +87,13 @@ impl Connector {
         let name = ServerName::try_from(name.to_owned());
         let name = name.map_err(|_| format!("{host:?} is not a valid host name"))?;
         let secured = tls.connect(name, stream).await;
-        Ok(Box::new(
-            secured.map_err(|error| format!("TLS: {}", explained(&error)))?,
-        ))
+        Ok(Box::new(secured.map_err(|error| {
+            format!("TLS handshake failed: {}", explained(&error))
+        })?))
     }
 }
 
-/// The task of the connection, aborted on drop.
+/// The task that drives the connection; aborted on drop.
 struct Connection(JoinHandle<()>);
 
 impl Drop for Connection {
@@ -102,7 +102,7 @@ impl Drop for Connection {
     }
 }
 
-/// The body of an answer. Dropping it closes the connection, so that the server notices.
+/// The body of a response. Dropping it closes the connection, so that the server cancels the request.
 pub struct Answer {
     body: Incoming,
     #[expect(dead_code, reason = "its drop closes the connection")]
@@ -147,7 +147,7 @@ pub fn explained(error: &dyn Error) -> String {
     text
 }
 
-/// The host and the port, without a password before them.
+/// The host and the port of a URL, without user name and password.
 fn host_header(uri: &Uri) -> Result<HeaderValue, String> {
     let host = uri.host().unwrap_or_default();
     let text = match uri.port_u16() {
@@ -157,7 +157,7 @@ fn host_header(uri: &Uri) -> Result<HeaderValue, String> {
     HeaderValue::try_from(text).map_err(|error| error.to_string())
 }
 
-/// The path and query of a URL, which a request line contains.
+/// The path and query of a URL, for the request line.
 fn path_of(uri: &Uri) -> Result<Uri, String> {
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     path.parse()

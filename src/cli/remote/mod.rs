@@ -1,4 +1,4 @@
-//! Servers with OpenAI's API, for the commands that talk to one: addresses, keys, and streams of events.
+//! A client of servers with OpenAI's API, for the commands `chat` and `bench`.
 
 mod connection;
 pub mod secret;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use connection::{Answer, Connector, explained};
 
-/// Maximum length of a server's error text that is shown.
+/// The largest number of characters shown of a server's error text.
 const SHOWN_CHARS: usize = 300;
 const BODY_BYTES: usize = 16 << 20;
 const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
@@ -24,17 +24,17 @@ pub const DONE: &str = "[DONE]";
 
 pub type Body = Pin<Box<dyn Stream<Item = Result<Bytes, String>>>>;
 
-/// Redirects are not followed: another host must not see the key.
+/// A server. Redirects are not followed, so that no other host gets the key.
 #[derive(Clone)]
 pub struct Remote {
     connector: Connector,
     bearer: Option<HeaderValue>,
-    /// Without `/v1`, and without a slash at the end.
+    /// The base URL, without `/v1` and without a trailing slash.
     pub url: String,
 }
 
 impl Remote {
-    /// A server by the address that a flag gives. All requests show the key, if there is one.
+    /// Parses the address, which the flag `flag` gives. All requests send the key, if there is one.
     pub fn new(flag: &str, url: &str, bearer: Option<HeaderValue>) -> Result<Self, Failure> {
         let (url, uri) = checked(flag, url)?;
         let connector = Connector::new(&uri).map_err(Failure::Failed)?;
@@ -45,16 +45,15 @@ impl Remote {
         })
     }
 
-    /// The model that requests name: the given one, else the first that the server lists; and the size of the
-    /// listed one's vocabulary, if the server says. Fails if no model is given, and the server lists none or does
-    /// not answer.
+    /// Returns the given model, else the first one that the server lists, and the vocabulary size of the first listed
+    /// model, if the server reports it. Fails if no model is given, and the server lists no model or does not answer.
     pub async fn model(&self, named: Option<String>) -> Result<(String, Option<u32>), Failure> {
         let models = self.get("/v1/models").await;
         let (first, vocab_size) = models.as_ref().map(first_model).unwrap_or_default();
         match (named.or(first), models) {
             (Some(model), _) => Ok((model, vocab_size)),
             (None, Ok(_)) => Err(Failure::Failed(format!(
-                "{}/v1/models lists no model: name one with --model-path",
+                "{}/v1/models lists no model: set --model-path to the name of a model",
                 self.url
             ))),
             (None, Err(reason)) => Err(Failure::Failed(reason)),
@@ -77,13 +76,13 @@ impl Remote {
         Ok((status, answer.into_body().read(BODY_BYTES).await?))
     }
 
-    /// Sends a JSON body; returns the body of the response as a stream. The error for a refusal quotes the server.
+    /// Sends a JSON body. Returns the body of the response as a stream. If the server refuses, the error quotes it.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
         let answer = self.send(Method::POST, path, body).await?;
         let (status, body) = (answer.status(), answer.into_body());
         if status != StatusCode::OK {
-            let said = body.read(BODY_BYTES).await.unwrap_or_default();
-            return Err(format!("{status}: {}", shown(&said)));
+            let refusal = body.read(BODY_BYTES).await.unwrap_or_default();
+            return Err(format!("{status}: {}", shown(&refusal)));
         }
         let bytes = body.into_data_stream();
         Ok(Box::pin(bytes.map_err(|error| explained(&error))))
@@ -111,7 +110,7 @@ impl Remote {
     }
 }
 
-/// The base of the URL, to which requests add a path, as text and in parts.
+/// Checks a URL. Returns the base to which requests add a path, and the parsed URL.
 fn checked(flag: &str, url: &str) -> Result<(String, Uri), Failure> {
     let unusable = |reason: &str| Failure::Usage(format!("{flag} is {url:?}, {reason}"));
     let uri: Uri = url
@@ -121,7 +120,7 @@ fn checked(flag: &str, url: &str) -> Result<(String, Uri), Failure> {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => (),
         _ => {
             return Err(unusable(
-                "must begin with http:// or https:// and name a host",
+                "must begin with http:// or https:// and have a host",
             ));
         }
     }
@@ -129,7 +128,7 @@ fn checked(flag: &str, url: &str) -> Result<(String, Uri), Failure> {
     Ok((url.strip_suffix("/v1").unwrap_or(url).to_owned(), uri))
 }
 
-/// The first model that `/v1/models` lists, and its vocabulary as llama.cpp names it.
+/// The first model that `/v1/models` lists, and its vocabulary size, which only llama.cpp reports.
 fn first_model(models: &Value) -> (Option<String>, Option<u32>) {
     let first = &models["data"][0];
     let id = first["id"].as_str().map(str::to_owned);
@@ -141,7 +140,7 @@ pub fn size(value: &Value) -> Option<u32> {
     size.filter(|size| *size > 0)
 }
 
-/// A server's error text, in one line of bounded length and without control characters.
+/// A server's error text as one line of bounded length, without control characters.
 pub fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_model_and_its_vocabulary_are_found() {
+    fn the_first_model_and_its_vocabulary_size_are_found() {
         let models = json!({"data": [{"id": "m", "meta": {"n_vocab": 99}}, {"id": "n"}]});
         assert_eq!(first_model(&models), (Some("m".to_owned()), Some(99)));
         assert_eq!(first_model(&json!({"data": []})), (None, None));

@@ -1,4 +1,4 @@
-//! The API key of a remote server.
+//! The API key for a remote server, from a flag or the environment.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use souffleur::server::ApiKey;
 
 use crate::cli::failure::Failure;
 
-/// Where OpenAI's clients and the benches of other engines look for a key.
+/// The environment variable that OpenAI's clients and other engines' benches read.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
-/// A key for a header; no output contains it.
+/// An API key, which is never printed.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -27,22 +27,22 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The value of an Authorization header. The error does not repeat the key.
+    /// The value of the Authorization header. The error does not contain the key.
     pub fn bearer(&self) -> Result<HeaderValue, &'static str> {
         ApiKey::new(&self.0)?;
         let mut bearer = HeaderValue::try_from(format!("Bearer {}", self.0))
-            .expect("a header carries what an API key may be made of");
+            .expect("all characters of an API key are valid in a header");
         bearer.set_sensitive(true);
         Ok(bearer)
     }
 }
 
-/// The Authorization header: with the key of the flag, else of the environment.
+/// The value of the Authorization header, with the key of the flag, else of the environment.
 pub fn header(flag: Option<&Secret>) -> Result<Option<HeaderValue>, Failure> {
     bearer(flag, std::env::var(KEY_VARIABLE).ok())
 }
 
-/// An empty variable counts as unset.
+/// As [`header`]; an empty `variable` counts as unset.
 fn bearer(flag: Option<&Secret>, variable: Option<String>) -> Result<Option<HeaderValue>, Failure> {
     let variable = variable.filter(|key| !key.is_empty()).map(Secret::from);
     let (name, key) = match (flag, &variable) {
@@ -78,9 +78,9 @@ mod tests {
             assert!(!format!("{header:?}").contains("sk-"), "{header:?}");
         }
         for (flag, variable, name) in [
-            (Some("sk 1"), None, "--api-key must be printable"),
-            (Some(""), Some("sk-2"), "--api-key must be printable"),
-            (None, Some("sk\n2"), "OPENAI_API_KEY must be printable"),
+            (Some("sk 1"), None, "--api-key must be one"),
+            (Some(""), Some("sk-2"), "--api-key must be one"),
+            (None, Some("sk\n2"), "OPENAI_API_KEY must be one"),
         ] {
             match shown(flag, variable) {
                 Err(Failure::Usage(reason)) => {

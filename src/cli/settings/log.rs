@@ -1,4 +1,4 @@
-//! The section `[log]`: which messages are logged.
+//! The configuration section `[log]`: the filter of log messages.
 
 use serde::{Deserialize, Serialize};
 use souffleur::config::keys::{Flag, Form, Key, Keys};
@@ -36,10 +36,10 @@ impl Default for LogConfig {
     }
 }
 
-/// The choice of `RUST_LOG`, in the form of our own key, where a target has a level; `None` of an empty one.
+/// Converts `RUST_LOG` to the form of `log_level`, in which each target has a level; `None` if it is empty.
 ///
 /// # Errors
-/// A warning: others read the variable too, and an unreadable value does not prevent a start.
+/// A warning: other programs read the variable too, and an invalid value does not prevent a start.
 pub(super) fn of_rust_log(value: &str) -> Result<Option<String>, String> {
     if value.trim().is_empty() {
         return Ok(None);
@@ -69,13 +69,13 @@ impl LogConfig {
     /// The configured filter for the subscriber.
     ///
     /// # Errors
-    /// Names an invalid level: alone, `EnvFilter` would take it for a target.
+    /// Names an invalid level, which `EnvFilter` would take for a target.
     pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
         let level = &self.log_level;
         let is_target = |part: &str| part.contains(['=', '[', ']']);
         let mut parts = level.split(',').map(str::trim);
         let is_known = parts.all(|part| is_target(part) || is_level(part));
-        // actix's server says at info which sockets it takes; ours says so itself.
+        // actix logs the listening sockets at info level, which this program also does.
         let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
         let filter = filter.ok().filter(|_| is_known);
         filter.ok_or_else(|| ConfigError {

@@ -1,7 +1,6 @@
-//! Where the configuration comes from: defaults, then a file, then the environment (of the log's level `RUST_LOG` before our own
-//! variable), then flags.
+//! Loads the configuration from defaults, a file, environment variables and flags.
 //!
-//! A later source wins key by key. Every error names the key, the value and the source.
+//! A later source wins, key by key; `SOUFFLEUR_LOG_LEVEL` wins over `RUST_LOG`. Errors name key, value and source.
 
 pub mod log;
 
@@ -20,7 +19,7 @@ use log::LogConfig;
 use souffleur::server::ServerConfig;
 
 const ENV_PREFIX: &str = "SOUFFLEUR_";
-/// Variables with the prefix that are no keys.
+/// Variables with the prefix that are not configuration keys.
 const OTHER_VARIABLES: [&str; 5] = [
     "CONFIG",
     "CACHE_DIR",
@@ -30,7 +29,7 @@ const OTHER_VARIABLES: [&str; 5] = [
 ];
 const FLAG_SOURCE: &str = "flag";
 const ENV_SOURCE: &str = "environment";
-/// The variable with the log filter of programs in Rust, and the name of this source.
+/// The usual variable for the log filter of Rust programs, and the name of this source.
 const RUST_LOG: &str = "RUST_LOG";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,13 +40,13 @@ pub struct Settings {
     pub log: LogConfig,
 }
 
-/// Why the configuration cannot be used: one line with key, value and source.
+/// An error of the configuration: one line with key, value and source.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(String);
 
 impl Settings {
-    /// Reads all sources. The second part are warnings, to be logged once there is a log.
+    /// Reads all sources. Also returns warnings, to be logged once the log is started.
     pub fn load(
         flags: &AllFlags,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -58,7 +57,7 @@ impl Settings {
         }
         let mut warnings = Vec::new();
         let environment: Vec<(String, String)> = environment.into_iter().collect();
-        // Before our own variables, in any order.
+        // Merged first, so that this program's own variables override it in any order.
         if let Some((_, value)) = environment.iter().find(|(name, _)| name == RUST_LOG) {
             match log::of_rust_log(value) {
                 Ok(None) => (),
@@ -102,7 +101,7 @@ impl Settings {
     }
 }
 
-/// Every key with its section and default.
+/// All keys with their sections and defaults.
 pub fn keys() -> Vec<(String, String, serde_json::Value)> {
     let defaults = serde_json::to_value(Settings::default()).expect("plain data serializes");
     let sections = defaults.as_object().expect("settings are a map").iter();
@@ -149,10 +148,12 @@ fn flag_layer(
     source: &'static str,
 ) -> Result<Layer, SettingsError> {
     let given = |flags: serde_json::Result<serde_json::Value>| {
-        let mut flags = flags.map_err(|error| SettingsError(format!("flags: {error}")))?;
+        let mut flags =
+            flags.map_err(|error| SettingsError(format!("failed to read flags: {error}")))?;
         let keys = flags.as_object_mut().expect("flags are a map");
         keys.retain(|_, value| !value.is_null());
-        Value::serialize(&flags).map_err(|error| SettingsError(format!("flags: {error}")))
+        Value::serialize(&flags)
+            .map_err(|error| SettingsError(format!("failed to read flags: {error}")))
     };
     let sections = [
         ("engine", given(serde_json::to_value(engine))?),
@@ -172,7 +173,7 @@ enum EnvVariable {
     Foreign,
 }
 
-/// Parses a variable's value as its flag's.
+/// Parses the value of an environment variable as that of its flag.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
 struct OneFlag {

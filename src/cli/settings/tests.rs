@@ -1,4 +1,4 @@
-//! Tests of settings from defaults, a file, the environment and flags.
+//! Tests of loading settings from defaults, a file, the environment and flags.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,12 +62,12 @@ fn a_later_source_wins_key_by_key() {
 }
 
 #[test]
-fn without_sources_there_are_the_defaults() {
+fn without_sources_the_defaults_are_used() {
     assert_eq!(load(None, &[], &[]), Ok(Settings::default()));
 }
 
 #[test]
-fn the_commented_file_holds_every_key_with_its_default() {
+fn the_default_file_has_every_key_with_its_default() {
     let parsed = Figment::from(Toml::string(DEFAULT_FILE));
     let parsed: BTreeMap<String, BTreeMap<String, serde_json::Value>> = parsed
         .extract()
@@ -104,7 +104,7 @@ fn the_commented_file_holds_every_key_with_its_default() {
 }
 
 #[test]
-fn every_key_of_the_commented_file_has_a_reason() {
+fn every_key_of_the_default_file_has_a_comment() {
     let lines: Vec<_> = DEFAULT_FILE.lines().collect();
     for (i, line) in lines.iter().enumerate().skip(1) {
         if line.contains(" = ") {
@@ -157,7 +157,7 @@ fn parameters_of_a_policy_are_json_in_every_source() {
 }
 
 #[test]
-fn a_device_is_named_in_every_source() {
+fn a_device_can_be_set_in_every_source() {
     let device =
         |file, env: &[_], args: &[_]| load(file, env, args).map(|settings| settings.engine.device);
     assert_eq!(device(None, &[], &[]), Ok(Device::Auto));
@@ -180,7 +180,7 @@ fn a_device_is_named_in_every_source() {
 }
 
 #[test]
-fn a_key_comes_from_every_source_and_a_bad_one_is_not_shown() {
+fn an_api_key_can_be_set_in_every_source_and_is_never_shown() {
     let env = [("SOUFFLEUR_API_KEY", "123456")];
     for (file, env, args) in [
         (Some("[server]\napi_key = \"123456\"\n"), &[][..], &[][..]),
@@ -220,7 +220,7 @@ fn a_key_comes_from_every_source_and_a_bad_one_is_not_shown() {
 }
 
 #[test]
-fn names_that_look_like_numbers_stay_names() {
+fn names_that_look_like_numbers_stay_text() {
     let env = [("SOUFFLEUR_SERVED_MODEL_NAME", "123")];
     let settings = load(None, &env, &["--model-path", "8"]).expect("the settings are good");
     assert_eq!(settings.engine.served_model_name.as_deref(), Some("123"));
@@ -320,7 +320,7 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
     let known = "souffleur=trace,h2=off,span[{a=1}]=info,debug";
     assert_eq!(level(file, &[rust_log], &[]), known);
     assert_eq!(level(file, &[("RUST_LOG", " ")], &[]), "error");
-    // In either order.
+    // Both orders of the variables.
     let own = ("SOUFFLEUR_LOG_LEVEL", "warn");
     assert_eq!(level(file, &[rust_log, own], &[]), "warn");
     assert_eq!(level(file, &[own, rust_log], &[]), "warn");
@@ -329,7 +329,7 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
 }
 
 #[test]
-fn a_rust_log_that_cannot_be_read_is_a_warning() {
+fn an_invalid_rust_log_is_a_warning() {
     let env = [("RUST_LOG".to_owned(), "a=b=c".to_owned())];
     let (settings, warnings) = Settings::load(&flags(&[]), env).expect("it starts");
     assert_eq!(settings, Settings::default());

@@ -1,4 +1,4 @@
-//! The load: a trace's file, or a synthetic one.
+//! The load of a simulation: read from a trace file, or synthetic.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `souffleur simulate`: this engine's scheduler, tree and pools under a load, on hardware described by a file.
+//! The command `souffleur simulate`: runs the scheduler, tree and pools on a load, on hardware described by a file.
 
 mod load;
 mod plot;
@@ -32,10 +32,10 @@ use crate::cli::settings::Settings;
 use load::LoadArgs;
 use report::{CurvePoint, Run};
 
-/// Pool sizes of a curve, in percent of the K/V of all prompts together.
+/// Pool sizes of a curve, in percent of the keys and values of all prompts.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
-/// The model if none is named.
+/// The model if none is given.
 const DEFAULT_SHAPE: &str = "llama-3.1-8b";
 
 /// Flags of the command.
@@ -51,8 +51,8 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     hardware: String,
-    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json, a GGUF file or an id of the Hugging Face
-    /// hub; weights are not needed
+    /// Model: llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-8b, a config.json, a GGUF file or an id of the Hugging
+    /// Face hub; weights are not needed
     #[arg(long, value_name = "NAME|FILE|ID", help_heading = "Simulation")]
     shape: Option<String>,
     /// Devices that share the model (tensor parallelism)
@@ -67,9 +67,9 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     kv_tokens: Vec<usize>,
-    /// Size of the KV store on disk in bytes, or with K, M, G or T in powers of 1024; 0 for none; a comma-separated list
-    /// makes one run per size (and per size of the pool). Without it, --kv-disk-path and --kv-disk-bytes say whether there
-    /// is one. Nothing is written
+    /// Size of the KV store on disk in bytes, or with K, M, G or T in powers of 1024; 0 for none; a comma-separated
+    /// list makes one run per size (and per size of the pool). Without it, --kv-disk-path and --kv-disk-bytes say
+    /// whether there is one. Nothing is written
     #[arg(
         long,
         value_name = "BYTES",
@@ -92,8 +92,8 @@ pub struct SimulateArgs {
     /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
-    /// Plot memory, queue and latencies of the first run as SVG; with two or more sizes in --disk-bytes, plot hit rate and
-    /// latencies against the size of the store; with --prompts-only, plot the hit rate against the pool size
+    /// Plot memory, queue and latencies of the first run as SVG; with two or more sizes in --disk-bytes, plot hit rate
+    /// and latencies against the size of the store; with --prompts-only, plot the hit rate against the pool size
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -101,7 +101,7 @@ pub struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// The flags of the engine. A replay has none: its pages may be as large as a trace's blocks, and larger.
+    /// The engine's flags; with `--prompts-only` without the page size, which may then exceed the engine's limit.
     pub fn settings_flags(&self) -> AllFlags {
         let mut flags = self.flags.clone();
         if self.prompts_only {
@@ -144,7 +144,7 @@ fn run_prompts(
     trace: &Trace,
     is_quiet: bool,
 ) -> Result<(), Failure> {
-    // Without a configured page size, a page is a block: traces do not describe a block's contents.
+    // By default, a page is a block of the trace, whose contents the trace does not describe.
     let page_tokens = args
         .flags
         .engine
@@ -267,7 +267,7 @@ fn run_engine(
     plot::write(file, svg)
 }
 
-/// The given sizes, or one that is not given.
+/// The given sizes, or a single `None`.
 fn each_or_none<T: Copy>(given: &[T]) -> Vec<Option<T>> {
     if given.is_empty() {
         vec![None]
@@ -276,7 +276,7 @@ fn each_or_none<T: Copy>(given: &[T]) -> Vec<Option<T>> {
     }
 }
 
-/// The configuration with a store of this size; as it is if none is given.
+/// The configuration with a KV store of this size; unchanged if `disk_bytes` is `None`.
 fn with_disk(config: &EngineConfig, disk_bytes: Option<u64>) -> Cow<'_, EngineConfig> {
     let Some(disk_bytes) = disk_bytes else {
         return Cow::Borrowed(config);
@@ -292,7 +292,7 @@ fn with_disk(config: &EngineConfig, disk_bytes: Option<u64>) -> Cow<'_, EngineCo
 fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {
     if args.tp_size > 1 && hardware.link_gb_s.is_none() {
         let reason = format!(
-            "tp_size is {}, but {} has no link_gb_s: leave tp_size out, or add link_gb_s to the hardware file",
+            "tp_size is {}, but {} has no link_gb_s: remove tp_size, or add link_gb_s to the hardware file",
             args.tp_size, hardware.name
         );
         return Err(Failure::Usage(reason));

@@ -1,4 +1,4 @@
-//! Plots a simulation as a self-contained SVG.
+//! Plots the results of a simulation as a self-contained SVG.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const DISKS_SIZE: (u32, u32) = (760, 640);
 const BLUE: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
 const LIGHT: RGBColor = RGBColor(0xa9, 0xc8, 0xe8);
 const ORANGE: RGBColor = RGBColor(0xd9, 0x7a, 0x1a);
-/// Points of a line: more cannot be seen.
+/// The largest number of points of a line: more are not visible.
 const POINTS: usize = 256;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -27,12 +27,12 @@ type Line<'a> = (&'a str, Vec<(f64, f64)>, RGBColor);
 
 pub fn write(file: &Path, svg: Result<String, String>) -> Result<(), Failure> {
     let svg =
-        svg.map_err(|error| Failure::failed(format_args!("the plot cannot be drawn: {error}")))?;
+        svg.map_err(|error| Failure::failed(format_args!("failed to draw the plot: {error}")))?;
     let written = std::fs::write(file, svg);
     written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
 }
 
-/// Memory and requests over time, and how latencies are spread.
+/// Plots memory and requests over time, and the distribution of latencies.
 pub fn run(title: &str, outcome: &Outcome) -> Result<String, String> {
     let mut svg = String::new();
     draw_run(&mut svg, title, outcome).map_err(|error| error.to_string())?;
@@ -45,7 +45,7 @@ pub fn curve(title: &str, points: &[CurvePoint]) -> Result<String, String> {
     Ok(svg)
 }
 
-/// Hits and latencies by the size of the KV store.
+/// Plots hit rates and latencies by the size of the KV store.
 pub fn disks(title: &str, runs: &[Run]) -> Result<String, String> {
     let mut svg = String::new();
     draw_disks(&mut svg, title, runs).map_err(|error| error.to_string())?;
@@ -122,7 +122,7 @@ fn draw_disks(svg: &mut String, title: &str, runs: &[Run]) -> Drawn {
     let area = SVGBackend::with_string(svg, DISKS_SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let panels = area.titled(title, ("sans-serif", 15))?.split_evenly((2, 1));
-    // Of several pools, the first.
+    // Plots only the runs with the first pool size.
     let pool = runs.first().map(|run| run.outcome.kv_tokens);
     let of_pool = runs
         .iter()
@@ -216,7 +216,7 @@ fn panel(
     Ok(())
 }
 
-/// At most `POINTS` moments, each the largest values of those it replaces.
+/// Merges moments to at most `POINTS`, each with the largest values.
 fn thinned(moments: &[Moment]) -> Vec<Moment> {
     let together = moments.len().div_ceil(POINTS).max(1);
     let largest = |same: &[Moment]| same.iter().copied().reduce(Moment::with);

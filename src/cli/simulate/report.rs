@@ -1,4 +1,4 @@
-//! The report of a simulation: tables for people, JSON for programs.
+//! The report of a simulation, as tables and as JSON.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub struct Run {
 }
 
 pub struct CurvePoint {
-    /// `None` for a cache that holds everything.
+    /// `None` for an unbounded cache.
     pub kv_tokens: Option<usize>,
     pub replayed: Replayed,
 }
@@ -29,7 +29,7 @@ pub struct CurvePoint {
 pub fn describe(name: &str, trace: &Trace) -> String {
     let left_out = match trace.empty_prompts {
         0 => String::new(),
-        n => format!(" ({n} without a prompt left out)"),
+        n => format!(" ({n} without a prompt skipped)"),
     };
     format!(
         "{name}: {} requests, {} prompt and {} output tokens in {:.0} s{left_out}",
@@ -138,7 +138,7 @@ fn name(outcome: &Outcome) -> String {
     }
 }
 
-/// With as few digits as necessary.
+/// A size in GiB, with as few digits as necessary.
 fn shown_gib(bytes: u64) -> String {
     let shown = format!("{:.3}", gib(bytes));
     shown.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -178,7 +178,7 @@ fn request_rows(outcome: &Outcome) -> Vec<Cell> {
     ])
 }
 
-/// Where the hits came from.
+/// The hit rates by where the tokens were cached.
 fn hit_rows(outcome: &Outcome) -> Vec<Cell> {
     named([
         ("  in memory", format!("{:.4}", outcome.memory_hit_rate())),
@@ -186,7 +186,7 @@ fn hit_rows(outcome: &Outcome) -> Vec<Cell> {
     ])
 }
 
-/// How latencies are shown: name, how many make a second, digits.
+/// A unit of latencies: name, units per second, and digits shown.
 type Unit = (&'static str, f64, usize);
 const SECONDS: Unit = ("s", 1.0, 3);
 const MILLISECONDS: Unit = ("ms", 1e3, 1);

@@ -1,6 +1,6 @@
-//! Parses sizes such as `64G`.
+//! Parses sizes in bytes such as `64G`.
 
-/// Suffixes of a number, and the power of two that they multiply it by.
+/// Suffixes, and the power of two by which they multiply the number.
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
 pub fn parse(text: &str) -> Result<u64, String> {
@@ -9,7 +9,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let bytes = digits.parse::<u64>().ok();
     let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| {
-        "must be a whole number of bytes below 2^64, or one followed by K, M, G or T, such as 64G".to_owned()
+        "must be a whole number of bytes below 2^64, or a number followed by K, M, G or T, such as 64G".to_owned()
     })
 }
 

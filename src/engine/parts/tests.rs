@@ -1,4 +1,4 @@
-//! Tests of engine parts: accepted combinations, and refused ones.
+//! Tests of engine parts: accepted and refused combinations of parsers, and the header of the message log.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use souffleur_record::file::LogReader;
 
-/// A model of Hermes' calls and of think tags.
+/// A model with tool calls in the format of Hermes and with `<think>` tags.
 const AGENTS: &str = "tests/fixtures/qwen3-agents";
 /// A vocabulary that implies no format.
 const PLAIN: &str = "tests/fixtures/models/gpt-oss";
@@ -48,9 +48,9 @@ fn formats(text: &TextModel, tool: &str, reasoning: &str) -> Result<OutputFormat
     answer_formats(&config, text).map(|formats| formats.formats())
 }
 
-/// Cached keys and values are those of the parameters: so are a log's tokens, whose header records the parameters.
+/// Keys and values, and so a log's tokens, depend on the parameters of double sparsity: the log's header records them.
 #[test]
-fn a_log_begins_with_the_parameters_that_all_its_keys_and_values_depend_on() {
+fn the_header_of_a_log_records_the_parameters_of_double_sparsity() {
     let (model, dir) = (folder("tests/fixtures/models/qwen3"), tempfile::tempdir());
     let dir = dir.expect("a temporary folder");
     let described = cpu::describe(&model, None, None, Default::default());
@@ -92,7 +92,7 @@ fn a_log_begins_with_the_parameters_that_all_its_keys_and_values_depend_on() {
 }
 
 #[test]
-fn a_parser_is_refused_beside_another_one_of_the_model() {
+fn a_parser_that_conflicts_with_the_models_other_format_is_refused() {
     let (agents, messages) = (text_of(AGENTS), text_with_messages());
     for (text, tool, reasoning, key, model) in [
         (&agents, "gpt-oss", "auto", "tool_call_parser", "qwen3"),

@@ -11,7 +11,7 @@ impl Check<'_> {
     pub(super) fn saves(&mut self, copies: &BlockCopies) -> Result<(), String> {
         let block_tokens = self.block_tokens()?;
         for BlockSave { ticket, from } in &copies.saves {
-            let failed = |reason: String| format!("save {ticket} {reason}");
+            let failed = |reason: String| format!("save {ticket}: {reason}");
             self.take(*ticket).map_err(failed)?;
             let pages = match from {
                 BlockSource::Pages(pages) => pages,
@@ -23,7 +23,7 @@ impl Check<'_> {
             let n_tokens = pages.len() * self.limits.page_size;
             if n_tokens != block_tokens {
                 return Err(failed(format!(
-                    "has pages for {n_tokens} tokens, a block has {block_tokens}"
+                    "the pages have {n_tokens} tokens, but a block has {block_tokens}"
                 )));
             }
             self.pages(pages.iter().copied()).map_err(failed)?;
@@ -42,7 +42,7 @@ impl Check<'_> {
         let skipped = load.skip_tokens as usize;
         if !(first.saturating_sub(skipped)).is_multiple_of(block_tokens) || skipped > first {
             return Err(format!(
-                "position {first} after {skipped} skipped ones is not in a run of blocks of {block_tokens}"
+                "position {first} less {skipped} skipped tokens is not the start of a block of {block_tokens} tokens"
             ));
         }
         if first >= end || first % page_size != 0 || end % page_size != 0 {
@@ -52,20 +52,20 @@ impl Check<'_> {
         }
         let row = self.outlook(load.row)?;
         if row.has_vectors || windows.is_some() {
-            return Err("a row with vectors or windows, which needs more than K/V".to_owned());
+            return Err("the row has vectors or windows, which blocks do not contain".to_owned());
         }
         if row.live != load.states.first().copied() {
-            return Err("a row with a different state, or without one".to_owned());
+            return Err("the row has a different state, or none".to_owned());
         }
         if first != row.computed || row.sampled_tokens > 0 {
             return Err(format!(
-                "position {first} of a row with {} computed ones: a load follows the prefix of a row, or what was loaded to it",
+                "position {first}, but the row has {} computed positions: a load must continue its prefix or an earlier load",
                 row.computed
             ));
         }
         if end > row.n_pages * page_size || end >= row.n_tokens {
             return Err(format!(
-                "positions up to {end}, the row has pages for {} tokens and {} tokens, one of which must be computed",
+                "positions up to {end}, but the row has pages for {} tokens, and {} tokens, the last of which must be computed",
                 row.n_pages * page_size,
                 row.n_tokens
             ));
@@ -78,7 +78,7 @@ impl Check<'_> {
     }
 
     fn block_tokens(&self) -> Result<usize, String> {
-        let none = || "the plan copies blocks, and there is no store".to_owned();
+        let none = || "the plan copies blocks, but there is no store".to_owned();
         self.limits.block_tokens.ok_or_else(none)
     }
 
@@ -86,7 +86,7 @@ impl Check<'_> {
         if self.tickets.insert(ticket) {
             Ok(())
         } else {
-            Err("is named twice in one step".to_owned())
+            Err("the ticket is used twice in one step".to_owned())
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         Rows::new(4, limits)
     }
 
-    /// A row of 40 tokens starts with a cached page; 28 tokens are loaded, from the middle of the first block on.
+    /// A row of 40 tokens starts with a cached page; the next 28 tokens are loaded, from within the first block on.
     fn plan() -> StepPlan {
         let prefix: Arc<[PageId]> = [PageId::new(1)].into();
         let mut run = PageRun::empty();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_of_whole_blocks_into_pages_that_nothing_is_in() {
+    fn copies_need_whole_blocks_and_empty_pages() {
         type Edit = fn(&mut BlockCopies);
         let table: [(Edit, &str); 9] = [
             (|_| {}, ""),
@@ -183,7 +183,7 @@ mod tests {
                     copies.loads[0].positions = 0..32;
                     copies.loads[0].skip_tokens = 0;
                 },
-                "follows the prefix",
+                "must continue its prefix",
             ),
             (
                 |copies| copies.loads[0].positions = 4..30,
@@ -191,11 +191,11 @@ mod tests {
             ),
             (
                 |copies| copies.loads[0].positions = 4..40,
-                "one of which must be computed",
+                "the last of which must be computed",
             ),
             (
                 |copies| copies.loads[0].skip_tokens = 0,
-                "not in a run of blocks",
+                "not the start of a block",
             ),
             (
                 |copies| copies.loads[0].row = RowId::new(2),
@@ -203,7 +203,7 @@ mod tests {
             ),
             (
                 |copies| copies.loads[0].states = smallvec![StateSlot::new(1)],
-                "with a different state",
+                "has a different state",
             ),
             (|copies| copies.loads[0].ticket = Ticket::new(2), "twice"),
             (
@@ -226,37 +226,37 @@ mod tests {
     }
 
     #[test]
-    fn a_row_goes_on_where_its_load_ends() {
+    fn a_row_continues_where_its_load_ends() {
         let mut with_a_gap = plan();
         with_a_gap.rows[0].work = RowWork::Prefill { positions: 33..40 };
         assert!(rows(Some(16)).check(&with_a_gap).is_err());
     }
 
     #[test]
-    fn a_load_may_come_in_steps_of_their_own() {
+    fn a_load_may_span_several_steps() {
         let mut first = plan();
         first.rows.clear();
         let mut rows = rows(Some(16));
-        let copies = first.copies.as_mut().expect("there are some");
+        let copies = first.copies.as_mut().expect("the plan has copies");
         copies.loads[0].positions = 4..16;
         rows.check(&first).expect("the rest comes later");
         rows.start(&first.starts[0]);
         for delta in &first.table {
             rows.edit(delta);
         }
-        let load = &first.copies.as_ref().expect("there are some").loads[0];
+        let load = &first.copies.as_ref().expect("the plan has copies").loads[0];
         rows.load(load);
         let mut second = plan();
         second.step = StepId::new(2);
         second.starts.clear();
         second.table.clear();
-        let copies = second.copies.as_mut().expect("there are some");
+        let copies = second.copies.as_mut().expect("the plan has copies");
         copies.loads[0].skip_tokens = 0;
         copies.loads[0].positions = 16..32;
-        rows.check(&second).expect("it follows the first");
-        let copies = second.copies.as_mut().expect("there are some");
+        rows.check(&second).expect("it continues the first load");
+        let copies = second.copies.as_mut().expect("the plan has copies");
         copies.loads[0].positions = 4..32;
         copies.loads[0].skip_tokens = 4;
-        assert!(rows.check(&second).is_err(), "some of it is there");
+        assert!(rows.check(&second).is_err(), "a part is already loaded");
     }
 }

@@ -13,8 +13,8 @@ pub(crate) struct Limits {
     pub(crate) n_state_slots: Option<usize>,
     /// Window pages that can be granted; `None` where no layer has a window.
     pub(crate) windows: Option<WindowLimits>,
-    /// The length above which a row rotates as long ones do; `None` where all rotate alike.
+    /// Length above which a row uses the RoPE of long sequences; `None` where all rows use the same.
     pub(crate) long_above: Option<usize>,
-    /// Tokens of the blocks that are copied to and from a store; `None` without one.
+    /// Tokens of a block that is copied to or from the store; `None` without a store.
     pub(crate) block_tokens: Option<usize>,
 }

@@ -90,11 +90,11 @@ pub(super) fn check(
 }
 
 impl Outlook {
-    /// The work from `first` to `end` suits the tokens that the row has.
+    /// Checks that the row has the tokens for the work from `first` to `end`.
     fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
         match work.work {
             RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
-                "prefill up to {end}, the row has {} tokens",
+                "prefill up to {end}, but the row has {} tokens",
                 self.n_tokens
             )),
             RowWork::Prefill { .. }
@@ -107,7 +107,7 @@ impl Outlook {
             {
                 let fed = self.n_tokens + self.sampled_tokens;
                 Err(format!(
-                    "decode at position {first}, the row has {fed} tokens, {} of them sampled",
+                    "decode at position {first}, but the row has {fed} tokens, {} of them sampled",
                     self.sampled_tokens
                 ))
             }
@@ -166,7 +166,7 @@ impl Check<'_> {
             .find(|token| **token as usize >= vocab_size)
         {
             return Err(format!(
-                "with token {token}, the vocabulary ends at {vocab_size}"
+                "with token {token}, but the vocabulary size is {vocab_size}"
             ));
         }
         self.vectors(start)?;
@@ -211,13 +211,13 @@ impl Check<'_> {
         let n_pages = self.limits.n_pages;
         match pages.find(|page| !(1..=n_pages).contains(&page.index())) {
             None => Ok(()),
-            Some(page) => Err(format!("with page {page}, pages are 1 to {n_pages}")),
+            Some(page) => Err(format!("with page {page}, but pages are 1 to {n_pages}")),
         }
     }
 
     fn fits(&self, n_pages: usize) -> Result<(), String> {
         match self.limits.row_pages {
-            most if n_pages > most => Err(format!("to {n_pages} pages, rows hold {most}")),
+            most if n_pages > most => Err(format!("to {n_pages} pages, but rows hold {most}")),
             _ => Ok(()),
         }
     }
@@ -240,7 +240,7 @@ impl Check<'_> {
                 let end = *from as usize + pages.len();
                 if end > n_pages {
                     return Err(format!(
-                        "row {row} has {n_pages} pages, pages {from} to {end} cannot be remapped"
+                        "row {row} has {n_pages} pages, so pages {from} to {end} cannot be remapped"
                     ));
                 }
             }
@@ -280,14 +280,14 @@ impl Check<'_> {
         if end > row.n_pages * page_size {
             let slots = row.n_pages * page_size;
             return Err(format!(
-                "positions up to {end} need pages, the row's {} hold {slots} tokens",
+                "positions up to {end} need pages, but the row's {} pages hold {slots} tokens",
                 row.n_pages
             ));
         }
         row.windows.check(first, end, limits)?;
         if row.has_vectors && first != row.computed {
             return Err(format!(
-                "position {first} after {} ones: a row computes each vector once",
+                "position {first} after {} computed positions: a row computes each vector once",
                 row.computed
             ));
         }
@@ -295,7 +295,7 @@ impl Check<'_> {
             Some(live) => {
                 if first != row.computed {
                     return Err(format!(
-                        "position {first} with a state after {} ones: a row with a state computes each position once",
+                        "position {first} after {} computed positions: a row with a state computes each position once",
                         row.computed
                     ));
                 }
@@ -311,7 +311,7 @@ impl Check<'_> {
         let row = self.outlook(work.row)?;
         if first > row.computed {
             return Err(format!(
-                "position {first} follows {} computed ones",
+                "position {first}, but the row has only {} computed positions",
                 row.computed
             ));
         }

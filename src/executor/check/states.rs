@@ -19,17 +19,17 @@ impl Slots {
         self.written.clear();
     }
 
-    /// Checks the state of a row that starts. The error is the end of a sentence about the row.
+    /// Checks the state of a row that starts. The error continues a sentence about the row.
     pub(super) fn start(&mut self, start: &RowStart, n_slots: Option<usize>) -> Result<(), String> {
         let state = match (start.state, n_slots) {
             (None, None) => return Ok(()),
             (Some(state), Some(_)) => state,
             (None, Some(_)) => {
-                return Err("without a state, which layers of the model keep".to_owned());
+                return Err("without a state, but layers of the model keep one".to_owned());
             }
             (Some(state), None) => {
                 return Err(format!(
-                    "with state {}, which no layer of the model keeps",
+                    "with state {}, but no layer of the model keeps one",
                     state.live
                 ));
             }
@@ -75,7 +75,7 @@ impl Slots {
     }
 
     pub(super) fn check_sources(&self) -> Result<(), String> {
-        // The lowest, so that the error does not depend on the order of a hash set.
+        // The lowest slot, so that the error does not depend on the order of a hash set.
         match self.read.intersection(&self.written).min() {
             None => Ok(()),
             Some(slot) => Err(format!("state {slot} is read and written in one step")),
@@ -98,6 +98,6 @@ pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), Str
     if (1..=n_slots).contains(&slot.index()) {
         Ok(())
     } else {
-        Err(format!("state {slot}, states are 1 to {n_slots}"))
+        Err(format!("state {slot}, but states are 1 to {n_slots}"))
     }
 }

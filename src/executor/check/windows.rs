@@ -8,7 +8,7 @@ use souffleur_state::pool::window_pool::WindowLimits;
 #[derive(Clone, Copy)]
 pub(super) struct RowWindows {
     pub(super) n_pages: usize,
-    /// Index of the first one that is named: those before it are the dummy, or were returned.
+    /// Index of the first mapped page: earlier ones are the dummy page, or were returned.
     pub(super) first: usize,
 }
 
@@ -25,13 +25,13 @@ impl RowWindows {
         }
     }
 
-    /// Appends pages. The error is the end of a sentence about the row, here and below.
+    /// Appends pages. The error continues a sentence about the row, here and below.
     pub(super) fn append(&mut self, pages: &[PageId], limits: &Limits) -> Result<(), String> {
         check_pages(pages.iter().copied(), limits)?;
         self.n_pages += pages.len();
         match limits.row_pages {
             most if self.n_pages > most => Err(format!(
-                "to {} window pages, rows hold {most}",
+                "to {} window pages, but rows hold {most}",
                 self.n_pages
             )),
             _ => Ok(()),
@@ -49,7 +49,7 @@ impl RowWindows {
         let end = from + pages.len();
         if end > self.n_pages || end < self.first {
             return Err(format!(
-                "has window pages {} to {}, {from} to {end} cannot be remapped",
+                "has window pages {} to {}, so {from} to {end} cannot be remapped",
                 self.first, self.n_pages
             ));
         }
@@ -64,14 +64,14 @@ impl RowWindows {
         let slots = self.n_pages * limits.page_size;
         if end > slots {
             return Err(format!(
-                "positions up to {end} need window pages, the row's {} hold {slots} tokens",
+                "positions up to {end} need window pages, but the row's {} hold {slots} tokens",
                 self.n_pages
             ));
         }
         let seen = (first + 1).saturating_sub(tokens);
         if seen < first && seen / limits.page_size < self.first {
             return Err(format!(
-                "position {first} sees the tokens from {seen} on, the row's window pages begin with page {}",
+                "position {first} sees the tokens from {seen} on, but the row's window pages begin with page {}",
                 self.first
             ));
         }
@@ -81,12 +81,12 @@ impl RowWindows {
 
 fn check_pages(mut pages: impl Iterator<Item = PageId>, limits: &Limits) -> Result<(), String> {
     let Some(WindowLimits { total_pages, .. }) = limits.windows else {
-        return Err("with window pages, and no layer of the model has a window".to_owned());
+        return Err("with window pages, but no layer of the model has a window".to_owned());
     };
     match pages.find(|page| !(1..=total_pages).contains(&page.index())) {
         None => Ok(()),
         Some(page) => Err(format!(
-            "with window page {page}, window pages are 1 to {total_pages}"
+            "with window page {page}, but window pages are 1 to {total_pages}"
         )),
     }
 }

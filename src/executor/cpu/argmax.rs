@@ -60,7 +60,7 @@ impl Kernel for PeakOf<'_> {
     }
 }
 
-/// Chooses a token like [`RowSampler::choose`], compiled for `isa`. The result is the same for all of them.
+/// Chooses a token like [`RowSampler::choose`], compiled for `isa`. The result is the same for all instruction sets.
 pub(super) fn choose(
     isa: Isa,
     sampler: &RowSampler,

@@ -10,7 +10,7 @@ impl CpuExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
     ///
     /// # Errors
-    /// A page size that does not divide a block, and the layer that keeps something which blocks do not hold.
+    /// The page size does not divide a block, or a layer, which the error names, keeps data that blocks cannot hold.
     pub fn with_store(
         mut self,
         block_tokens: usize,
@@ -32,7 +32,7 @@ impl CpuExecutor {
         Ok(self)
     }
 
-    /// Notifies the store's end whether a step computes.
+    /// Tells the store whether a step is computing.
     pub(super) fn tell_host(&mut self, computes: bool) {
         if let Some(host) = &mut self.host {
             host.port.computes(computes);
@@ -59,7 +59,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Copies fetched blocks to the pages of rows, and states to their slots, which have begun.
+    /// Copies fetched blocks to the pages of started rows, and fetched states to their slots.
     pub(super) fn load_blocks(&mut self, loads: &[BlockLoad]) -> Result<(), StepError> {
         let Some(host) = &mut self.host else {
             return Ok(());

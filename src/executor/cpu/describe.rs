@@ -19,7 +19,7 @@ pub struct CpuDescription {
     pub dtype: Dtype,
     pub kv_dtype: KvDtype,
     pub weights_bytes: u64,
-    /// Bytes of the weights on a device that has no kernels for blocks.
+    /// Bytes of the weights on a device without kernels for quantised blocks.
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
@@ -31,9 +31,9 @@ pub struct LoadedMatrix {
     pub name: String,
     /// Outputs times inputs.
     pub elements: u64,
-    /// The least that a product reads: blocks that are kept as the file has them, without padding.
+    /// Fewest bytes that a matrix product reads: blocks as stored in the file, without padding.
     pub bytes: u64,
-    /// The same on a device that has no kernels for blocks.
+    /// As `bytes`, on a device without kernels for quantised blocks.
     pub decoded_bytes: u64,
     pub product: WeightProduct,
 }
@@ -121,7 +121,7 @@ fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Qua
     checkpoint.weights_bytes(quantization, in_blocks)
 }
 
-/// Extra bytes of weights in blocks because the model runs in float32, whose products are exact.
+/// Bytes that float32, whose products are exact, adds to block-quantised weights; 0 for other types.
 pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
     match checkpoint.dtype {
         Dtype::F32 => {

@@ -6,7 +6,7 @@ use souffleur_base::ids::RowId;
 use souffleur_state::grammar::RowGrammar;
 use souffleur_state::step::StepPlan;
 
-/// Multiply-adds that take about as long as a mask.
+/// Multiply-adds that take about as long as computing a mask.
 const MASK_COST: usize = 1 << 20;
 
 impl CpuExecutor {

@@ -39,7 +39,7 @@ use souffleur_state::step::{
 
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// `None` for the type of the file.
+    /// `None` for the file's element type.
     pub dtype: Option<Dtype>,
     pub kv_dtype: Option<KvDtype>,
     pub quantization: Option<Quantization>,
@@ -49,7 +49,7 @@ pub struct CpuOptions {
     pub page_size: usize,
     /// Compute threads, the executor's own among them.
     pub threads: usize,
-    /// Binds them to cores, if they are as many as the process may use.
+    /// Pins the threads to cores, if the process may use as many cores.
     pub pin_threads: bool,
     /// Whether the threads, the weights and the pool are partitioned among NUMA nodes; the results are the same.
     pub numa: Numa,
@@ -57,8 +57,8 @@ pub struct CpuOptions {
     pub max_rows: usize,
     /// State slots that can be granted, ids `1..=n_state_slots`, plus the dummy; 0 where no layer keeps a state.
     pub n_state_slots: usize,
-    /// Window pages that can be granted, ids `1..=n_window_pages`: layers with a window keep no more than its tokens.
-    /// With 0 they keep all of them. The pool has one more, the dummy.
+    /// Window pages that can be granted, ids `1..=n_window_pages`; the pool has one more, the dummy. With 0, layers
+    /// with a window keep all tokens.
     pub n_window_pages: usize,
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
@@ -88,7 +88,7 @@ pub struct CpuExecutor {
     vocab_size: usize,
     eos_token_ids: Arc<[u32]>,
     kv_layout: KvLayout,
-    /// Where blocks are saved and loaded from, if anywhere.
+    /// The store that blocks are saved to and loaded from, if any.
     host: Option<Host>,
     readout: readout::Readout,
     results: SpentResults,
@@ -156,7 +156,7 @@ impl CpuExecutor {
         let kv_layout = kv.clone();
         let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
         let mut backend = CpuBackend::new(&sizes)
-            .map_err(|error| LoadError::Memory(format!("starting the kernel threads: {error}")))?;
+            .map_err(|error| LoadError::Memory(format!("cannot start kernel threads: {error}")))?;
         let model =
             souffleur_model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let limits = Limits {
@@ -170,7 +170,7 @@ impl CpuExecutor {
             long_above: config.rope.long_above(),
             block_tokens: None,
         };
-        // Last: threads that loading starts would inherit it.
+        // Done last: threads that loading starts would inherit the pinning.
         backend.pin_caller();
         Ok(Self {
             model,
@@ -240,7 +240,7 @@ impl CpuExecutor {
             self.read_out(plan, &hidden, &mut rows, probe);
         }
         self.backend.rest();
-        // Frees prompts of vectors with their last step, and not only with the next one.
+        // Frees prompt vectors at the end of their last step, not at the next step.
         self.batch.clear();
         Ok(StepOutput {
             step: plan.step,
@@ -330,12 +330,12 @@ impl CpuExecutor {
         self.backend.fill_with_noise();
     }
 
-    /// For measurements: lets all queries see all keys, as if there were no double sparsity, until it is called again.
+    /// For measurements: turns double sparsity off, so that all queries see all keys, or on again.
     pub fn attend_to_all(&mut self, is_on: bool) {
         self.backend.attend_to_all(is_on);
     }
 
-    /// Runs texts in turn, as [`Self::score`] does, and sums up how much channels of queries and keys matter.
+    /// Runs texts in turn, as [`Self::score`] does, and sums up the magnitudes of query and key channels.
     pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
         self.backend.calibrate();
         for text in texts {
@@ -344,7 +344,7 @@ impl CpuExecutor {
         Ok(self.backend.calibrate().unwrap_or_default())
     }
 
-    /// Runs texts as [`Self::calibrate`] does, and counts how many of the best keys labels find.
+    /// Runs texts as [`Self::calibrate`] does, and measures the share of the best keys that labels find.
     pub fn recall(
         &mut self,
         texts: &[&[u32]],
@@ -375,7 +375,7 @@ impl CpuExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
-        // The longest that the row can grow, so that no step has to allocate.
+        // The longest that the row can become, so that no step allocates.
         let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let most_pages = most_tokens.div_ceil(self.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);
@@ -386,7 +386,7 @@ impl CpuExecutor {
             let windows = self.backend.window_table_mut().row_mut(start.row);
             windows.clear();
             windows.reserve(most_pages.min(self.n_pages));
-            // Named by an edit of the table, as far as they are seen.
+            // An edit of the table sets the pages that queries see.
             windows.resize(start.prefix.len(), PageId::new(0));
         }
         let (prompt, output) = start.counted_tokens();

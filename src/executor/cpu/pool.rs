@@ -41,7 +41,7 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
+            "a pool of {n_pages} pages of {page_size} tokens is too large: slot ids end at {}",
             u32::MAX
         ))),
     }
@@ -55,7 +55,7 @@ pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<Kv
     let windowed = layout.windowed(&checkpoint.config.windows);
     windowed.ok_or_else(|| {
         LoadError::Memory(format!(
-            "n_window_pages is {}, expected 0: no layer of the model has a window, or they differ",
+            "n_window_pages is {}, expected 0: no layer of the model has a window, or windows differ",
             options.n_window_pages
         ))
     })
@@ -86,7 +86,7 @@ pub(super) fn check_sparsity(
         Ok(())
     } else {
         Err(LoadError::Memory(
-        "sparsity was made for a model with other layers, heads or KV: read its file for this model".to_owned(),
+        "sparsity is for a model with other layers, heads or KV: use a channel file of this model".to_owned(),
     ))
     }
 }
@@ -107,7 +107,7 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_slots} states of {} bytes is too large: at most {} can be named",
+            "a pool of {n_slots} states of {} bytes is too large: state ids end at {}",
             layout.state_bytes(),
             u32::MAX
         ))),
@@ -120,7 +120,7 @@ mod tests {
     use souffleur_base::kv_layout::{LayerKv, StateHeads};
 
     #[test]
-    fn states_have_slots_that_can_be_named() {
+    fn state_slots_are_limited_by_their_ids() {
         let heads = StateHeads::default();
         let layout = |bytes| KvLayout::new(vec![LayerKv::State { bytes, heads }; 2]);
         assert!(check_states(0, &KvLayout::new(Vec::new())).is_ok());

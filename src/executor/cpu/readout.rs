@@ -26,12 +26,12 @@ struct Reading {
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,
-    /// Their tokens in the step; then rows of the model's output.
+    /// The tokens of `wanted` in the step; later, rows of the model's output.
     tokens: Vec<u32>,
     /// Rows of logits whose argmax is the next token, and these argmaxes.
     peaked: Vec<usize>,
     peaks: Vec<Peak>,
-    /// Parts of those rows.
+    /// Parts of the `peaked` rows.
     parts: Vec<Part>,
     readings: Vec<Reading>,
     lanes: Vec<Lane>,
@@ -67,7 +67,7 @@ impl CpuExecutor {
         results: &mut [RowResult],
         probe: LogitsProbe<'_>,
     ) {
-        // Buffers, rows and backend are used side by side.
+        // Taken out of `self`, so that buffers, rows and backend can be borrowed together.
         let mut readout = std::mem::take(&mut self.readout);
         let wanted = std::mem::take(&mut readout.wanted);
         let mut next = 0;
@@ -111,7 +111,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Reads rows of logits on all threads; no row sees another one.
+    /// Reads rows of logits on all threads, independently of each other.
     fn read(
         &mut self,
         plan: &StepPlan,

@@ -8,15 +8,15 @@ use souffleur_kernels::cuda::sampling::{DecodeRow, SampleWork};
 
 /// The inputs of a step's kernels, at addresses that graphs keep.
 pub(super) struct StepArrays {
-    /// By token of the step.
+    /// One for each token of the step.
     pub(super) tokens: DeviceBuffer<u32>,
     pub(super) positions: DeviceBuffer<u32>,
     pub(super) slots: DeviceBuffer<u32>,
-    /// By row that decodes.
+    /// One for each row that decodes.
     pub(super) decode_segments: DeviceBuffer<Segment>,
     pub(super) decode_rows: DeviceBuffer<u32>,
     pub(super) sample_works: DeviceBuffer<u32>,
-    /// By row of logits.
+    /// One for each row of logits.
     pub(super) sampled: DeviceBuffer<u32>,
     /// Grows when a step needs more, and so does the workspace. Neither comes from the activation arena, where a
     /// graph's logits occupy memory that no handle reserves.

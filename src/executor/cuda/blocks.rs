@@ -1,9 +1,9 @@
 //! Copies blocks of K/V between the pool and the store's buffers, in parallel with the steps.
 //!
-//! **Saves** have their own stream: after the steps that wrote a block it gathers the block's pages into staging memory
-//! and copies that to the buffer, while the step with the save computes. Its pages must not be written meanwhile, so a
-//! step that gets one of them waits for the copy; this is rare. **Loads** have another stream, which copies a block to
-//! the device once a slot is free; the compute stream scatters it to the pages of its row, in step order.
+//! **Saves** have their own stream. After the steps that wrote a block, it gathers the block's pages into staging
+//! memory and copies that to the buffer, while the step with the save computes. A step that gets one of the pages
+//! meanwhile waits for the copy; this is rare. **Loads** have another stream, which copies a block to the device once a
+//! slot is free; the compute stream scatters it to the pages of its row, in step order.
 //!
 //! The first launch that meets a buffer pins it, at most one buffer for each launch; the driver stages copies of
 //! unpinned ones. A buffer belongs to its step until its copies have ended.
@@ -43,7 +43,7 @@ pub(super) enum StepFailure {
     Driver(#[from] DriverError),
     #[error(transparent)]
     Operation(#[from] CudaFailure),
-    /// Blocks that it was to load are not on the store's side.
+    /// The store does not have the blocks that the step loads.
     #[error("blocks {ticket} of row {row} are missing")]
     MissingBlocks { ticket: Ticket, row: RowId },
 }
@@ -56,12 +56,12 @@ pub(super) struct BlockCopier {
     /// On the compute stream, recorded after the work that may have written the saved pages.
     written: Event,
     copied: Vec<Event>,
-    /// One block of those saved: the stream gathers the next one when this one is copied.
+    /// The block that is being saved: the stream gathers the next one when this one is copied.
     gathered: DeviceBuffer<u8>,
     pub(super) loading: LoadRing,
-    /// A refused copy has been logged.
-    has_said: bool,
-    /// Last, since it keeps the buffers' memory.
+    /// Whether a refused copy has been logged.
+    has_warned: bool,
+    /// Dropped last, since it keeps the buffers' memory.
     pinned: PinnedBuffers,
 }
 
@@ -103,13 +103,13 @@ impl BlockCopier {
             copied: Vec::new(),
             gathered: device.alloc(block_bytes)?,
             loading: LoadRing::new(device, LOAD_SLOTS, block_bytes)?,
-            has_said: false,
+            has_warned: false,
             pinned: PinnedBuffers::new(device),
         })
     }
 
-    /// Begins to save blocks that earlier steps wrote. One for which there is no buffer, or whose copy the driver
-    /// refuses, is not saved: the store learns that by its ticket and finds nothing.
+    /// Begins to save blocks that earlier steps wrote. A block without a free buffer, or whose copy the driver refuses,
+    /// is not saved: the store finds nothing under its ticket.
     fn save(
         &mut self,
         saves: &[BlockSave],
@@ -143,12 +143,12 @@ impl BlockCopier {
                     begun.pages.extend(pages);
                 }
                 Err(error) if error.is_refusal() => {
-                    if !std::mem::replace(&mut self.has_said, true) {
+                    if !std::mem::replace(&mut self.has_warned, true) {
                         tracing::warn!(%error, "failed to copy blocks to the KV store: not saving them");
                     }
                 }
                 Err(error) => {
-                    // Its copy may be in flight.
+                    // The copy may be in flight.
                     begun.buffers.hold(buffer);
                     return Err(error);
                 }
@@ -174,7 +174,7 @@ impl BlockCopier {
         }
     }
 
-    /// Brings a run to the pages of its row.
+    /// Copies a run of blocks to the pages of its row.
     fn load(
         &mut self,
         load: &BlockLoad,
@@ -193,7 +193,7 @@ impl BlockCopier {
                 continue;
             };
             let from = self.pinned.pin(buffer.as_mut(), self.block_bytes);
-            // It is held before its copy begins.
+            // The buffer is held before its copy begins.
             held.hold(buffer);
             let slot = self.loading.next_slot();
             // SAFETY: the buffer is held until the copy has ended, and as long as a block.

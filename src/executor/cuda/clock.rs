@@ -7,13 +7,13 @@ use souffleur_kernels::cuda::driver::{Device, DriverError, Event, Stream};
 use souffleur_metrics::GpuMetrics;
 use souffleur_state::step::PIPELINE_DEPTH;
 
-/// The one before those in flight is still needed.
+/// More than steps in flight, as the lap before them is still needed.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
 pub(super) struct StepClock {
     laps: Vec<Lap>,
     next: usize,
-    /// The lap that was measured last, if nothing was lost since.
+    /// The lap that was measured last, if no step was lost since.
     measured: Option<usize>,
     metrics: GpuMetrics,
 }
@@ -41,14 +41,14 @@ impl StepClock {
         })
     }
 
-    /// The step's work is given to the stream from here on.
+    /// Begins a lap, before the step's work is launched.
     pub(super) fn begin(&mut self, compute: &Stream, is_decode: bool) -> Result<(), DriverError> {
         let lap = &mut self.laps[self.next];
         lap.is_decode = is_decode;
         compute.record(&lap.began)
     }
 
-    /// All of it was given. Returns the lap, to be measured when the step's results are there.
+    /// Ends the lap, after the step's work was launched. Returns its index, for [`Self::measure`] once results arrived.
     pub(super) fn end(&mut self, compute: &Stream) -> Result<usize, DriverError> {
         let lap = self.next;
         self.next = (lap + 1) % N_LAPS;

@@ -139,7 +139,7 @@ mod tests {
             assert!(error.ends_with("start with --device cpu"), "{error}");
             refused.push(name);
         }
-        // By their fields: other models of these families run.
+        // Refused by their fields; other models of these families run.
         for name in [
             "granite",
             "smollm3",

@@ -7,7 +7,7 @@ use souffleur_state::step::{RowStart, StepRow};
 
 pub(super) struct RowGrammars {
     rows: Vec<Option<RowGrammar>>,
-    /// How many there are: most executors never have one.
+    /// Number of rows with a grammar: 0 most of the time.
     len: usize,
 }
 

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
-/// Buckets up to here are powers of two, larger ones multiples of it.
+/// Buckets up to this size are powers of two, larger ones multiples of it.
 const STEP: usize = 8;
 
 pub(super) struct DecodeGraph {
     pub(super) graph: Graph,
-    /// Where it leaves the logits. They stay until something else is launched.
+    /// Address of the logits, which are valid until the next launch.
     pub(super) logits: DevicePtr<f32>,
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Lists {
     pub(super) starts: Option<StartLists>,
     pub(super) table_runs: Section<TableRun>,
     pub(super) table_pages: Section<u32>,
-    /// With padding up to the bucket, if it runs as a graph.
+    /// With padding up to the bucket, if the step runs as a graph.
     pub(super) decode_rows: Section<DecodeRow>,
     pub(super) prefill_segments: Section<Segment>,
     pub(super) prefill_tokens: Section<u32>,
@@ -46,14 +46,14 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// The same tokens as rows of one query each, if the last layer runs for them alone.
     pub(super) reads: Option<Section<Segment>>,
-    /// The indices of `wanted`, if some of it is states: these are not read together with logits.
+    /// The indices of `wanted`, if some entries are states: these are not read together with logits.
     pub(super) places: Section<u32>,
     /// One for each row of logits; with padding like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
     pub(super) logprob_works: Section<LogprobWork>,
     pub(super) logprob_ids: Section<u32>,
-    /// Places for log probabilities, and the most that any of them ranks.
+    /// Number of log probabilities, and the most tokens ranked for one row.
     pub(super) n_logprobs: usize,
     pub(super) max_top: u32,
     pub(super) needs_host: bool,
@@ -69,7 +69,7 @@ pub(super) struct StepShape {
 }
 
 impl Layout {
-    /// Rows that decode, and query tokens of prefills.
+    /// Sorts decodes first. Returns the number of rows that decode, and of query tokens of prefills.
     pub(super) fn sort(&mut self, plan: &StepPlan) -> (usize, usize) {
         let decodes = |work: &RowWork| matches!(work, RowWork::Decode { .. });
         let rows = || plan.rows.iter().enumerate();
@@ -84,7 +84,7 @@ impl Layout {
         (n_decode, n_prefill)
     }
 
-    /// Lays out a plan that was checked and sorted, and moves the rows on.
+    /// Lays out a plan that was checked and sorted, and advances the rows.
     pub(super) fn lay_out(
         &mut self,
         plan: &StepPlan,
@@ -174,7 +174,7 @@ impl Layout {
                     run(&mut self.runs, row, first_index, pages.len());
                     self.lists.extend(pages.iter().map(|page| page.get()));
                 }
-                // No layout of these executors has any: a plan with them is refused.
+                // The CUDA executor has no window pages: a plan with them is rejected.
                 TableDelta::AppendWindows { .. } | TableDelta::Windows { .. } => {}
             }
         }
@@ -229,7 +229,7 @@ impl Layout {
         (self.lists.list(self.segments.iter().copied()), tokens)
     }
 
-    /// Tiles with the longest contexts first: the last ones to begin are the quickest.
+    /// Tiles with the longest contexts first, so that the last ones to begin are the quickest.
     fn tiles(&mut self, queries_per_tile: usize) -> Section<Tile> {
         self.tiles.clear();
         for (index, segment) in (0..).zip(&self.segments) {
@@ -274,7 +274,7 @@ impl Layout {
         self.lists.list(works)
     }
 
-    /// Finds the values to read of each row of logits. Returns the places of log probabilities and the largest top.
+    /// Finds the values to read of each row of logits. Returns the number of log probabilities and the largest top.
     fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
         self.readings.clear();
         self.logprobs.clear();

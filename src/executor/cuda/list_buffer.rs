@@ -1,4 +1,4 @@
-//! A buffer of a step's lists, contiguous, as they are copied to the device.
+//! A buffer that holds all lists of a step contiguously, for one copy to the device.
 
 use std::marker::PhantomData;
 
@@ -76,7 +76,7 @@ impl<T> Section<T> {
         start.add(self.first_word).cast()
     }
 
-    /// Its words, in the buffer of all lists.
+    /// The list's words in the buffer.
     pub(super) fn words(&self) -> std::ops::Range<usize> {
         let n_words = self.len * size_of::<T>() / size_of::<u32>();
         self.first_word..self.first_word + n_words

@@ -1,4 +1,4 @@
-//! Log probabilities: by kernels up to the number of tokens that they can rank, else by the host.
+//! Log probabilities: computed by kernels up to the number of tokens that they can rank, else on the host.
 
 use super::CudaExecutor;
 use super::layout::Lists;
@@ -61,7 +61,7 @@ impl CudaExecutor {
         Ok(first_work + n_works)
     }
 
-    /// Ranks more tokens than the kernels do: the rows of logits are read, and the step waited for.
+    /// Ranks more tokens than the kernels can: waits for the step and reads its rows of logits.
     pub(super) fn rank_on_host(
         &mut self,
         rows: &LogitRows,

@@ -23,7 +23,7 @@ pub(super) struct MaskedWorks {
 
 #[derive(Clone, Copy)]
 pub(super) struct Masks {
-    /// One after the other.
+    /// All masks, contiguous.
     pub(super) words: DevicePtr<u32>,
     pub(super) mask_words: usize,
 }
@@ -36,18 +36,18 @@ impl Masks {
 }
 
 impl CudaExecutor {
-    /// Starts the grammars of the rows that start. Rows that had one are taken to their end before.
+    /// Starts the grammars of the rows that start. If one of them had a grammar, all grammars are advanced first.
     pub(super) fn start_grammars(&mut self, plan: &StepPlan) -> Result<(), DriverError> {
         let starts = plan.starts.iter();
         if starts.clone().any(|start| self.grammars.has(start.row)) {
-            self.take_grammars_on()?;
+            self.advance_grammars()?;
         }
         starts.for_each(|start| self.grammars.start(start, self.vocab_size));
         Ok(())
     }
 
-    /// Advances the grammars by the tokens that the steps in flight sampled, and waits for these.
-    fn take_grammars_on(&mut self) -> Result<(), DriverError> {
+    /// Waits for the tokens that the steps in flight sample, and advances the grammars by them.
+    fn advance_grammars(&mut self) -> Result<(), DriverError> {
         for step in &mut self.under_way {
             if step.has_verdicts || !step.follows_grammars {
                 continue;
@@ -64,7 +64,7 @@ impl CudaExecutor {
         &mut self,
         mut works: Vec<SampleWork>,
     ) -> Result<MaskedWorks, CudaFailure> {
-        self.take_grammars_on()?;
+        self.advance_grammars()?;
         let mut masks: Vec<u32> = Vec::new();
         let mut mask_words = 0;
         for work in &mut works {

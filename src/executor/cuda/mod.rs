@@ -1,9 +1,9 @@
 //! The CUDA executor: runs steps on one GPU.
 //!
 //! Three streams: one computes, one copies the inputs of steps to the device, one copies results back; events order
-//! them. A step is launched without waiting for the one before. The token sampled last, a decode's input, is on the
-//! device already, so that the host can be a step late; so are the page table, which plans edit, and each row's
-//! sampler.
+//! them. A step is launched without waiting for the previous one. The token sampled last, which is a
+//! decode's input, the page table, which plans edit, and each row's sampler are on the device already, so that the host
+//! may lag by a step.
 //!
 //! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
 //! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
@@ -69,7 +69,7 @@ const UPLOAD_WORDS: usize = 64 << 10;
 /// Words for masks at first.
 const MASK_WORDS: usize = 4 << 10;
 pub struct CudaExecutor {
-    /// First: graphs name buffers of all the others.
+    /// Dropped first: graphs refer to buffers of all other fields.
     graphs: Graphs,
     model: Decoder<CudaBackend>,
     backend: CudaBackend,
@@ -88,13 +88,13 @@ pub struct CudaExecutor {
     under_way: VecDeque<DeviceStep>,
     /// Emptied readings of earlier steps.
     spent_readings: Vec<Vec<Reading>>,
-    /// A step was lost: the context is checked before the next one.
+    /// Whether a step was lost, so that the context is checked before the next one.
     is_suspect: bool,
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
-    /// Where blocks are saved to and loaded from, if anywhere. Last: it keeps the memory of the store's buffers until
-    /// the context that has it pinned has ended.
+    /// Copies blocks to and from the store, if there is one. Dropped last: it keeps the memory of the store's buffers
+    /// until the context that has it pinned has ended.
     blocks: Option<BlockCopier>,
 }
 
@@ -105,11 +105,11 @@ struct DeviceStep {
     readback: Readback,
     blocks: StepBlocks,
     lap: usize,
-    /// By index of the reading, ranked by the host.
+    /// Log probabilities that the host ranked, by index of the reading.
     ranked: Vec<(usize, TokenLogprobs)>,
-    /// One of its rows samples by a grammar.
+    /// Whether a row samples by a grammar.
     follows_grammars: bool,
-    /// The rows' verdicts are known, and their grammars have advanced.
+    /// Whether the rows' verdicts are known, and their grammars have advanced.
     has_verdicts: bool,
 }
 
@@ -126,7 +126,7 @@ impl CudaExecutor {
         Self::load_with(device, &modules, dir, options, progress)
     }
 
-    /// As [`Self::load`], with kernels that the caller has.
+    /// As [`Self::load`], with kernels from the caller.
     pub fn load_with(
         device: Device,
         modules: &Modules,
@@ -230,7 +230,7 @@ impl CudaExecutor {
 
     /// # Panics
     /// If the context is lost: this thread cannot recover it, and its supervisor makes a new executor.
-    fn look_at_context(&mut self) {
+    fn check_context(&mut self) {
         if std::mem::take(&mut self.is_suspect)
             && let Err(error) = self.device.synchronize()
         {
@@ -250,7 +250,7 @@ impl CudaExecutor {
         let most = self.options.step_tokens;
         if n_tokens > most {
             return Err(StepError::Rejected(format!(
-                "a step of {n_tokens} tokens, the GPU's buffers hold {most}: split prompts with --chunked-prefill-size, \
+                "a step has {n_tokens} tokens, but the GPU's buffers hold {most}: split prompts with --chunked-prefill-size, \
                  or raise --max-prefill-tokens"
             )));
         }
@@ -260,7 +260,7 @@ impl CudaExecutor {
             .reserve_counts(&plan.starts, &self.compute)
             .map_err(not_launched)?;
         if moved {
-            // They name the old place.
+            // Graphs refer to the old address.
             self.graphs.forget();
         }
         let bucket = if n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
@@ -278,7 +278,7 @@ impl CudaExecutor {
         let lists = self
             .layout
             .lay_out(plan, &mut self.rows, &mut self.samplers, &shape)?;
-        // From here on the rows have moved on, so that the same plan cannot come again.
+        // From here on the rows have advanced, so the same plan cannot be launched again.
         self.start_grammars(plan)
             .map_err(|error| self.lose(error))?;
         let words = self.layout.lists.words();
@@ -289,7 +289,7 @@ impl CudaExecutor {
             .map_err(|failure| self.lose(failure))
     }
 
-    /// The work that a graph includes: a token sampled from each row, and the log probabilities that kernels compute.
+    /// Whether graphs cover a row's work: a sampled token, and log probabilities that kernels compute.
     fn graph_covers(&self, row: &StepRow) -> bool {
         let top = row.logprobs.as_ref().map_or(0, |wish| wish.top);
         row.sample && top.min(self.vocab_size as u32) <= MAX_TOP && !self.grammars.constrains(row)
@@ -354,7 +354,7 @@ impl Executor for CudaExecutor {
     }
 
     fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
-        self.look_at_context();
+        self.check_context();
         self.begin(plan)?;
         Ok(Launch::UnderWay)
     }

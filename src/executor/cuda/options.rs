@@ -49,7 +49,7 @@ impl CudaOptions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DtypeOrigin {
-    /// The checkpoint is stored in it.
+    /// The checkpoint's own type.
     Stored,
     /// The user named it.
     AskedFor,
@@ -73,7 +73,7 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
     }
 }
 
-/// Refuses sizes that the executor does not work with.
+/// Refuses sizes that the executor does not support.
 ///
 /// # Errors
 /// [`LoadError::Device`], naming the size that is too small or too large.
@@ -93,7 +93,7 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     let slots = (options.n_pages as u64 + 1).checked_mul(options.page_size as u64);
     if slots.is_none_or(|slots| slots > u64::from(u32::MAX)) {
         return Err(LoadError::Device(format!(
-            "a pool of {} pages of {} tokens is too large: at most {} slots can be named",
+            "a pool of {} pages of {} tokens is too large: slot ids end at {}",
             options.n_pages,
             options.page_size,
             u32::MAX
@@ -101,7 +101,7 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     }
     if vocab_size > MAX_VOCAB {
         return Err(LoadError::Device(format!(
-            "a vocabulary of {vocab_size} tokens, the sampling kernels take at most {MAX_VOCAB}"
+            "the vocabulary has {vocab_size} tokens, but the sampling kernels support at most {MAX_VOCAB}"
         )));
     }
     match options.placement.world_size() {

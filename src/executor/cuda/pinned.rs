@@ -9,14 +9,14 @@ use rustc_hash::FxHashMap;
 use crate::host::HostBuffer;
 use souffleur_kernels::cuda::driver::{Device, Pinning};
 
-/// The store's buffers seen so far, by address: as many as the store has, within its memory limit.
+/// The store's buffers used so far, by address. The store's memory limit bounds their number.
 pub(super) struct PinnedBuffers {
     by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Whether the current launch has pinned none yet.
+    /// Whether the current launch has pinned no buffer yet.
     may_pin: bool,
-    has_said: bool,
+    has_warned: bool,
 }
 
 impl PinnedBuffers {
@@ -26,7 +26,7 @@ impl PinnedBuffers {
             device: device.clone(),
             owners: Vec::new(),
             may_pin: true,
-            has_said: false,
+            has_warned: false,
         }
     }
 
@@ -40,11 +40,11 @@ impl PinnedBuffers {
     /// while the thread waits.
     ///
     /// # Panics
-    /// If it has another length.
+    /// If the buffer's length is not `len`.
     pub(super) fn pin(&mut self, buffer: &mut dyn HostBuffer, len: usize) -> *mut u8 {
         let owner = buffer.owner();
         let bytes = buffer.bytes_mut();
-        assert_eq!(bytes.len(), len, "bytes of a block");
+        assert_eq!(bytes.len(), len, "a buffer is as long as a block");
         if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr())
             && std::mem::take(&mut self.may_pin)
         {
@@ -54,7 +54,7 @@ impl PinnedBuffers {
             // SAFETY: the owner, which keeps the memory in place, is dropped after the pinning.
             let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
-                && !std::mem::replace(&mut self.has_said, true)
+                && !std::mem::replace(&mut self.has_warned, true)
             {
                 tracing::warn!(%error, "failed to pin a KV store buffer: its copies will be slow");
             }

@@ -8,7 +8,7 @@ use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
 /// Words of [`Sampled`].
 pub(super) const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
-/// Words of a place for log probabilities.
+/// Words of a log probability.
 pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();
 
 #[derive(Clone, Debug)]
@@ -17,9 +17,9 @@ pub(super) struct Reading {
     pub(super) work: usize,
     pub(super) row: RowId,
     pub(super) sample: bool,
-    /// It was sampled by the grammar that the row had when the step was launched.
+    /// Whether the row samples by the grammar that it had when the step was launched.
     pub(super) follows_grammar: bool,
-    /// Where its log probabilities are read, if it has any.
+    /// Where the row's log probabilities are read, if it has any.
     pub(super) logprobs: Logprobs,
 }
 
@@ -27,12 +27,12 @@ pub(super) struct Reading {
 pub(super) enum Logprobs {
     Unwanted,
     Device {
-        /// First of its places.
+        /// Index of the first log probability of the row.
         first_out: usize,
         top: usize,
         n_ids: usize,
     },
-    /// More tokens are to be ranked than the kernels do: the host reads the row of logits.
+    /// The kernels cannot rank enough tokens: the host reads the row of logits.
     Host {
         /// The prompt's next token; unknown where a token is sampled.
         token: u32,

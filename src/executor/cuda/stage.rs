@@ -76,7 +76,7 @@ impl UploadRing {
         })
     }
 
-    /// Copies some of the uploaded words to a place where they stay.
+    /// Copies some of the uploaded words to a buffer that outlives the step.
     pub(super) fn copy_words(
         &self,
         uploaded: &Uploaded,
@@ -115,7 +115,7 @@ pub(super) struct ReadbackRing {
 }
 
 struct ReadbackSlot {
-    /// A copy of the results, so that the next step may write its own over them.
+    /// A copy of the results, so that the next step may overwrite them.
     device: DeviceBuffer<u32>,
     host: PinnedBuffer<u32>,
     /// Recorded after the last copy to `device`.

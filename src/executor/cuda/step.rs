@@ -28,8 +28,8 @@ pub(super) struct LogitRows {
 }
 
 impl CudaExecutor {
-    /// Records the decodes of all buckets, the largest first. Each runs once before, as everything that is chosen or
-    /// loaded at a first launch must be there when a launch is only recorded.
+    /// Records the decodes of all buckets, the largest first. Each runs once before it is recorded: a first launch may
+    /// choose or load kernels, which recording cannot.
     pub(super) fn record_graphs(&mut self) -> Result<(), CudaFailure> {
         for bucket in self.graphs.buckets().to_vec().into_iter().rev() {
             let (rows, works) = (&self.arrays.decode_rows, &self.arrays.sample_works);
@@ -243,7 +243,7 @@ impl CudaExecutor {
         self.backend.take_failure()
     }
 
-    /// Adds states to the embeddings of their rows: the states are read, and the step waited for.
+    /// Waits for the step, reads states, and adds them to the embeddings of their rows.
     fn pool(
         &mut self,
         part: Range<usize>,
@@ -264,7 +264,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// The masks of a step of which a row follows a grammar.
+    /// The masks of a step, if one of its rows follows a grammar.
     fn masks_of_step(&mut self, lists: &Lists) -> Result<Option<MaskedWorks>, CudaFailure> {
         if !self.grammars.note(&mut self.layout.readings) {
             return Ok(None);

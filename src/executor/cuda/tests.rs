@@ -1,5 +1,4 @@
-//! Removes each synchronisation of the executor's streams in turn: the emulated driver has to show that each one is
-//! needed.
+//! Tests that each synchronisation of the executor's streams is needed: without it, tokens of the emulated GPU differ.
 
 use std::path::Path;
 
@@ -17,7 +16,7 @@ use souffleur_state::step::{RowStart, RowWork, TableDelta};
 const ROWS: u32 = 2;
 const PROMPT_TOKENS: u32 = 8;
 const STEPS: u64 = 12;
-/// By then every slot of a ring holds the lists of a decode, which a kernel may follow though they are old.
+/// From this step on, every slot of a ring holds the lists of a decode, so kernels can read stale lists without faults.
 const FIRST_PLANTED: u64 = 5;
 
 fn options() -> CudaOptions {
@@ -48,7 +47,7 @@ fn executor(ordinal: usize) -> CudaExecutor {
     CudaExecutor::load_with(device, &modules, &dir, &options(), &mut |_, _| {}).unwrap()
 }
 
-/// A prefill of all rows, which get all their pages, and decodes.
+/// Step 0 prefills all rows, which get all of their pages; later steps decode.
 fn plan(step: u64) -> StepPlan {
     let mut plan = StepPlan {
         step: StepId::new(step),
@@ -84,10 +83,10 @@ fn plan(step: u64) -> StepPlan {
             seq,
             tokens: tokens.into(),
             prompt_tokens: PROMPT_TOKENS,
-            // Chance, so that no token is likely to follow itself.
             grammar: None,
             vectors: None,
             pooling: None,
+            // Random, so that no token is likely to follow itself.
             sampling: Arc::new(SamplingParams {
                 sampling_seed: Some(u64::from(row)),
                 temperature: 2.0,
@@ -108,8 +107,8 @@ fn plan(step: u64) -> StepPlan {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Planted {
     Nothing,
-    /// The nth wait of a stream for an event, counted from 1: an upload's for those who read the slot before, the
-    /// kernels' for the upload, the readback's for the kernels.
+    /// The nth wait of a stream for an event, counted from 1: the upload waits for the slot's last readers, the kernels
+    /// for the upload, the readback for the kernels.
     StreamWait(u64),
     /// The host writes to pinned memory that was not copied yet.
     UploadWait,
@@ -134,7 +133,7 @@ const AS_IT_IS: Case = Case {
     planted: Planted::Nothing,
 };
 
-/// The tokens of all steps, each launched before the one before is read.
+/// The tokens of all steps; each is launched before the results of the previous one are read.
 fn tokens(ordinal: usize, case: Case) -> Vec<Vec<u32>> {
     let mut executor = executor(ordinal);
     let emulated = souffleur_cusim::Device::new(ordinal);
@@ -179,7 +178,7 @@ fn rings_of_any_length_are_guarded_by_their_events() {
 }
 
 #[test]
-fn whatever_a_step_does_not_wait_for_shows() {
+fn every_missing_wait_of_a_step_is_detected() {
     let expected = tokens(12, AS_IT_IS);
     let one_upload_slot = Case {
         upload_slots: 1,
@@ -214,7 +213,7 @@ fn whatever_a_step_does_not_wait_for_shows() {
         },
     ];
     for case in cases {
-        assert_ne!(tokens(12, case), expected, "{case:?} does not show");
+        assert_ne!(tokens(12, case), expected, "{case:?} is not detected");
     }
 }
 
@@ -229,7 +228,7 @@ fn a_third_step_is_refused() {
     executor.launch(&plan(2)).unwrap();
 }
 
-/// A plan that was refused may come again, and one whose rows have moved on may not: an upload without memory is lost.
+/// A rejected plan may be launched again, but not one whose rows have advanced: a step without upload memory is lost.
 #[test]
 fn an_upload_without_memory_loses_the_step() {
     let expected = tokens(14, AS_IT_IS);
@@ -245,7 +244,7 @@ fn an_upload_without_memory_loses_the_step() {
 }
 
 #[test]
-fn float16_runs_in_bfloat16_unless_it_was_asked_for() {
+fn float16_runs_in_bfloat16_unless_it_was_requested() {
     for (dtype, origin, expected) in [
         (Dtype::F32, DtypeOrigin::AskedFor, Some(ElementType::F32)),
         (Dtype::BF16, DtypeOrigin::AskedFor, Some(ElementType::Bf16)),

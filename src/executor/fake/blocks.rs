@@ -1,7 +1,7 @@
 //! Saves and loads blocks of hashes, in place of K/V.
 //!
-//! A hash is that of all tokens up to its own, so a block of another prefix, at another position or of another time is
-//! detected by the next step that reads the context.
+//! Each hash covers all tokens up to its position, so the next step that reads the context detects a block of another
+//! prefix, at another position or of another time.
 
 use super::refusal::rejected;
 use super::{FAKE_TOKEN_BYTES, FakeExecutor};
@@ -101,10 +101,10 @@ impl FakeExecutor {
         if !is_there || hashes.len() != load.positions.len() {
             let (seq, ticket) = (row.seq, load.ticket);
             self.rows.insert(load.row, row);
-            return Err(StepError::Lost(format!("{ticket} of {seq} is not there")));
+            return Err(StepError::Lost(format!("{ticket} of {seq} is missing")));
         }
         if row.tokens.len() <= load.positions.end as usize {
-            return Err(rejected(row.seq, "is loaded to its end"));
+            return Err(rejected(row.seq, "has no token left to compute"));
         }
         for (position, hash) in hashes {
             let slot = self.slot(&row, position)?;
@@ -116,5 +116,5 @@ impl FakeExecutor {
 }
 
 fn no_store() -> StepError {
-    StepError::Rejected("the plan copies blocks, and there is no store".to_owned())
+    StepError::Rejected("the plan copies blocks, but there is no store".to_owned())
 }

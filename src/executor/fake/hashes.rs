@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// The hash of the tokens with this hash and one more.
+/// Extends a hash of tokens by one token.
 pub(super) fn mix(hash: u64, token: u32) -> u64 {
     let mut mixed = (hash ^ u64::from(token).wrapping_add(0x9e37_79b9_7f4a_7c15))
         .wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,7 +20,7 @@ fn noise(hash: u64, places: Range<u32>) -> impl Iterator<Item = f32> {
     places.map(move |place| (mix(hash, place) >> 40) as f32 / (1 << 24) as f32)
 }
 
-/// A state from -1 to 1 after the tokens with this hash.
+/// State values from -1 to 1 after the tokens with this hash.
 pub(super) fn fake_state(hash: u64, hidden_size: usize) -> Vec<f32> {
     let values = noise(hash, 0..hidden_size as u32);
     values.map(|value| 2.0 * value - 1.0).collect()

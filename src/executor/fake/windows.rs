@@ -9,7 +9,7 @@ use souffleur_base::ids::{PageId, SeqId};
 use souffleur_state::pool::pages::{PageSize, Window};
 use souffleur_state::pool::window_pool::WindowLimits;
 
-/// One hash a slot of these pages.
+/// Window pages with one hash per slot.
 pub(super) struct FakeWindows {
     window: Window,
     kv: Vec<u64>,
@@ -24,8 +24,8 @@ impl FakeWindows {
         }
     }
 
-    /// Reads the tokens before these positions that their queries see, and writes the hashes of the positions. `pages`
-    /// are the row's; unmapped ones are the dummy.
+    /// Checks the hashes of earlier tokens that the queries of `positions` see, and writes those of the positions.
+    /// `pages` are the row's; unmapped ones are the dummy page.
     pub(super) fn attend(
         &mut self,
         seq: SeqId,

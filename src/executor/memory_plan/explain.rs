@@ -98,7 +98,7 @@ impl MemoryPlan {
             .filter(|f| *f > self.largest_safe_fraction);
         let unsafe_fraction = fraction.map(|fraction| {
             format!(
-                "warning: --mem-fraction-static {fraction} is above the largest safe one, a large step may run out of memory"
+                "warning: --mem-fraction-static {fraction} is above the largest safe one: a large step may run out of memory"
             )
         });
         in_vain.into_iter().chain(unsafe_fraction)

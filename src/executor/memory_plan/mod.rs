@@ -57,9 +57,9 @@ pub struct MemoryPlan {
     pub max_total_tokens: u64,
     /// Pages that can be granted: one fewer than the pool has, for the dummy page.
     pub n_pages: u32,
-    /// Window pages that can be granted, likewise; 0 where layers with windows keep all tokens, or none has one.
+    /// Window pages that can be granted; 0 where layers with windows keep all tokens, or no layer has a window.
     pub window_pages: u32,
-    /// States of sequences that the KV pool holds, a dummy among them; 0 where no layer has one.
+    /// States of sequences that the KV pool holds, including a dummy; 0 where no layer has a state.
     pub state_slots: u64,
     /// Size of the KV pool with its dummy page, window pages and states, in bytes.
     pub kv_bytes: u64,
@@ -73,7 +73,7 @@ impl MemoryPlan {
     /// Divides the memory among weights, KV pool and reserve.
     ///
     /// # Errors
-    /// [`LoadError::Memory`] when not even one page fits, naming options that would.
+    /// [`LoadError::Memory`] when not even one page fits, naming options that help.
     pub fn new(budget: MemoryBudget, wish: MemoryWish) -> Result<Self, LoadError> {
         if wish.page_size == 0 {
             return Err(LoadError::Memory(
@@ -89,7 +89,7 @@ impl MemoryPlan {
             .filter(|free| *free > 0)
         else {
             return Err(LoadError::Memory(format!(
-                "the weights take {}, {} are available: use a smaller model, or a dtype of fewer bytes",
+                "the weights take {}, but {} are available: use a smaller model, or a dtype of fewer bytes",
                 Bytes(budget.weights_bytes),
                 Bytes(budget.free_before_bytes),
             )));
@@ -113,7 +113,7 @@ impl MemoryPlan {
         let (tokens, limit) = candidates
             .into_iter()
             .min_by_key(|(tokens, _)| *tokens)
-            .expect("one was just pushed");
+            .expect("a candidate was just pushed");
         Ok(Self {
             budget,
             wish,
@@ -128,10 +128,10 @@ impl MemoryPlan {
         })
     }
 
-    /// Compares the memory free after loading the weights with the plan.
+    /// Compares the memory that is free after loading the weights with the plan.
     ///
     /// # Errors
-    /// [`LoadError::Memory`] when pool and reserve do not fit in `free_bytes`, with the fraction that would.
+    /// [`LoadError::Memory`] when pool and reserve do not fit in `free_bytes`, with the fraction that fits.
     pub fn check_loaded(&self, free_bytes: u64) -> Result<(), LoadError> {
         let Self { budget, .. } = self;
         let kept = match self.limit {
@@ -260,7 +260,6 @@ fn free_choice(
     let fitting = wish.tokens_in(room);
     let mut candidates = vec![(fitting, PoolLimit::Room)];
     if let Some(asked) = wish.max_total_tokens {
-        // A pool that takes all of the memory leaves other programs none, for tokens that may never be used.
         let (wanted, most) = (
             wish.whole_pages(asked),
             MAX_PAGES.saturating_mul(u64::from(wish.page_size)),
@@ -272,11 +271,12 @@ fn free_choice(
         };
     }
     if let Place::Gpu(_) = budget.place {
-        // Where the weights leave less than that, all of the memory is taken.
+        // If weights exceed the default fraction, the pool takes all of the remaining memory.
         let tokens = fraction_tokens(budget, wish, free_after, DEFAULT_GPU_FRACTION);
         candidates.extend(tokens.map(|tokens| (tokens, PoolLimit::DefaultFraction)));
         return Ok(candidates);
     }
+    // By default other programs keep most of the memory: the tokens of a larger pool may never be used.
     let share =
         (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
     let at_least_one_page = u64::from(wish.page_size);
@@ -295,8 +295,8 @@ fn does_not_fit(
 ) -> LoadError {
     LoadError::Memory(format!(
         "max_total_tokens is {asked}, whose K/V takes {}; {fitting} tokens fit into the {} that are available after the \
-         weights ({}), activations and headroom ({}): ask for fewer, leave it out, or set mem_fraction_static, which makes \
-         it an upper limit",
+         weights ({}), activations and headroom ({}): lower it, omit it, or set mem_fraction_static, with \
+         which it is an upper limit",
         Bytes(wish.pool_bytes(wish.whole_pages(asked))),
         Bytes(budget.free_before_bytes),
         Bytes(budget.weights_bytes),
@@ -320,7 +320,7 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
     ((safe * FRACTION_STEPS).floor() / FRACTION_STEPS).max(0.0)
 }
 
-/// SGLang's default: 2,048 to 4,096 by contexts in the pool, two tokens for each at least; fewer with states.
+/// The most running requests. SGLang's default: 2,048 to 4,096, by the contexts in the pool; fewer with states.
 fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
     let most = match wish.state_bytes {
@@ -349,8 +349,8 @@ pub fn available_bytes() -> Result<u64, LoadError> {
         system.process(pid)?.cgroup_limits()
     });
     let groups = [system.cgroup_limits(), own_group].into_iter().flatten();
-    // Not the group's `free_memory`: that counts file pages as used, though the kernel drops them before it refuses
-    // memory, and a build or one reading of the weights leaves little else.
+    // Not the cgroup's `free_memory`, which counts the page cache as used: the kernel drops the cache before it refuses
+    // memory, and a build, or reading the weights once, fills the limit with it.
     let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
     Ok(left_in_groups.fold(system.available_memory(), u64::min))
 }

@@ -10,7 +10,7 @@ pub(super) const DEFAULT_CONTEXTS: u64 = 32;
 pub(super) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 
 impl MemoryWish {
-    /// Size of a pool for `tokens` tokens: the dummy page, window pages and states come on top.
+    /// Bytes of a pool for `tokens` tokens, including the dummy page, window pages and states.
     pub(super) fn pool_bytes(&self, tokens: u64) -> u64 {
         let page_bytes = self.page_bytes(tokens);
         let states = StateSlots::of(self).map_or(0, |states| states.bytes_beside(page_bytes));
@@ -33,7 +33,7 @@ impl MemoryWish {
     /// Tokens, in whole pages, of a pool of `bytes` bytes.
     pub(super) fn tokens_in(&self, bytes: u64) -> u64 {
         if self.windows.is_some() {
-            let pages = self.pages_beside_windows(bytes, MAX_PAGES);
+            let pages = self.pages_with_windows(bytes, MAX_PAGES);
             return pages.saturating_mul(u64::from(self.page_size));
         }
         let states = StateSlots::of(self);
@@ -75,7 +75,7 @@ impl MemoryWish {
         windows.map_or(0, |tokens| tokens / page_size)
     }
 
-    /// Their bytes, with the dummy page.
+    /// Bytes of the window pages, with the dummy page.
     pub(super) fn window_bytes(&self, tokens: u64) -> u64 {
         self.windows.map_or(0, |windows| {
             let pages = self.window_pages(tokens).saturating_add(1);
@@ -85,7 +85,7 @@ impl MemoryWish {
     }
 
     /// Most pages whose tokens fit into `bytes` with their windows, at most `most`.
-    fn pages_beside_windows(&self, bytes: u64, most: u64) -> u64 {
+    fn pages_with_windows(&self, bytes: u64, most: u64) -> u64 {
         let (mut fits, mut too_many) = (0, most.saturating_add(1));
         while fits + 1 < too_many {
             let pages = fits + (too_many - fits) / 2;
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_and_windows_fill_what_there_is() {
+    fn pages_and_windows_fill_the_memory() {
         for wish in [0.001, 0.25, 0.8, 1.0].map(with_share) {
             for bytes in (0..40).map(|gib: u64| gib * (1 << 28) + gib * 977) {
                 let tokens = wish.tokens_in(bytes);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_window_pages_is_what_is_asked_for() {
+    fn window_pages_have_the_requested_share() {
         let least = 2048 + 2 * 1024 + 8 * 16;
         for (per_token, in_windows) in [(0.001, least), (0.5, 1 << 19), (1.0, 1 << 20)] {
             let pages = with_share(per_token).window_pages(1 << 20);
@@ -169,7 +169,7 @@ mod tests {
         }
         let mut all = wish;
         all.kv_bytes_per_token = 0;
-        // A model whose every layer has a window holds four times as many tokens as in pages.
+        // Without full-attention layers, four tokens of the pool share one slot in window pages.
         let flat = (8 << 30) / (29 * 4096);
         let tokens = all.tokens_in(8 << 30);
         assert!((4 * flat - 192..=4 * flat).contains(&tokens), "{tokens}");

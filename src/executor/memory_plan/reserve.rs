@@ -68,12 +68,12 @@ fn feed_forward_width(config: &ModelConfig) -> usize {
     let mlp = 3 * widths.max().unwrap_or(0);
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let each = config.hidden_size + 3 * experts.width;
-        let behind_gate = config.recurrent.as_ref().and_then(|own| own.shared_expert);
-        let shared = 3 * experts.shared_width.or(behind_gate).unwrap_or(0);
+        let gated = config.recurrent.as_ref().and_then(|own| own.shared_expert);
+        let shared = 3 * experts.shared_width.or(gated).unwrap_or(0);
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
     match config.fourth() {
-        // Both are live at once, and so are their results and the sum of both.
+        // MLP and experts are live at once, and so are their results and the sum of both.
         Some(_) => mlp + experts + 3 * config.hidden_size,
         None => mlp.max(experts),
     }

@@ -2,11 +2,11 @@
 
 use super::wish::MemoryWish;
 
-/// Requests at once by default where each has a state.
+/// Default number of running requests where each has a state.
 const DEFAULT_ROWS: u32 = 16;
-/// States for each row at least, its own among them.
+/// Least number of states for each row, including its own.
 const SLOTS_PER_ROW: u64 = 3;
-/// Cached states take one part of the pool for this many parts of pages, where that is more.
+/// Bytes of pages for each byte of cached states, where that gives more states than [`SLOTS_PER_ROW`].
 const PAGE_PARTS: u64 = 4;
 /// Slots for the states of rows that belong to no sequence.
 const DUMMY_SLOTS: u64 = 1;
@@ -81,7 +81,7 @@ impl StateSlots {
         without(self.least()).min(with_share)
     }
 
-    /// Their number if it does not depend on the pages: the user's, or without a cache one for each row.
+    /// The number of states if it does not depend on the pages: the user's, or without a cache one for each row.
     fn fixed(self) -> Option<u64> {
         self.asked.or((!self.caches).then_some(self.rows))
     }
@@ -91,7 +91,7 @@ impl StateSlots {
     }
 }
 
-/// Requests at once where each has a state: `states`, if set, leave one for the cache.
+/// Number of running requests where each has a state. One of `states`, if set, is left for the cache.
 pub(super) fn rows(asked: Option<u32>, states: Option<u64>) -> u32 {
     let left = states.map_or(DEFAULT_ROWS, |states| {
         u32::try_from(states.saturating_sub(1)).unwrap_or(DEFAULT_ROWS)
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_asked_for_is_kept_and_leaves_one_for_the_cache() {
+    fn a_requested_number_is_kept_and_leaves_one_for_the_cache() {
         let asked = |asked, rows| StateSlots {
             asked: Some(asked),
             ..states(7, rows)
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_and_their_states_fill_what_there_is() {
+    fn pages_and_states_fill_the_memory() {
         for (rows, slot_bytes) in [(1, 1), (1, 7), (3, 5), (16, 40), (2, 1000)] {
             let slots = states(slot_bytes, rows);
             for bytes in 0..3000 {

@@ -4,7 +4,7 @@ use super::windows::WindowWish;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
-    /// K/V of one token in all layers, in bytes (SGLang's cell size), but for those with window pages.
+    /// K/V of one token in all layers, in bytes (SGLang's cell size), except layers with window pages.
     pub kv_bytes_per_token: u64,
     /// The layers with window pages, if there are any; no layer has a state then.
     pub windows: Option<WindowWish>,

@@ -36,7 +36,7 @@ impl Expression {
         }
     }
 
-    /// The number of its parts, including those of the rules that it names.
+    /// The number of parts, including those of the rules that are named.
     pub(super) fn size(&self, of_rules: &[u64]) -> u64 {
         let parts = match self {
             Self::Text(_) | Self::Class(_) => 0,

@@ -1,9 +1,9 @@
 //! Writes EBNF rules in Lark.
 //!
-//! llguidance's lexer takes the longest match and does not go back, so a grammar of single characters is slow, and one
-//! of overlapping words leaves texts out. Hence all that needs no recursion becomes a terminal, which is matched as one
-//! regular expression, exactly; only rules that refer to themselves, directly or through others, remain rules, and
-//! adjacent parts of them without recursion become one terminal. A rule that ends with itself is a repetition.
+//! llguidance's lexer takes the longest match and does not backtrack, so a grammar of single characters is slow, and
+//! one of overlapping words rejects valid texts. Hence every rule without recursion becomes a terminal, which is
+//! matched exactly, as one regular expression; only rules that refer to themselves, directly or through others, remain
+//! rules, and their adjacent parts without recursion become one terminal. A rule that ends with itself is a repetition.
 
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
 /// Maximum parts of a terminal, including those of the terminals in it.
 const MAX_PARTS: u64 = 20_000;
 
-/// Which rules are not recursive, and fit into one expression.
+/// For each rule, whether it is not recursive and fits into one expression.
 fn terminals(rules: &[Expression]) -> Vec<bool> {
     let mut named_by: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
     let mut open: Vec<usize> = Vec::with_capacity(rules.len());
@@ -68,7 +68,7 @@ fn terminals(rules: &[Expression]) -> Vec<bool> {
     is_terminal
 }
 
-/// `a ::= x a | y` and `a ::= (x a)?` as `x* y` and `x*`.
+/// Rewrites `a ::= x a | y` as `x* y`, and `a ::= (x a)?` as `x*`.
 fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
     let options = match body {
         Expression::Choice(options) => options.clone(),

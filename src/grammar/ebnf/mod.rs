@@ -1,4 +1,4 @@
-//! Grammars in the text of requests: EBNF as in GBNF and XGrammar, or Lark.
+//! Grammars that requests send as text: EBNF as in GBNF and XGrammar, or Lark.
 //!
 //! EBNF is read ([`reader`]) and written in Lark ([`lark`]). Lark itself begins with a line `%llguidance {}`, as vLLM's
 //! users write it, and is passed through unchanged.
@@ -74,8 +74,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_told_with_its_line() {
-        for (grammar, told) in [
+    fn unsupported_ebnf_is_rejected_with_the_reason() {
+        for (grammar, expected) in [
             ("", "no rule named root"),
             ("a ::= \"x\"", "no rule named root"),
             ("root ::= b", "b is not defined"),
@@ -95,12 +95,12 @@ mod tests {
             (r#"root ::= "\q""#, "escape"),
         ] {
             let error = lark(grammar).expect_err("it is not supported");
-            assert!(error.contains(told), "{grammar}: {error}");
+            assert!(error.contains(expected), "{grammar}: {error}");
         }
     }
 
     #[test]
-    fn lark_goes_through() {
+    fn lark_passes_through_unchanged() {
         for text in [
             "start: \"a\"",
             "start: \"a & b ~ %json \\\" &\" A\nA: /[&~]\\/&/ // & ~\n# ~ %json \"",
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn lark_that_multiplies_is_refused_with_its_line() {
+    fn costly_lark_operators_are_rejected_with_their_line() {
         for text in [
             "start: A\nA: /a/ & /b/\n",
             "start: \"/\" A\nA: ~/a/\n",

@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
 
     fn finish(self, root: RuleId) -> Result<Vec<Expression>, String> {
         if self.rules[root].body.is_none() {
-            return Err("there is no rule named root, which begins the grammar".to_owned());
+            return Err("there is no rule named root, the start of the grammar".to_owned());
         }
         let bodies = self.rules.into_iter().map(|rule| {
             let Named { name, line, .. } = rule;
@@ -214,7 +214,7 @@ impl<'a> Reader<'a> {
         let counts = counts.filter(|(least, most)| most.is_none_or(|most| *least <= most));
         let line = self.line;
         self.rest = &self.rest[end + 1..];
-        counts.ok_or_else(|| format!("line {line}: {{{inner}}} is not a count up to {MAX_COUNT}"))
+        counts.ok_or_else(|| format!("line {line}: {{{inner}}} is invalid, limit is {MAX_COUNT}"))
     }
 
     fn text(&mut self) -> Result<Expression, String> {

@@ -81,7 +81,7 @@ pub(super) fn property(name: &str) -> Option<ClassUnicode> {
     }
 }
 
-/// The letters that have a case, among them all that have another one.
+/// Letters with a case, a superset of those that case folding changes.
 pub(super) fn cased() -> &'static ClassUnicode {
     static CASED: OnceLock<ClassUnicode> = OnceLock::new();
     CASED.get_or_init(|| property("Cased").unwrap_or_else(|| without(ClassUnicode::empty())))
@@ -95,7 +95,7 @@ pub(super) fn posix(name: &str) -> Option<ClassUnicode> {
     }
 }
 
-/// The set that an expression of one character has.
+/// The characters that an expression matches; `None` unless it matches single characters.
 fn parsed(expression: &str) -> Option<ClassUnicode> {
     let parsed = Parser::new().parse(expression).ok()?;
     match parsed.into_kind() {

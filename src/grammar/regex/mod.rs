@@ -26,7 +26,7 @@ enum Dialect {
     Python,
 }
 
-/// Checks a pattern in a JSON schema, and returns how many bytes it has for the compiler.
+/// Checks a pattern in a JSON schema, and returns its size in bytes as written for the compiler.
 ///
 /// # Errors
 /// The unsupported construct, as a part of a sentence.
@@ -38,7 +38,7 @@ pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, Stri
     Ok(quoted.len())
 }
 
-/// Writes the patterns in a schema, which has been checked, for the strings that it describes.
+/// Rewrites the patterns of a checked schema so that the compiler matches them in JSON strings.
 pub(super) fn quote_patterns(schema: &mut Value) {
     let quoted = |pattern: &str| {
         let node = read::read(pattern, Dialect::Ecma).ok()?;
@@ -50,7 +50,7 @@ pub(super) fn quote_patterns(schema: &mut Value) {
     });
 }
 
-/// The expression, in the dialect of Python, as the compiler reads it.
+/// Rewrites an expression in Python's dialect for the compiler.
 pub(super) fn plain(
     field: &str,
     pattern: &str,
@@ -102,6 +102,6 @@ pub(super) fn literal(text: &str) -> String {
 }
 
 fn refused(field: &str, what: &str) -> FieldError {
-    let reason = format!("{field} has {what}, which is not supported: rewrite it without");
+    let reason = format!("{field} has {what}, which is not supported: write it differently");
     FieldError::new(field, reason)
 }

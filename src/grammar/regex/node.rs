@@ -25,7 +25,7 @@ impl Node {
         Self::Sequence(Vec::new())
     }
 
-    /// Parts in a row, without sequences in it.
+    /// A sequence of parts, in which nested sequences are flattened.
     pub(super) fn sequence(parts: Vec<Self>) -> Self {
         let mut flat = Vec::with_capacity(parts.len());
         for part in parts {

@@ -5,10 +5,10 @@ use regex_syntax::hir::ClassUnicode;
 use super::node::Node;
 use super::{Dialect, class};
 
-/// Depth of nested groups: the reader recurses as deep.
+/// Maximum nesting depth of groups, and so of the reader's recursion.
 const MAX_DEPTH: usize = 100;
 
-/// Ranges of all classes of an expression: each is written out.
+/// Maximum number of ranges in all classes of an expression, which are written out.
 const MAX_RANGES: usize = 50_000;
 /// Maximum characters of a name, or of a count in braces.
 const LONGEST_NAME: usize = 100;
@@ -153,7 +153,7 @@ impl Reader {
             let mut letters = set.clone();
             letters.intersect(class::cased());
             let mut letters = self.counted(letters)?;
-            // It fails only where the tables of Unicode were left out.
+            // Case folding fails only if the Unicode tables were not compiled in.
             let _ = letters.try_case_fold_simple();
             set.union(&letters);
         }
@@ -241,7 +241,7 @@ impl Reader {
         Ok(Node::Repeat { node, least, most })
     }
 
-    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, and nothing is consumed, if it is no count.
+    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, without consuming, if it is not a count.
     fn counts(&mut self) -> Result<Option<(u32, Option<u32>)>, String> {
         let before = self.at;
         let inner = self.until('}').unwrap_or_default();
@@ -250,12 +250,12 @@ impl Reader {
             None => (inner.as_str(), None),
         };
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        let may_lack = self.dialect == Dialect::Python && most.is_some_and(|most| !most.is_empty());
+        let can_omit = self.dialect == Dialect::Python && most.is_some_and(|most| !most.is_empty());
         let is_count = is_number(least) && most.is_none_or(is_number);
-        if is_count && least.is_empty() && most.is_some_and(|most| !most.is_empty()) && !may_lack {
+        if is_count && least.is_empty() && most.is_some_and(|most| !most.is_empty()) && !can_omit {
             return Err(format!("the count {{{inner}}} without a lower bound"));
         }
-        if !is_count || least.is_empty() && !may_lack {
+        if !is_count || least.is_empty() && !can_omit {
             self.at = before;
             return Ok(None);
         }

@@ -29,7 +29,7 @@ fn finds(pattern: &str, text: &str) -> bool {
 }
 
 #[test]
-fn anchors_at_the_ends_say_nothing_new() {
+fn anchors_at_the_ends_are_redundant() {
     assert_eq!(whole("^a|b$"), Ok("/a|b/".to_owned()));
     assert_eq!(whole(r"a\$"), Ok(r"/a\x{24}/".to_owned()));
     assert_eq!(whole(r"a\\$"), Ok(r"/a\x{5c}/".to_owned()));
@@ -122,7 +122,7 @@ fn escapes_are_those_of_ecma_262() {
 }
 
 #[test]
-fn what_no_automaton_can_do_is_told_by_name() {
+fn features_that_no_automaton_can_match_are_named() {
     for (pattern, what) in [
         ("a(?=b)", "look-ahead"),
         ("(?<!a)b", "look-behind"),
@@ -132,19 +132,19 @@ fn what_no_automaton_can_do_is_told_by_name() {
         ("ab\\", "a backslash at its end"),
         ("[a\\", "a backslash at its end"),
     ] {
-        for told in [
+        for result in [
             whole(pattern),
             self::pattern(pattern).map(|()| String::new()),
         ] {
-            let told = told.expect_err("it is not supported");
-            assert!(told.contains(what), "{told}");
+            let result = result.expect_err("it is not supported");
+            assert!(result.contains(what), "{result}");
         }
     }
     assert!(whole(r"[(?=]\\(?:a)[\b]").is_ok());
 }
 
 #[test]
-fn what_has_no_or_two_meanings_is_refused() {
+fn invalid_and_ambiguous_expressions_are_rejected() {
     for wrong in [
         "a**",
         "*a",
@@ -198,7 +198,7 @@ fn what_has_no_or_two_meanings_is_refused() {
 
 /// The compiler would let an escaped quotation mark through if the class had all control characters.
 #[test]
-fn classes_without_the_quote_or_the_backslash_go_without_nul() {
+fn classes_without_the_quote_or_the_backslash_exclude_nul() {
     for lacking in ["[^\"]", r"[^\\]", r"[\x00-\x1f]", r"[^\n\\]"] {
         assert!(!finds(&format!("^{lacking}$"), "\0"), "{lacking}");
         assert!(finds(&format!("^{lacking}$"), "\u{1}"), "{lacking}");
@@ -212,12 +212,12 @@ fn classes_without_the_quote_or_the_backslash_go_without_nul() {
 }
 
 #[test]
-fn letters_without_a_case_have_no_other() {
+fn caseless_letters_do_not_fold() {
     let others = class::without(class::cased().clone());
     let mut folded = others.clone();
     folded
         .try_case_fold_simple()
-        .expect("the tables of Unicode are there");
+        .expect("the Unicode tables are compiled in");
     assert_eq!(folded, others);
     for (letter, other) in [
         ("\u{345}", "\u{399}"),
@@ -232,16 +232,16 @@ fn letters_without_a_case_have_no_other() {
 }
 
 #[test]
-fn large_classes_without_case_are_counted() {
-    let told = pattern(&format!("(?i){}", r"\D".repeat(10_000)));
-    let told = told.expect_err("it is too much");
-    assert!(told.contains("ranges"), "{told}");
+fn large_case_insensitive_classes_are_counted() {
+    let result = pattern(&format!("(?i){}", r"\D".repeat(10_000)));
+    let result = result.expect_err("it is too much");
+    assert!(result.contains("ranges"), "{result}");
     let letters = "aZ".repeat(5_000);
     assert_eq!(pattern(&format!("(?i){letters}")), Ok(()));
 }
 
 #[test]
-fn classes_of_many_letters_are_put_in_order_once() {
+fn large_classes_are_sorted_once() {
     let codes = (0x3400..0x4db0).chain(0x4e00..0x9ff0).step_by(2);
     let letters: String = codes.filter_map(char::from_u32).collect();
     assert_eq!(pattern(&format!("^[{letters}]$")), Ok(()));
@@ -249,7 +249,7 @@ fn classes_of_many_letters_are_put_in_order_once() {
 
 /// Names of groups are not written.
 #[test]
-fn keys_that_become_one_stay_apart() {
+fn keys_that_become_equal_stay_distinct() {
     let keys = (0..3_000).map(|at| (format!("^(?<n{at}>a)$"), json!({})));
     let keys: serde_json::Map<String, Value> = keys.collect();
     let mut schema = json!({ "patternProperties": keys });

@@ -1,4 +1,4 @@
-//! Writes regular expressions as the compiler reads them: without anchors, with nothing in a class but ranges.
+//! Writes regular expressions for the compiler: without anchors, and with nothing but ranges in classes.
 
 use std::fmt::Write;
 
@@ -13,8 +13,8 @@ pub(super) enum Purpose {
     Plain,
     /// Strings in JSON, which the compiler quotes.
     ///
-    /// It quotes a class that has all control characters as though it had the quotation mark and the backslash too. So
-    /// a class that lacks one of these goes without NUL, which such a string has no escape for.
+    /// It quotes a class with all control characters as though the class also had the quotation mark and the backslash.
+    /// So NUL, which has no escape in such a string, is removed from a class that lacks one of the two.
     Quoted,
 }
 
@@ -111,7 +111,7 @@ fn anchored_sequence(parts: &[Node], edges: Edges, purpose: Purpose) -> Result<A
     Ok(all)
 }
 
-/// If one option is bound to an edge, all are written up to it.
+/// If one option is anchored to an edge, all options are extended to that edge.
 fn anchored_choice(options: &[Node], edges: Edges, purpose: Purpose) -> Result<Anchored, String> {
     let options = options
         .iter()
@@ -209,7 +209,7 @@ fn write_class(set: &ClassUnicode, purpose: Purpose, text: &mut String) {
         set.clone()
     };
     match set.ranges() {
-        // Nothing is both.
+        // An empty class: no character is both.
         [] => text.push_str(r"[a&&b]"),
         [only] if only.start() == only.end() => write_letter(only.start(), text),
         [all] if (all.start(), all.end()) == ('\0', char::MAX) => text.push_str("(?s:.)"),

@@ -1,4 +1,4 @@
-//! Detects `oneOf` whose options exclude each other, which is `anyOf`.
+//! Rewrites `oneOf` as `anyOf` where its options exclude each other.
 //!
 //! llguidance detects this in few schemas, and never through a reference. This module proves it for the schemas that
 //! generators write: options of different types, with different constants, or objects with a required discriminator.
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::keywords::{Keyword, keyword};
 
-/// Steps of comparisons for one schema.
+/// Maximum steps of comparisons for one schema.
 const MAX_STEPS: usize = 200_000;
 /// Pairs of values that are compared in one step.
 const PAIRS_A_STEP: usize = 128;
@@ -16,7 +16,7 @@ const PAIRS_A_STEP: usize = 128;
 const BYTES_A_VALUE: usize = 64;
 /// Maximum depth of the comparison.
 const MAX_DEPTH: usize = 12;
-/// Schemas that apply to one value.
+/// Maximum number of schemas that are collected for one value.
 const MAX_TOGETHER: usize = 64;
 
 const NULL: u8 = 1;
@@ -28,7 +28,7 @@ const ARRAY: u8 = 32;
 const OBJECT: u8 = 64;
 const EVERY: u8 = 127;
 
-/// Writes `oneOf` as `anyOf` where no value is of two of the options.
+/// Writes `oneOf` as `anyOf` where no value matches two of the options.
 pub(super) fn open_one_ofs(schema: &mut Value) {
     let opened = addresses_of_opened(schema);
     if !opened.is_empty() {
@@ -36,7 +36,7 @@ pub(super) fn open_one_ofs(schema: &mut Value) {
     }
 }
 
-/// The places in memory of the objects whose `oneOf` means the same as `anyOf`.
+/// Addresses of the objects whose `oneOf` means the same as `anyOf`.
 fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
     let mut proof = Proof {
         root: schema,
@@ -67,7 +67,7 @@ fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
     opened
 }
 
-/// Writes `oneOf` as `anyOf` in the objects with these addresses. A schema is checked before, so it is not deep.
+/// Writes `oneOf` as `anyOf` in the objects with these addresses. Checked schemas have a limited depth.
 ///
 /// Rewriting an object moves its entries, so inner objects come first.
 fn open(value: &mut Value, opened: &FxHashSet<usize>) {
@@ -95,7 +95,7 @@ fn address(object: &Map<String, Value>) -> usize {
 /// Schemas that all apply to one value, without references and `allOf`.
 struct Together<'a> {
     objects: Vec<&'a Map<String, Value>>,
-    /// One of them allows nothing.
+    /// Whether one of them allows no value.
     is_never: bool,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Proof<'a> {
         pairs.all(|(one, other)| self.exclude(&[one], &[other], 0))
     }
 
-    /// Whether no value is of both.
+    /// Whether no value matches both.
     fn exclude(&mut self, one: &[&'a Value], other: &[&'a Value], depth: usize) -> bool {
         let (one, other) = (self.together(one), self.together(other));
         self.all_exclude(&one, &other, depth)
@@ -145,7 +145,7 @@ impl<'a> Proof<'a> {
             || self.options_exclude(other, one, depth)
     }
 
-    /// The schemas, with those that they require too, by reference or `allOf`.
+    /// The schemas, and those that they include by reference or `allOf`.
     fn together(&self, schemas: &[&'a Value]) -> Together<'a> {
         let mut together = Together {
             objects: Vec::new(),
@@ -197,7 +197,7 @@ impl<'a> Proof<'a> {
             && (types & OBJECT == 0 || self.properties_exclude(one, other, depth))
     }
 
-    /// Whether a property that must be there has no value that both allow.
+    /// Whether a required property has no value that both allow.
     fn properties_exclude(
         &mut self,
         one: &Together<'a>,
@@ -212,7 +212,7 @@ impl<'a> Proof<'a> {
         })
     }
 
-    /// Whether each of some options of the one excludes the other.
+    /// Whether all options of an `anyOf` or `oneOf` in `one` exclude `other`.
     fn options_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
         let lists = one.objects.iter().flat_map(|object| {
             let lists = ["anyOf", "oneOf"].into_iter();
@@ -259,7 +259,7 @@ impl<'a> Together<'a> {
         types.fold(EVERY, |all, types| all & types)
     }
 
-    /// Whether none of the other's constants is allowed.
+    /// Whether the other has constants, none of which is allowed here.
     fn refuses_constants_of(&self, other: &Self) -> bool {
         let constants = other.objects.iter().find_map(|object| constants(object));
         let types = self.types();
@@ -309,7 +309,7 @@ impl<'a> Together<'a> {
         schemas.collect()
     }
 
-    /// Whether the bounds of one are beyond those of the other.
+    /// Whether the two ranges, from `least` to `most`, are disjoint.
     fn is_beyond(&self, other: &Self, least: &str, most: &str) -> bool {
         let above = |one: &Self, other: &Self| match (one.bound(least), other.bound(most)) {
             (Some(least), Some(most)) => least > most,
@@ -341,7 +341,7 @@ fn weight_of(value: &Value) -> usize {
 fn are_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() == other.as_f64(),
-        // Numbers inside may be written in two ways.
+        // Treated as equal, since numbers inside may be written in two ways.
         (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => true,
         _ => one == other,
     }

@@ -1,5 +1,5 @@
-//! Formats as patterns, since llguidance's accept texts that validators refuse: a second 60 in any minute, a 29th of
-//! February in any year, names of hosts and mailboxes that are too long.
+//! Spells out formats as patterns, since llguidance's own accept texts that validators reject: a second 60 in any
+//! minute, February 29 in any year, host names and mailboxes that are too long.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ const TIME: &str = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?
     (?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
 const LABEL: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
-/// A part between dots of the name of a mailbox.
+/// A part between dots in the name of a mailbox.
 const ATOM: &str = "[a-zA-Z0-9!#$%&'*+\\-/=?^_`{|}~]+";
 const IPV4_BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const HOSTNAME_LENGTH: &str = "^.{1,253}$";
@@ -30,7 +30,7 @@ pub(super) fn spell_out(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The patterns that a text of this format matches, all of them; none for other formats.
+/// The patterns that each text of the format matches; empty for other formats.
 fn patterns(format: &str) -> Vec<String> {
     let hostname = format!("{LABEL}(?:\\.{LABEL})*");
     match format {

@@ -138,7 +138,7 @@ impl<'a> Check<'a> {
         Ok(Value::Object(kept))
     }
 
-    /// The value of a keyword as a compiler may see it; `None` to leave it out.
+    /// The value of a keyword for the compiler; `None` if the keyword is removed.
     fn keyword(
         &mut self,
         name: &str,
@@ -218,7 +218,7 @@ impl<'a> Check<'a> {
         Ok(Value::Object(kept))
     }
 
-    /// A value that is no schema: a constant, a bound.
+    /// Checks a value that is not a schema: a constant or a bound.
     fn data(&mut self, value: &Value, place: Place<'_>) -> Result<(), FieldError> {
         self.count(place)?;
         match value {
@@ -304,13 +304,13 @@ impl<'a> Check<'a> {
         match at_least {
             Some(at_least) if at_least > required + 1.0 => Err(self.refuse(
                 place.under("minProperties"),
-                "the keyword \"minProperties\" is not supported beyond the required properties and one more",
+                "the keyword \"minProperties\" is supported only up to the number of required properties plus one",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Whether strict mode adds that nothing else is allowed. The parts of an `allOf` describe the same object.
+    /// Whether strict mode forbids additional properties. The parts of an `allOf` describe the same object.
     fn closes(&self, schema: &Map<String, Value>, place: Place<'_>) -> bool {
         let has = |name: &str| schema.contains_key(name);
         let is_object = has("properties")
@@ -327,7 +327,7 @@ impl<'a> Check<'a> {
 
     fn refuse(&self, place: Place<'_>, reason: &str) -> FieldError {
         let field = self.field;
-        let reason = format!("{field} at {place}: {reason}: leave it out or write it differently");
+        let reason = format!("{field} at {place}: {reason}: remove it or write it differently");
         FieldError::new(field, reason)
     }
 }

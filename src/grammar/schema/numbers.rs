@@ -1,4 +1,4 @@
-//! Numbers of schemas: those that are represented exactly, and reasons to refuse others.
+//! Checks that numbers in schemas are exact for llguidance, and gives the reasons to refuse others.
 //!
 //! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond
 //! their ranges it accepts wrong numbers, or recurses without end.
@@ -10,7 +10,7 @@ const LARGEST: u64 = 1 << 53;
 /// How far an excluded integer is moved: numbers nearer to it are not generated.
 const NUDGE: f64 = 1e-9;
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-/// Decimals of a multiple, at most.
+/// Maximum decimals of a multiple.
 const MOST_DECIMALS: u32 = 8;
 
 /// A multiple: `digits` divided by ten to the power of `decimals`.
@@ -40,7 +40,7 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
     is_beyond.then(|| format!("the number {number} is not supported, limit is {largest} (2^53)"))
 }
 
-/// Whether a keyword is a bound at the end of all doubles, which generators write for a number in 64 bits.
+/// Whether a keyword is a bound at the limit of doubles, without effect, as generators write for 64-bit numbers.
 pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
     let is_old = schema.get(name) == Some(&Value::Bool(true));
     let name = match name {
@@ -56,17 +56,17 @@ pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
     }
 }
 
-/// Largest multiple, without its decimal point: the compiler searches as many remainders for one that is 0.
+/// Largest multiple, without its decimal point: the compiler searches that many remainders for 0.
 const MOST_REMAINDERS: u64 = 100_000;
-/// A larger multiple may have at most this before its zeros, with which that is found soon.
+/// Largest number before the zeros of a larger multiple: its remainder of 0 is found soon.
 const MOST_ROUND: u64 = 99;
-/// Decimals of a bound, at most: the compiler nests an expression as deep.
+/// Maximum decimals of a bound, to which depth the compiler nests an expression.
 const MOST_BOUND_DECIMALS: usize = 40;
 
-/// The fault of the bounds of one schema.
+/// Adjusts the bounds of one schema, or returns the keyword and the fault of a bound.
 ///
-/// Between an excluded integer and a bound less than 1 away the compiler lets the integer through. So such an integer
-/// is moved by [`NUDGE`] where a double can be.
+/// The compiler accepts an excluded integer if the other bound is less than 1 away. So the integer is moved by
+/// [`NUDGE`] if a double can represent the result.
 pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
     for name in BOUNDS {
         let number = match schema.get(name) {
@@ -109,7 +109,7 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
     None
 }
 
-/// Whether the compiler lets an excluded integer through that is a bound of these schemas together.
+/// Whether the compiler would accept an excluded integer that is a bound, where these schemas apply together.
 pub(super) fn lets_excluded_through(objects: &[&Map<String, Value>]) -> bool {
     let lower = bounds(objects, "minimum", "exclusiveMinimum");
     let upper = bounds(objects, "maximum", "exclusiveMaximum");
@@ -152,7 +152,7 @@ fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<B
     bounds
 }
 
-/// A count such as `maxLength` as the compiler reads it; `None` if no text is as long.
+/// A count such as `maxLength` for the compiler; `None` for a maximum that no value reaches.
 ///
 /// # Errors
 /// The reason why it is not a count.
@@ -175,7 +175,7 @@ pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> 
 }
 
 impl Multiple {
-    /// The multiple that a number is, if the compiler can count in it.
+    /// The multiple for a number, if the compiler can compute with it.
     ///
     /// # Errors
     /// Why it cannot.
@@ -219,7 +219,7 @@ impl Multiple {
         self
     }
 
-    /// The multiple that the compiler makes of a double, tenfold by tenfold.
+    /// The multiple that the compiler makes of a double, which it multiplies by ten until it is whole.
     fn of_compiler(mut number: f64) -> Option<Self> {
         let mut decimals = 0;
         while number.fract() != 0.0 {
@@ -249,7 +249,7 @@ impl Multiple {
     }
 }
 
-/// Whether a value may have to be a multiple of all these, in any order, one or another of them twice.
+/// Whether the compiler can combine these multiples in any order, even with one of them twice.
 pub(super) fn can_combine(multiples: &[Multiple]) -> bool {
     let decimals = multiples.iter().map(|multiple| multiple.decimals).max();
     let Some(decimals) = decimals else {
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_a_double_holds_with_their_neighbours_are_taken() {
+    fn integers_beyond_exact_doubles_are_rejected() {
         for taken in [
             "0",
             "-0.0",

@@ -1,9 +1,9 @@
 //! Bounds the patterns that apply to one string together, since each multiplies the cost of the others.
 //!
-//! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty
-//! exhaust the memory, and its limits do not count this. So this module first counts how many apply together: it
-//! collects the schemas that apply to one value through references, `allOf` and branches of `anyOf` and `oneOf`, then
-//! those of its parts. It does the same for multiples, whose least common one must have few digits.
+//! llguidance matches them together: twenty of them take seconds, sixty exhaust the memory, and its limits do not count
+//! this. So this module first counts how many apply together: it collects the schemas that apply to one value through
+//! references, `allOf` and branches of `anyOf` and `oneOf`, then those of its parts. It does the same for multiples,
+//! whose least common one must have few digits.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
@@ -16,9 +16,9 @@ const MAX_PRODUCT: u64 = 1_000_000;
 const MAX_LETTERS: u64 = 256;
 /// Characters that a format counts as.
 const FORMAT_LETTERS: u64 = 16;
-/// Schemas that are looked at, each once for every value that it may apply to.
+/// Maximum visits of schemas, one for each value that a schema may apply to.
 const MAX_VISITS: usize = 500_000;
-/// Entries of the sets of schemas that are copied for branches and parts.
+/// Maximum entries of the sets of schemas that are copied for branches and parts.
 const MAX_COPIES: usize = 4_000_000;
 
 /// The fault of a schema whose parts multiply.
@@ -34,7 +34,7 @@ impl Fault {
         match self {
             Self::TooManyPatterns => "too many patterns may apply to one string",
             Self::LargeMultiples => {
-                "the multipleOf of schemas that may apply to one number have too many digits together"
+                "the least common multiple of the multipleOf values that may apply to one number has too many digits"
             }
             Self::NearBounds => {
                 "an excluded bound of numbers is an integer less than 1 away from the other bound"
@@ -70,9 +70,9 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
 struct Found {
     n_patterns: usize,
     n_multiples: usize,
-    /// Some bound is excluded.
+    /// Whether some bound is exclusive.
     excludes_bounds: bool,
-    /// Several schemas may apply to one value.
+    /// Whether several schemas may apply to one value.
     combine: bool,
 }
 
@@ -112,7 +112,7 @@ struct Walk<'a> {
     multiples_combine: bool,
     visits: usize,
     copies: usize,
-    /// The sets that were added, by the places of their schemas in memory.
+    /// The sets that were added, by the addresses of their schemas.
     known: FxHashSet<Vec<(usize, usize)>>,
     waiting: Vec<Vec<Applied<'a>>>,
 }
@@ -198,7 +198,7 @@ impl<'a> Walk<'a> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         let mut all = Vec::with_capacity(given.len());
         let mut next = given;
-        let mut looked_at = 0;
+        let mut visited = 0;
         loop {
             for applied in next.drain(..) {
                 self.count()?;
@@ -206,10 +206,10 @@ impl<'a> Walk<'a> {
                     all.push(applied);
                 }
             }
-            let Some(applied) = all.get(looked_at) else {
+            let Some(applied) = all.get(visited) else {
                 return Ok(all);
             };
-            looked_at += 1;
+            visited += 1;
             let Some(object) = applied.schema.as_object() else {
                 continue;
             };
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_that_refer_to_themselves_are_looked_at_once() {
+    fn schemas_that_refer_to_themselves_are_visited_once() {
         let base = json!({"properties": {"id": {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}$"}}});
         let children = json!({"properties": {"children": {"items": {"$ref": "#"}}}});
         expect(

@@ -28,13 +28,13 @@ pub(crate) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> Stri
     }
 }
 
-/// The schemas by rewritten patterns; patterns that become equal get suffixes to stay distinct.
+/// Rewrites the patterns that are keys; patterns that become equal get suffixes to stay distinct.
 fn with_keys(named: Map<String, Value>, map: &mut dyn FnMut(&str) -> String) -> Map<String, Value> {
     let mut kept = Map::new();
     for (at, (pattern, schema)) in named.into_iter().enumerate() {
         let mut pattern = map(&pattern);
         if kept.contains_key(&pattern) {
-            // An empty text matches with any count: that of the key is no other's.
+            // A repeated empty group changes no match, and its count makes the key unique.
             pattern = format!("(?:{pattern})(?:){{{at}}}");
         }
         kept.insert(pattern, schema);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A place in a schema, as a chain to its root: written down only when something is wrong there.
+/// A place in a schema, as a chain to its root: formatted only for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     step: Option<(&'a Place<'a>, &'a str)>,

@@ -1,4 +1,4 @@
-//! References between schemas, by RFC 6901 and RFC 3986 as JSON schema has them.
+//! Resolves references between schemas, as JSON schema uses RFC 6901 and RFC 3986.
 //!
 //! llguidance follows only keys without `~`, `/` and `%`. So this module resolves each `$ref`, and its target gets a
 //! plain name among the definitions unless it has one.
@@ -16,7 +16,7 @@ const LONGEST_WRITTEN: usize = 200;
 /// Maximum bytes of an `$id`, and of a URI resolved from several; longer ones are ignored.
 const LONGEST_ID: usize = 1000;
 
-/// A schema that is referred to and still to be checked.
+/// A referenced schema that is still to be checked.
 pub(super) struct Target<'a> {
     pub(super) name: String,
     pub(super) schema: &'a Value,
@@ -26,7 +26,7 @@ pub(super) struct Target<'a> {
 
 pub(super) struct References<'a> {
     root: &'a Value,
-    /// Names that were given to schemas, by their places in memory.
+    /// Names that were given to schemas, by their addresses in memory.
     names: FxHashMap<*const Value, String>,
     used: FxHashSet<String>,
     /// The next suffix for generated names that would be equal.
@@ -58,15 +58,15 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The next referenced schema that is not among those checked anyway.
+    /// The next referenced schema that would not be checked otherwise.
     pub(super) fn next_target(&mut self) -> Option<Target<'a>> {
         self.waiting.pop()
     }
 
-    /// The reference as the compiler finds it, made in the document `base`.
+    /// Rewrites a reference in the document `base` for the compiler.
     ///
     /// # Errors
-    /// Why it leads nowhere, as a sentence.
+    /// Why it cannot be resolved, as a sentence.
     pub(super) fn resolve(&mut self, reference: &str, base: &'a Value) -> Result<String, String> {
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let document = match address {
@@ -83,7 +83,7 @@ impl<'a> References<'a> {
         let found = self.in_document(document, &fragment);
         let (document, target) = match found {
             Some(target) => (document, Some(target)),
-            // Some name parts "/properties/a" and mean the whole schema by "#".
+            // Some schemas name parts "/properties/a" and mean the whole schema by "#".
             None if address.is_empty() => {
                 let root = self.root;
                 (root, self.in_document(root, &fragment))
@@ -101,7 +101,7 @@ impl<'a> References<'a> {
         Ok(format!("#/$defs/{name}"))
     }
 
-    /// The document of a schema: the one around it, or itself.
+    /// The document of a schema: the schema itself if it has an `$id`, otherwise that of the schema around it.
     pub(super) fn base(&self, schema: &'a Value, around: &'a Value) -> &'a Value {
         match id_of(schema) {
             Some(_) => schema,
@@ -114,7 +114,7 @@ impl<'a> References<'a> {
             "" => Some(document),
             pointer if pointer.starts_with('/') => {
                 let found = document.pointer(pointer);
-                // Some write the root so.
+                // Some schemas refer to the root as "#/".
                 found.or_else(|| (pointer == "/").then_some(document))
             }
             anchor => {
@@ -172,7 +172,7 @@ impl<'a> References<'a> {
         name
     }
 
-    /// The name itself, or with the first number that makes another one of it.
+    /// The name itself, or with the first number that makes it unused.
     fn free_name(&mut self, stem: String) -> String {
         let written = self.root.get("$defs");
         let mut number = self.numbers.get(&stem).copied().unwrap_or(1);
@@ -246,7 +246,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The address that a schema gives itself.
+/// The address in a schema's `$id`.
 fn id_of(schema: &Value) -> Option<&str> {
     let id = schema.get("$id")?.as_str()?;
     let id = id.strip_suffix('#').unwrap_or(id);
@@ -254,7 +254,7 @@ fn id_of(schema: &Value) -> Option<&str> {
     is_address.then_some(id)
 }
 
-/// An address that is written in the document `base`; one that would be too long stays as it is written.
+/// Resolves an address in the document `base`; an address that would become too long stays unchanged.
 fn joined(base: &str, address: &str) -> String {
     let is_absolute = address.contains("://") || address.starts_with("urn:");
     let folder = match is_absolute {

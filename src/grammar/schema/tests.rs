@@ -10,11 +10,11 @@ fn check(schema: &Value) -> Result<Value, String> {
 }
 
 #[test]
-fn unsupported_keywords_are_told_with_their_place() {
+fn unsupported_keywords_are_rejected_with_their_place() {
     let schema = json!({"type": "object", "properties": {"a/b": {"items": [{"not": {}}]}}});
-    let told = check(&schema).expect_err("`not` is not supported");
-    assert!(told.contains("#/properties/a~1b/items/0/not"), "{told}");
-    assert!(told.contains("\"not\""), "{told}");
+    let error = check(&schema).expect_err("`not` is not supported");
+    assert!(error.contains("#/properties/a~1b/items/0/not"), "{error}");
+    assert!(error.contains("\"not\""), "{error}");
     for (name, value) in [
         ("if", json!({})),
         ("contains", json!({"type": "null"})),
@@ -26,19 +26,19 @@ fn unsupported_keywords_are_told_with_their_place() {
         ("pattern", json!("(?=a)b")),
         ("minProperties", json!(2)),
     ] {
-        let told = check(&json!({ name: value })).expect_err("it is not supported");
-        assert!(told.contains(&format!("#/{name}")), "{told}");
+        let error = check(&json!({ name: value })).expect_err("it is not supported");
+        assert!(error.contains(&format!("#/{name}")), "{error}");
     }
 }
 
 #[test]
-fn names_of_properties_are_no_keywords() {
+fn property_names_are_not_keywords() {
     let schema = json!({"properties": {"not": {"type": "null"}}, "const": {"if": 1}});
     assert_eq!(check(&schema), Ok(schema));
 }
 
 #[test]
-fn what_says_nothing_is_left_out() {
+fn keywords_without_effect_are_removed() {
     let schema = json!({
         "title": "t", "x-guidance": {"lenient": true}, "uniqueItems": false, "format": "password",
         "properties": {"a": {"x-guidance": {}, "description": "d", "type": "string"}},
@@ -74,11 +74,11 @@ fn size_and_depth_are_bounded() {
     for _ in 0..100 {
         deep = json!({"items": deep});
     }
-    let told = check(&deep).expect_err("it is too deep");
-    assert!(told.contains("nested"), "{told}");
+    let error = check(&deep).expect_err("it is too deep");
+    assert!(error.contains("nested"), "{error}");
     let names: Vec<String> = (0..30_000).map(|name| name.to_string()).collect();
-    let told = check(&json!({ "enum": names })).expect_err("it is too large");
-    assert!(told.contains("values"), "{told}");
+    let error = check(&json!({ "enum": names })).expect_err("it is too large");
+    assert!(error.contains("values"), "{error}");
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn references_of_a_named_part_may_mean_the_whole_schema() {
     let elsewhere = json!({
         "$defs": {"a": {"$id": "other.json"}, "x": {"type": "null"}}, "$ref": "other.json#/$defs/x",
     });
-    let told = check(&elsewhere).expect_err("the other document has none");
-    assert!(told.contains("names nothing"), "{told}");
+    let error = check(&elsewhere).expect_err("the other document has none");
+    assert!(error.contains("names nothing"), "{error}");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn long_names_are_not_copied_for_each_value_below() {
 }
 
 #[test]
-fn many_references_with_one_last_part_get_names_in_turn() {
+fn references_with_the_same_last_part_get_numbered_names() {
     let targets = (0..8_000).map(|at: usize| (at.to_string(), json!({"a": {}})));
     let targets: Map<String, Value> = targets.collect();
     let references = (0..8_000).map(|at| json!({"$ref": format!("#/x/{at}/a")}));
@@ -136,9 +136,9 @@ fn many_references_with_one_last_part_get_names_in_turn() {
 fn branches_of_many_schemas_are_counted_before_they_are_copied() {
     let mut all = vec![json!({"pattern": "a"}), json!({"pattern": "b"})];
     all.resize(9_000, json!({}));
-    let told = check(&json!({"allOf": all, "anyOf": vec![json!({}); 9_000]}));
-    let told = told.expect_err("it is too much");
-    assert!(told.contains("too many patterns"), "{told}");
+    let error = check(&json!({"allOf": all, "anyOf": vec![json!({}); 9_000]}));
+    let error = error.expect_err("it is too much");
+    assert!(error.contains("too many patterns"), "{error}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn constants_are_compared_as_far_as_there_are_steps() {
 }
 
 #[test]
-fn bounds_at_the_ends_of_doubles_say_nothing() {
+fn bounds_at_the_limits_of_doubles_have_no_effect() {
     for bounds in [
         json!({"minimum": f64::MIN, "maximum": f64::MAX}),
         json!({"exclusiveMinimum": f64::MIN, "exclusiveMaximum": f64::MAX}),
@@ -194,7 +194,7 @@ fn bounds_at_the_ends_of_doubles_say_nothing() {
         json!({"minimum": -1e300}),
         json!({"const": f64::MAX}),
     ] {
-        let told = check(&bounds).expect_err("it is not exact");
-        assert!(told.contains("2^53"), "{told}");
+        let error = check(&bounds).expect_err("it is not exact");
+        assert!(error.contains("2^53"), "{error}");
     }
 }

@@ -56,7 +56,7 @@ fn an_output_may_begin_with_reasoning_or_without() {
 }
 
 #[test]
-fn an_end_inside_of_reasoning_is_the_end() {
+fn eos_in_the_reasoning_ends_the_output() {
     let vocabulary = large();
     let grammar = gated(vocabulary, true);
     let mut state = grammar.begin();
@@ -64,7 +64,7 @@ fn an_end_inside_of_reasoning_is_the_end() {
 }
 
 #[test]
-fn a_token_that_goes_on_after_the_tag_fails_unless_it_is_blank() {
+fn text_after_the_tag_in_the_same_token_fails_unless_blank() {
     let vocabulary = tiny();
     let grammar = gated(vocabulary, true);
     let commit = |parts: &[&str]| {

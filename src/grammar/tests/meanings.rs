@@ -32,7 +32,7 @@ fn refused(written: &str) -> String {
 }
 
 #[test]
-fn numbers_that_no_double_holds_are_refused_wherever_they_are() {
+fn inexact_numbers_are_rejected_everywhere() {
     for schema in [
         r#"{"enum": [-9223372036854775808]}"#,
         r#"{"enum": [1, {"a": [-9223372036854775296]}]}"#,
@@ -46,10 +46,10 @@ fn numbers_that_no_double_holds_are_refused_wherever_they_are() {
         r#"{"type": "integer", "exclusiveMinimum": 9007199254740992}"#,
         r#"{"type": "integer", "minimum": 9007199254740992, "exclusiveMinimum": true}"#,
     ] {
-        let told = refused(schema);
+        let error = refused(schema);
         assert!(
-            told.contains("2^53") && told.contains("#/"),
-            "{schema}: {told}"
+            error.contains("2^53") && error.contains("#/"),
+            "{schema}: {error}"
         );
     }
     for schema in [
@@ -65,8 +65,8 @@ fn numbers_that_no_double_holds_are_refused_wherever_they_are() {
         r#"{"minItems": 1.5}"#,
         r#"{"maxProperties": -1}"#,
     ] {
-        let told = refused(schema);
-        assert!(!told.contains("compiler failed"), "{schema}: {told}");
+        let error = refused(schema);
+        assert!(!error.contains("compiler failed"), "{schema}: {error}");
     }
 }
 
@@ -154,7 +154,7 @@ fn references_are_json_pointers() {
 }
 
 #[test]
-fn references_by_name_are_found_or_refused_in_words() {
+fn references_by_name_are_resolved_or_rejected_with_a_reason() {
     expect(
         r##"{"$ref": "#number", "$defs": {"a": {"$anchor": "number", "type": "integer"}}}"##,
         &["7"],
@@ -174,17 +174,17 @@ fn references_by_name_are_found_or_refused_in_words() {
         "#/$defs/nothing",
         "#/%ff",
     ] {
-        let told = refused(&format!("{{\"$ref\": \"{reference}\"}}"));
+        let error = refused(&format!("{{\"$ref\": \"{reference}\"}}"));
         assert!(
-            told.contains(reference) && told.contains("#/$ref"),
-            "{told}"
+            error.contains(reference) && error.contains("#/$ref"),
+            "{error}"
         );
-        assert!(!told.contains("feature"), "{told}");
+        assert!(!error.contains("feature"), "{error}");
     }
 }
 
 #[test]
-fn one_of_is_taken_where_its_options_exclude_each_other() {
+fn one_of_is_accepted_if_its_options_exclude_each_other() {
     let pets = r##""$defs": {
         "Cat": {"type": "object", "properties": {"kind": {"const": "cat"}, "n": {"type": "integer"}}, "required": ["kind"]},
         "Dog": {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]},
@@ -207,12 +207,12 @@ fn one_of_is_taken_where_its_options_exclude_each_other() {
         &["3", "5", "\"x\""],
         &["4"],
     );
-    let told = refused(
+    let error = refused(
         r##"{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
             "$defs": {"a": {"type": "integer"}, "b": {"type": "number"}}}"##,
     );
     assert!(
-        told.contains("exclude each other") && !told.contains("coerce"),
-        "{told}"
+        error.contains("exclude each other") && !error.contains("coerce"),
+        "{error}"
     );
 }

@@ -26,7 +26,7 @@ const PATTERNS: [(&str, &[char]); 12] = [
     ("^[a&&b]+$", &['c']),
 ];
 
-/// The text of a string in JSON; the output's own white space is no part of it.
+/// The text of a string in JSON; without the output's own white space.
 fn text_of(output: &str) -> String {
     let value: Value =
         serde_json::from_str(output).unwrap_or_else(|error| panic!("{output:?}: {error}"));
@@ -34,7 +34,7 @@ fn text_of(output: &str) -> String {
 }
 
 #[test]
-fn no_output_has_what_a_class_leaves_out() {
+fn outputs_have_no_excluded_characters() {
     for vocabulary in [tiny(), large()] {
         let compiler = vocabulary.compiler();
         for (pattern, excluded) in PATTERNS {

@@ -68,7 +68,7 @@ fn the_end_is_allowed_exactly_where_the_value_is_complete() {
             Some(token) if vocabulary.eos.contains(&token) => &walk.tokens[..walk.tokens.len() - 1],
             _ => &walk.tokens[..],
         };
-        // The last token may have ended it: nothing is asked after that.
+        // The last token may have ended the output: no mask is computed after it.
         for until in 0..output.len() {
             let masked = mask_after(grammar.as_ref(), vocabulary, &output[..until]);
             let ends = vocabulary
@@ -109,7 +109,7 @@ fn raw_controls_never_get_into_a_string() {
 }
 
 #[test]
-fn tokens_that_are_no_text_are_never_allowed() {
+fn tokens_that_are_not_text_are_never_allowed() {
     let vocabulary = large();
     let compiler = vocabulary.compiler();
     let grammar = compile(compiler, Constraint::Regex("(?s:.*)".into())).expect("it compiles");
@@ -127,7 +127,7 @@ fn tokens_that_are_no_text_are_never_allowed() {
 }
 
 #[test]
-fn white_space_is_what_was_asked_for() {
+fn white_space_follows_the_request() {
     let vocabulary = tiny();
     let compiler = vocabulary.compiler();
     let with = |whitespace| Constraint::JsonSchema {
@@ -186,7 +186,7 @@ fn strict_objects_are_closed() {
 }
 
 #[test]
-fn orders_to_the_compiler_are_ignored() {
+fn compiler_options_in_schemas_are_ignored() {
     let vocabulary = tiny();
     let schema = schema(json!({"type": "object", "x-guidance": {"lenient": true}, "not": {}}));
     let refused = vocabulary.compiler().compile(&wish(schema), &|| false);

@@ -17,27 +17,27 @@ fn format(format: Value) -> Constraint {
     tag(json!({"type": "structural_tag", "format": format}))
 }
 
-/// The texts that are and are not of a format.
+/// Checks texts that a format accepts and texts that it rejects.
 fn check(vocabulary: &Vocabulary, constraint: Constraint, good: &[&str], bad: &[&str]) {
-    let told = format!("{constraint:?}");
+    let name = format!("{constraint:?}");
     let compiler = vocabulary.compiler();
-    let grammar = compile(compiler, constraint).unwrap_or_else(|error| panic!("{told}: {error}"));
+    let grammar = compile(compiler, constraint).unwrap_or_else(|error| panic!("{name}: {error}"));
     for text in good {
         assert!(
             takes(grammar.as_ref(), vocabulary, text),
-            "{told}: {text:?}"
+            "{name}: {text:?}"
         );
     }
     for text in bad {
         assert!(
             !takes(grammar.as_ref(), vocabulary, text),
-            "{told}: {text:?}"
+            "{name}: {text:?}"
         );
     }
     for seed in 0..3 {
         // Free text in a tag need not end soon.
         let walk = walk_for(grammar.as_ref(), vocabulary, seed, 200);
-        assert!(walk.end.is_ok(), "{told}: {}", walk.text);
+        assert!(walk.end.is_ok(), "{name}: {}", walk.text);
     }
 }
 
@@ -67,7 +67,7 @@ fn the_old_form_is_free_text_with_tags() {
 }
 
 #[test]
-fn tags_of_marker_tokens_are_the_tokens() {
+fn tags_that_are_markers_match_the_tokens() {
     let called = || {
         format(
             json!({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [
@@ -81,7 +81,7 @@ fn tags_of_marker_tokens_are_the_tokens() {
     ];
     let bad = ["<tool_call>x", "<tool_call>\n1</tool_call>"];
     check(large(), called(), &good, &bad);
-    // Without such tokens the letters are the tags.
+    // In a vocabulary without these tokens, tags are plain text.
     check(tiny(), called(), &good, &bad);
 }
 
@@ -151,7 +151,7 @@ fn formats_make_up_a_tree() {
 }
 
 #[test]
-fn flags_say_how_many_tags_there_are() {
+fn flags_set_the_number_of_tags() {
     let with = |at_least_one: bool, stop_after_first: bool| {
         format(
             json!({"type": "triggered_tags", "triggers": ["<"], "at_least_one": at_least_one,
@@ -181,7 +181,7 @@ fn flags_say_how_many_tags_there_are() {
 }
 
 #[test]
-fn a_tag_ends_what_is_free_inside() {
+fn a_tag_ends_the_free_text_inside() {
     let inner = json!({"type": "triggered_tags", "triggers": ["<n>"], "tags": [
         {"begin": "<n>", "content": integer(), "end": "</n>"}]});
     let nested = json!({"type": "sequence", "elements": [
@@ -193,9 +193,9 @@ fn a_tag_ends_what_is_free_inside() {
 }
 
 #[test]
-fn what_is_not_supported_is_told_with_its_place() {
+fn unsupported_formats_are_rejected_with_their_place() {
     let compiler = tiny().compiler();
-    for (value, told) in [
+    for (value, expected) in [
         (json!({"type": "structural_tag"}), "format"),
         (json!({"type": "other", "format": {}}), "#/type"),
         (json!({"format": {"type": "token", "token": 1}}), "token"),
@@ -232,6 +232,6 @@ fn what_is_not_supported_is_told_with_its_place() {
     ] {
         let refused = compiler.compile(&wish(tag(value.clone())), &|| false);
         let error = refused.expect_err("it is refused").to_string();
-        assert!(error.contains(told), "{value}: {error}");
+        assert!(error.contains(expected), "{value}: {error}");
     }
 }

@@ -11,13 +11,13 @@ const CLOSING: usize = 40;
 const ENDLESS: usize = 1_500;
 
 pub(super) struct Walk {
-    /// Its tokens, the end of the sequence too if there was one.
+    /// The tokens, including the end of the sequence if there was one.
     pub(super) tokens: Vec<u32>,
     pub(super) text: String,
     pub(super) end: Result<GrammarProgress, GrammarFailure>,
 }
 
-/// The texts that may follow an output.
+/// The mask after an output.
 pub(super) struct Masked {
     pub(super) mask: TokenMask,
     pub(super) allowed: Allowed,
@@ -30,7 +30,7 @@ pub(super) fn mask_after(grammar: &dyn Grammar, vocabulary: &Vocabulary, tokens:
         state.commit(token).expect("it was allowed");
     }
     let mut mask = TokenMask::none(vocabulary.size);
-    let allowed = state.mask(&mut mask).expect("it goes on");
+    let allowed = state.mask(&mut mask).expect("the output has not ended");
     Masked { mask, allowed }
 }
 

@@ -1,7 +1,7 @@
 //! Arguments as Gemma 4 writes them: `row:4,who:<|"|>Ada<|"|>,meal:{hot:true}`.
 //!
-//! Numbers, true, false and null are JSON's. Strings are raw texts between two tags, so every other value is taken
-//! apart, as far as its schema can be.
+//! Numbers, true, false and null are JSON's. Strings are raw texts between two tags, so lists and objects are
+//! decomposed where their schemas can be.
 
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
 }
 
 pub(super) fn any_arguments() -> Part {
-    // Two deep: a string may hold anything but its tag, and parts know tags.
+    // Nested two deep, as parts: only they can express strings that contain anything but their tag.
     let word = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null/";
     let mut value = Part::Choice(vec![Part::Terminal(word.to_owned()), text(Vec::new())]);
     for _ in 0..2 {
@@ -91,7 +91,7 @@ fn key(name: &str) -> Option<String> {
     is_key(name).then(|| format!("{name}:"))
 }
 
-/// A string with letters that all of some terminals match.
+/// A string whose text matches all of the terminals.
 fn text(matches: Vec<String>) -> Part {
     let free = Free {
         excludes: vec![QUOTE.to_owned()],
@@ -106,8 +106,8 @@ fn text(matches: Vec<String>) -> Part {
     }
 }
 
-/// Strings with nothing but lengths and a pattern, and values that JSON writes alike. Several types are taken one
-/// by one: null is no string here.
+/// Strings with nothing but lengths and a pattern, and values that JSON writes in the same way. Schemas with several
+/// types are decomposed, since null is not a string here.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
     match schema.get("type")?.as_str()? {

@@ -25,7 +25,7 @@ pub(super) fn alone() -> FieldError {
     )
 }
 
-/// The answer in its message, after thoughts.
+/// The answer in its message, after the reasoning.
 pub(crate) fn framed(answer: Part, frame: AnswerFrame) -> Part {
     match frame {
         AnswerFrame::Bare | AnswerFrame::Messages(OutputStart::Content) => answer,
@@ -57,7 +57,7 @@ pub(crate) fn sources<'a>(
             vec![only(Arguments::Typed)?, only(Arguments::OnlyStrict)?]
         }
         (ToolChoice::Auto, None) if !is_strict => Vec::new(),
-        // The answer has begun: it is no call.
+        // The answer has begun, so it cannot be a call.
         (ToolChoice::Auto | ToolChoice::Allowed, constraint) if start == OutputStart::Content => {
             constraint.into_iter().collect()
         }
@@ -81,7 +81,7 @@ pub(crate) fn sources<'a>(
     written.collect()
 }
 
-/// The messages before the last, up to the header of that one.
+/// The messages before the last one, up to the last one's header.
 fn before(start: OutputStart, headers: &[&str]) -> Part {
     let message = |begin: &str| Part::Tag {
         begin: begin.to_owned(),

@@ -214,7 +214,7 @@ impl Calls<'_> {
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
-                // In one piece, which is longer than a text that is no call can be.
+                // The bracket is part of the first call's text, which is then longer than free text may be.
                 first: Some(Part::Choice(
                     self.each(&mut |tool| self.pythonic(tool, "["))?,
                 )),
@@ -455,7 +455,7 @@ fn nothing() -> Part {
     Part::Sequence(Vec::new())
 }
 
-/// How errors call the schema of a tool.
+/// How errors name the schema of a tool.
 fn place(tool: &Tool) -> String {
     format!("tools, in the parameters of {:?},", tool.name)
 }

@@ -18,9 +18,8 @@ pub(super) fn properties<'a>(
     schema: &'a Value,
 ) -> Result<Vec<Property<'a>>, FieldError> {
     let wrong = |what: &str| {
-        let reason = format!(
-            "{field} {what} cannot be written in this model's tool call format: leave it out"
-        );
+        let reason =
+            format!("{field} {what} cannot be written in this model's tool call format: remove it");
         FieldError::new(field, reason)
     };
     let known = [

@@ -5,7 +5,7 @@ use crate::part::Part;
 use souffleur_base::error::FieldError;
 use souffleur_state::output::{ToolChoice, loose_strict_tools, strict_openings};
 
-/// Most calls of an answer that must call: without a bound, a small model repeats its calls until the context is full.
+/// Most calls of an answer that must call: without a bound, small models repeat calls until the context is full.
 const MOST_CALLS: u32 = 16;
 
 impl Calls<'_> {

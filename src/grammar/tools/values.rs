@@ -1,4 +1,4 @@
-//! Values in forms of calls that do not write them as JSON: their schema is decomposed where that is possible.
+//! Argument values in call formats other than JSON: their schemas are decomposed where possible.
 
 use serde_json::Value;
 

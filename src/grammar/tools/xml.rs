@@ -14,7 +14,7 @@ use souffleur_base::error::FieldError;
 pub(crate) struct Tags {
     before_name: &'static str,
     after_name: &'static str,
-    /// The tag that values do not have in them.
+    /// The tag that values must not contain.
     close: &'static str,
     before_close: &'static str,
     after_close: &'static str,
@@ -29,7 +29,7 @@ impl Tags {
         after_close: "\n",
     };
 
-    /// GLM's, with line breaks between them or with nothing.
+    /// GLM's tags, with line breaks between them or with nothing.
     pub(super) fn glm(line: &'static str) -> Self {
         Self {
             before_name: "<arg_key>",
@@ -144,13 +144,13 @@ fn texts(schema: &Value, tags: Tags) -> Option<Vec<String>> {
     let values = constants(schema.as_object()?)?.into_iter();
     let texts = values.map(|value| value.as_str().map(str::to_owned));
     let texts: Vec<String> = texts.collect::<Option<_>>()?;
-    // A newline at an end would be taken for that of the form.
+    // A newline at either end would be read as part of the format.
     let is_plain = |text: &String| !text.contains(tags.close) && text.trim_matches('\n') == text;
     texts.iter().all(is_plain).then_some(texts)
 }
 
-/// The terminals in Lark that a string matches; `None` unless the schema is one of strings (or null, which reads like
-/// one) with nothing but lengths and a pattern.
+/// The terminals in Lark that a string matches; `None` unless the schema describes strings (or null, which reads like a
+/// string) with nothing but lengths and a pattern.
 pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
     let object = schema.as_object()?;
     let is_string = match object.get("type") {

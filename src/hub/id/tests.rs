@@ -1,4 +1,4 @@
-//! Ids and paths.
+//! Tests of parsing model ids and rejecting local paths.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn ids_name_a_repository_a_quantisation_or_a_file() {
 }
 
 #[test]
-fn paths_of_this_machine_are_no_ids() {
+fn local_paths_are_not_ids() {
     for path in [
         "",
         "model",

@@ -1,7 +1,6 @@
 //! Activations packed for a matrix product: groups of rows, encoded to match the format of the weights.
 //!
-//! The operations before a projection (norms, gated MLP activations) write this encoding themselves: no kernel only
-//! packs.
+//! Norms and gated MLP activations write this encoding themselves, which saves a separate packing pass.
 
 use super::format::{Encoding, group_rows, n_groups};
 use super::packing::pack_group;
@@ -100,14 +99,14 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// The words of these rows, or those of all rows that these are picked from, row after row.
+    /// The words of these rows or, if `picked` is set, of all rows from which these are picked, row after row.
     pub words: &'a [u32],
     pub first: usize,
     pub rows: usize,
     pub row_words: usize,
     pub encoding: Encoding,
     pub n_groups: usize,
-    /// Indices of the rows, in order, if they are picked.
+    /// Indices of the picked rows, in order; `None` if the rows are contiguous.
     pub picked: Option<&'a [u32]>,
 }
 
@@ -124,7 +123,7 @@ impl<'a> RowGroups<'a> {
     }
 
     /// # Panics
-    /// If they are picked.
+    /// If the rows are picked.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
         assert!(self.picked.is_none(), "picked rows are not contiguous");
         let rows = self.rows_of(group);
@@ -180,7 +179,7 @@ impl PackedRows {
                         | Encoding::Int8Rows
                         | Encoding::WideInt8
                         | Encoding::A32
-                        | Encoding::A256 => unreachable!("no test does this"),
+                        | Encoding::A256 => unreachable!("tests read only float encodings"),
                     });
                 }
             }

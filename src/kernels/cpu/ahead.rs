@@ -4,18 +4,18 @@ use super::simd::Lanes;
 
 pub const LINE_WORDS: usize = 16;
 /// Cache lines of a prefetch burst: bursts of dozens were slower with 2 to 16 rows. A core keeps a limited number of
-/// misses in flight, and a burst probably delays the weights that are multiplied.
+/// misses in flight, so a long burst probably delays the weights that are needed now.
 const LINES_AT_ONCE: usize = 6;
 
 /// Prefetch distance of a tile of one panel in its stream of weights, in steps.
 const STREAM_STEPS: usize = 128;
-/// The distance where a line takes few instructions: there the hardware prefetcher keeps up, and hints for the page
-/// after the next, which it would not read yet, took a sixth of the speed of one row of bf16, and a fifth with bytes.
+/// Prefetch distance if a cache line takes few instructions: then the hardware prefetcher keeps up, and prefetching
+/// `STREAM_STEPS` ahead (two pages) slowed products with one row by a sixth in bf16 and by a fifth in int8.
 const FORESEEN_STEPS: usize = 32;
-/// Most rows of bytes at which a line of weights takes few enough instructions.
+/// Maximum number of int8 rows at which a cache line of weights takes few enough instructions.
 const FORESEEN_ROWS: usize = 3;
 
-/// Whether the hardware prefetcher keeps up with a stream of bytes multiplied with `rows` rows, four bytes an instruction.
+/// Whether the hardware prefetcher keeps up with int8 weights that multiply `rows` rows, four bytes per instruction.
 #[inline(always)]
 pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
     S::BYTE_QUADS && S::REGISTERS == 1 && rows <= FORESEEN_ROWS
@@ -25,9 +25,9 @@ pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
 #[derive(Clone, Copy)]
 pub enum Ahead {
     Nothing,
-    /// The memory after the single panel: that of the next tile.
+    /// The memory after a tile of one panel: the next tile's weights.
     Stream,
-    /// This number of words from a pointer on, over a whole tile.
+    /// This number of words from a pointer on, spread over a tile.
     Words(*const u32, usize),
 }
 
@@ -94,7 +94,8 @@ impl Pace {
         }
     }
 
-    /// Prefetches lines that are needed later, a share of a block of `lines` lines that is read in eight parts or two.
+    /// Prefetches a share of a later block of `lines` cache lines; blocks of over 32 lines have eight shares, others
+    /// two.
     #[inline(always)]
     pub fn follow_lines<S: Lanes>(&self, block: *const u32, part: usize, lines: usize) {
         if self.is_stream {

@@ -1,4 +1,4 @@
-//! Implements the backend's operations on the CPU.
+//! Implements [`Backend`] for the CPU: calls the kernels of each operation.
 
 use super::activations::PackedRows;
 use super::experts::Experts;

@@ -14,7 +14,7 @@ pub struct Segment {
     pub first_token: usize,
     pub n_tokens: usize,
     pub first_position: usize,
-    /// Whether it uses the rotary frequencies of long sequences.
+    /// Whether the row uses the rotary frequencies of long sequences.
     pub is_long: bool,
 }
 
@@ -45,14 +45,14 @@ pub struct CpuBatch {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
-    /// Slots in window pages; empty if no layer has those.
+    /// Slots in window pages; empty if no layer has window pages.
     window_slots: Vec<u32>,
     segments: Vec<Segment>,
-    /// Per segment; empty if no layer keeps a state.
+    /// One for each segment; empty if no layer is recurrent.
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
     vectors: Vec<VectorRun>,
-    /// Unique to this content among all batches.
+    /// Identifies this content among all batches.
     serial: u64,
 }
 
@@ -71,7 +71,7 @@ impl CpuBatch {
     /// Adds the query tokens of a row, the first one at `first_position`.
     ///
     /// # Panics
-    /// If the row's pages do not reach that far.
+    /// If the row's pages do not cover the positions.
     pub fn push(&mut self, row: RowId, first_position: usize, tokens: &[u32], table: &PageTable) {
         self.serial = next_serial();
         let n_tokens = tokens.len();
@@ -89,10 +89,10 @@ impl CpuBatch {
         }
     }
 
-    /// Gives the tokens of the row that was added last their places in window pages.
+    /// Looks up the window slots of the row that was added last.
     ///
     /// # Panics
-    /// If no row was added, or its window pages do not reach that far.
+    /// If no row was added, or its window pages do not cover the positions.
     pub fn place_windows(&mut self, table: &PageTable) {
         let segment = self.segments.last().expect("a row was added");
         for position in segment.first_position..segment.end_position() {
@@ -110,7 +110,7 @@ impl CpuBatch {
         }
     }
 
-    /// Makes the row that was added last one of a long sequence.
+    /// Marks the row that was added last as a long sequence.
     pub fn rotate_long(&mut self) {
         if let Some(last) = self.segments.last_mut() {
             last.is_long = true;
@@ -124,8 +124,7 @@ impl CpuBatch {
         after > 0 && self.segments[after - 1].is_long
     }
 
-    /// Replaces tokens that were added by vectors. They are read where tokens are looked up, which is never done
-    /// for a batch that was picked.
+    /// Replaces tokens by prompt vectors. Only the embedding lookup reads these, and it never gets a picked batch.
     pub fn place_vectors(&mut self, run: VectorRun) {
         self.vectors.push(run);
     }
@@ -134,7 +133,7 @@ impl CpuBatch {
         &self.vectors
     }
 
-    /// Gives the row that was added last the live state of its layers, and the copies to save, by position.
+    /// Sets the live state of the row that was added last, and the copies to save, ordered by position.
     pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
         let first_save = self.saves.len();
         self.saves.extend_from_slice(saves);
@@ -145,7 +144,7 @@ impl CpuBatch {
         });
     }
 
-    /// The rows' parts with their states, and the copies of each.
+    /// The segments with their live states and the copies to save.
     ///
     /// # Panics
     /// If a row has no state.
@@ -153,7 +152,7 @@ impl CpuBatch {
         assert_eq!(
             self.segments.len(),
             self.states.len(),
-            "every row of a model with states has one"
+            "every row of a recurrent model must have a state"
         );
         let segments = self.segments.iter().zip(&self.states);
         segments.map(|(segment, state)| {
@@ -166,7 +165,7 @@ impl CpuBatch {
         self.tokens.len()
     }
 
-    /// Replaces the content by the tokens of `step` at these ascending indices.
+    /// Replaces the content with the tokens of `step` at these ascending indices.
     ///
     /// # Panics
     /// If `step` has fewer tokens.
@@ -180,7 +179,7 @@ impl CpuBatch {
             while segment.is_some_and(|segment| segment.end_token() <= index) {
                 segment = segments.next();
             }
-            let whole = segment.expect("the step has the tokens that are picked of it");
+            let whole = segment.expect("a picked index is below the step's token count");
             let position = step.positions[index];
             match self.segments.last_mut() {
                 Some(last) if last.row == whole.row && last.end_position() == position as usize => {

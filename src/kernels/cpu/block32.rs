@@ -1,9 +1,9 @@
-//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0, whose codes become bytes.
+//! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0 with its codes widened to bytes.
 //!
-//! A panel has for each two blocks a line of scales, f16 of all outputs for the first and then for the second, and
-//! sixteen lines of codes, four inputs of an output in a word, each 128 larger than it is. Activations are signed bytes
-//! with a scale for each row and 32 inputs; a correction next to the scale accounts for the 128. The sum of a block is
-//! an exact integer, then `acc = fma(sum, d dx, acc)`, in ascending blocks.
+//! For each two blocks, a panel has a line of f16 scales (all outputs of the first block, then of the second) and
+//! sixteen lines of codes. A word holds the codes of four inputs of an output, each plus 128. Activations are signed
+//! bytes with a scale for each row and 32 inputs; a correction next to the scale cancels the 128. The sum of a block is
+//! an exact integer, then `acc = fma(sum, d dx, acc)`, in ascending order of blocks.
 
 use half::f16;
 
@@ -20,12 +20,11 @@ pub const LINES: usize = 1 + 2 * BLOCK_STEPS;
 /// Words of a row of activations for a block: scale, correction, bytes.
 pub const ROW_WORDS: usize = 2 + BLOCK_STEPS;
 
-/// Multiplies `M` rows with `N` panels into the first `N * PANEL` values of `M` rows of `sums`; the panels have `twos` times two
-/// blocks.
+/// Multiplies `M` rows with `N` panels of `2 * twos` blocks, into the first `N * PANEL` values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, each panel for `twos * LINES` lines; the instruction set of `S` was
-/// detected.
+/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, each panel for `twos * LINES` lines; the instruction set of
+/// `S` was detected.
 #[inline(always)]
 pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     rows: *const u32,
@@ -108,7 +107,7 @@ pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
     }
 }
 
-/// The codes of a block as panels have them, four in a word.
+/// The codes of a block in the layout of a panel, four in a word.
 #[inline(always)]
 fn quads(block_type: BlockType, block: &[u8]) -> [u32; BLOCK_STEPS] {
     let word = |bytes: [u8; 4]| u32::from_le_bytes(bytes) ^ 0x8080_8080;

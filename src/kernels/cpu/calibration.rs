@@ -22,7 +22,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// By layer; empty for layers that no query attended in.
+    /// The sums of each layer; empty for layers in which no query has attended.
     pub fn layers(&self) -> &[Vec<ChannelSums>] {
         &self.layers
     }
@@ -44,7 +44,7 @@ impl Calibration {
             Storage::F32(keys) => add(sums, heads, q, keys.slice(), batch),
             Storage::F16(keys) => add(sums, heads, q, keys.slice(), batch),
             Storage::BF16(keys) => add(sums, heads, q, keys.slice(), batch),
-            Storage::I8(..) => panic!("channels are chosen by keys that are not quantised"),
+            Storage::I8(..) => panic!("channel calibration needs keys that are not quantised"),
         }
     }
 }

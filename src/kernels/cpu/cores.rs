@@ -2,15 +2,15 @@
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
-    /// Its logical CPUs, lowest first.
+    /// The node's logical CPUs, lowest first.
     pub cpus: Vec<usize>,
-    /// One of each physical core.
+    /// One logical CPU of each physical core.
     pub cores: Vec<usize>,
 }
 
 /// One logical CPU of each usable physical core, lowest first; empty if the system does not report them.
 pub fn allowed_cores() -> Vec<usize> {
-    one_cpu_a_core(allowed_cpus(), siblings)
+    one_cpu_per_core(allowed_cpus(), siblings)
 }
 
 /// The default number of compute threads: one per usable physical core, within the CPU quota of the cgroup.
@@ -32,7 +32,7 @@ pub(super) fn allowed_nodes() -> Vec<Node> {
     nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
 }
 
-/// Sets the calling thread's affinity; leaves it if `cpus` is empty. A refusal only costs speed.
+/// Sets the calling thread's affinity, unless `cpus` is empty. A failure only costs speed.
 #[cfg(target_os = "linux")]
 pub(super) fn bind_this_thread(cpus: &[usize]) {
     use rustix::thread::CpuSet;
@@ -48,13 +48,13 @@ pub(super) fn bind_this_thread(cpus: &[usize]) {
     }
 }
 
-/// Other systems place threads themselves.
+/// Does nothing: other systems place threads themselves.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn bind_this_thread(_: &[usize]) {}
 
 /// Runs a closure on some CPUs, or anywhere if there are none, then restores the calling thread's affinity.
 pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
-    /// The affinity to restore, after a panic too.
+    /// The affinity to restore, even after a panic.
     struct Before(Vec<usize>);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -99,14 +99,14 @@ fn nodes_of(
             .filter(|cpu| all.contains(cpu))
             .collect();
         Node {
-            cores: one_cpu_a_core(cpus.clone(), siblings),
+            cores: one_cpu_per_core(cpus.clone(), siblings),
             cpus,
         }
     });
     nodes.filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Parses a Linux CPU list, `0-3,8`. Ignores parts that are invalid or too large for a list of CPUs.
+/// Parses a Linux CPU list, `0-3,8`. Ignores ranges that are invalid or exceed any number of CPUs.
 fn numbers(list: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;
     let ranges = list.trim().split(',').filter_map(|range| {
@@ -117,13 +117,13 @@ fn numbers(list: &str) -> Vec<usize> {
     ranges.flatten().collect()
 }
 
-/// The logical CPUs of a CPU's core, as the system writes them.
+/// The CPU list of the core that `cpu` belongs to.
 fn siblings(cpu: usize) -> Option<String> {
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     std::fs::read_to_string(file).ok()
 }
 
-fn one_cpu_a_core(allowed: Vec<usize>, siblings: impl Fn(usize) -> Option<String>) -> Vec<usize> {
+fn one_cpu_per_core(allowed: Vec<usize>, siblings: impl Fn(usize) -> Option<String>) -> Vec<usize> {
     let mut seen = Vec::with_capacity(allowed.len());
     let mut cores = allowed;
     cores.retain(|&cpu| {
@@ -143,19 +143,19 @@ mod tests {
     #[test]
     fn threads_of_one_core_count_once() {
         let siblings = |cpu: usize| Some(format!("{},{}\n", cpu % 4, cpu % 4 + 4));
-        assert_eq!(one_cpu_a_core((0..8).collect(), siblings), [0, 1, 2, 3]);
-        assert_eq!(one_cpu_a_core(vec![1, 5, 6], siblings), [1, 6]);
-        assert_eq!(one_cpu_a_core(vec![0, 3], |_| None), [0, 3]);
+        assert_eq!(one_cpu_per_core((0..8).collect(), siblings), [0, 1, 2, 3]);
+        assert_eq!(one_cpu_per_core(vec![1, 5, 6], siblings), [1, 6]);
+        assert_eq!(one_cpu_per_core(vec![0, 3], |_| None), [0, 3]);
     }
 
     #[test]
-    fn default_is_at_least_one_and_at_most_what_the_system_grants() {
+    fn default_threads_are_within_the_available_parallelism() {
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
         assert!((1..=parallelism).contains(&default_threads()));
     }
 
     #[test]
-    fn lists_are_read_as_the_system_writes_them() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(numbers("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
         assert_eq!(numbers("7"), [7]);
         for nothing in ["", "\n", "x", "3-", "-", "5-4", "0-99999999999"] {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_the_cpus_that_may_be_used_and_no_others() {
+    fn nodes_have_only_allowed_cpus() {
         let cpus_of = |node| String::from(["0-3,8-11\n", "", "4-7,12-15\n", "16"][node]);
         let siblings = |cpu: usize| Some(format!("{},{}\n", cpu % 8, cpu % 8 + 8));
         let nodes = |allowed: &[usize]| nodes_of(allowed, "0-3\n", cpus_of, siblings);
@@ -190,7 +190,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn bound_thread_stays_on_its_cpus_and_others_do_not() {
+    fn binding_affects_only_the_calling_thread() {
         let before = allowed_cpus();
         let cpu = *before.last().expect("a thread runs somewhere");
         let bound = std::thread::spawn(move || {
@@ -205,7 +205,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_goes_back_to_where_it_could_run() {
+    fn run_on_restores_the_affinity() {
         let before = allowed_cpus();
         let cpu = before[0];
         assert_eq!(run_on(&[cpu], allowed_cpus), [cpu]);

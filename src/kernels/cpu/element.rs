@@ -96,7 +96,7 @@ impl Element for f16 {
 
 /// Page-aligned elements, so each vector lies within one cache line.
 pub struct Elements<T> {
-    /// Longer than the elements only where there are none.
+    /// As long as the elements, and at least one byte.
     map: MmapMut,
     bytes: usize,
     element: PhantomData<T>,
@@ -106,11 +106,11 @@ impl<T> Elements<T> {
     /// Returns zeros, as [`Storage::zeros`] does.
     ///
     /// # Panics
-    /// When the system has no address space left, as any allocation does.
+    /// If the process has no address space left.
     pub fn zeros(len: usize) -> Self {
         let bytes = len * size_of::<T>();
         Self {
-            map: MmapMut::map_anon(bytes.max(1)).expect("address space for elements"),
+            map: MmapMut::map_anon(bytes.max(1)).expect("the system maps anonymous memory"),
             bytes,
             element: PhantomData,
         }
@@ -200,8 +200,7 @@ pub enum Storage {
     I8(Elements<i8>, Elements<bf16>),
 }
 
-/// Runs an expression with `$data` bound to the elements of a [`Storage`] and `$scales` to their scales, as slices; floats
-/// have no scales.
+/// Evaluates `$body` with slices of a [`Storage`]: `$data` are its elements, `$scales` their scales, empty for floats.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! with_elements {
@@ -230,10 +229,10 @@ macro_rules! with_elements {
 pub use with_elements;
 
 impl Storage {
-    /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.
+    /// Returns zeros. The system zeroes pages when they are first touched, so a large pool costs no time.
     ///
     /// # Panics
-    /// When the system has no address space left, as any allocation does.
+    /// If the process has no address space left.
     pub fn zeros(dtype: KvDtype, len: usize, n_scales: usize) -> Self {
         match dtype {
             KvDtype::F32 => Self::F32(Elements::zeros(len)),
@@ -246,7 +245,7 @@ impl Storage {
         }
     }
 
-    /// The bytes of the elements, and those of their scales, of which floats have none. Both begin on a page of the system.
+    /// The bytes of the elements and of their scales, which are empty for floats. Both are page-aligned.
     pub fn bytes_mut(&mut self) -> [&mut [u8]; 2] {
         match self {
             Self::F32(elements) => [elements.bytes_mut(), &mut []],

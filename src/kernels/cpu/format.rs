@@ -1,9 +1,9 @@
 //! Memory layouts of weights and activations for matrix products.
 //!
 //! **Weights** are stored in panels of sixteen outputs. A panel is a sequence of *steps*; a step holds the weights of
-//! one, two or four successive inputs for all sixteen outputs, one lane an output. **Activations** are stored in groups
-//! of rows (see [`group_rows`]); a step of a group is one 32-bit word a row, holding the same inputs. A product walks
-//! both in one direction.
+//! one, two or four successive inputs for all sixteen outputs, one lane per output. **Activations** are stored in
+//! groups of rows (see [`group_rows`]); a step of a group is one 32-bit word per row, holding the same inputs. A
+//! product reads both sequentially.
 //!
 //! | format | inputs in a step | a panel's step | a row's word |
 //! |---|---|---|---|
@@ -14,8 +14,8 @@
 //! | blocks of 32 | 4 | see `block32`, `nibbles` | 4 x i8 |
 //! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
-//! With AMX, rows of bf16 and int8 are contiguous instead, as [`Encoding`] says: sixteen steps of a panel are a tile as
-//! they are, and so are sixteen words of each row.
+//! With AMX, rows of bf16 and int8 are contiguous instead, see [`Encoding`]: sixteen steps of a panel form an AMX tile,
+//! and so do sixteen words of each row.
 //!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
@@ -30,10 +30,10 @@ use crate::blocks::BlockType;
 use crate::dtype::{Dtype, MatrixRole, Quantization};
 use crate::tensor_view::Stored;
 
-/// Pairs of bf16 of a row in an AMX tile, and steps of a panel in one.
+/// Pairs of bf16 in a row of an AMX tile, and steps of a panel in a tile.
 pub const TILE_PAIRS: usize = 16;
 
-/// An encoding of activations, which products with several formats may read.
+/// An encoding of activations; several weight formats may share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     F32,
@@ -42,7 +42,7 @@ pub enum Encoding {
     WideBf16,
     /// Signed bytes with a scale for each row and `INT8_GROUP` inputs.
     Int8,
-    /// The same as i16: after a group's header the bytes 0 and 2 of each word, then the bytes 1 and 3.
+    /// `Int8` widened to i16: after a group's header the bytes 0 and 2 of each word, then the bytes 1 and 3.
     WideInt8,
     /// As [`Self::Bf16`], but row-major, in whole tiles of [`TILE_PAIRS`] words, as AMX reads them.
     Bf16Rows,
@@ -69,11 +69,12 @@ impl Encoding {
     }
 }
 
+/// Chooses the format in which weights are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatRule {
-    /// For weights without blocks.
+    /// For weights that are not stored in blocks.
     plain: Format,
-    /// For the output (logits) matrix without blocks.
+    /// For an output (logits) matrix that is not stored in blocks.
     logits: Format,
     blocks: BlockRule,
 }
@@ -82,7 +83,7 @@ pub struct FormatRule {
 enum BlockRule {
     /// The blocks' own format, or this one if products do not read those blocks natively.
     KeptOr(Format),
-    /// One that represents all their values, for products without rounded activations.
+    /// A format that represents all values of the blocks, for products with unrounded activations.
     Exact,
     All(Format),
 }
@@ -151,7 +152,7 @@ impl FormatRule {
         }
     }
 
-    /// Whether products read weights in such blocks natively, without conversion.
+    /// Whether products read blocks of this type natively, without conversion.
     pub fn keeps(self, block: BlockType) -> bool {
         Format::of_blocks(block) == Some(self.format(Stored::Blocks(block)))
     }
@@ -175,9 +176,9 @@ pub enum WeightProduct {
     F32,
     /// Products of pairs of bf16, with AMX if available.
     Bf16,
-    /// Products of bytes whose scales are 128 inputs apart, with AMX if available.
+    /// Products of bytes with a scale for 128 inputs, with AMX if available.
     Int8,
-    /// Products of bytes whose scales are closer, or that are unpacked first: never with AMX.
+    /// Products of bytes with a scale for fewer inputs, or of codes that are unpacked to bytes; never with AMX.
     Blocks,
 }
 
@@ -189,7 +190,7 @@ pub enum Format {
     F16,
     /// 16-bit brain floats, activations rounded to them.
     Bf16,
-    /// 16-bit brain floats, activations in f32. An even number of inputs.
+    /// 16-bit brain floats, activations in f32. The number of inputs must be even.
     ExactBf16,
     /// Signed bytes with a scale for each output and `INT8_GROUP` inputs, activations quantised likewise.
     Int8,
@@ -210,7 +211,7 @@ impl Format {
         }
     }
 
-    /// The format of weights that are stored in such blocks, if products read them natively.
+    /// The format of weights stored in blocks of this type, if products read them natively.
     pub fn of_blocks(block: BlockType) -> Option<Self> {
         match block {
             BlockType::Q8_0 | BlockType::Q5_0 => Some(Self::Block32(block)),
@@ -292,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_stay_unless_products_are_exact_or_weights_become_bytes() {
+    fn blocks_are_kept_unless_products_are_exact_or_weights_become_int8() {
         let keeps = |dtype, quantization, role| {
             let rule = FormatRule::new(dtype, quantization);
             rule.of(role).keeps(BlockType::Affine4)

@@ -8,15 +8,15 @@ use super::threads::ThreadPool;
 
 const ELEMENT_COST: usize = 64;
 
-/// Multiplies the rows of `x` with `1 / (1 + e^-gate)`, element by element, or each row with that of its only gate.
+/// Multiplies `x` by `1 / (1 + e^-gate)`, with a gate for each element or one for each row.
 ///
 /// # Panics
-/// If the rows of `gate` are of another width than those of `x`, and not of one element.
+/// If `gate` has neither the width of `x` nor a width of 1.
 pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) {
     let (rows, width) = (x.rows(), x.width());
     assert!(
         [1, width].contains(&gate.width()),
-        "one gate per element or per row"
+        "gates must be one per element or one per row"
     );
     let shared = Shared::new(x.values_mut());
     for_rows(pool, rows, width * ELEMENT_COST, |row| {
@@ -29,7 +29,7 @@ pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) 
 
 struct Multiply<'a> {
     out: &'a mut [f32],
-    /// As many as `x`, or one.
+    /// As many as `out`, or one.
     gates: &'a [f32],
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use crate::cpu::tensor::Scratch;
 
     #[test]
-    fn gelu_is_that_of_the_book_on_every_instruction_set() {
+    fn gelu_matches_the_formula_on_every_instruction_set() {
         // Not a whole number of vectors.
         const WIDTH: usize = 1000;
         let scratch = Scratch::default();
@@ -138,7 +138,7 @@ mod tests {
             }
             seen.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
         }
-        // Instruction sets that round products and sums once agree in all bits.
+        // Instruction sets with fused multiply-add agree in all bits.
         let fused: Vec<_> = seen
             .iter()
             .filter(|(isa, _)| *isa != Isa::Portable)

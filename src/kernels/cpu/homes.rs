@@ -1,7 +1,7 @@
 //! NUMA placement by first touch: a page is allocated on the node of the thread that first touches it.
 //!
-//! The KV pool is touched at engine start: otherwise the thread that stores a decode's few tokens would place the heads
-//! of all nodes on its own.
+//! The KV pool is touched at engine start: otherwise a thread that stores a decode's few tokens would place the heads
+//! of all nodes on its own node.
 
 use std::ops::Range;
 
@@ -9,24 +9,24 @@ use super::nodes::{Nodes, PerNode, locate};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 
-/// If the system's pages are larger, some are touched more than once.
+/// Page size; if the system's pages are larger, some are touched more than once.
 const PAGE_BYTES: usize = 4 << 10;
 /// Pages of a work item, and of the stretches in which unowned memory is interleaved.
 const STRETCH_PAGES: usize = 256;
 /// Approximate cost of touching a page, in multiply-adds.
 const PAGE_COST: usize = 1 << 14;
 
-/// Touches zeroed memory that begins on a page and holds contiguous planes, each divided among heads in equal parts; a
-/// page on the border of two heads goes to the one whose bytes it begins with.
+/// Touches zeroed, page-aligned memory of contiguous planes, each divided equally among heads. A page on the border of
+/// two heads belongs to the head of its first byte.
 pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, usize)) {
     let homes = homes(pool.nodes(), bytes.len(), planes_and_heads);
     touch_at(pool, bytes, &homes);
 }
 
-/// As [`touch`], for memory that holds contiguous states, in which each node owns a part; a single part is unowned.
+/// As [`touch`], for memory of contiguous states: each node owns one part of a state. A single part is interleaved.
 ///
 /// # Panics
-/// If the parts are not those of a state of `state_bytes`, or of other nodes.
+/// If there are several parts, but not one for each node.
 pub fn touch_states(
     pool: &mut ThreadPool,
     bytes: &mut [u8],
@@ -61,7 +61,7 @@ fn homes(
     let n_pages = n_bytes.div_ceil(PAGE_BYTES);
     let owned = nodes.heads(heads);
     if owned.len() == 1 {
-        return nobodys_homes(nodes, n_pages);
+        return interleaved_homes(nodes, n_pages);
     }
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     // A page belongs to the head in which it begins; bytes after the last head belong to the last head.
@@ -85,9 +85,13 @@ fn state_homes(
 ) -> PerNode<Vec<Range<usize>>> {
     let n_pages = n_bytes.div_ceil(PAGE_BYTES);
     if parts.len() <= 1 || state_bytes == 0 {
-        return nobodys_homes(nodes, n_pages);
+        return interleaved_homes(nodes, n_pages);
     }
-    assert_eq!(parts.len(), nodes.count(), "parts of a state");
+    assert_eq!(
+        parts.len(),
+        nodes.count(),
+        "a state must have one part per node"
+    );
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     for first in (0..n_bytes).step_by(state_bytes) {
         let begins = |byte: usize| (first + byte).min(n_bytes).div_ceil(PAGE_BYTES);
@@ -98,7 +102,7 @@ fn state_homes(
     homes
 }
 
-fn nobodys_homes(nodes: &Nodes, n_pages: usize) -> PerNode<Vec<Range<usize>>> {
+fn interleaved_homes(nodes: &Nodes, n_pages: usize) -> PerNode<Vec<Range<usize>>> {
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     for (i, stretch) in stretches(0..n_pages).enumerate() {
         homes[i % nodes.count()].push(stretch);
@@ -122,7 +126,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn every_page_has_one_home_where_its_head_is_owned() {
+    fn every_page_is_placed_once_on_the_node_of_its_head() {
         for threads in [&[1, 1][..], &[3, 1], &[1, 1, 1], &[2, 2, 2, 2]] {
             let nodes = Nodes::new(threads.iter().copied());
             for (planes, heads, head_bytes) in
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_of_states_has_one_home_where_its_part_is_owned() {
+    fn every_page_of_states_is_placed_once_on_the_node_of_its_part() {
         for threads in [&[1, 1][..], &[3, 1], &[2, 2, 2, 2]] {
             let nodes = Nodes::new(threads.iter().copied());
             for (heads, head_bytes, rest) in [(8, MIB / 4, 40_000), (4, 4096, 64), (4, 20, 48)] {
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_fewer_heads_than_nodes_lies_on_all_nodes_alike() {
+    fn memory_of_fewer_heads_than_nodes_is_interleaved() {
         let nodes = Nodes::new([1; 4]);
         let homes = homes(&nodes, 8 * STRETCH_PAGES * PAGE_BYTES, (1, 1));
         let pages: Vec<usize> = homes
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_touched_as_it_is_and_by_its_own_threads() {
+    fn touching_keeps_memory_zeroed_and_runs_every_item() {
         let mut pool = ThreadPool::on_nodes(&[1, 2, 1]).expect("threads start");
         for (planes, heads) in [(2, 4), (1, 1), (1, 0)] {
             let mut bytes = vec![0; 300 * PAGE_BYTES + 64];

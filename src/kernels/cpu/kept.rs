@@ -9,13 +9,13 @@ use souffleur_base::kv_layout::SCALE_GROUP;
 const VECTOR_CODES: usize = 4 * LANES;
 /// The largest code: that of a group's largest magnitude.
 const MAX_CODE: f32 = 127.0;
-/// The bits of infinity: NaNs have greater magnitudes.
+/// The bits of infinity; the magnitude bits of NaNs are greater.
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
 pub trait Kept: bytemuck::Pod + Send + Sync {
     /// Whether each [`SCALE_GROUP`] elements of a key or value share a scale.
     const SCALED: bool;
-    /// Elements after the last slot, so that whole vectors can be read of every slot.
+    /// Elements after the last slot, so that whole vectors can be read from every slot.
     const SLACK: usize;
 
     /// Writes a key or value of a head, and its scales if it has any. The result depends on these values alone.
@@ -73,8 +73,8 @@ unsafe fn quantise<S: Lanes>(values: &[f32], out: &mut [i8]) -> bf16 {
     scale
 }
 
-/// The scale of a group by the bits of its largest magnitude, and the factor that makes codes of its values. Scales are
-/// rounded up, so no code is beyond [`MAX_CODE`].
+/// The scale of a group from the bits of its largest magnitude, and the factor from values to codes. Scales are rounded
+/// up, so no code exceeds [`MAX_CODE`].
 #[inline(always)]
 fn scale_of(largest: u32) -> (bf16, f32) {
     if largest >= INFINITY_BITS {
@@ -120,7 +120,7 @@ mod tests {
         for (i, (value, code)) in values.iter().zip(&codes).enumerate() {
             let scale = scales[i / SCALE_GROUP].to_f32();
             let error = (value - f32::from(*code) * scale).abs();
-            assert!(error <= 0.5001 * scale, "{value} became {code} of {scale}");
+            assert!(error <= 0.5001 * scale, "{value} became {code} * {scale}");
         }
         for group in values.chunks(SCALE_GROUP).zip(&scales) {
             let largest = group
@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_or_too_small_is_told_by_its_scale() {
+    fn scales_of_nan_infinite_and_tiny_values_are_nan_or_zero() {
         for isa in Isa::available() {
             for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = [1.0; SCALE_GROUP + 6];
                 values[SCALE_GROUP + 2] = odd;
                 let (codes, scales) = dispatch(isa, Keep(&values));
-                // 127 steps of a rounded-up scale are 126 of it.
+                // The scale is rounded up, so the largest code is 126, not 127.
                 assert_eq!(codes[..SCALE_GROUP], [126; SCALE_GROUP], "{isa:?}, {odd}");
                 assert!(scales[0].to_f32() < 0.01 && scales[1].is_nan());
             }

@@ -23,7 +23,7 @@ pub struct KvPool {
     layers: Vec<Storage>,
     /// `None` for layers without paged buffers.
     layouts: Vec<Option<PagedKv>>,
-    /// For each layer, whether its slots are those of window pages.
+    /// For each layer, whether it uses window pages.
     windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
     hides_labels: bool,
@@ -34,7 +34,7 @@ impl KvPool {
     /// first use.
     ///
     /// # Panics
-    /// If labels are not those of the layout.
+    /// If the labels of `sparsity` do not match the layout.
     pub fn new(
         layout: &KvLayout,
         (n_slots, n_window_slots): (usize, usize),
@@ -69,8 +69,7 @@ impl KvPool {
         }
     }
 
-    /// First touch of all memory on its NUMA node: split by heads, or interleaved if heads are fewer. A no-op with one
-    /// node.
+    /// Places all memory on NUMA nodes by first touch: by heads, or interleaved if there are fewer heads than nodes.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -106,7 +105,7 @@ impl KvPool {
         &mut self.layers[layer]
     }
 
-    /// `None` while labels are hidden.
+    /// The labels of a layer; `None` while labels are hidden.
     pub fn labels(&self, layer: usize) -> Option<&Labels> {
         self.labels[layer].as_ref().filter(|_| !self.hides_labels)
     }
@@ -116,7 +115,7 @@ impl KvPool {
         self.hides_labels = hides;
     }
 
-    /// For measurements; labels are independent of their keys.
+    /// For measurements: fills keys, values and labels with random numbers; labels do not match their keys.
     pub fn fill_with_noise(&mut self) {
         let labels = self.labels.iter_mut().flatten().map(Labels::storage_mut);
         for storage in self.layers.iter_mut().chain(labels) {
@@ -211,17 +210,17 @@ impl PageTable {
     }
 
     /// # Panics
-    /// If the row has no page there.
+    /// If the row has no page at `position`.
     #[inline]
     pub fn slot(&self, row: RowId, position: usize) -> usize {
         let page = self.rows[row.index()][position / self.page_tokens];
         page.index() * self.page_tokens + position % self.page_tokens
     }
 
-    /// Calls `each` with positions and their slots, ascending; one division for all.
+    /// Calls `each` with every position and its slot, in ascending order; divides only once.
     ///
     /// # Panics
-    /// If the row has no page there.
+    /// If the row's pages do not cover the positions.
     #[inline(always)]
     pub fn for_slots(
         &self,

@@ -27,7 +27,7 @@ struct LayerMap {
     planes: SmallVec<[PlaneMap; 4]>,
 }
 
-/// One contiguous stream per head; all lengths in bytes.
+/// One contiguous stream per head, from `at` in the block and from `start` in memory; all lengths in bytes.
 #[derive(Clone, Copy)]
 struct PlaneMap {
     memory: Memory,
@@ -94,7 +94,7 @@ impl BlockMap {
             }
         });
         let layers = layers.collect();
-        debug_assert_eq!(at, len, "block size matches the KV layout");
+        debug_assert_eq!(at, len, "block size must match the KV layout");
         Ok(Self {
             layers,
             block_tokens,
@@ -113,7 +113,7 @@ impl BlockMap {
     }
 
     /// # Panics
-    /// If they are not a block's tokens, or the block has another length.
+    /// If `pages` do not hold exactly a block's tokens, or `block` has another length.
     pub fn gather(
         &mut self,
         pool: &mut ThreadPool,
@@ -121,7 +121,7 @@ impl BlockMap {
         pages: &[PageId],
         block: &mut [u8],
     ) {
-        assert_eq!(block.len(), self.len, "bytes of a block");
+        assert_eq!(block.len(), self.len, "wrong block length");
         self.find_runs(pages, 0..self.block_tokens);
         let block = Shared::new(block);
         let memories = memories(layers, labels);
@@ -140,10 +140,10 @@ impl BlockMap {
         });
     }
 
-    /// Copies the tokens `tokens` of a block to `pages`, which hold them and no others.
+    /// Copies the range `tokens` of a block to `pages`.
     ///
     /// # Panics
-    /// If they do not, or the block has another length.
+    /// If `pages` do not hold exactly these tokens, or `block` has another length.
     pub fn scatter(
         &mut self,
         pool: &mut ThreadPool,
@@ -151,7 +151,7 @@ impl BlockMap {
         (pages, tokens): (&[PageId], Range<usize>),
         block: &[u8],
     ) {
-        assert_eq!(block.len(), self.len, "bytes of a block");
+        assert_eq!(block.len(), self.len, "wrong block length");
         self.find_runs(pages, tokens);
         let memories = memories(layers, labels);
         let (maps, runs, tokens) = (&self.layers, &self.runs, self.block_tokens);
@@ -170,7 +170,7 @@ impl BlockMap {
         let n_tokens = pages.len() * self.page_size;
         assert!(
             tokens.end <= self.block_tokens && tokens.len() == n_tokens,
-            "pages of {n_tokens} tokens for {tokens:?} of a block of {}",
+            "pages of {n_tokens} tokens cannot hold tokens {tokens:?} of a block of {}",
             self.block_tokens
         );
         self.runs.clear();
@@ -298,12 +298,12 @@ mod tests {
     fn pool(page_size: usize) -> (KvPool, ThreadPool, BlockMap) {
         let n_slots = 9 * page_size;
         let kv = KvPool::new(&layout(), (n_slots, 0), None);
-        let map = BlockMap::new(&layout(), n_slots, (8, page_size)).expect("all are pages");
+        let map = BlockMap::new(&layout(), n_slots, (8, page_size)).expect("all layers have pages");
         (kv, ThreadPool::new(2).expect("threads start"), map)
     }
 
     #[test]
-    fn a_block_comes_back_at_other_pages_with_the_same_bytes() {
+    fn a_block_has_the_same_bytes_on_other_pages() {
         for (page_size, from, to) in [
             (
                 1,
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_block_goes_to_its_own_pages_alone() {
+    fn scattering_a_part_writes_only_its_pages() {
         let (mut kv, mut threads, mut map) = pool(2);
         kv.fill_with_noise();
         let mut block = vec![0; map.bytes()];
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn planes_are_where_kernels_write() {
+    fn planes_match_the_layout_of_kernels() {
         let (mut kv, mut threads, mut map) = pool(1);
         kv.fill_with_noise();
         let mut block = vec![0; map.bytes()];

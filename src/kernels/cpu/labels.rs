@@ -1,4 +1,4 @@
-//! Labels of keys: a copy of some channels, by which sparse attention selects keys of a long context.
+//! Labels of keys: copies of some channels, by which sparse attention selects keys of a long context.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ pub(super) fn of_layers(
         let rules = rules?;
         let pages = layout.layers()[layer].pages()?;
         let channels = rules.layers.get(layer)?.as_ref()?;
-        assert_eq!(channels.n_heads(), pages.heads, "labels of every key head");
-        assert_eq!(channels.per_head(), pages.labels, "labels of the layout");
+        assert_eq!(channels.n_heads(), pages.heads, "heads with labels");
+        assert_eq!(channels.per_head(), pages.labels, "channels per label");
         let len = pages.heads * n_slots * pages.labels;
         Some(Labels {
             layer,
@@ -93,7 +93,7 @@ fn copy<E: Copy>(
     assert_eq!(
         labels.len(),
         channels.n_heads() * n_slots * width,
-        "a label for each key"
+        "label elements"
     );
     for head in 0..channels.n_heads() {
         let of_head = channels.head(head);

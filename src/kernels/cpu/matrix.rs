@@ -23,8 +23,8 @@ const WEIGHT_COST: usize = 4;
 /// Inputs converted at once, through f32.
 const CHUNK: usize = INT8_GROUP;
 
-/// A weight matrix `[outputs, inputs]` in panels, or a node's part of one. Each stacked part begins with its own panel;
-/// the panels of two equally high parts alternate, so that gate and up are one stream.
+/// A weight matrix `[outputs, inputs]` in panels, or a node's part of one. Each stacked part begins with a new panel;
+/// the panels of two parts of equal shape alternate, so that gate and up are one stream.
 pub struct Matrix {
     pub outputs: usize,
     pub inputs: usize,
@@ -68,7 +68,7 @@ impl Matrix {
         let inputs = parts[0].shape[1];
         assert!(
             parts.iter().all(|part| part.shape[1] == inputs),
-            "stacked matrices have equal width"
+            "stacked matrices must have equal width"
         );
         let mut panels = Vec::new();
         let mut end = first_output;
@@ -126,13 +126,17 @@ impl Matrix {
         self.words.as_slice()
     }
 
-    /// Reads the weights of one output of an unstacked matrix, an embedding.
+    /// Reads the weights of one output of an unstacked matrix, such as an embedding table.
     ///
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.
     pub fn read_row(&self, output: usize, out: &mut [f32]) {
-        assert!(output < self.outputs, "row {output} of {}", self.outputs);
-        assert_eq!(out.len(), self.inputs, "a row of {}", self.inputs);
+        assert!(
+            output < self.outputs,
+            "row {output} is not below {}",
+            self.outputs
+        );
+        assert_eq!(out.len(), self.inputs, "values of a row");
         let panel_words = self.panel_words;
         let panel = &self.words()[output / PANEL * panel_words..][..panel_words];
         let lane = output % PANEL;

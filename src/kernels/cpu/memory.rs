@@ -11,7 +11,7 @@ use memmap2::{MmapMut, MmapRaw};
 
 use super::nodes::PerNode;
 
-/// On x86-64, and the usual size elsewhere.
+/// Size of a huge page on x86-64, and usually elsewhere.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 const CHUNK_BYTES: usize = 64 << 20;
@@ -32,10 +32,10 @@ struct NodeArena {
 }
 
 impl WeightArena {
-    /// Takes memory for `len` words of a node, all zero; untouched pages take none.
+    /// Returns `len` zero words for a node; pages take memory when they are first touched.
     ///
     /// # Panics
-    /// When the system has no address space left, as any allocation does.
+    /// If the process has no address space left.
     pub fn zeroed(&mut self, node: usize, len: usize) -> WeightWords {
         while self.nodes.len() <= node {
             self.nodes.push(NodeArena::default());
@@ -67,10 +67,11 @@ impl NodeArena {
     }
 }
 
-/// Maps `bytes`, rounded up, from a huge page on; returns the chunk and the page's offset.
+/// Maps `bytes`, rounded up to huge pages; returns the chunk and the offset of its first huge page.
 fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
-    let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("memory for weights");
+    let map =
+        MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("the system maps memory for weights");
     let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
     // A failure (no huge pages) only costs speed.
     #[cfg(target_os = "linux")]
@@ -92,7 +93,7 @@ impl WeightWords {
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u32] {
-        // SAFETY: as above, and they are borrowed once.
+        // SAFETY: as above, and `self` is borrowed mutably.
         unsafe {
             let start = self.chunk.as_mut_ptr().add(self.start);
             std::slice::from_raw_parts_mut(start.cast(), self.len)
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_begin_at_a_cache_line_and_keep_what_they_hold_as_they_grow() {
+    fn lines_are_aligned_and_keep_their_content_when_they_grow() {
         let mut lines = Lines::<f32>::default();
         for len in [1, 17, 4000] {
             lines.make_room(len);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_an_arena_are_zero_and_stand_side_by_side_from_a_huge_page_on() {
+    fn arena_words_are_zero_and_contiguous_from_a_huge_page_on() {
         let mut arena = WeightArena::default();
         let lens = [5, HUGE_PAGE_BYTES / 4 + 5, 0, CHUNK_BYTES / 4, 7];
         let mut words = lens.map(|len| arena.zeroed(0, len));
@@ -180,11 +181,7 @@ mod tests {
         let start = |i: usize| words[i].as_slice().as_ptr();
         assert_eq!(start(0).align_offset(HUGE_PAGE_BYTES), 0);
         assert_eq!(start(0).wrapping_byte_add(ALIGN_BYTES), start(1));
-        assert_eq!(
-            start(3).align_offset(HUGE_PAGE_BYTES),
-            0,
-            "a chunk of its own"
-        );
+        assert_eq!(start(3).align_offset(HUGE_PAGE_BYTES), 0, "a new chunk");
     }
 
     #[test]

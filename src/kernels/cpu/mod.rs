@@ -1,7 +1,7 @@
-//! The CPU backend: weights and KV in f32, f16 or bf16, activations and sums in f32.
+//! The CPU backend: multithreaded SIMD kernels for float and quantised weights and KV.
 //!
-//! Portable SIMD lanes (`simd`), compiled for each instruction set and dispatched at run time; a thread pool
-//! (`threads`). Every reduction has an order fixed by positions.
+//! Kernels are written with portable SIMD lanes (`simd`), compiled for each instruction set and dispatched at run time.
+//! They run on a thread pool (`threads`). Positions fix the order of every reduction.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]
@@ -100,7 +100,7 @@ pub struct CpuSizes {
     pub quantization: Option<Quantization>,
     /// Compute threads, including the caller's.
     pub threads: usize,
-    /// Binds threads to cores if they are as many as the process may use; the system places fewer threads better.
+    /// Binds threads to cores if there is one for each usable core; the system places fewer threads better.
     pub pin_threads: bool,
     /// Whether threads, weights and KV pool are divided among NUMA nodes; results are the same.
     pub numa: Numa,
@@ -111,13 +111,13 @@ pub struct CpuSizes {
     pub page_size: usize,
     /// Including row 0.
     pub n_rows: usize,
-    /// Without the dummy.
+    /// Without the dummy slot.
     pub n_state_slots: usize,
     /// Without the dummy page.
     pub n_window_pages: usize,
     /// Whether attention reads shared prefix pages once for all rows of a step.
     pub shared_prefix: bool,
-    /// For sparse attention; the layout has its labels.
+    /// For sparse attention; the KV layout must include its labels.
     pub sparsity: Option<Arc<DoubleSparsity>>,
 }
 
@@ -142,7 +142,7 @@ pub struct CpuBackend {
     weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
-    /// `None` if no blocks are copied.
+    /// `None` until [`CpuBackend::carry_blocks`] is called.
     blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
@@ -156,7 +156,7 @@ pub struct CpuBackend {
 
 impl CpuBackend {
     /// # Errors
-    /// When the system refuses a thread.
+    /// If the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
         let n_window_slots = (sizes.n_window_pages + 1) * sizes.page_size;
@@ -245,7 +245,7 @@ impl CpuBackend {
         &mut self.table
     }
 
-    /// Without rows if no layer has window pages.
+    /// Has no rows if no layer has window pages.
     pub fn window_table(&self) -> &PageTable {
         &self.window_table
     }
@@ -254,12 +254,11 @@ impl CpuBackend {
         &mut self.window_table
     }
 
-    /// Prepares [`Self::save_block`] and [`Self::load_block`] for blocks of `block_tokens` tokens, which are whole
-    /// pages.
-    /// Returns the bytes of a block.
+    /// Prepares [`Self::save_block`] and [`Self::load_block`] for blocks of `block_tokens` tokens, which must be whole
+    /// pages. Returns the bytes of a block.
     ///
     /// # Errors
-    /// Names a layer with memory that blocks do not hold.
+    /// Names a layer with memory that blocks cannot hold.
     pub fn carry_blocks(
         &mut self,
         layout: &KvLayout,
@@ -275,24 +274,24 @@ impl CpuBackend {
     /// Copies the K/V of a block's tokens, which are on `pages`.
     ///
     /// # Panics
-    /// Without [`Self::carry_blocks`]; if pages or bytes are not those of a block.
+    /// If [`Self::carry_blocks`] was not called, or `pages` or `block` are not as long as a block.
     pub fn save_block(&mut self, pages: &[PageId], block: &mut [u8]) {
         let map = self
             .blocks
             .as_mut()
-            .expect("carry_blocks was called (2 places)");
+            .expect("carry_blocks must be called before");
         self.kv.gather(map, &mut self.pool, pages, block);
     }
 
-    /// Copies a part of a block to where a row has these positions, which are whole pages.
+    /// Copies a part of a block to these positions of a row, which must be whole pages.
     ///
     /// # Panics
-    /// As [`Self::save_block`], and if the row has no pages there.
+    /// As [`Self::save_block`], and if the row has no pages at these positions.
     pub fn load_block(&mut self, row: RowId, positions: Range<usize>, block: &[u8]) {
         let map = self
             .blocks
             .as_mut()
-            .expect("carry_blocks was called (2 places)");
+            .expect("carry_blocks must be called before");
         let first = positions.start - positions.start % map.block_tokens();
         let page_size = self.table.page_size();
         let pages = positions.start / page_size..positions.end / page_size;
@@ -313,8 +312,8 @@ impl CpuBackend {
         self.states.scatter(slot, state);
     }
 
-    /// Initialises rows' states as copies of others or zero. No slot is both read and written, and none is written
-    /// twice.
+    /// Initialises states of rows to zero or to copies of other states. No slot may be both read and written, or
+    /// written twice.
     ///
     /// # Panics
     /// If there is no such slot.

@@ -1,8 +1,8 @@
 //! NUMA partitioning: which node owns which outputs of a weight and which heads of the KV pool.
 //!
-//! Threads are numbered node by node, and ordered items are divided among nodes as they would be among threads: in
-//! equal parts, in order. Packing, first touch and kernels use the same functions, so a thread finds its data on its
-//! own node. Inputs have no owner: sums are never divided, so the partition changes no bit.
+//! Threads are numbered node by node, and ordered items are divided among nodes in proportion to their threads, in
+//! order. Packing, first touch and kernels use the same functions, so a thread finds its data on its own node. Inputs
+//! have no owner: sums are never divided among nodes, so the partition does not change results.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Nodes {
                 Some(*end)
             })
             .collect();
-        assert!(!ends.is_empty(), "nodes without a thread");
+        assert!(!ends.is_empty(), "no node has a thread");
         Self { ends }
     }
 
@@ -72,7 +72,7 @@ impl Nodes {
             .collect()
     }
 
-    /// The heads that each node owns. If a node would have none, a single range of all heads, unowned.
+    /// The heads that each node owns. If a node would have none, a single range of all heads, which no node owns.
     pub fn heads(&self, n_heads: usize) -> PerNode<Range<usize>> {
         let shares = self.shares(n_heads);
         if shares.iter().any(Range::is_empty) {
@@ -83,10 +83,10 @@ impl Nodes {
     }
 }
 
-/// The node of an item, and the item's number within the node; `dealt` has the number of items per node.
+/// The node of an item, and the item's index within the node; `dealt` has the number of items per node.
 ///
 /// # Panics
-/// If there are fewer items.
+/// If `item` is not below the number of items.
 #[inline(always)]
 pub fn locate(dealt: &[usize], mut item: usize) -> (usize, usize) {
     let mut node = 0;
@@ -104,7 +104,7 @@ mod tests {
     const GROUPINGS: [&[usize]; 6] = [&[1], &[5], &[1, 1], &[3, 1], &[1, 2, 1], &[8, 8, 8, 8]];
 
     #[test]
-    fn everything_has_one_owner_and_all_of_a_node_lie_in_a_row() {
+    fn every_item_has_one_owner_and_shares_are_contiguous() {
         for threads in GROUPINGS {
             let nodes = Nodes::new(threads.iter().copied());
             for count in [0, 1, 2, 7, 8, 31, 4096] {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_heads_than_nodes_are_nobodys() {
+    fn fewer_heads_than_nodes_have_no_owner() {
         let nodes = Nodes::new([1; 4]);
         assert_eq!(nodes.heads(8).as_slice(), [0..2, 2..4, 4..6, 6..8]);
         assert_eq!(nodes.heads(4).as_slice(), [0..1, 1..2, 2..3, 3..4]);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_found_behind_nodes_without_any() {
+    fn items_are_located_after_nodes_without_items() {
         let dealt = [0, 2, 0, 3];
         let places: Vec<_> = (0..5).map(|item| locate(&dealt, item)).collect();
         assert_eq!(places, [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]);

@@ -71,8 +71,8 @@ impl Kernel for PackGroup<'_> {
 /// Prefetch distance of the rows' values, in steps: picked rows begin far from each other, without a stream to detect.
 const STEPS_AHEAD: usize = 8;
 
-/// Prefetches the values that are encoded [`STEPS_AHEAD`] steps after that of `values` values at `first`, and before
-/// the first step all until then. `out` is where the words of this step go, sixteen of each row.
+/// Prefetches the values of the step [`STEPS_AHEAD`] steps after the one at `first`, and at the first step also all
+/// values before it. A step has `values` values; `out` is the destination of this step's words, sixteen of each row.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -102,14 +102,14 @@ unsafe fn fetch_ahead<S: Lanes>(
 pub trait Words {
     const VALUES: usize;
 
-    /// Sixteen words from a value on.
+    /// Encodes sixteen words from the value `first` on.
     ///
     /// # Safety
     /// The row has all their values if `is_inside` says so, else zeros follow its last; the instruction set of `S` was
     /// detected.
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W;
 
-    /// The words of sixteen values, the first ones of a register.
+    /// Encodes sixteen values; their words are the first of the register.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -197,7 +197,7 @@ unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, 
     }
 }
 
-/// Encodes whole steps of up to `M` rows as [`pack_words`] does. Returns how many inputs they have.
+/// Encodes whole steps of up to `M` rows as [`pack_words`] does. Returns the number of encoded inputs.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -228,14 +228,13 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
     n_steps * W::VALUES
 }
 
-/// Encodes a panel's values of the rows of a group, sixteen of each, as [`pack_words`] does with values of rows of the
-/// length of `out`.
+/// Encodes the sixteen values that each row of a group has for a panel, as [`pack_words`] encodes rows that fill `out`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 ///
 /// # Panics
-/// If there are fewer values.
+/// If `values` has fewer than sixteen values per row.
 #[inline(always)]
 pub unsafe fn pack_panel<S: Lanes, W: Words>(values: &[f32], rows: usize, out: &mut [u32]) {
     assert!(values.len() >= rows * LANES);
@@ -262,7 +261,7 @@ pub unsafe fn pack_panel<S: Lanes, W: Words>(values: &[f32], rows: usize, out: &
     }
 }
 
-/// The words of sixteen values of each of `n` rows, and of the last one again.
+/// Encodes sixteen values of each of `n` rows; the last row is repeated up to `M` rows.
 ///
 /// # Safety
 /// Each row has sixteen values; the instruction set of `S` was detected.
@@ -282,7 +281,7 @@ unsafe fn words_of_panel<S: Lanes, W: Words, const M: usize>(
     }
 }
 
-/// Stores the first `n_columns` columns of `n` of `M` rows, more than half of `M`, one after the other.
+/// Stores the first `n_columns` columns of `n` rows contiguously, column by column; `n` exceeds half of `M`.
 ///
 /// # Safety
 /// `to` takes `n_columns` times `n` words; the instruction set of `S` was detected.
@@ -337,7 +336,7 @@ unsafe fn put_columns<S: Lanes, const M: usize>(
                     let index = m * at_once + column;
                     let (from, to) = (from.wrapping_add(column * M), to.wrapping_add(index * n));
                     if index + 1 < n_columns {
-                        // A column that is stored whole reaches into the next one, which then overwrites that.
+                        // Storing `M` rows of a column writes into the next column, which is stored later.
                         super::simd::write(to, from.cast::<[u32; M]>().read());
                         continue;
                     }

@@ -6,11 +6,11 @@ use super::kept::Kept;
 use crate::HeadShape;
 use souffleur_base::kv_layout::{KvDtype, Values};
 
-/// Offsets are in elements.
+/// Offsets of keys and values, in elements.
 ///
-/// A head's keys of neighbouring slots are contiguous, so that reading a sequence is one stream for each head:
-/// `[n_kv_heads, n_slots, key_dim]`, followed by the values likewise if they are as wide as the keys. Values of another
-/// width follow each key, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
+/// The keys of a head are contiguous, so that reading a sequence is one stream for each head: `[n_kv_heads, n_slots,
+/// key_dim]`, followed by values in the same layout if they are as wide as keys. Values of another width follow each
+/// key, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no space.
 ///
 /// The scales of quantised elements are separate, so that keys and values stay on whole cache lines:
 /// `[n_kv_heads, n_slots, key scales + value scales]`.

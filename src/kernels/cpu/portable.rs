@@ -8,7 +8,7 @@ use super::simd::unaligned::{read, write};
 #[derive(Clone, Copy)]
 pub struct Portable;
 
-// Loops, not `map` and `from_fn` of arrays: those are not inlined into large kernels, which then call a function a lane.
+// Loops instead of `map` and `from_fn` of arrays, which large kernels don't inline but call for each lane.
 
 #[inline(always)]
 fn each<A: Copy, B: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
@@ -280,7 +280,7 @@ impl Lanes for Portable {
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
         let mut out = ([0; LANES], [0; LANES]);
         for i in (0..LANES).step_by(2) {
-            // Places of the words' four pairs: two successive words in one vector, half of each quarter.
+            // The first two words of each quarter fill a quarter of the first vector, the last two of the second.
             let (to, at) = match i % 4 {
                 0 => (&mut out.0, i),
                 _ => (&mut out.1, i - 2),

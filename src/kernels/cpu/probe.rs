@@ -11,16 +11,16 @@ use memmap2::MmapMut;
 
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
-/// Bytes of a round of the read loop.
+/// Bytes per iteration of the read loop.
 const BLOCK_BYTES: usize = READ_CHAINS * LANES * size_of::<f32>();
 /// Independent sums, so that loads hide the latency of an addition.
 const READ_CHAINS: usize = 8;
 const READS_PER_PASS: usize = 2;
 const READ_PASSES: usize = 7;
-/// Ten to twenty milliseconds of 100 GFLOP/s.
+/// Takes ten to twenty milliseconds at 100 to 200 GFLOP/s.
 const F32_OPS_PER_PASS: usize = 1 << 31;
 const ARITHMETIC_PASSES: usize = 5;
-/// Independent sums of dot products: enough for a latency of six cycles at two a cycle.
+/// Independent sums of dot products: enough for a latency of six cycles at two per cycle.
 const CHAINS: usize = 12;
 
 /// Memory to read, with all pages faulted in.
@@ -29,11 +29,11 @@ pub struct ReadProbe {
 }
 
 impl ReadProbe {
-    /// Takes `bytes` bytes (whole blocks of 512, at least one), in huge pages if available. Must far exceed the
-    /// last-level cache.
+    /// Allocates `bytes` bytes (whole blocks of 512, at least one), in huge pages if available. `bytes` must far exceed
+    /// the last-level cache.
     ///
     /// # Errors
-    /// When the system refuses the memory.
+    /// If the system refuses the memory.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES);
         let mut memory = MmapMut::map_anon(bytes)?;
@@ -44,7 +44,7 @@ impl ReadProbe {
         Ok(Self { memory })
     }
 
-    /// `threads` threads each read their own part.
+    /// Reads the memory with `threads` threads, each its own part.
     pub fn bytes_per_second(&self, threads: usize) -> f64 {
         let threads = threads.clamp(1, self.memory.len() / BLOCK_BYTES);
         let part = (self.memory.len() / threads).next_multiple_of(BLOCK_BYTES);
@@ -114,7 +114,7 @@ impl Arithmetic {
     }
 
     /// Returns the operations per second of `threads` threads together, a multiplication and an addition counted as
-    /// two; `None` without the instruction. Everything stays in registers.
+    /// two; `None` if the CPU lacks the instruction. All operands stay in registers.
     pub fn ops_per_second(self, threads: usize) -> Option<f64> {
         if !self.is_present() {
             return None;
@@ -176,8 +176,8 @@ fn without_vnni() -> Option<Isa> {
     Isa::available().into_iter().rfind(of)
 }
 
-/// Units per second of the best pass, by all threads from the first one's start to the last one's end. `work` does
-/// one thread's share of a pass and returns how many units that were; one pass before the first is not timed.
+/// Units per second of all threads in the best pass, from the first thread's start to the last thread's end. `work`
+/// does one thread's share of a pass and returns its number of units; an earlier pass is not timed.
 fn best_rate(threads: usize, passes: usize, work: impl Fn(usize) -> usize + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let run = |thread: usize| -> Vec<(Instant, Instant, usize)> {
@@ -249,7 +249,7 @@ impl Kernel for MulAdds {
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> f32 {
-        // With sixteen registers, twelve chains of two would be spilled.
+        // With sixteen registers, twelve chains of two registers would be spilled.
         match S::REGISTERS {
             1 => mul_adds::<S, CHAINS>(self.rounds),
             2 => mul_adds::<S, { CHAINS / 2 }>(self.rounds * 2),
@@ -273,8 +273,8 @@ fn mul_adds<S: Lanes, const N: usize>(rounds: usize) -> f32 {
     }
 }
 
-/// `rounds` times [`CHAINS`] vectors of products of four bytes, of each sum's own with ones: others might be computed once for
-/// all rounds.
+/// `rounds` times [`CHAINS`] vectors of dot products of four bytes: each multiplies a sum's own bytes by ones, since
+/// products of constants might be computed only once.
 struct Quads {
     rounds: usize,
 }
@@ -302,7 +302,7 @@ impl Kernel for Shorts {
     }
 }
 
-/// Chains of sums, as many as there are registers for; returns the total of the first lanes of all chains.
+/// Runs as many chains of sums as registers allow; returns the total of the first lanes of all chains.
 #[inline(always)]
 fn dots<S: Lanes, const QUADS: bool>(rounds: usize) -> u32 {
     match S::REGISTERS {
@@ -396,22 +396,22 @@ mod tests {
 
     #[test]
     fn every_byte_is_read_once() {
-        let probe = ReadProbe::new(1 << 20).expect("a mebibyte is there");
+        let probe = ReadProbe::new(1 << 20).expect("1 MiB can be allocated");
         for isa in Isa::available() {
             assert_eq!(sum(isa, &probe.memory), (1 << 18) as f32, "{isa:?}");
         }
     }
 
     #[test]
-    fn every_instruction_computes_what_is_counted() {
+    fn every_instruction_computes_the_counted_operations() {
         for isa in Isa::available() {
             let lanes = (LANES * CHAINS) as f32;
             let per_lane = dispatch(isa, MulAdds { rounds: 1 }) / lanes;
             let chains = [1.0, 1.0 + 0.5, 1.0 + 0.5 + 0.25 + 0.125];
-            // Fewer chains take as many more rounds: 1, 1.5 and 1.875 after 1, 2 and 4, of half and a quarter as many.
+            // Half or a quarter of the chains run twice or four times as many rounds: their lanes are 1.5 or 1.875.
             let expected = [chains[0], chains[1] / 2.0, chains[2] / 4.0];
             assert!(expected.contains(&per_lane), "{isa:?}: {per_lane}");
-            // Each round adds the products of a sum's own parts with ones to it.
+            // Each round adds a sum's own bytes or shorts, times ones, to the sum.
             let after = |rounds: usize, parts: fn(u32) -> i32| {
                 (0..rounds).fold(1u32, |sum, _| sum.wrapping_add(parts(sum) as u32))
             };
@@ -437,8 +437,8 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_there_for_what_is_present() {
-        let probe = ReadProbe::new(1).expect("a block is there");
+    fn present_instructions_have_rates() {
+        let probe = ReadProbe::new(1).expect("a block can be allocated");
         for threads in [0, 1, 3] {
             assert!(probe.bytes_per_second(threads) > 0.0, "{threads} threads");
         }

@@ -10,7 +10,7 @@ use super::tile::shorts;
 pub const INT8_VECTORS: usize = INT8_GROUP / LANES;
 pub const INT8_WORDS: usize = INT8_STEPS / LANES;
 
-/// Quantises, each group of inputs by its largest magnitude; see [`super::format`] for the layout.
+/// Quantises each group of inputs by its largest magnitude; see [`super::format`] for the layout.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -29,7 +29,7 @@ pub unsafe fn pack_quads<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &
     }
 }
 
-/// The same, widened to i16.
+/// As [`pack_quads`], widened to i16.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -88,7 +88,7 @@ unsafe fn quantise_group<S: Lanes>(
     }
 }
 
-/// Quantises, each 32 inputs by their largest magnitude; see `super::block32`.
+/// Quantises each 32 inputs by their largest magnitude; see `super::block32`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -125,7 +125,7 @@ fn sum_of_bytes(word: u32) -> i32 {
     bytes.iter().sum()
 }
 
-/// Quantises, each 256 inputs by their largest magnitude; see `super::k_quants`.
+/// Quantises each 256 inputs by their largest magnitude; see `super::k_quants`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -153,7 +153,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
                     let sum = S::dot_quads(S::splat_word(0), quads[i], ones);
                     S::store_words(sums[i * LANES..].as_mut_ptr(), sum);
                 }
-                // A word has the sum of four inputs; four of them that of sixteen.
+                // A word is the sum of four inputs; four words give the sum of sixteen.
                 for (j, sums) in sums.as_chunks::<8>().0.iter().enumerate() {
                     let of = |sums: &[u32]| sums.iter().fold(0u32, |a, b| a.wrapping_add(*b));
                     let pair = of(&sums[..4]) & 0xffff | of(&sums[4..]) << 16;
@@ -169,7 +169,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
 }
 
 /// Returns `(scale, q)` with the bytes of `q` in -127..=127, four to a word, and `scale * q` nearest to `x`; NaN and
-/// infinity give a NaN scale, so that results computed from them show it.
+/// infinity give a NaN scale, so that results computed from them are NaN.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -5,7 +5,7 @@ use super::{CpuBackend, Isa};
 
 pub const LOGIT_COST: usize = 8;
 
-/// Arguments: a lane, the row's index and logits, and the place of the result.
+/// Arguments: a lane (a thread's scratch data), the row's index and logits, and the result to write.
 pub type ReadRow<'a, L, R> = &'a (dyn Fn(&mut L, usize, &mut [f32], &mut R) + Sync);
 
 impl CpuBackend {
@@ -13,11 +13,11 @@ impl CpuBackend {
         self.pool.n_threads()
     }
 
-    /// Calls `read` for each of the first `found.len()` rows of logits, on any thread, with an exclusive lane of
+    /// Calls `read` for each of the first `found.len()` rows of logits, on any thread, with exclusive use of one of
     /// `lanes`.
     ///
     /// # Panics
-    /// If there are more places than rows, or no lane.
+    /// If `found` is longer than there are rows, or `lanes` is empty.
     pub fn read_rows<L: Send, R: Send>(
         &mut self,
         logits: &mut Tensor,

@@ -10,11 +10,12 @@ use super::tensor::Tensor;
 use crate::HeadShape;
 use crate::sparsity::{DoubleSparsity, LabelChannels};
 
-/// Counts over some queries of all layers that have labels, without the queries' own tokens, which are always selected.
+/// Counts of keys over some queries of all layers with labels, except the queries' own tokens, which are always
+/// selected.
 #[derive(Clone, Debug)]
 pub struct Recall {
     rules: Arc<DoubleSparsity>,
-    /// One position in this many is examined.
+    /// Only positions that are multiples of this are examined.
     every: usize,
     found: u64,
     best: u64,
@@ -27,7 +28,7 @@ struct Keys<'a, E> {
 }
 
 impl Recall {
-    /// Only sparse queries count.
+    /// Counts only sparse queries at multiples of `every`.
     pub fn new(rules: Arc<DoubleSparsity>, every: usize) -> Self {
         Self {
             rules,
@@ -53,7 +54,7 @@ impl Recall {
             Storage::F32(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
             Storage::F16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
             Storage::BF16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
-            Storage::I8(..) => panic!("labels are of keys that are not quantised"),
+            Storage::I8(..) => panic!("label recall needs keys that are not quantised"),
         }
     }
 

@@ -9,7 +9,7 @@ use super::threads::ThreadPool;
 
 const ELEMENT_COST: usize = 64;
 
-/// Adds rows, or parts of them as wide as the weight, normed with it and eps, to those of `to`.
+/// Adds RMS-normalised rows of `x` to `to`. A weight narrower than a row normalises each part of its width separately.
 pub fn add_normed(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -21,11 +21,11 @@ pub fn add_normed(
     assert_eq!(
         [to.rows(), to.width()],
         [x.rows(), width],
-        "rows of equal shape"
+        "shapes must be equal"
     );
     assert!(
         width.is_multiple_of(part),
-        "parts of {part} in rows of {width}"
+        "rows of {width} values cannot be divided into parts of {part}"
     );
     let shared = Shared::new(to.values_mut());
     for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
@@ -68,7 +68,7 @@ mod tests {
     use crate::cpu::tensor::Scratch;
 
     #[test]
-    fn parts_of_rows_are_normed_each_by_itself() {
+    fn parts_of_rows_are_normalised_separately() {
         let scratch = Scratch::default();
         let mut pool = ThreadPool::new(1).expect("threads start");
         let weight: Vec<f32> = (0..19).map(|i| 1.0 + i as f32 / 8.0).collect();

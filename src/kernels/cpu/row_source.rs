@@ -30,11 +30,11 @@ impl<'a> Activations<'a> {
     /// The `inputs` values from `first` on of rows of `width` values.
     ///
     /// # Panics
-    /// If a row has fewer.
+    /// If rows are narrower.
     pub fn columns(x: &'a [f32], width: usize, first: usize, inputs: usize) -> Self {
         assert!(
             first + inputs <= width,
-            "{inputs} of {width} from {first} on"
+            "{inputs} columns from {first} on exceed the width {width}"
         );
         Self {
             stride: width,
@@ -48,7 +48,7 @@ impl<'a> Activations<'a> {
         let all = (self.x.len() + between) / self.stride;
         assert!(
             (self.x.len() + between) % self.stride <= between,
-            "rows of {} inputs",
+            "values are not whole rows of {} inputs",
             self.inputs
         );
         self.picked.map_or(all, <[u32]>::len)
@@ -82,10 +82,10 @@ impl<'a> RowSource<'a> {
         Self { x, norm }
     }
 
-    /// Sixteen values from `first` on: inside the row, or with zeros after its last.
+    /// Sixteen values from `first` on; zeros after the row's last value, unless all are inside the row.
     ///
     /// # Safety
-    /// They are inside the row if `is_inside`; the instruction set of `S` was detected.
+    /// The values are inside the row if `is_inside`; the instruction set of `S` was detected.
     #[inline(always)]
     pub(super) unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
         // SAFETY: the caller's promise.
@@ -99,7 +99,7 @@ impl<'a> RowSource<'a> {
     }
 
     /// # Safety
-    /// The row has them; the instruction set of `S` was detected.
+    /// The row has sixteen values from `first` on; the instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn load_inside<S: Lanes>(&self, first: usize) -> S::V {
         debug_assert!(first + LANES <= self.x.len());
@@ -139,8 +139,8 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words after
-/// them in `out` may be overwritten.
+/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as fit into `out`. Words of
+/// `out` after those may be overwritten.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -13,7 +13,7 @@ use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::Gate;
 
-/// Copies the rows of `table` that the batch's tokens name, times a factor.
+/// Copies the `table` row of each token in the batch, times a factor if given.
 pub fn look_up(
     pool: &mut ThreadPool,
     table: &Stack,
@@ -42,7 +42,7 @@ pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     }
 }
 
-/// Rows hold gate in their first half, up in the second.
+/// Computes gated activations; rows of `both` hold gate in the first half, up in the second.
 pub fn gated(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -61,7 +61,7 @@ pub fn gated(
     out
 }
 
-/// The products of gates and a part of the same rows of `inputs`, as wide as the gates.
+/// Computes gated activations from gates and part number `part` of the rows of `inputs`, as wide as the gates.
 pub fn gated_part(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -142,7 +142,7 @@ impl Kernel for GatedClamped<'_> {
             // SAFETY: `load_up_to` stays within its slice, `padded` holds sixteen values; `dispatch` detected the
             // instruction set.
             unsafe {
-                // Bounds first: then a NaN stays one.
+                // With the bound as the first operand, NaN stays NaN.
                 let (least, most) = (S::splat(-limit), S::splat(limit));
                 let gate = S::min(most, load_up_to::<S>(gate));
                 let up = S::max(least, S::min(most, load_up_to::<S>(up)));
@@ -168,7 +168,7 @@ pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: impl Fn(usize) -> f3
     });
 }
 
-/// Adds `x` times a factor; the product is rounded first.
+/// Adds `x * factor` to `to`; the product is rounded before the addition.
 pub fn add_scaled(pool: &mut ThreadPool, to: &mut Tensor, x: &Tensor, factor: f32) {
     let width = x.width();
     let shared = Shared::new(to.values_mut());

@@ -33,8 +33,8 @@ impl Seats {
         Self { nodes, cpus }
     }
 
-    /// Places `n_threads` threads (0 means one). `pins` binds each to a core if they are as many as the process may
-    /// use; the OS places fewer better.
+    /// Places `n_threads` threads (0 means one). `pins` binds each to a core if there is one for each usable core; the
+    /// OS places fewer threads better.
     pub fn choose(n_threads: usize, pins: bool, numa: Numa) -> Self {
         let n_threads = n_threads.max(1);
         let grouped = match numa {
@@ -59,7 +59,7 @@ impl Seats {
         seats
     }
 
-    /// Threads in proportion to the nodes' cores; `None` if they are all on one node.
+    /// Divides threads among nodes in proportion to their cores; `None` if all would be on one node.
     fn on_nodes(n_threads: usize, pins: bool, nodes: &[Node]) -> Option<Self> {
         let n_cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
         let (mut cores, mut taken) = (0, 0);
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn nodes() -> [Node; 2] {
-        // Eight CPUs on four cores, numbered as BIOSes do it: one of each core first, nodes in turn.
+        // Eight CPUs on four cores, numbered as usual: first one CPU of each core, with nodes in turn.
         [
             Node {
                 cpus: vec![0, 2, 4, 6],
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_threads_as_cores_have_one_each_on_their_node() {
+    fn one_thread_per_core_is_bound_to_a_core_of_its_node() {
         let seats = Seats::on_nodes(4, true, &nodes()).expect("two nodes");
         assert_eq!(seats.nodes, Nodes::new([2, 2]));
         assert_eq!(seats.cpus, [[0], [2], [1], [3]]);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_on_one_node_are_seated_as_without_nodes() {
+    fn threads_on_one_node_are_placed_as_without_nodes() {
         assert_eq!(Seats::on_nodes(1, true, &nodes()), None);
         assert_eq!(Seats::on_nodes(4, true, &nodes()[..1]), None);
         assert_eq!(Seats::on_nodes(4, true, &[]), None);

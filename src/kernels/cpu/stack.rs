@@ -14,7 +14,7 @@ const MAX_PARTS: usize = 4;
 
 pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
 
-/// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix for each NUMA node.
+/// Weights `[outputs, inputs]`, stacked in order: adjacent parts of the same format form one matrix per NUMA node.
 pub struct Stack {
     pub outputs: usize,
     pub inputs: usize,
@@ -25,7 +25,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. `roles` gives the use of each.
+    /// Packs tensors of equal width, stacked in order, on all threads, into `arena`. `roles` gives the use of each
+    /// tensor.
     ///
     /// # Panics
     /// If the widths differ.
@@ -35,7 +36,7 @@ impl Stack {
         rule: FormatRule,
         (parts, roles): (&[TensorView<'_>], &[MatrixRole]),
     ) -> Self {
-        assert_eq!(parts.len(), roles.len(), "one role per part");
+        assert_eq!(parts.len(), roles.len(), "every part must have a role");
         let inputs = parts[0].shape[1];
         let mut outputs = 0;
         let mut sections: SmallVec<[Matrix; 1]> = SmallVec::new();
@@ -66,7 +67,7 @@ impl Stack {
         sections.sort_by_key(|section| section.node);
         assert!(
             sections.iter().all(|section| section.inputs == inputs),
-            "stacked matrices have equal width"
+            "stacked matrices must have equal width"
         );
         Self {
             outputs,
@@ -86,7 +87,7 @@ impl Stack {
         self.sections[self.sections.len() - 1].node + 1
     }
 
-    /// Distinct encodings of activations that its products read.
+    /// The distinct encodings of activations for products with these weights.
     pub fn encodings(&self) -> &[Encoding] {
         &self.encodings
     }
@@ -96,7 +97,7 @@ impl Stack {
         self.alternates
     }
 
-    /// Reads the weights of one output of an unstacked matrix, an embedding.
+    /// Reads the weights of one output of an unstacked matrix, such as an embedding table.
     ///
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.

@@ -4,18 +4,18 @@ use super::panel::{PANEL, SUMS};
 
 /// Outputs of a strip of [`MAX_PANELS`](super::panel::MAX_PANELS) panels.
 pub const WIDE_STRIP: usize = SUMS / 2;
-/// Outputs of a strip of fewer panels: four rows of them leave registers idle, but no sum waits for the previous one.
+/// Outputs of a strip of a single panel: four rows of it leave registers idle, but no sum waits for the previous one.
 pub const NARROW_STRIP: usize = PANEL;
-/// Most rows of a group: their sums fill twelve registers.
+/// Maximum rows of a group: their sums fill twelve registers.
 pub const STRIP_ROWS: usize = 4;
 
 #[derive(Clone, Copy)]
 pub struct StripProduct {
-    /// Values of the rows, side by side for each input.
+    /// Values of the rows, which are adjacent for each input.
     pub rows: *const f32,
     /// Prefetch hint, any address: where rows are read next. Used only by four rows with a wide strip.
     pub ahead: *const f32,
-    /// Weights of each input, [`SUMS`] values from one to the next.
+    /// Weights of each input, with a stride of [`SUMS`] values.
     pub strip: *mut f32,
     pub inputs: usize,
     pub begins: bool,

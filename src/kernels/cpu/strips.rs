@@ -2,9 +2,9 @@
 //!
 //! The tiles of [`super::tile`] widen weights anew for each group of rows, and four rows by one panel leave a quarter
 //! of sixteen registers idle. Here the weights of up to [`MAX_PANELS`] panels are widened to f32 once for all groups of
-//! an item, a part of the inputs at a time, so that they stay in the first cache, and a group is multiplied with
-//! *strips*: those of three panels in two of 24 outputs, fewer in one of 16 for each. The chains of sums are the same
-//! as in a tile: memory holds them between one part of the inputs and the next.
+//! an item, a part of the inputs at a time, so that they stay in L1. Each group is multiplied with *strips* of outputs:
+//! three panels form two strips of 24 outputs, fewer panels one strip of 16 each. Sums are added in the same order as
+//! in a tile; memory holds them between parts of the inputs.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -15,10 +15,11 @@ use super::strip_product::{NARROW_STRIP, STRIP_ROWS, StripProduct, WIDE_STRIP};
 use super::tile::Plain;
 
 pub const MOST_GROUPS: usize = 64;
-/// Fewer groups are not worth storing the weights for.
+/// With fewer groups, storing the widened weights costs more than it saves.
 pub const LEAST_GROUPS: usize = 4;
 
-/// Inputs that are widened at once: with 48 outputs they take 18 KiB, which leaves room in 32 for the rows.
+/// Inputs that are widened at once: with 48 outputs they take 18 KiB, which leaves room for the rows in an L1 of 32
+/// KiB.
 pub const PART: usize = 96;
 
 /// Weights of up to [`MAX_PANELS`] panels in f32, contiguous for each input, with a stride of [`SUMS`].
@@ -57,8 +58,8 @@ impl Widened {
         }
     }
 
-    /// As [`Self::fill`], and also multiplies the rows of a group meanwhile if that is faster: the weights are in
-    /// registers anyway.
+    /// As [`Self::fill`], and multiplies the rows of a group; for full strips at once, while the weights are in
+    /// registers.
     ///
     /// # Safety
     /// As [`Self::fill`] and [`Self::multiply`].
@@ -91,7 +92,7 @@ impl Widened {
     /// Multiplies the rows of a group with the widened inputs of `n_panels` panels.
     ///
     /// # Safety
-    /// The group has the inputs that were taken, of `n_panels` panels; its sums are those before unless it `begins`;
+    /// The group has the widened inputs, of `n_panels` panels; its sums are those of earlier inputs unless it `begins`;
     /// the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn multiply<S: Lanes>(&mut self, group: GroupPart<'_>, n_panels: usize) {
@@ -130,7 +131,7 @@ pub struct GroupPart<'a> {
     pub words: *const u32,
     pub n: usize,
     pub inputs: usize,
-    /// Prefetch hint: the words that are multiplied next.
+    /// Prefetch hint: the words to multiply next.
     pub ahead: *const u32,
     pub begins: bool,
     pub sums: &'a mut Sums,

@@ -12,7 +12,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// The content is arbitrary.
+    /// Returns a tensor with arbitrary content.
     pub fn tensor(&self, rows: usize, width: usize) -> Tensor {
         let len = rows * width;
         let mut free = self
@@ -109,9 +109,9 @@ impl<'a, T> Shared<'a, T> {
     }
 
     /// # Panics
-    /// If there are not as many.
+    /// If `start` is beyond the end.
     pub fn after(self, start: usize) -> Self {
-        assert!(start <= self.len, "{start} of {} elements", self.len);
+        assert!(start <= self.len, "{start} is beyond {} elements", self.len);
         Self {
             start: self.start.wrapping_add(start),
             len: self.len - start,

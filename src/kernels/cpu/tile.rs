@@ -9,7 +9,7 @@ use super::ahead::{Ahead, are_quads_foreseen};
 use super::panel::{INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
 
-/// Some registers of `S` hold operands in addition to the sums.
+/// Maximum rows of a tile: registers of `S` must hold operands in addition to the sums.
 pub const fn max_rows<S: Lanes>() -> usize {
     match S::REGISTERS {
         1 => MAX_ROWS,
@@ -35,7 +35,7 @@ pub trait Plain: 'static {
     /// The instruction set of `S` was detected.
     unsafe fn factor<S: Lanes>(step: Self::Step<S>, word: usize) -> Self::Factor<S>;
 
-    /// The weights that a word of a row is multiplied with, in f32. Not for rows in pairs.
+    /// The weights that multiply a word of a row, in f32; not supported for rows of bf16 pairs.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -165,7 +165,7 @@ impl Plain for Bf16 {
 
     #[inline(always)]
     unsafe fn widened<S: Lanes>(_step: S::W, _word: usize) -> S::V {
-        unreachable!("rows in pairs have no strips");
+        unreachable!("rows of bf16 pairs have no strips");
     }
 
     #[inline(always)]
@@ -175,13 +175,13 @@ impl Plain for Bf16 {
     }
 }
 
-/// Prefetch distance, in steps, in each panel of a tile of several: they come from L2, which takes some hundreds of
-/// cycles.
+/// Prefetch distance in each panel of a tile of several panels, in steps. These panels come from L2, which takes some
+/// hundreds of cycles.
 const NEAR_STEPS: usize = 10;
 
 pub trait RowWords<const M: usize>: Copy {
     /// # Safety
-    /// The row has one.
+    /// The row has this word.
     unsafe fn word(&self, row: usize, word: usize) -> u32;
 }
 
@@ -205,7 +205,7 @@ impl<const M: usize> Apart<M> {
     /// Rows of `row_words` words, by index.
     ///
     /// # Safety
-    /// There are `M` numbers.
+    /// `picked` has `M` indices.
     #[inline(always)]
     pub unsafe fn picked(all: *const u32, row_words: usize, picked: *const u32) -> Self {
         let mut rows = [all; M];
@@ -245,7 +245,7 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
-        // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
+        // `wrapping_add`, because debug builds check plain offsets, which takes twice as long as the products.
         for first in (0..steps).step_by(every) {
             ahead.fetch::<S>();
             for step in first..steps.min(first + every) {
@@ -378,7 +378,7 @@ unsafe fn clear<S: Lanes, const M: usize, const N: usize>(sums: *mut f32) {
 /// Adds the integer sums of a group of inputs, times the scales of the rows and of the panels.
 ///
 /// # Safety
-/// `scales` and the panels begin the group; the instruction set of `S` was detected.
+/// `scales` and `panel` point to the start of the group; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn add_scaled<S: Lanes, const M: usize, const N: usize>(
     acc: [[S::W; N]; M],
@@ -402,7 +402,7 @@ unsafe fn add_scaled<S: Lanes, const M: usize, const N: usize>(
     }
 }
 
-/// The bytes 0 and 2 of each word in 16 bits each, or the odd ones.
+/// Bytes 0 and 2 of each word, or bytes 1 and 3 if `odd` is 1, zero-extended to 16 bits.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -1,7 +1,7 @@
 //! Device memory of activations: an arena that allocates without calling the driver.
 //!
-//! All work on activations is enqueued on one stream, so a part may be reused while kernels on its last content are
-//! pending: the kernels of its next owner run after them.
+//! All work on activations is enqueued on one stream, so a part may be reused while kernels that use its previous
+//! content are pending: the kernels of its next owner run after them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -13,7 +13,7 @@ pub struct Arena {
     free: Arc<Mutex<FreeList>>,
 }
 
-/// A part of an arena; dropping it gives it back.
+/// A part of an arena; dropping a part returns it to the arena.
 pub struct Part {
     offset: usize,
     bytes: usize,
@@ -40,7 +40,7 @@ impl Arena {
         bytes.max(1).next_multiple_of(ALIGNMENT)
     }
 
-    /// First fit; `None` if no gap is large enough.
+    /// Takes the first gap that is large enough; `None` if there is none.
     pub fn take(&self, bytes: usize) -> Option<Part> {
         let bytes = Self::rounded(bytes);
         let mut free = self.lock();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_never_overlap_and_everything_comes_back() {
+    fn parts_never_overlap_and_are_all_returned() {
         let arena = Arena::new(64 * ALIGNMENT + 3);
         let mut random = fastrand::Rng::with_seed(7);
         let mut parts: Vec<Part> = Vec::new();

@@ -20,7 +20,7 @@ impl ElementType {
         }
     }
 
-    /// Suffix of the names of its kernels.
+    /// Suffix of the names of kernels for this type.
     pub const fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -87,7 +87,7 @@ pub struct AttendParams {
     pub v_pool: DevicePtr<Element>,
     /// `[n_rows, table_stride]`.
     pub page_table: DevicePtr<u32>,
-    /// Decode: those of one token come first.
+    /// In a decode, segments of one token come first.
     pub segments: DevicePtr<Segment>,
     /// Only for prefill.
     pub tiles: DevicePtr<Tile>,
@@ -98,7 +98,7 @@ pub struct AttendParams {
     pub n_heads: u32,
     pub n_kv_heads: u32,
     pub head_dim: u32,
-    /// Sliding window, itself included; 0 for all earlier tokens.
+    /// Sliding window in tokens, including the query's own; 0 for all earlier tokens.
     pub window: u32,
     /// Decode: splits of each context.
     pub n_splits: u32,
@@ -110,7 +110,7 @@ pub struct AttendParams {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmWrite {
-    /// Elements.
+    /// Stores elements of the weights' type.
     Store = 0,
     StoreF32 = 1,
     AddF32 = 2,
@@ -120,7 +120,7 @@ pub enum GemmWrite {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GemmParams {
-    /// Elements or f32, as `write` says.
+    /// Elements or f32, depending on `write`.
     pub out: DevicePtr<u8>,
     /// `[m, k]`.
     pub x: DevicePtr<Element>,

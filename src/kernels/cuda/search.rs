@@ -26,7 +26,7 @@ pub(super) fn folders(package: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// The entries whose names begin with `prefix`, sorted.
+/// The entries whose names begin with `prefix`, sorted, except `.alt.` variants.
 pub(super) fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();

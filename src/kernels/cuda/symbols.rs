@@ -2,11 +2,11 @@
 
 use libloading::Library;
 
-/// `Name, bindings -> Result;` and then `field: symbol (arguments);` or `field: symbol like binding (arguments);`,
-/// where `binding` is a function of the bindings with the same arguments.
+/// Declares a struct of function pointers from `Name, bindings -> Result;` and lines of `field: symbol (arguments);` or
+/// `field: symbol like binding (arguments);`, where `binding` is a function of the bindings with the same arguments.
 ///
-/// Makes a struct of function pointers. Results are plain numbers, not the bindings' enums, which lack codes of newer
-/// libraries. Arguments are compared with the bindings' at compile time.
+/// Results are plain numbers, not the bindings' enums, which lack codes of newer libraries. Arguments are compared with
+/// the bindings' at compile time.
 macro_rules! library_functions {
     (
         $(#[$doc:meta])* $name:ident, $bindings:ident -> $result:ty;
@@ -21,7 +21,7 @@ macro_rules! library_functions {
             $crate::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
 
         impl $name {
-            /// The error names a missing function.
+            /// Looks up all functions; the error names a missing one.
             ///
             /// # Safety
             /// The library is the one that the bindings describe.
@@ -45,7 +45,7 @@ macro_rules! library_functions {
 }
 pub(super) use library_functions;
 
-/// The error is the name; `name` ends in NUL.
+/// Looks up a function whose `name` ends in NUL; the error is the name.
 ///
 /// # Safety
 /// `F` is the type of the function.

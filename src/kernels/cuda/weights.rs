@@ -9,10 +9,10 @@ use super::params::{Element, ElementType};
 use crate::dtype::Dtype;
 use crate::tensor_view::TensorView;
 
-/// Of every tensor.
+/// Alignment of every tensor, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Elements of one or several contiguous tensors. The memory is shared, and freed with the last of them.
+/// Elements of one or several contiguous tensors. All weights share memory, which is freed with the last of them.
 pub struct Weights<T> {
     start: DevicePtr<T>,
     _memory: Arc<DeviceBuffer<u8>>,
@@ -87,7 +87,7 @@ impl WeightLoader {
         self.uploader.finish()
     }
 
-    /// Falls back to a separate allocation if the planned memory is full.
+    /// Takes memory for a tensor; falls back to a separate allocation if the planned memory is full.
     fn take(&mut self, bytes: usize) -> Result<(Arc<DeviceBuffer<u8>>, usize), DriverError> {
         let start = self.used_bytes;
         if start + bytes > self.memory.len() {
@@ -120,7 +120,7 @@ impl WeightLoader {
     }
 }
 
-/// `first` is an element index of the tensor.
+/// Writes elements of a tensor, from index `first` on, as f32.
 fn fill_f32(to: &mut [f32], from: &TensorView<'_>, first: usize) {
     match from.plain_dtype() {
         Some(Dtype::F32) => copy(to, from, first),
@@ -130,7 +130,7 @@ fn fill_f32(to: &mut [f32], from: &TensorView<'_>, first: usize) {
     }
 }
 
-/// As [`fill_f32`], rounded to bfloat16.
+/// As [`fill_f32`], but rounded to bfloat16.
 fn fill_bf16(to: &mut [u16], from: &TensorView<'_>, first: usize) {
     let rounded = |value: f32| bf16::from_f32(value).to_bits();
     match from.plain_dtype() {
@@ -164,7 +164,7 @@ fn decode<T>(from: &TensorView<'_>, first: usize, to: &mut [T], convert: impl Fn
     }
 }
 
-/// The file is little endian, as all hosts with CUDA drivers are.
+/// Copies elements unchanged: the file is little-endian, as are all hosts with CUDA drivers.
 fn copy<T: bytemuck::Pod>(to: &mut [T], from: &TensorView<'_>, first: usize) {
     let to: &mut [u8] = bytemuck::cast_slice_mut(to);
     let start = first * size_of::<T>();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dtype_becomes_the_elements_asked_for() {
+    fn every_dtype_is_converted_to_the_requested_elements() {
         for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
             let bytes = bytes(dtype);
             let view = TensorView::plain(dtype, &[5], &bytes);

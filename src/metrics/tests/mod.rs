@@ -93,7 +93,7 @@ fn exercise_grammars(grammars: &GrammarMetrics) {
     grammars.submitted();
 }
 
-/// The server's metrics, which it records at the place.
+/// Records the server's metrics, which have no struct here.
 fn exercise_server() {
     let route = [("endpoint", "/generate"), ("method", "POST")];
     counter!("sglang:http_requests_total", &route).increment(1);
@@ -202,7 +202,7 @@ fn series_carry_the_labels_of_sglang() {
 }
 
 #[test]
-fn a_grammar_that_was_at_hand_took_no_time() {
+fn a_cached_grammar_has_no_compilation_time() {
     let page = page(|| exercise_grammars(RequestMetrics::register("tiny").grammars()));
     let counter = |what: &str| value(&page, &format!("sglang:num_grammar_{what}"), &[]);
     assert_eq!(counter("total"), 4.0);
@@ -220,8 +220,8 @@ fn a_grammar_that_was_at_hand_took_no_time() {
 }
 
 #[test]
-fn requests_that_never_reached_the_scheduler_are_among_those_that_ended() {
-    let page = page(|| RequestMetrics::register("tiny").cancelled_at_the_door(false));
+fn requests_cancelled_in_intake_count_as_ended() {
+    let page = page(|| RequestMetrics::register("tiny").cancelled_in_intake(false));
     let of = ["is_streaming=\"false\""];
     assert_eq!(value(&page, "sglang:num_requests_total", &of), 1.0);
     assert_eq!(value(&page, "sglang:num_aborted_requests_total", &[]), 1.0);
@@ -281,7 +281,7 @@ fn used_tokens_are_those_neither_free_nor_evictable() {
 }
 
 #[test]
-fn counters_go_on_when_a_rebuilt_unit_counts_from_zero() {
+fn counters_never_fall_when_a_rebuilt_unit_counts_from_zero() {
     let stats = |retractions| EngineStats {
         retractions,
         ..EngineStats::default()
@@ -342,7 +342,7 @@ fn seconds_are_counted_with_their_fractions_across_rebuilds() {
 }
 
 #[test]
-fn only_the_types_of_the_counters_of_seconds_are_mended() {
+fn only_types_of_counters_of_seconds_are_corrected() {
     let page = "# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 1\n\n\
                 # TYPE sglang:scheduler_idle_seconds_total gauge\nsglang:scheduler_idle_seconds_total 0.5\n";
     let mended = page.replace("idle_seconds_total gauge", "idle_seconds_total counter");
@@ -350,7 +350,7 @@ fn only_the_types_of_the_counters_of_seconds_are_mended() {
 }
 
 #[test]
-fn throughput_is_what_was_decoded_in_a_second_of_work_and_zero_when_idle() {
+fn throughput_covers_a_second_of_work_and_is_zero_when_idle() {
     let recorder = recorder();
     metrics::with_local_recorder(&recorder, || {
         let scheduler = SchedulerMetrics::register("tiny");
@@ -433,7 +433,7 @@ fn every_error_code_has_its_counter_from_the_start() {
 }
 
 #[test]
-fn tokens_count_that_requests_got_and_not_the_rows_of_steps() {
+fn delivered_tokens_are_counted_instead_of_decode_rows() {
     let page = page(|| {
         let scheduler = SchedulerMetrics::register("tiny");
         let step = |prefilled, decoded, delivered| {

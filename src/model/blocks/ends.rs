@@ -8,7 +8,7 @@ use souffleur_kernels::Backend;
 
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
-    /// Only for embeddings of tokens, not for prompt vectors.
+    /// Factor on embeddings of tokens, but not on prompt vectors.
     embedding_scale: Option<f32>,
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
@@ -16,7 +16,7 @@ pub struct Ends<B: Backend> {
     /// The identity rotation, for layers without RoPE.
     no_rope: Option<B::Rope>,
     norm: Norm<B>,
-    /// For embeddings of tokens and for prompt vectors.
+    /// Factor on embeddings of tokens and on prompt vectors.
     input_scale: Option<f32>,
     logits_divisor: Option<f32>,
     /// `None` if the embedding is tied.
@@ -45,7 +45,7 @@ impl<B: Backend> Rotations<B> {
     /// If the configuration has no such layer.
     pub fn none(&self) -> &B::Tensor {
         let none = self.none.as_ref();
-        none.expect("made wherever a layer of the configuration is not rotated")
+        none.expect("the model has a layer without RoPE")
     }
 }
 

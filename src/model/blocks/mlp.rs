@@ -49,11 +49,11 @@ impl<B: Backend> Mlp<B> {
             None => add_projected(backend, x, &gated, &self.down, self.residual_scale),
             Some(norm) => {
                 let projected = backend.project(&gated, &self.down);
-                let made = match &self.side {
+                let output = match &self.side {
                     Some(side) => side.sum(backend, x, &projected),
                     None => projected,
                 };
-                norm.add(backend, x, &made);
+                norm.add(backend, x, &output);
             }
         }
     }

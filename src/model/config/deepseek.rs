@@ -49,17 +49,17 @@ pub(crate) fn corrected(
     }))
 }
 
-/// Rejects any other value: the family has a single formula.
+/// Rejects any value but `supported`: the family has a single formula.
 pub(crate) fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), LoadError> {
     match json.text(key)? {
         Some(other) if other != supported => {
-            Err(json.error(key, format!("is {other:?}, supported is {supported:?}")))
+            Err(json.error(key, format!("is {other:?}, supported: {supported:?}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Reads all but the formula, which `routing` makes from the number of experts and the number per token.
+/// Reads all but the router's formula, which `routing` makes from the number of experts and the number per token.
 pub(crate) fn read(
     json: &JsonFile,
     layers: usize,
@@ -126,8 +126,8 @@ pub(crate) fn groups(
     Ok((groups.n_used < groups.n_groups).then_some(groups))
 }
 
-/// Groups must have equally many experts, and the used groups enough of them. The error is a sentence end that follows
-/// the name of the number of groups; `count_key` names the number of experts.
+/// Checks that groups have equally many experts, and used groups enough of them. The error continues a sentence that
+/// begins with the key of the number of groups; `count_key` is the key of the number of experts.
 pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), String> {
     let Routing {
         n_experts, n_used, ..

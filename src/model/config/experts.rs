@@ -15,12 +15,12 @@ pub struct ExpertsConfig {
     pub names: ExpertNames,
     /// Whether the router adds a correction bias to each score, for the choice only.
     pub corrected: bool,
-    /// Of the shared expert, which every token uses.
+    /// Width of the shared expert, which every token uses.
     pub shared_width: Option<usize>,
     /// Whether router and experts add biases.
     pub bias: bool,
     pub gate: Gate,
-    /// Whether the router's input has a factor per element, and each expert one on its weight.
+    /// Whether factors multiply the elements of the router's input, and the weight of each expert.
     pub scaled: bool,
 }
 
@@ -195,7 +195,7 @@ pub(super) fn mlp_tensors(
     specs
 }
 
-/// Of the two equivalent names, the one in the file.
+/// The key of the number of experts: of two equivalent names, the one in the file.
 pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     if json.value("num_local_experts").is_some() {
         "num_local_experts"
@@ -204,7 +204,7 @@ pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     }
 }
 
-/// Softmax over all `n_experts`; `renormalised` divides the weights of the chosen by their sum.
+/// Softmax over all `n_experts`; `renormalised` divides the chosen experts' weights by their sum.
 pub(crate) fn softmax(
     json: &JsonFile,
     n_experts: usize,

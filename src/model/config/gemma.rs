@@ -81,7 +81,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     match json.text("hidden_activation")? {
         None | Some("gelu_pytorch_tanh") => {}
         Some(other) => {
-            let reason = format!("is {other:?}, supported is \"gelu_pytorch_tanh\"");
+            let reason = format!("is {other:?}, supported: \"gelu_pytorch_tanh\"");
             return Err(json.error("hidden_activation", reason));
         }
     }
@@ -141,7 +141,7 @@ fn of_kind(json: &JsonFile, kind: &str) -> Result<Option<JsonFile>, LoadError> {
         .find(|(key, _)| !known.contains(&key.as_str()))
     {
         let reason =
-            "is given, expected full_attention and sliding_attention, each with its own rope";
+            "is given, expected full_attention and sliding_attention, each with its own RoPE";
         return Err(kinds.error(key, reason));
     }
     kinds.object(kind)

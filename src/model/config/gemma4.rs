@@ -39,8 +39,7 @@ impl Gemma4Config {
         (heads, kv_heads): (usize, usize),
     ) -> Result<Self, LoadError> {
         if json.has("per_layer_config") {
-            let reason =
-                "sets sizes layer by layer: use global_head_dim and num_global_key_value_heads";
+            let reason = "sets sizes layer by layer: set global_head_dim and num_global_key_value_heads instead";
             return Err(json.error("per_layer_config", reason));
         }
         let full_head_dim = json
@@ -70,20 +69,20 @@ impl Gemma4Config {
         Ok(config)
     }
 
-    /// Each sharing layer must have a source. The error is a sentence end.
+    /// Checks that each sharing layer has a source. The error continues a sentence that begins with the key.
     pub(crate) fn check_sharing(&self, windows: &[Option<usize>]) -> Result<(), String> {
         let layers = windows.len();
         if self.n_sharing >= layers {
             return Err(format!(
-                "is {}, expected less than the layers, {layers}",
+                "is {}, expected less than the number of layers, {layers}",
                 self.n_sharing
             ));
         }
-        let lonely = (0..layers).find(|layer| self.source(windows, *layer).is_none());
-        match lonely {
+        let unmatched = (0..layers).find(|layer| self.source(windows, *layer).is_none());
+        match unmatched {
             None => Ok(()),
             Some(layer) => Err(format!(
-                "is {}, so that layer {layer} shares with no layer of its kind before it",
+                "is {}, but no earlier layer of the same kind has KV for layer {layer} to share",
                 self.n_sharing
             )),
         }

@@ -62,7 +62,7 @@ impl LatentConfig {
         self.plain_dim + self.rotary_dim
     }
 
-    /// In checkpoints.
+    /// The order of a tensor's rows in checkpoints.
     pub(super) fn row_order(&self, tensor: &str) -> RowOrder {
         let pairs = |head_dim| RowOrder::Pairs {
             head_dim,

@@ -38,7 +38,7 @@ impl ModelConfig {
         source.unwrap_or(layer)
     }
 
-    /// Of a layer with an MLP.
+    /// The width of a layer's MLP.
     pub fn intermediate_in(&self, layer: usize) -> usize {
         match self.fourth() {
             Some(own) if own.double_wide && self.kv_source(layer) != layer => {

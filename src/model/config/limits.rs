@@ -1,6 +1,6 @@
 //! Limits of model sizes for all file formats, and the constraints between sizes.
 //!
-//! Errors are sentence ends that follow the key's name.
+//! Error texts continue a sentence that begins with the key's name.
 
 use std::ops::RangeInclusive;
 
@@ -10,7 +10,7 @@ pub(crate) const VOCAB: RangeInclusive<usize> = 1..=1 << 24;
 pub(crate) const HIDDEN: RangeInclusive<usize> = 1..=1 << 17;
 pub(crate) const INTERMEDIATE: RangeInclusive<usize> = 1..=1 << 20;
 pub(crate) const EXPERTS: RangeInclusive<usize> = 1..=1 << 10;
-/// Of all layers.
+/// Experts of all layers together.
 const MAX_EXPERTS: usize = 1 << 16;
 pub(crate) const LAYERS: RangeInclusive<usize> = 1..=1 << 10;
 pub(crate) const HEADS: RangeInclusive<usize> = 1..=1 << 12;
@@ -20,7 +20,7 @@ pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 /// Of a scale or softcap.
 pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 
-/// `heads` is the number of query heads, with its key.
+/// `heads` has the key of the number of query heads, and the number.
 pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
     let (key, heads) = heads;
     if heads.is_multiple_of(kv_heads) {
@@ -52,7 +52,7 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     }
 }
 
-/// A token's experts must be among those of a layer, given with their key; and the total must be limited.
+/// Checks the experts per token against those of a layer (with their key), and the number in all layers.
 pub(crate) fn check_experts(
     used: usize,
     experts: (&str, usize),
@@ -66,7 +66,7 @@ pub(crate) fn check_experts(
         Ok(())
     } else {
         Err(format!(
-            "chooses among {experts} ({key}) in each of {layers} layers, supported are {MAX_EXPERTS} in all"
+            "chooses among {experts} experts ({key}) in each of {layers} layers, supported: {MAX_EXPERTS} in all"
         ))
     }
 }

@@ -61,7 +61,7 @@ pub struct ModelConfig {
     pub qk_norm: QkNorm,
     /// Layers with a recurrent state instead of keys and values.
     pub recurrent: Option<RecurrentConfig>,
-    /// The first elements of a head; even.
+    /// Rotated elements of a head, which are its first ones; even.
     pub rotary_dim: usize,
     /// For each layer, whether it has RoPE.
     pub rotated: Vec<bool>,
@@ -80,7 +80,6 @@ pub struct ModelConfig {
     /// As in the file, in tokens; see [`Self::context_tokens`].
     pub max_position_embeddings: usize,
     pub rope: RopeConfig,
-    /// BOS.
     pub bos_token_id: Option<u32>,
     pub eos_token_ids: Vec<u32>,
     /// The preferred type of the weights.

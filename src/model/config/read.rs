@@ -198,9 +198,7 @@ fn refuse_other_gates(json: &JsonFile, family: &Family) -> Result<(), LoadError>
     match json.text("hidden_act")? {
         _ if family.gemma.is_some() => Ok(()),
         None | Some("silu" | "swish") => Ok(()),
-        Some(other) => {
-            Err(json.error("hidden_act", format!("is {other:?}, supported is \"silu\"")))
-        }
+        Some(other) => Err(json.error("hidden_act", format!("is {other:?}, supported: \"silu\""))),
     }
 }
 
@@ -231,7 +229,7 @@ fn dtype(json: &JsonFile) -> Result<Option<Dtype>, LoadError> {
     known.map(Some).ok_or_else(|| {
         json.error(
             key,
-            format!("is {name:?}, supported are float32, float16 and bfloat16"),
+            format!("is {name:?}, supported: float32, float16 and bfloat16"),
         )
     })
 }

@@ -76,8 +76,8 @@ impl RecurrentConfig {
         }
     }
 
-    /// Multiplications and additions per token on a layer's state, in f32: each element of a delta net's matrix decays,
-    /// enters two products and is added to; a convolution mixes each channel.
+    /// Multiplications and additions per token on a layer's state, in f32: each element of a delta net's matrix is
+    /// decayed, used in two products, and updated; a convolution mixes the tokens of each channel.
     pub fn state_ops(&self, hidden: usize) -> u64 {
         let ops = match self.recurrence {
             Recurrence::GatedConv { n_taps, .. } => 2 * n_taps * hidden,
@@ -179,7 +179,7 @@ pub(crate) fn layer_kinds(
         kind if kind == with_state => Ok(true),
         other => {
             let reason =
-                format!("names {other:?}, supported are \"full_attention\" and {with_state:?}");
+                format!("names {other:?}, supported: \"full_attention\" and {with_state:?}");
             Err(json.error("layer_types", reason))
         }
     };

@@ -3,7 +3,7 @@
 use souffleur_kernels::rope::PositionScale;
 
 pub(crate) const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
-/// Of the growth of queries with their positions.
+/// Slope by which the factor on queries grows with the position.
 pub(crate) const SLOPES: std::ops::RangeInclusive<f64> = 0.0..=1e3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

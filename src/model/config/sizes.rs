@@ -6,7 +6,7 @@ use crate::json_file::JsonFile;
 use crate::rope::{refuse_partial, rotary_part};
 use souffleur_base::error::LoadError;
 
-/// Optional if every layer has experts.
+/// The MLP width, by the family's rule for a missing key.
 pub(super) fn intermediate_size(json: &JsonFile, family: &Family) -> Result<usize, LoadError> {
     const KEY: &str = "intermediate_size";
     match family.intermediate {

@@ -12,7 +12,7 @@ use souffleur_kernels::dtype::MatrixRole;
 use souffleur_kernels::tensor_view::RowOrder;
 
 impl ModelConfig {
-    /// Every tensor of the model, in the order of the forward pass; twice if it is read twice.
+    /// All tensors of the model, in the order of the forward pass. A tensor that is read twice is listed twice.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let hidden = self.hidden_size;
         let mut specs = vec![TensorSpec::new(
@@ -137,7 +137,6 @@ impl ModelConfig {
         let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
         let gate = ("gate_proj", q);
         let gate = self.gates_attention().then_some(gate);
-        // A tensor that is read twice is listed twice.
         let parts = [
             ("q_proj", q),
             ("k_proj", kv),
@@ -181,7 +180,7 @@ impl ModelConfig {
         }
     }
 
-    /// In checkpoints.
+    /// The order of a tensor's rows in checkpoints.
     pub fn row_order(&self, tensor: &str) -> RowOrder {
         match &self.latent {
             Some(latent) => latent.row_order(tensor),
@@ -210,7 +209,7 @@ impl ModelConfig {
         }
     }
 
-    /// Shared key and value projections count once.
+    /// Number of parameters. A projection that keys and values share counts once.
     pub fn parameters(&self) -> u64 {
         let tensors = self.tensors();
         let mut names = HashSet::new();

@@ -116,7 +116,7 @@ pub(super) fn rotated(
         return Err(json.error(KEY, reason));
     }
     match marks.iter().find(|mark| **mark > 1) {
-        Some(other) => Err(json.error(KEY, format!("holds {other}, expected zeros and ones"))),
+        Some(other) => Err(json.error(KEY, format!("has {other}, expected zeros and ones"))),
         None => Ok(marks.iter().take(layers).map(|mark| *mark == 1).collect()),
     }
 }
@@ -143,9 +143,8 @@ fn layer_window(
             Err(json.error("layer_types", reason))
         }
         (other, _) => {
-            let reason = format!(
-                "names {other:?}, supported are \"full_attention\" and \"sliding_attention\""
-            );
+            let reason =
+                format!("names {other:?}, supported: \"full_attention\" and \"sliding_attention\"");
             Err(json.error("layer_types", reason))
         }
     }

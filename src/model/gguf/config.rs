@@ -25,7 +25,7 @@ use crate::family::{AttentionBias, Family, Intermediate};
 use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
-/// Number keys of other models of these architectures, with their neutral values; others are rejected.
+/// Numeric keys of models with unsupported features, and the values without effect; other values are rejected.
 const NEUTRAL: [(&str, &[f64]); 13] = [
     ("attention.scale", &[0.0]),
     ("attention.output_scale", &[0.0, 1.0]),
@@ -43,7 +43,7 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
     ("pooling_type", &[0.0]),
 ];
 
-/// Flags of other models of these architectures, with their required values if present.
+/// Flags of models with unsupported features, and the only accepted values.
 const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
 
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
@@ -153,7 +153,7 @@ impl Heads {
         })
     }
 
-    /// Of the widest rotated heads.
+    /// Rotated elements of the widest heads.
     fn widest_rotary(&self) -> usize {
         let wide = self.fourth.as_ref().map(|own| own.config.full_head_dim);
         wide.unwrap_or(self.rotary_dim)
@@ -221,7 +221,7 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError>
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
-            let reason = format!("is {choice}, supported is {supported}: use another model");
+            let reason = format!("is {choice}, supported: {supported}; use another model");
             return Err(keys.error(name, reason));
         }
     }
@@ -266,9 +266,8 @@ fn head_dims(
         }
         let size = keys.size(name, 0..=usize::MAX >> 1)?;
         if let Some(size) = size.filter(|size| *size != head_dim) {
-            let reason = format!(
-                "is {size}, supported is {head_dim}, the size of a head: use another model"
-            );
+            let reason =
+                format!("is {size}, supported: {head_dim}, the size of a head; use another model");
             return Err(keys.error(name, reason));
         }
     }
@@ -294,7 +293,7 @@ fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     }
 }
 
-/// Derived from the biases of the first layer.
+/// The projections that have biases in the first layer.
 fn bias(gguf: &Gguf, family: &Family) -> BiasConfig {
     let any = |parts: &[&str]| {
         let mut names = parts.iter().map(|part| format!("blk.0.{part}.bias"));

@@ -9,8 +9,8 @@ use crate::family::GgufExperts;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::routing::Routing;
 
-/// Neutral values of [`ROUTER_NUMBERS`], in their order; others are rejected. A gating function of 1 is the softmax
-/// over all logits.
+/// Values of [`ROUTER_NUMBERS`] that have no effect, in the order of the keys; others are rejected. A gating function
+/// of 1 is the softmax over all logits.
 const NEUTRAL: [&[f64]; 6] = [
     &[0.0, 1.0],
     &[0.0, 1.0],
@@ -93,6 +93,7 @@ fn layers_with_router(
     if layers.contains(&true) {
         return Ok(layers);
     }
-    let reason = format!("is {count} and no layer has a router, {ROUTER}: convert the model again");
+    let reason =
+        format!("is {count}, but no layer has a router ({ROUTER}): convert the model again");
     Err(keys.error("expert_count", reason))
 }

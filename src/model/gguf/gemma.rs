@@ -14,7 +14,7 @@ use crate::family::Family;
 use crate::rope::{RopeConfig, RopeScaling};
 use souffleur_base::error::LoadError;
 
-/// Layer counts of the 27B models of Gemma 2 and 3, whose score scale differs.
+/// Layer counts of the 27B models of Gemma 2 and 3, which scale attention scores differently.
 const LARGEST: [usize; 2] = [46, 62];
 
 pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfig>, LoadError> {
@@ -89,12 +89,12 @@ pub(super) fn read_fourth(
     let widths = each(keys, WIDTHS, INTERMEDIATE, layers)?;
     let (narrow, widest) = (widths[0], widths[layers - 1]);
     let double_wide = widest == 2 * narrow;
-    let as_said = (0..layers).all(|layer| {
+    let is_supported = (0..layers).all(|layer| {
         let doubles = double_wide && layer + n_sharing >= layers;
         widths[layer] == if doubles { 2 * narrow } else { narrow }
     });
-    if !as_said {
-        let reason = "differs between layers, supported is one width, doubled in the layers that share keys and values";
+    if !is_supported {
+        let reason = "differs between layers, supported: one width, doubled in the layers that share keys and values";
         return Err(keys.error(WIDTHS, reason));
     }
     let config = Gemma4Config {
@@ -116,7 +116,7 @@ pub(super) fn read_fourth(
     })
 }
 
-/// A scalar, or a list by layer.
+/// The value for each layer, from a scalar or from a list.
 fn each(
     keys: &Keys<'_>,
     name: &str,
@@ -151,7 +151,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     let missing = || {
         keys.error(
             WIDTH,
-            format!("is {width} and {INPUT_TABLE} is not in the file"),
+            format!("is {width}, but {INPUT_TABLE} is not in the file"),
         )
     };
     Ok(Some(LayerInputs {
@@ -160,7 +160,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     }))
 }
 
-/// Without a key; derived from the number of layers, as in llama.cpp.
+/// The factor on attention scores. There is no key; it follows from the number of layers, as in llama.cpp.
 pub(super) fn score_scale(
     rules: &GemmaRules,
     layers: usize,

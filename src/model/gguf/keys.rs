@@ -9,7 +9,7 @@ pub(crate) const SCORE_SCALE: &str = "attention.scale";
 pub(crate) const EMBEDDING_SCALE: &str = "embedding_scale";
 pub(crate) const RESIDUAL_SCALE: &str = "residual_scale";
 pub(crate) const LOGITS_DIVISOR: &str = "logit_scale";
-/// How fast queries grow with their positions.
+/// Slope by which the factor on queries grows with the position.
 pub(crate) const QUERY_SLOPE: &str = "attention.temperature_scale";
 pub(crate) const SCORE_CAP: &str = "attn_logit_softcapping";
 pub(crate) const LOGITS_CAP: &str = "final_logit_softcapping";
@@ -77,7 +77,7 @@ impl<'a> Keys<'a> {
                 None => Ok(Some(*first as usize)),
                 Some(other) => {
                     let reason = format!(
-                        "is {first} in the first layer and {other} in another: all layers must have the same"
+                        "is {first} in the first layer and {other} in another: all layers must have the same value"
                     );
                     Err(self.error(name, reason))
                 }

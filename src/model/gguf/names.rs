@@ -132,7 +132,7 @@ impl<'s> ExpertPart<'s> {
         })
     }
 
-    /// The name of the stack that contains it.
+    /// The name of the stack that contains this part.
     fn file_name(&self) -> String {
         let (stack, suffix) = (EXPERTS[self.projection], self.suffix);
         format!("blk.{}.{stack}.{suffix}", self.layer)
@@ -172,7 +172,7 @@ impl<'s> ExpertPart<'s> {
 /// Correction biases of a router's scores, for the choice.
 pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 
-/// The file's name of one of our tensors.
+/// The name in GGUF files of the tensor that we name `ours`.
 ///
 /// # Panics
 /// If no configuration has the tensor.
@@ -214,7 +214,7 @@ pub(super) struct Place<'a> {
     pub tensor: Tensor<'a>,
     /// Expected shape of the whole tensor, outermost dimension first.
     pub whole: Vec<usize>,
-    /// Counted through all matrices of a stack.
+    /// Row indices run through all matrices of a stack.
     pub rows: Range<usize>,
     pub order: RowOrder,
 }

@@ -20,7 +20,7 @@ pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
     }
 }
 
-/// Of the attention layers; in a list the others have 0.
+/// KV heads of the attention layers; a list has 0 for the other layers.
 pub(super) fn kv_heads(keys: &Keys<'_>) -> Result<Option<usize>, LoadError> {
     let key = keys.key(KV_HEADS);
     if !keys.metadata.is_list(&key) {
@@ -35,7 +35,7 @@ pub(super) fn kv_heads(keys: &Keys<'_>) -> Result<Option<usize>, LoadError> {
         [same] => Ok(Some(*same as usize)),
         [first, other, ..] => {
             let reason = format!(
-                "is {first} in one layer and {other} in another: all layers with attention must have the same"
+                "is {first} in one layer and {other} in another: all layers with attention must have the same number"
             );
             Err(keys.error(KV_HEADS, reason))
         }

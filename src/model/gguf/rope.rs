@@ -12,7 +12,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::tensor_view::TensorView;
 
-/// Of frequencies; a very large divisor disables rotation.
+/// Limits of the divisors of frequencies; a very large divisor disables rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
 /// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_weights`].
@@ -36,7 +36,7 @@ pub(super) fn rope(
     }
     let rotates = keys.metadata.flag(&keys.key(FINETUNED))?;
     if family.says_whether_rotated && rotates == Some(false) {
-        let reason = "is false: models of this architecture without rotation are not supported";
+        let reason = "is false: models of this architecture without RoPE are not supported";
         return Err(keys.error(FINETUNED, reason));
     }
     let scaling = scaling(keys, family, max_positions)?;
@@ -45,7 +45,7 @@ pub(super) fn rope(
         (Some(divisors), RopeScaling::Default) => RopeScaling::Divided(divisors),
         (Some(_), _) => {
             let reason = format!(
-                "and the tensor {ROPE_FREQS} both scale the rotation, only one of them is supported"
+                "and the tensor {ROPE_FREQS} both scale the rotation: only one of them is supported"
             );
             return Err(keys.error(SCALING, reason));
         }
@@ -77,7 +77,7 @@ fn long_rope(
     let kind = keys.text(SCALING)?;
     if let Some(other) = kind.filter(|kind| !["none", "longrope"].contains(kind)) {
         let reason = format!(
-            "is {other:?} and {short_name} scales the rotation, only one of them is supported"
+            "is {other:?}, but {short_name} scales the rotation too: only one of them is supported"
         );
         return Err(keys.error(SCALING, reason));
     }
@@ -121,7 +121,7 @@ fn scaling(
         }
         (Some(other), _) => {
             let reason =
-                format!("is {other:?}, supported are none, linear and yarn: use another model");
+                format!("is {other:?}, supported: none, linear and yarn; use another model");
             Err(keys.error(SCALING, reason))
         }
     }
@@ -144,7 +144,7 @@ fn yarn(
         if let Some(value) = value.filter(|value| *value != neutral && *value >= 0.0) {
             return Err(keys.error(
                 name,
-                format!("is {value}, supported is {neutral}: use another model"),
+                format!("is {value}, supported: {neutral}; use another model"),
             ));
         }
     }

@@ -21,13 +21,13 @@ pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadE
     let penalized = read("penalty_last_n", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
     let penalty = number("penalty_repeat", PENALTY)?;
     Ok(GenerationConfig {
-        // The tokenizer has these.
+        // GGUF files have these among the tokenizer's keys.
         eos_token_ids: None,
         temperature: number("temp", TEMPERATURE)?,
         top_p: number("top_p", TOP_P)?,
         top_k: top_k.map(every_token_below_one),
         min_p: number("min_p", MIN_P)?,
-        // Zero tokens back means none.
+        // A penalty on the last 0 tokens has no effect.
         repetition_penalty: penalty.filter(|_| penalized != Some(0.0)),
     })
 }

@@ -11,7 +11,7 @@ use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::tensor_view::Stored;
 
-/// Finds exactly the tensors of the configuration.
+/// Finds the tensors of the configuration, and rejects any others.
 pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {
     let mut entries = Vec::new();
     let rotations = ROPE_FACTORS.into_iter().chain([ROPE_FREQS]);
@@ -58,7 +58,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     let stored = stored(info.element.id, spec).ok_or_else(|| {
         let (name, supported) = (info.element.name, supported(spec));
         let reason = format!(
-            "has type {name}, supported are {supported}: use a file of the same model in one of these"
+            "has type {name}, supported: {supported}; use a file of the same model in one of these"
         );
         place.tensor.error(reason)
     })?;

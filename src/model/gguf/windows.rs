@@ -38,7 +38,7 @@ pub(super) fn read(
     }
 }
 
-/// There is no key: all models of such a family have the usual interval.
+/// Which layers have RoPE. No key lists them: models of a family with other layers have its usual interval.
 pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     match family.no_rope_interval {
         Some(interval) => every_but(interval, layers),
@@ -56,14 +56,14 @@ fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, Lo
     Ok((0..layers).map(slides).collect())
 }
 
-/// In other architectures no key names the layers with the window. A window at least as long as the context is neutral.
+/// Rejects a window, since no key names its layers. A window at least as long as the context has no effect.
 fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
     let context = keys.required("context_length", CONTEXT)?;
     match keys.size(WINDOW, 0..=usize::MAX >> 1)? {
         Some(window) if (1..context).contains(&window) => {
             let reason = format!(
                 "is {window} in a model with a context of {context} tokens: sliding windows are read from \
-                 safetensors only, use the model's folder"
+                 safetensors only, use the model's safetensors folder"
             );
             Err(keys.error(WINDOW, reason))
         }

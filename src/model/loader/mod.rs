@@ -40,7 +40,7 @@ pub enum LoadFormat {
 /// Progress: bytes read, total bytes.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Opened and checked: every tensor of the configuration is present in the right shape, or will be random.
+/// A model whose files are open and checked: every tensor is present in the right shape, or will be random.
 pub struct Checkpoint {
     pub config: ModelConfig,
     pub dtype: Dtype,
@@ -78,7 +78,7 @@ impl Checkpoint {
         }
     }
 
-    /// Most bytes first; empty for random weights.
+    /// Element types of the weights, those with most bytes first; empty for random weights.
     pub fn types(&self) -> &[TypeCount] {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
@@ -144,7 +144,7 @@ impl Checkpoint {
         self.weights.as_ref()?.stored(name)
     }
 
-    /// As stored, or as generated.
+    /// Bytes of all tensors, as stored or as generated.
     fn stored_bytes(&self) -> u64 {
         let stored = |spec: &TensorSpec| match &self.weights {
             Some(weights) => weights.bytes_of(&spec.name).unwrap_or(0) as u64,
@@ -401,7 +401,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.rope(&config.rope.frequencies(dim))
     }
 
-    /// `None` unless window layers have their own.
+    /// `None` unless window layers have a RoPE of their own.
     pub fn window_rope(&mut self) -> Option<B::Rope> {
         let config = self.config();
         let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
@@ -414,7 +414,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         has_some.then(|| self.backend.rope(&Rope::none()))
     }
 
-    /// Gemma's is rounded to the model's element type.
+    /// For Gemma, the factor is rounded to the model's element type.
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
         match self.config().gemma {
@@ -460,7 +460,9 @@ fn view_of<'a>(source: &MatrixSource<'a>, converted: Option<&'a Converted<'_>>) 
     match (source, converted) {
         (MatrixSource::Plain(view), _) => *view,
         (_, Some(converted)) => converted.view(),
-        (MatrixSource::Quantised(_), None) => unreachable!("all of them are converted"),
+        (MatrixSource::Quantised(_), None) => {
+            unreachable!("quantised matrices are always converted")
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub struct LongRope {
     pub long: Vec<f32>,
     /// Trained context before scaling, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Factor on cos and sin, for both.
+    /// Factor on cos and sin, for both sets.
     pub attention_factor: f64,
 }
 
@@ -43,7 +43,7 @@ impl LongRope {
         }))
     }
 
-    /// The number of divisors must be that of pairs.
+    /// Checks that each rotated pair has one divisor in both sets.
     pub(super) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         for (key, divisors) in [("short_factor", &self.short), ("long_factor", &self.long)] {
             let (got, expected) = (divisors.len(), rotary_dim / 2);

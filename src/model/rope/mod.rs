@@ -59,7 +59,7 @@ pub enum RopeScaling {
         /// Trained context before scaling, in tokens.
         original_max_position_embeddings: usize,
     },
-    /// All are divided, and only the first pairs of a head rotate.
+    /// All frequencies are divided, and only the first pairs of a head rotate.
     Proportional {
         part: f64,
         factor: f64,
@@ -91,8 +91,8 @@ pub struct Yarn {
 }
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's, and the
-    /// default original one in families with a key for it outside of the RoPE parameters.
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's context and,
+    /// for families with the key of the original context outside of the RoPE parameters, its default.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
@@ -121,7 +121,7 @@ impl RopeConfig {
         {
             return Err(own.error(
                 key,
-                "sets rope for one layer type: all layers must share one rope",
+                "sets RoPE for one layer type: all layers must share one RoPE",
             ));
         }
         Ok(Self {
@@ -162,7 +162,7 @@ impl RopeConfig {
         })
     }
 
-    /// The number of divisors must be that of pairs.
+    /// Checks that each rotated pair has one LongRoPE divisor.
     pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         match &self.scaling {
             RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
@@ -203,7 +203,9 @@ impl RopeConfig {
     pub fn score_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {
-                let scale = yarn.mscale_all_dim.map_or(1.0, |weight| yarn.by(weight));
+                let scale = yarn
+                    .mscale_all_dim
+                    .map_or(1.0, |weight| yarn.mscale_of(weight));
                 scale * scale
             }
             _ => 1.0,
@@ -237,7 +239,7 @@ impl RopeConfig {
         let wanted = (0..head_dim / 2).map(|pair| {
             let plain = f64::from(wavelength(pair).recip());
             match &self.scaling {
-                RopeScaling::LongRope(_) => unreachable!("it has returned"),
+                RopeScaling::LongRope(_) => unreachable!("LongRoPE returned above"),
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
                 RopeScaling::Proportional { part, factor } => {
@@ -279,7 +281,7 @@ impl RopeScaling {
     fn from_json(
         outer: &JsonFile,
         own: &JsonFile,
-        (max_positions, kept_beside): (usize, Option<usize>),
+        (max_positions, outer_default): (usize, Option<usize>),
     ) -> Result<Self, LoadError> {
         let key = if own.value("rope_type").is_some() {
             "rope_type"
@@ -289,7 +291,7 @@ impl RopeScaling {
         let original = || -> Result<usize, LoadError> {
             let key = "original_max_position_embeddings";
             let limits = 1..=MAX_POSITIONS;
-            let given = match (outer.size(key, limits.clone())?, kept_beside) {
+            let given = match (outer.size(key, limits.clone())?, outer_default) {
                 (Some(given), _) | (None, Some(given)) => Some(given),
                 (None, None) => own.size(key, limits)?,
             };
@@ -324,10 +326,10 @@ impl RopeScaling {
                 key,
                 format!(
                     "is \"dynamic\": it changes the rotation of keys already cached when a sequence \
-                     grows, so K/V cannot be reused; supported are {SUPPORTED}"
+                     grows, so K/V cannot be reused; supported: {SUPPORTED}"
                 ),
             )),
-            other => Err(own.error(key, format!("is {other:?}, supported are {SUPPORTED}"))),
+            other => Err(own.error(key, format!("is {other:?}, supported: {SUPPORTED}"))),
         }
     }
 }
@@ -386,7 +388,7 @@ pub(crate) fn refuse_partial(json: &JsonFile) -> Result<(), LoadError> {
         None | Some(1.0) => Ok(()),
         Some(part) => Err(json.error(
             "partial_rotary_factor",
-            format!("is {part}, supported is 1: the whole head"),
+            format!("is {part}, supported: 1 (the whole head)"),
         )),
     }
 }
@@ -412,7 +414,7 @@ impl Yarn {
         ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
     }
 
-    fn by(&self, weight: f64) -> f64 {
+    fn mscale_of(&self, weight: f64) -> f64 {
         match self.factor {
             factor if factor <= 1.0 => 1.0,
             factor => 0.1 * weight * factor.ln() + 1.0,
@@ -420,7 +422,7 @@ impl Yarn {
     }
 
     pub(crate) fn attention_scale(&self) -> f64 {
-        let by = |weight: f64| self.by(weight);
+        let by = |weight: f64| self.mscale_of(weight);
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(given), _, _) => given,
             (None, Some(mscale), Some(all)) => by(mscale) / by(all),

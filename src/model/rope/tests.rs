@@ -108,7 +108,7 @@ fn yarn_extends_the_original_context() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_with_the_reason() {
+fn unsupported_rope_is_rejected_with_the_reason() {
     let table = [
         (
             r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}}"#,
@@ -116,7 +116,7 @@ fn what_is_not_supported_is_refused_with_the_reason() {
         ),
         (
             r#"{"rope_scaling": {"type": "ntk"}}"#,
-            "supported are default, linear, llama3, yarn, longrope",
+            "supported: default, linear, llama3, yarn, longrope",
         ),
         (
             r#"{"rope_scaling": {"type": "longrope"}}"#,
@@ -148,7 +148,7 @@ fn what_is_not_supported_is_refused_with_the_reason() {
         ),
         (
             r#"{"partial_rotary_factor": 0.5}"#,
-            "partial_rotary_factor is 0.5, supported is 1",
+            "partial_rotary_factor is 0.5, supported: 1",
         ),
         (
             r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#,
@@ -156,7 +156,7 @@ fn what_is_not_supported_is_refused_with_the_reason() {
         ),
         (
             r#"{"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}"#,
-            "all layers must share one rope",
+            "all layers must share one RoPE",
         ),
         (
             r#"{"rope_theta": 0}"#,

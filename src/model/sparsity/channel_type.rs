@@ -15,7 +15,7 @@ pub enum ChannelType {
 impl ChannelType {
     pub const ALL: [Self; 3] = [Self::Qk, Self::Q, Self::K];
 
-    /// On the command line, and in a file's keys.
+    /// The name on the command line, and in the keys of a channel file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Qk => "qk",

@@ -65,7 +65,7 @@ impl ChannelFile {
         };
         let Some(rows) = value.as_array() else {
             return refuse(format!(
-                "{key} is not a list with a list of channels for each head"
+                "{key} is not a list of lists: one list of channels for each head"
             ));
         };
         if rows.len() != pages.heads && rows.len() != n_heads {
@@ -98,7 +98,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     let row = row.as_array().ok_or("is not a list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
         return Err(format!(
-            "has {} channels, expected at least {wanted} (ds_heavy_channel_num asks for another number) and at most {dim} (a key's)",
+            "has {} channels, expected at least {wanted} (set by ds_heavy_channel_num) and at most {dim} (those of a key)",
             row.len()
         ));
     }
@@ -146,7 +146,7 @@ pub struct ChannelRanks {
     pub importance: [Vec<Vec<f64>>; 3],
 }
 
-/// Of equally important channels the lower comes first.
+/// Writes a channel file. Of equally important channels the lower comes first.
 ///
 /// # Errors
 /// [`LoadError::Io`].

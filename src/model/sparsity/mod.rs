@@ -28,7 +28,7 @@ pub struct SparsityWish {
 
 /// Default ratio of a key's channels to a label's.
 const DEFAULT_SHARE: usize = 4;
-/// Default minimum, if a key has as many: with narrow keys a fraction finds too few tokens.
+/// Default minimum, at most a key's channels: a quarter of a narrow key finds too few of the important tokens.
 const LEAST_DEFAULT: usize = 32;
 
 pub fn default_channels(key_dim: usize) -> usize {
@@ -88,16 +88,16 @@ impl LayersToLabel<'_> {
             };
             if matches!(pages.values, Values::InKeys { .. }) {
                 return refuse(format!(
-                    "is on, but attention is latent in layer {layer}: its one key stands for all heads and has no channels \
-                     to choose; leave it out for this model"
+                    "is on, but attention is latent in layer {layer}: its one key serves all heads and has no channels \
+                     to choose; turn it off for this model"
                 ));
             }
             match pages.dtype {
                 KvDtype::F32 | KvDtype::F16 | KvDtype::BF16 => {}
                 KvDtype::Int8 => {
                     return refuse(
-                        "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of \
-                         the two out"
+                        "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, turn off \
+                         one of the two"
                             .to_owned(),
                     );
                 }
@@ -105,7 +105,7 @@ impl LayersToLabel<'_> {
             let channels = channels.unwrap_or_else(|| default_channels(pages.key_dim));
             if channels > pages.key_dim {
                 return Err(LoadError::Device(format!(
-                    "ds_heavy_channel_num is {channels}, keys of layer {layer} have {} channels: ask for at most as many",
+                    "ds_heavy_channel_num is {channels}, but keys of layer {layer} have {} channels: set at most as many",
                     pages.key_dim
                 )));
             }
@@ -114,7 +114,7 @@ impl LayersToLabel<'_> {
         if labels.iter().all(|labels| *labels == 0) {
             refuse(
             "is on, but every layer of this model has a window or a state: no query sees all tokens before it, so \
-             leave it out"
+             turn it off"
                 .to_owned(),
         )
         } else {
@@ -132,7 +132,7 @@ impl SparsityWish {
     pub fn read(&self, layers: LayersToLabel<'_>) -> Result<ModelSparsity, LoadError> {
         let labels = layers.labels(self.channels)?;
         let file = file::read(&self.file)?;
-        let n_channels = spoken(&labels);
+        let n_channels = sizes_text(&labels);
         let mut channels = Vec::with_capacity(labels.len());
         for (layer, labels) in labels.into_iter().enumerate() {
             let pages = layers.labelled(layer).filter(|_| labels > 0);
@@ -166,7 +166,7 @@ impl SparsityWish {
 }
 
 /// A single number if all labels have the same size.
-fn spoken(labels: &[usize]) -> String {
+fn sizes_text(labels: &[usize]) -> String {
     let mut sizes: Vec<usize> = labels.iter().copied().filter(|size| *size > 0).collect();
     sizes.dedup();
     let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();

@@ -110,7 +110,7 @@ fn channels_are_those_of_the_ranking_and_ascend() {
 const BOTH: &str = r#"{"model.layers.0.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.0.self_attn.k_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.k_proj":[[0,1,2],[0,1,2]]}"#;
 
 #[test]
-fn the_tag_tells_parameters_and_files_apart() {
+fn tags_differ_by_parameters_and_file() {
     let tag = |text: &str, edit: fn(&mut SparsityWish)| {
         let read = read_text(text, |file| {
             let mut wish = wish(file);
@@ -137,9 +137,9 @@ fn the_tag_tells_parameters_and_files_apart() {
     }
 }
 
-/// Blocks cached by older versions must be found, or not, by the same tag.
+/// The tag must never change: it is part of the keys of blocks that older versions stored.
 #[test]
-fn the_tag_is_that_of_every_version() {
+fn the_tag_is_stable_across_versions() {
     let read = read_text(BOTH, wish).expect("a good file");
     let expected = "ds-qk-3-4-16-3d8a78521ed72ac700c978b231f0a1638d3c651cc80a21e1628d4393d84ddc36";
     assert_eq!(&*read.tag, expected);
@@ -251,13 +251,13 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
     );
     let error = refused(layout(), &WINDOWS, 9);
     assert!(
-        error.contains("ds_heavy_channel_num is 9, keys of layer 0 have 8 channels"),
+        error.contains("ds_heavy_channel_num is 9, but keys of layer 0 have 8 channels"),
         "{error}"
     );
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_channels_are_read_back() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let ranks = |layer| {
         let of_head = |shift: usize| -> Vec<f64> {
@@ -293,7 +293,7 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn a_label_has_a_share_of_wide_keys_and_32_channels_of_others_by_default() {
+fn default_labels_have_a_quarter_of_a_key_or_32_channels() {
     let expected = [
         (8, 8),
         (32, 32),
@@ -315,6 +315,6 @@ fn a_label_has_a_share_of_wide_keys_and_32_channels_of_others_by_default() {
     let labels = layers.labels(None).expect("it can be sparse");
     let given = layers.labels(Some(DIM)).expect("it can be sparse");
     assert_eq!(labels, given);
-    assert_eq!(spoken(&[0, 32, 32, 0, 32]), "32");
-    assert_eq!(spoken(&[0, 32, 64, 0]), "32+64");
+    assert_eq!(sizes_text(&[0, 32, 32, 0, 32]), "32");
+    assert_eq!(sizes_text(&[0, 32, 64, 0]), "32+64");
 }

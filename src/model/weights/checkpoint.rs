@@ -35,7 +35,7 @@ pub struct Weights {
     pub(super) turned: FxHashMap<String, Turned>,
     /// Matrices that are rows of quantised ones.
     pub(super) parts: FxHashMap<String, PartOf>,
-    /// Differing parts of tensor names: the checkpoint's, the model's.
+    /// Parts of tensor names that differ: in the checkpoint, in our names.
     pub(super) own_names: Vec<(&'static str, &'static str)>,
 }
 
@@ -113,7 +113,7 @@ impl Weights {
         }
         let stored = entry.stored.as_ref().map_err(|got| {
             let name = self.file_name(name);
-            let reason = format!("tensor {name} has dtype {got}, supported are F32, F16 and BF16");
+            let reason = format!("tensor {name} has dtype {got}, supported: F32, F16 and BF16");
             format_error(file.path(), reason)
         })?;
         Ok(TensorView {

@@ -1,6 +1,6 @@
 //! Maps experts' tensors to the model's names.
 //!
-//! Checkpoints name each expert's matrices separately, in either family's terms, or stack those of all experts in one
+//! Checkpoints name each expert's matrices separately, as Qwen or Mixtral does, or stack those of all experts in one
 //! tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj` `[experts, hidden, width]`.
 //! 8-bit stacks have their scales in a separate tensor.
 

@@ -1,4 +1,4 @@
-//! Maps a family's tensor names to the model's, and splits fused tensors.
+//! Maps tensor names in checkpoints to our names, and splits fused tensors.
 
 use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
@@ -7,14 +7,14 @@ use crate::config::recurrent::Recurrence;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::tensor_view::RowOrder;
 
-/// Decoder prefixes: those of vision-language models, the model's.
+/// Prefixes of decoder tensors: in vision-language checkpoints, in our names.
 const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
 
-/// Names of experts' projections: the model's, LFM2's.
+/// Names of experts' projections: ours, LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
     (".up_proj.", ".w3."),
@@ -31,7 +31,7 @@ impl Weights {
     /// [`LoadError::WrongShape`] for a fused tensor that differs from the configuration, [`LoadError::MissingTensor`].
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
-            // Errors give a missing tensor the prefix of its neighbours.
+            // In errors, a missing output projection has the prefix that the other tensors have.
             let neighbour = match *from {
                 "language_model.lm_head." => "language_model.model.",
                 from => from,
@@ -140,8 +140,8 @@ impl Weights {
         }
     }
 
-    /// Splits a fused tensor whose rows form groups, each with rows of all parts. A quantised one is left whole, and
-    /// its parts are converted row by row. `width` is `None` for a vector.
+    /// Splits a fused tensor: its rows form groups, such as heads, and each group has rows of every part. A quantised
+    /// tensor is left whole, and the rows of its parts are converted at load. `width` is `None` for a vector.
     fn split(
         &mut self,
         fused: &str,

@@ -44,7 +44,7 @@ fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
 }
 
 #[test]
-fn every_fixture_holds_what_its_configuration_says() {
+fn every_fixture_has_the_tensors_of_its_configuration() {
     let mut families = HashSet::new();
     for dir in fixtures() {
         let config = ModelConfig::read(&dir).expect("supported");
@@ -131,7 +131,7 @@ fn a_wrong_tensor_is_named_with_its_file() {
     );
     refused(
         weights.tensor("b", &[3]),
-        "tensor b has dtype I32, supported are F32, F16 and BF16",
+        "tensor b has dtype I32, supported: F32, F16 and BF16",
     );
 }
 
@@ -170,7 +170,7 @@ fn a_corrupt_header_never_panics() {
 }
 
 #[test]
-fn an_index_names_plain_files_that_are_there() {
+fn an_index_must_name_existing_plain_files() {
     let shard = bytes_of(safetensors::Dtype::F32, &[0; 4]);
     let open = |map: &str| {
         let index = format!(r#"{{"weight_map": {map}}}"#);
@@ -205,7 +205,7 @@ fn an_index_names_plain_files_that_are_there() {
 }
 
 #[test]
-fn a_folder_without_safetensors_says_what_it_looks_for() {
+fn a_folder_without_weights_is_an_error_that_names_the_files() {
     let dir = folder(&[("pytorch_model.bin", b"x")]);
     refused(
         Weights::open(dir.path()),

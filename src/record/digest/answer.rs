@@ -1,4 +1,4 @@
-//! Digests of the answers of the radix tree and the pools to a plan.
+//! Digests of the answers of the radix tree and the page pools to plans and probes.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use souffleur_state::plan::{
     Verdict,
 };
 
-/// Digest of a [`StepPlanned`]: the decisions of tree and pools.
+/// Digest of a [`StepPlanned`]: the decisions of the tree and the pools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedDigest {
     step: StepId,
@@ -26,7 +26,7 @@ pub struct PlannedDigest {
     held: Vec<Seq>,
     budget: Option<String>,
     mixed: bool,
-    /// The request that preempts, and its victims.
+    /// The sequence that preempts others, and its victims.
     preempt: Option<(Seq, Vec<Seq>)>,
     refused: Option<Seq>,
     evicted_tokens: u64,
@@ -82,7 +82,7 @@ impl From<&StepPlanned> for PlannedDigest {
             verdict,
             free_pages,
             free_rows,
-            // Later grants show them.
+            // Later grants show differences.
             free_states: _,
             free_windows,
         } = planned;
@@ -91,7 +91,7 @@ impl From<&StepPlanned> for PlannedDigest {
             pinned,
             admitted,
             held,
-            // The store orders and the step show them.
+            // The orders to the store and the step show differences.
             fetches: _,
             saves: _,
             budget,
@@ -101,7 +101,7 @@ impl From<&StepPlanned> for PlannedDigest {
             evicted_tokens,
             evicted_windows,
             evicted_nodes,
-            // For diagnosing misses; later grants show the evictions.
+            // Only used to explain misses; later grants show the evictions.
             evicted_edges: _,
             // The free pages show a flush.
             flushed_pages: _,
@@ -212,7 +212,7 @@ impl From<&CheckpointedSeq> for CheckpointedDigest {
             windows: windows.as_deref().map(|windows| {
                 let CheckpointedWindows {
                     own,
-                    // They are freed by now.
+                    // Already freed.
                     duplicates: _,
                     remap,
                 } = windows;
@@ -237,7 +237,7 @@ impl From<&Admitted> for AdmittedDigest {
             extend_end,
             chunked,
             departure: _,
-            // The step has its rows' start positions and saves.
+            // The step has the start positions and saves of its rows.
             kv_tokens: _,
             state: _,
             saves: _,
@@ -278,7 +278,7 @@ impl From<&PrefixesProbed> for ProbedDigest {
             checkpointed,
             returned,
             returned_rows,
-            // Later grants show them.
+            // Later grants show differences.
             returned_states: _,
             returned_windows: _,
             matches,

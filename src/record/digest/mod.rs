@@ -1,5 +1,6 @@
-//! Digests of outcomes, to compare two runs: every id, length and number, and a checksum of long token lists, which the
-//! inputs determine.
+//! Digests of the scheduler's messages, which a replay compares with the recorded ones.
+//!
+//! A digest has every id, length and count, but only a checksum of long token lists, which the inputs determine.
 //!
 //! Values are destructured field by field, so that a new field of a plan fails to compile until it is compared or
 //! explicitly ignored.
@@ -21,7 +22,7 @@ pub use step::StepDigest;
 /// The two halves of a [`SeqId`]: each is small and encodes in few bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seq {
-    /// Counts requests in order of arrival.
+    /// The number of the request, in order of arrival.
     number: u32,
     slot: u32,
 }
@@ -41,7 +42,7 @@ impl From<Seq> for SeqId {
     }
 }
 
-/// A checksum of a list of numbers that are not written themselves.
+/// A checksum of a list of numbers that the log omits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum(u64);
 
@@ -147,7 +148,7 @@ impl From<&[RequestTokens]> for NewsDigest {
                 tokens,
                 logprobs: _,
                 cached_tokens,
-                // The steps contain the loads.
+                // The steps show the loads.
                 loaded_tokens: _,
                 num_retractions,
                 end,

@@ -1,4 +1,4 @@
-//! Digests of the scheduler's requests to the radix tree and the pools.
+//! Digests of the scheduler's requests to the radix tree and the page pools.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ impl From<&PlanStep> for PlanDigest {
             eviction_policy,
             returned,
             returned_rows,
-            // The grants show them and the free ones.
+            // The grants show returned and free states.
             returned_states: _,
             returned_windows,
             max_pinned_states: _,
@@ -58,12 +58,12 @@ impl From<&PlanStep> for PlanDigest {
             free_rows,
             free_states: _,
             free_windows: _,
-            // The log's header has it.
+            // In the log's header.
             has_windows: _,
             // The step shows the saves.
             saves: _,
         } = request;
-        let number_of = |demand: &PinDemand| demand.pin;
+        let pin_of = |demand: &PinDemand| demand.pin;
         let growing = |DecodeDemand { growing }: &DecodeDemand| seqs(growing);
         Self {
             step: *step,
@@ -74,7 +74,7 @@ impl From<&PlanStep> for PlanDigest {
             returned_rows: returned_rows.clone(),
             returned_windows: returned_windows.ids().iter().copied().collect(),
             touch: touch.iter().map(|key| key.seq.into()).collect(),
-            pins: pins.iter().map(number_of).collect(),
+            pins: pins.iter().map(pin_of).collect(),
             admit: admit.as_ref().map(AdmitDigest::from),
             growing: else_decode.as_ref().map(growing),
             evict_tokens: *evict_tokens as u64,
@@ -128,7 +128,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
     }
 }
 
-/// Digest of an [`AdmitRequest`]. The admissions show the adder's reservations.
+/// Digest of an [`AdmitRequest`], without the adder's reservations, which the admissions show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AdmitDigest {
     candidates: Vec<Seq>,
@@ -148,11 +148,11 @@ impl From<&AdmitRequest> for AdmitDigest {
             mixes,
             // The victims show the preemptible sequences.
             preemption: _,
-            // The log's header has them.
+            // In the log's header.
             states: _,
-            // The admissions show the requests that it allows.
+            // The admissions show the effect.
             windows: _,
-            // The log's header has it.
+            // In the log's header.
             block_tokens: _,
         } = request;
         let mut sum = Sum::default();
@@ -171,7 +171,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 anchors,
                 bypasses_cache,
                 kv_tokens,
-                // An input of the log; the step shows its effect.
+                // An input in the log; the step shows its effect.
                 stored: _,
             } = candidate;
             sum.add(tokens.len() as u64);
@@ -182,7 +182,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 | u64::from(*bypasses_cache) << 2;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
-            // Empty where no layer keeps a state.
+            // Empty if no layer keeps a state.
             anchors.iter().for_each(|at| sum.add(u64::from(*at)));
             if *kv_tokens > 0 {
                 sum.add(*kv_tokens as u64);
@@ -312,7 +312,7 @@ impl PublishDigest {
     }
 }
 
-/// Digest of a [`ReservePages`] by the scheduler itself: it returns at most window pages, and its verdict is empty.
+/// Digest of a [`ReservePages`] sent by the scheduler: it returns only window pages, and its verdict is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveDigest {
     step: StepId,

@@ -8,7 +8,7 @@ use souffleur_state::step::{
     BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
 };
 
-/// Digest of a [`StepPlan`]: everything but the tokens and parameters, which the submissions determine.
+/// Digest of a [`StepPlan`]: all but the tokens and sampling parameters, which the submissions determine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepDigest {
     step: StepId,
@@ -30,7 +30,7 @@ struct StartDigest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum EditDigest {
-    /// A single appended page, the common case of a decode.
+    /// A single appended page, the common case in a decode.
     AppendOne {
         row: RowId,
         page: PageId,
@@ -44,7 +44,7 @@ enum EditDigest {
         from: u32,
         pages: PageRuns,
     },
-    /// The same for window pages.
+    /// As `Append`, for window pages.
     AppendWindows {
         row: RowId,
         pages: PageRuns,
@@ -54,12 +54,12 @@ enum EditDigest {
         from: u32,
         pages: PageRuns,
     },
-    /// A saved block, listed after the edits; not an edit, and absent from logs without a store.
+    /// A block saved to the KV store: not an edit, but listed after the edits.
     Save {
         ticket: Ticket,
         pages: PageRuns,
     },
-    /// A row that begins with fetched blocks.
+    /// A row that starts with blocks from the KV store.
     Load {
         ticket: Ticket,
         row: RowId,
@@ -80,7 +80,7 @@ struct RowDigest {
     seq: Seq,
     work: WorkDigest,
     sample: bool,
-    /// The first position with input log probabilities, if any are requested.
+    /// The first position with prompt log probabilities, if requested.
     logprobs: Option<Option<u32>>,
 }
 
@@ -93,7 +93,7 @@ enum WorkDigest {
     Decode {
         position: u32,
     },
-    /// A prefill that copies states: positions and slots.
+    /// A prefill that saves states: their positions and slots.
     SavingPrefill {
         start: u32,
         end: u32,
@@ -145,9 +145,8 @@ impl From<&RowStart> for StartDigest {
             tokens,
             prompt_tokens,
             sampling,
-            // Not in the log: see `SubmitEntry`.
+            // These three are not in the log: see `SubmitEntry`.
             grammar: _,
-            // Neither are these.
             vectors: _,
             pooling: _,
             prefix,

@@ -1,4 +1,4 @@
-//! A step's results as the message log has them.
+//! The message log's form of a step's results.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use souffleur_state::grammar::GrammarFailure;
 use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur_state::step::{RowResult, RowVerdict, StepOutput};
 
-/// Upper bound of the prompt log probabilities that replay accepts per row and step.
+/// The largest number of prompt log probabilities that a replay accepts per row and step.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;
 
-/// The log's form of a [`StepOutput`]: of log probabilities only their number, since no decision depends on them.
+/// The log's form of a [`StepOutput`]. It has only the number of log probabilities, since no decision depends on them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRows {
     step: StepId,
@@ -115,7 +115,7 @@ impl StepRows {
             let n_input = row.input_logprobs.unwrap_or(0);
             if n_input > MAX_INPUT_LOGPROBS {
                 return Err(format!(
-                    "{n_input} prompt log probabilities, limit is {MAX_INPUT_LOGPROBS}"
+                    "a row has {n_input} prompt log probabilities, the limit is {MAX_INPUT_LOGPROBS}"
                 ));
             }
             let logprobs = |n: u32| {

@@ -1,4 +1,4 @@
-//! A request as the message log has it.
+//! The message log's form of a request.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub struct SubmitEntry {
     pub intake: IntakeId,
     pub prompt: Arc<[u32]>,
     pub namespace: NamespaceEntry,
-    /// The sampling parameters as JSON: parameters that the states ignore need no new format.
+    /// The sampling parameters as JSON, so that a new parameter that the states ignore needs no new format.
     pub sampling_json: String,
     pub logprobs: Option<LogprobWish>,
     /// As `Submission::priority`.
@@ -57,14 +57,14 @@ impl From<&Submission> for SubmitEntry {
             namespace,
             sampling,
             logprobs,
-            // Replayed from the entry's variant.
+            // In the entry's variant, see [`Entry`](super::Entry).
             opening: _,
             anchors: _,
             // The tokens and verdicts of the steps show its effect.
             grammar: _,
             // Only the executor reads them.
             vectors: _,
-            // Written in the entry's variant.
+            // In the entry's variant.
             bypasses_cache: _,
             pooling: _,
             priority,
@@ -101,8 +101,9 @@ impl SubmitEntry {
         if self.prompt.is_empty() {
             return Err(format!("request {} has an empty prompt", self.rid));
         }
+        let rid = &self.rid;
         let sampling: SamplingParams = serde_json::from_str(&self.sampling_json)
-            .map_err(|error| format!("sampling parameters of request {}: {error}", self.rid))?;
+            .map_err(|error| format!("invalid sampling parameters of request {rid}: {error}"))?;
         Ok(Submission {
             rid: self.rid,
             intake: self.intake,

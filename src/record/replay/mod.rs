@@ -1,7 +1,7 @@
 //! Replays a log call by call, until an outcome differs from the recorded one.
 //!
-//! A log is untrusted: the memory that it can request is bounded, an inconsistent record is an error, and a panic
-//! of the states is reported like a difference.
+//! A log is untrusted: the memory that its replay takes is bounded, and an inconsistent record or a panic of the states
+//! is an error.
 
 mod unit;
 
@@ -20,9 +20,9 @@ use souffleur_state::control::{ControlSetup, ControlStates, Leg};
 use souffleur_state::scheduler::Next;
 use unit::{Submitted, Unit};
 
-/// Upper bound of a log's pages per pool: about a gigabyte of bookkeeping.
+/// The largest number of pages per pool in a log's header: they take about a gigabyte of bookkeeping.
 const MAX_PAGES: usize = 1 << 27;
-/// Upper bound of a log's rows.
+/// The largest number of rows in a log's header.
 const MAX_ROWS: usize = 1 << 20;
 
 /// Builds the states for a replay from the recorded configuration.
@@ -34,7 +34,7 @@ pub struct Replayed {
     pub counts: Counts,
     pub difference: Option<Difference>,
     pub ending: LogEnd,
-    /// The disk was too slow when the log was written: a unit's last entries are missing.
+    /// The log has a gap: the disk was too slow, and the last entries of a unit are missing.
     pub has_gap: bool,
     /// Number of missing entries, if the log has an end block.
     pub n_dropped: u64,
@@ -94,10 +94,10 @@ impl fmt::Display for Difference {
 pub enum ReplayError {
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The states cannot be built from the header.
-    #[error("failed to build the log's states: {0}")]
+    /// The states cannot be built from the log's header.
+    #[error("failed to build the scheduler's state from the log's header: {0}")]
     Setup(String),
-    /// The states panicked, as they did when the log was written or because the log is forged.
+    /// The states panicked: the recorded run panicked too, or the log is forged.
     #[error("record {record}, after {after}: the states panicked: {text}")]
     Panicked {
         /// The number of the record, from 1.
@@ -155,13 +155,13 @@ fn check_sizes(setup: &ControlSetup) -> Result<(), String> {
         ("total_rows", limits.total_rows, MAX_ROWS),
     ];
     if let Some((what, size, limit)) = sizes.iter().find(|(_, size, limit)| size > limit) {
-        return Err(format!("{what} is {size}, limit is {limit}"));
+        return Err(format!("{what} is {size}, the limit is {limit}"));
     }
     let page_tokens = limits.page_size.get();
     match limits.tier.map(|tier| tier.saves.block_tokens) {
         Some(block_tokens) if block_tokens == 0 || !block_tokens.is_multiple_of(page_tokens) => {
             Err(format!(
-                "tier.saves.block_tokens is {block_tokens}, must be whole pages of {page_tokens} tokens"
+                "tier.saves.block_tokens is {block_tokens}, but must be a multiple of the page size, {page_tokens}"
             ))
         }
         _ => Ok(()),
@@ -216,7 +216,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Makes a record's call or compares its outcome. `seen` are the requests whose raised flag the call saw.
+    /// Makes a record's call, or compares its outcome. `seen` are the requests whose raised cancel flag the call saw.
     fn apply(&mut self, entry: Entry, seen: &[IntakeId]) -> Applied {
         let message = entry.message();
         if let Entry::Start { .. } = entry {
@@ -225,9 +225,7 @@ impl Replay<'_> {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let is_result = matches!(entry, Entry::Outcome(_) | Entry::CancelsSeen(_));
         if unit.returned.is_some() && !is_result {
-            return Err(format!(
-                "{message} comes before the outcome of the last call"
-            ));
+            return Err(format!("{message} precedes the outcome of the last call"));
         }
         unit.raise(seen);
         match entry {
@@ -290,7 +288,7 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    /// Runs the open plan through tree and pools, and passes the answer to the scheduler if it equals the recorded one.
+    /// Runs the pending plan on the tree and the pools, and passes the answer to the scheduler if it is as recorded.
     fn planned(&mut self, recorded: &PlannedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let states = &mut unit.states;
@@ -341,7 +339,7 @@ impl Replay<'_> {
     fn compare_outcome(&mut self, recorded: &NextDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let returned = unit.returned.take();
-        let returned = returned.ok_or("an outcome that follows no call for a message")?;
+        let returned = returned.ok_or("an outcome without a preceding call")?;
         let replayed = NextDigest::from(&returned);
         if *recorded != replayed {
             unit.states.ledger.close();

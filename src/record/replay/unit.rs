@@ -1,4 +1,4 @@
-//! The states of one engine unit under replay.
+//! The states of one engine unit during a replay, and its requests in flight.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub(super) struct Unit {
     pub(super) _closing: Closing,
     pub(super) states: ControlStates,
     pub(super) open: Option<Leg>,
-    /// The message of the last call, until its outcome is read.
+    /// The message that the last call returned, until its recorded outcome is read.
     pub(super) returned: Option<Next>,
-    pub(super) requests: HashMap<IntakeId, Inside>,
+    pub(super) requests: HashMap<IntakeId, InFlight>,
     pub(super) prompt_tokens: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Submitted {
 }
 
 impl Submitted {
-    /// Converts an entry that submits a request; returns any other one as `Err`.
+    /// Converts an entry that submits a request; returns any other entry as `Err`.
     pub(super) fn of(entry: Entry) -> Result<Self, Entry> {
         let plain = |request| Self {
             request,
@@ -104,7 +104,7 @@ impl Submitted {
     }
 }
 
-pub(super) struct Inside {
+pub(super) struct InFlight {
     pub(super) flag: CancelFlag,
     pub(super) prompt_tokens: usize,
 }
@@ -130,8 +130,8 @@ impl Unit {
     }
 
     pub(super) fn raise(&self, seen: &[IntakeId]) {
-        for inside in seen.iter().filter_map(|intake| self.requests.get(intake)) {
-            inside.flag.raise();
+        for in_flight in seen.iter().filter_map(|intake| self.requests.get(intake)) {
+            in_flight.flag.raise();
         }
     }
 
@@ -144,7 +144,7 @@ impl Unit {
             bypasses_cache,
             long_rotation,
         } = submitted;
-        let flag = self.take_in(&request, seen)?;
+        let flag = self.register(&request, seen)?;
         let submission = request.submission(opening, anchors, flag)?;
         let submission = Submission {
             pooling,
@@ -156,21 +156,21 @@ impl Unit {
         Ok(())
     }
 
-    /// Counts a request, and returns its flag.
-    fn take_in(&mut self, request: &SubmitEntry, seen: &[IntakeId]) -> Result<CancelFlag, String> {
+    /// Registers a request, and returns its cancel flag.
+    fn register(&mut self, request: &SubmitEntry, seen: &[IntakeId]) -> Result<CancelFlag, String> {
         let (flag, intake) = (CancelFlag::default(), request.intake);
         let prompt_tokens = request.prompt.len();
         self.prompt_tokens += prompt_tokens;
         if self.requests.len() >= MAX_REQUESTS || self.prompt_tokens > MAX_PROMPT_TOKENS {
             return Err(format!(
-                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are in flight at once"
+                "more than {MAX_REQUESTS} requests or {MAX_PROMPT_TOKENS} prompt tokens are in flight"
             ));
         }
-        let inside = Inside {
+        let in_flight = InFlight {
             flag: flag.clone(),
             prompt_tokens,
         };
-        self.requests.insert(intake, inside);
+        self.requests.insert(intake, in_flight);
         self.raise(seen);
         Ok(flag)
     }
@@ -192,7 +192,7 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// Repeats a call of a host or clock. A call that was refused in the recording is refused again.
+    /// Repeats a call of a user or the clock. A call that failed in the recording fails again.
     pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {
@@ -243,13 +243,13 @@ impl Unit {
     }
 
     pub(super) fn forget(&mut self, intake: IntakeId) {
-        if let Some(inside) = self.requests.remove(&intake) {
-            self.prompt_tokens -= inside.prompt_tokens;
+        if let Some(in_flight) = self.requests.remove(&intake) {
+            self.prompt_tokens -= in_flight.prompt_tokens;
         }
     }
 }
 
-/// The store's answer to a lookup. A replay fetches nothing: the log has no block names.
+/// The store's answer to a lookup, without keys of blocks: a replay fetches nothing.
 fn found((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
     PrefixFound {
         path: Arc::default(),

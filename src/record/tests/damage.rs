@@ -1,9 +1,9 @@
-//! Tests of truncated, damaged and made-up message logs.
+//! Tests of truncated, damaged and forged message logs.
 
 use super::*;
 
 #[test]
-fn a_log_that_is_cut_off_is_replayed_up_to_its_last_whole_block() {
+fn a_truncated_log_is_replayed_up_to_its_last_complete_block() {
     let log = log_of(NO_LIMIT, short);
     let whole = replay_of(&log).expect("it can be replayed").counts.records;
     let mut last = 0;
@@ -24,7 +24,7 @@ fn a_log_that_is_cut_off_is_replayed_up_to_its_last_whole_block() {
 }
 
 #[test]
-fn a_damaged_log_is_an_error_and_no_difference() {
+fn a_damaged_log_is_an_error_and_not_a_difference() {
     let log = log_of(NO_LIMIT, short);
     for place in (0..log.len()).step_by(13) {
         let mut damaged = log.clone();
@@ -32,14 +32,14 @@ fn a_damaged_log_is_an_error_and_no_difference() {
         match replay_of(&damaged) {
             Err(ReplayError::Log(_)) => (),
             Err(error) => panic!("byte {place}: {error}"),
-            // A length beyond the end.
+            // The damaged length is beyond the end of the file.
             Ok(replayed) => assert_eq!(replayed.ending, LogEnd::CutOff, "byte {place}"),
         }
     }
 }
 
 #[test]
-fn a_made_up_log_is_refused_with_its_record() {
+fn the_error_for_an_inconsistent_log_names_the_record() {
     let start = Entry::Start { generation: 1 };
     let outcomes = entries_of(&log_of(NO_LIMIT, busy));
     let first = |message: &str| {
@@ -56,7 +56,7 @@ fn a_made_up_log_is_refused_with_its_record() {
         Entry::Submit(request)
     };
     let check = |entries: &[Entry], parts: &[&str]| {
-        let error = replay_of(&made_up(&setup(), entries)).expect_err("it is made up");
+        let error = replay_of(&forged(&setup(), entries)).expect_err("it is inconsistent");
         let text = error.to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
@@ -67,7 +67,7 @@ fn a_made_up_log_is_refused_with_its_record() {
     );
     check(
         &[start.clone(), first("PlanStep")],
-        &["record 2", "follows no call"],
+        &["record 2", "without a preceding call"],
     );
     check(
         &[start.clone(), Entry::Next, Entry::CancelAll],
@@ -80,7 +80,7 @@ fn a_made_up_log_is_refused_with_its_record() {
 }
 
 #[test]
-fn a_call_that_says_nothing_leaves_the_open_plan_alone() {
+fn a_call_without_a_message_keeps_the_pending_plan() {
     let mut entries = entries_of(&log_of(NO_LIMIT, busy));
     let is_answer = |entry: &Entry| entry.message() == "StepPlanned";
     let answer = entries
@@ -89,21 +89,21 @@ fn a_call_that_says_nothing_leaves_the_open_plan_alone() {
         .expect("a plan is answered");
     let nothing = Entry::Outcome(Box::new(NextDigest::Nothing));
     entries.splice(answer..answer, [Entry::Next, nothing]);
-    // Including the answer and its outcome.
+    // The two new entries, the answer and its outcome.
     entries.truncate(answer + 4);
-    let replayed = replay_of(&made_up(&setup(), &entries)).expect("it can be replayed");
+    let replayed = replay_of(&forged(&setup(), &entries)).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
 }
 
 #[test]
-fn a_log_that_asks_for_too_much_is_refused() {
+fn a_log_with_excessive_sizes_is_refused() {
     let mut large = setup();
     large.limits.total_pages = usize::MAX;
-    let error = replay_of(&made_up(&large, &[])).expect_err("no pool is so large");
+    let error = replay_of(&forged(&large, &[])).expect_err("no pool is so large");
     assert!(error.to_string().contains("total_pages"), "{error}");
     let mut bomb = file::opening(&Header::new(&setup())).expect("it is plain data");
     let n_header = bomb.len();
-    bomb.extend(file::block(&vec![0; file::MAX_BLOCK_BYTES + 1]).expect("zeros pack well"));
+    bomb.extend(file::block(&vec![0; file::MAX_BLOCK_BYTES + 1]).expect("memory can be written"));
     let error = replay_of(&bomb).expect_err("the block is too large");
     let text = error.to_string();
     assert!(

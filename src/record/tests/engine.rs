@@ -1,9 +1,9 @@
-//! The engine of the message log tests: no actors, and a recorded scheduler.
+//! The engine of the message log tests: a recorded scheduler without actors.
 
 use super::*;
 use souffleur_state::pooling::Pooling;
 
-/// Scheduler, tree, pools and executor, run in turn.
+/// Scheduler, tree, pools and executor, which run one after the other in one thread.
 pub(super) struct Engine {
     pub(super) states: ControlStates<RecordedScheduler>,
     pub(super) executor: FakeExecutor,
@@ -17,7 +17,7 @@ impl Engine {
     }
 
     pub(super) fn with(setup: &ControlSetup, recorder: Option<Recorder>) -> Self {
-        let states = setup.build().expect("the setup is good");
+        let states = setup.build().expect("the setup is valid");
         let executor = FakeExecutor::new(FakeOptions {
             page_size: 1,
             n_pages: states.pools.pages.total_pages(),

@@ -1,9 +1,9 @@
-//! Tests of message logs that reach their size limit, and of disks that are too slow.
+//! Tests of message logs that reach their size limit, or whose disk is too slow.
 
 use super::*;
 
 #[test]
-fn a_log_ends_at_its_size_with_a_mark() {
+fn a_log_ends_at_its_size_limit_and_says_so() {
     let limit = 4096;
     let log = log_of(limit, |sink| {
         busy(sink);
@@ -19,7 +19,7 @@ fn a_log_ends_at_its_size_with_a_mark() {
 }
 
 #[test]
-fn what_a_slow_disk_does_not_take_is_dropped_counted_and_marked() {
+fn entries_dropped_by_a_slow_disk_are_counted_and_marked() {
     let disk = Disk::default();
     let sink = LogSink::start(disk.clone(), NO_LIMIT, &Header::new(&setup()))
         .expect("memory can be written");

@@ -1,4 +1,4 @@
-//! Tests of the message log on a small engine without actors; complete logs here.
+//! Tests that complete message logs are replayed without a difference, and helpers of the other tests.
 
 mod damage;
 mod engine;
@@ -96,14 +96,14 @@ fn log_with(setup: &ControlSetup, max_bytes: u64, script: impl FnOnce(&Arc<LogSi
     bytes.clone()
 }
 
-/// Requests with shared prefixes in a pool that is too small for them, and every other kind of event.
+/// Submits requests with shared prefixes to a pool that is too small for them, among events of every other kind.
 fn busy(sink: &Arc<LogSink>) {
     let engine = submit_rounds(sink, 120);
     let stats = engine.states.scheduler.stats();
     assert!(stats.retractions > 0 && stats.evicted_tokens > 0 && stats.cached_tokens > 0);
 }
 
-/// The first rounds of [`busy`]: a log small enough for a thousand replays.
+/// The first rounds of [`busy`], whose log is small enough for a thousand replays.
 fn short(sink: &Arc<LogSink>) {
     drop(submit_rounds(sink, 8));
 }
@@ -164,8 +164,8 @@ fn submit_rounds_to(mut engine: Engine, n_rounds: u32) -> Engine {
         engine.states.scheduler.expire_requests(f64::from(round));
         engine.drive();
         if round == 60 {
-            let step = engine.steps.pop_front().expect("it is busy").step;
-            let lost = Err(StepError::Lost("as asked".to_owned()));
+            let step = engine.steps.pop_front().expect("a step is running").step;
+            let lost = Err(StepError::Lost("as the test requires".to_owned()));
             engine.states.scheduler.step_done(step, lost);
             engine.drive();
         }
@@ -184,16 +184,16 @@ fn replay_of(log: &[u8]) -> Result<Replayed, ReplayError> {
 fn entries_of(log: &[u8]) -> Vec<Entry> {
     let mut reader = LogReader::open(log).expect("it is a log");
     let mut entries = Vec::new();
-    while let Some(record) = reader.next().expect("it is whole") {
+    while let Some(record) = reader.next().expect("the log is intact") {
         match record {
             Record::Entry(entry) => entries.push(entry),
-            Record::Gap => panic!("it has no gap"),
+            Record::Gap => panic!("the log has a gap"),
         }
     }
     entries
 }
 
-fn made_up(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
+fn forged(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
     let mut log = file::opening(&Header::new(setup)).expect("it is plain data");
     let raw = entries.iter().fold(Vec::new(), |raw, entry| {
         postcard::to_extend(entry, raw).expect("it is plain data")
@@ -204,7 +204,7 @@ fn made_up(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
 }
 
 #[test]
-fn everything_that_enters_a_busy_scheduler_is_replayed_to_the_same_plans() {
+fn the_inputs_of_a_busy_scheduler_are_replayed_to_the_same_plans() {
     let log = log_of(NO_LIMIT, busy);
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
@@ -255,7 +255,7 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
         let replayed = replay_of(&log).expect("it can be replayed");
         assert_eq!(replayed.difference, None);
         assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
-        // Another state pool produces other plans, and the replay names the first step that differs.
+        // A smaller state pool leads to other plans, and the replay finds a difference.
         let fewer = |setup: &ControlSetup| {
             let mut setup = setup.clone();
             setup.limits.states = setup.limits.states.map(|states| StateLimits {
@@ -271,7 +271,7 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
 
 #[test]
 fn plans_with_windows_are_replayed_to_the_same_pages() {
-    // Room for a chunk of 24 tokens, a pinned prefix and a decode, and some more.
+    // Enough pages for a chunk of 24 tokens, a pinned prefix and a decode.
     for total_pages in [60, 80, 160] {
         let mut setup = setup();
         setup.limits.windows = Some(WindowLimits {
@@ -289,7 +289,7 @@ fn plans_with_windows_are_replayed_to_the_same_pages() {
         let replayed = replay_of(&log).expect("it can be replayed");
         assert_eq!(replayed.difference, None);
         assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
-        // Another window pool produces other plans, and the replay names the first step that differs.
+        // A smaller window pool leads to other plans, and the replay finds a difference.
         let fewer = |setup: &ControlSetup| {
             let mut setup = setup.clone();
             setup.limits.windows = setup.limits.windows.map(|windows| WindowLimits {
@@ -304,7 +304,7 @@ fn plans_with_windows_are_replayed_to_the_same_pages() {
 }
 
 #[test]
-fn a_cancel_is_told_by_whose_flag_it_brings() {
+fn a_cancel_entry_records_whose_flag_it_has() {
     let flags: BTreeSet<u8> = entries_of(&log_of(NO_LIMIT, busy))
         .iter()
         .filter_map(|entry| match entry {
@@ -317,9 +317,9 @@ fn a_cancel_is_told_by_whose_flag_it_brings() {
 }
 
 #[test]
-fn a_call_behind_which_the_scheduler_died_is_the_difference() {
+fn a_call_after_which_the_recorded_scheduler_died_is_a_difference() {
     let start = |generation| Entry::Start { generation };
-    let log = made_up(
+    let log = forged(
         &setup(),
         &[start(1), Entry::CancelAll, Entry::Next, start(2)],
     );

@@ -1,4 +1,4 @@
-//! Tests of message logs of an engine whose prefill steps are bounded by time.
+//! Tests of message logs of an engine that limits the duration of prefill steps.
 
 use super::*;
 
@@ -9,12 +9,12 @@ fn paced() -> ControlSetup {
 }
 
 #[test]
-fn steps_that_are_cut_by_time_are_replayed_without_a_clock() {
+fn steps_limited_by_duration_are_replayed_without_a_clock() {
     let setup = paced();
     let log = log_with(&setup, NO_LIMIT, |sink| {
         let engine = Engine::with(&setup, Some(sink.recorder(1)));
         let engine = submit_rounds_to(engine, 120);
-        // Longer prefills are mixed with decodes.
+        // Long prefills are mixed with decodes.
         assert!(engine.states.scheduler.stats().mixed_steps > 0);
     });
     let replayed = replay_of(&log).expect("it can be replayed");
@@ -31,13 +31,13 @@ fn steps_that_are_cut_by_time_are_replayed_without_a_clock() {
         }
     }
     assert!(n_times > 20);
-    let replayed = replay_of(&made_up(&setup, &entries)).expect("it can be replayed");
-    let difference = replayed.difference.expect("the steps are not cut");
+    let replayed = replay_of(&forged(&setup, &entries)).expect("it can be replayed");
+    let difference = replayed.difference.expect("the replayed steps are longer");
     assert!(difference.step.is_some(), "{difference}");
 }
 
 #[test]
-fn without_a_bound_no_time_is_written() {
+fn without_a_limit_no_duration_is_written() {
     let entries = entries_of(&log_of(NO_LIMIT, busy));
     let is_time = |entry: &Entry| matches!(entry, Entry::StepTook { .. });
     assert!(!entries.iter().any(is_time));

@@ -1,4 +1,4 @@
-//! Tests of logs replayed by states with a different policy from the recorded one.
+//! Tests of replays with another scheduling policy or configuration than the recorded one.
 
 use super::*;
 
@@ -16,11 +16,11 @@ impl SchedulePolicy for Newest {
 }
 
 #[test]
-fn another_order_of_the_queue_is_named_at_the_plan_that_it_changes() {
+fn another_queue_order_is_a_difference_at_the_first_changed_plan() {
     let log = log_of(NO_LIMIT, busy);
     let make = |setup: &ControlSetup| setup.build_with(Box::new(Newest));
     let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
-    let difference = replayed.difference.expect("the order is another");
+    let difference = replayed.difference.expect("the order differs");
     assert_eq!(difference.message, "PlanStep");
     assert!(
         difference
@@ -35,7 +35,7 @@ fn another_order_of_the_queue_is_named_at_the_plan_that_it_changes() {
     assert_eq!(entry.message(), "PlanStep");
 }
 
-/// lpm, or lpm with the one comparison of its order changed from < to <=: ties are no longer stable.
+/// The policy `lpm`; if not `is_strict`, with `<=` instead of `<` in its order, so that ties are no longer stable.
 struct LongestPrefix {
     is_strict: bool,
 }
@@ -81,7 +81,7 @@ impl SchedulePolicy for LongestPrefix {
 }
 
 #[test]
-fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
+fn an_unstable_lpm_is_a_difference_at_the_first_changed_plan() {
     let disk = Disk::default();
     let setup = setup_with("lpm");
     let sink = LogSink::start(disk.clone(), NO_LIMIT, &Header::new(&setup))
@@ -105,8 +105,8 @@ fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
         let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
         replayed.difference
     };
-    assert_eq!(run(true), None, "the copy orders as the original does");
-    let difference = run(false).expect("equals change their places");
+    assert_eq!(run(true), None, "the copy orders like the original");
+    let difference = run(false).expect("ties change their order");
     assert_eq!(difference.message, "PlanStep");
     assert_eq!(difference.after, "PrefixesProbed");
     let field = &difference.at.field;
@@ -119,7 +119,7 @@ fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
 }
 
 #[test]
-fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
+fn other_settings_are_a_difference_at_the_first_changed_message() {
     let log = log_of(NO_LIMIT, busy);
     let check = |change: &dyn Fn(&mut ControlSetup), message: &str| {
         let make = |setup: &ControlSetup| {
@@ -128,8 +128,8 @@ fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
             setup.build()
         };
         let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
-        let difference = replayed.difference.expect("something is another");
-        // Where the messages differ, the report names both.
+        let difference = replayed.difference.expect("the settings differ");
+        // If the kinds of message differ, the report names both.
         assert!(difference.message.contains(message), "{difference}");
     };
     check(&|setup| setup.limits.chunk_tokens = Some(20), "StepPlanned");

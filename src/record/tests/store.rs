@@ -1,4 +1,4 @@
-//! Tests that a log of an engine with a KV store replays without one.
+//! Tests that the log of an engine with a KV store is replayed without the store.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ const BLOCK_TOKENS: usize = 8;
 
 type Buffers = HashMap<Ticket, Vec<Vec<u8>>>;
 
-/// The buffers that executor and store exchange.
+/// The buffers that the executor and the store exchange.
 #[derive(Clone, Default)]
 struct Desk(Arc<Mutex<Buffers>>);
 
@@ -54,8 +54,8 @@ impl BlockPort for Desk {
     }
 }
 
-/// A store that answers at once, lacks one block in eight, finds the last block of one fetch in three damaged, and
-/// reports for one prompt in eight that it once had more.
+/// A store that answers at once. It refuses one write in eight, finds the last block of one fetch in three damaged, and
+/// reports for one lookup in eight that the next block was evicted.
 #[derive(Default)]
 struct Store {
     n_writes: usize,
@@ -221,12 +221,12 @@ fn a_log_with_a_store_replays_without_one() {
             other => other,
         })
         .collect();
-    let replayed = replay_of(&made_up(&setup, &silent)).expect("it can be replayed");
+    let replayed = replay_of(&forged(&setup, &silent)).expect("it can be replayed");
     assert!(replayed.difference.is_some());
 }
 
 #[test]
-fn a_log_whose_blocks_are_no_whole_pages_is_refused() {
+fn a_log_whose_blocks_are_not_whole_pages_is_refused() {
     let mut setup = setup();
     setup.limits.page_size = PageSize::new(16).expect("it is positive");
     for (block_tokens, is_good) in [(0, false), (8, false), (24, false), (16, true), (64, true)] {
@@ -242,7 +242,7 @@ fn a_log_whose_blocks_are_no_whole_pages_is_refused() {
             saves_at_rest: 2,
             blocks_per_load: 2,
         });
-        match replay_of(&made_up(&setup, &[])) {
+        match replay_of(&forged(&setup, &[])) {
             Ok(_) => assert!(is_good, "{block_tokens}"),
             Err(ReplayError::Setup(reason)) => {
                 assert!(!is_good && reason.contains("block_tokens"), "{reason}");

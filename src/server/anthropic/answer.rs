@@ -22,7 +22,7 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
 }
 
 /// Merges parts into blocks. A call without an end is left out: a message cannot mark it as incomplete. A message
-/// without other parts has an empty text. A call that broke off becomes text, joined with the text around it.
+/// without other parts has an empty text. A malformed call becomes text, joined with the text around it.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut text, mut call, mut is_broken) = (String::new(), None, false);
@@ -72,7 +72,7 @@ fn add_text(blocks: &mut Vec<Block>, more: String) {
     }
 }
 
-/// A call with the arguments that the model wrote, or their text if they are no JSON object, which a block requires.
+/// A `tool_use` with the arguments that the model wrote, or a text block if they are not the JSON object it requires.
 fn tool_use(id: String, name: String, arguments: String) -> Block {
     match RawValue::from_string(arguments.clone()) {
         Ok(input) if is_input(&arguments) => Block::ToolUse { id, name, input },

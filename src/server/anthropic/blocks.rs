@@ -1,4 +1,4 @@
-//! The pieces of an answer as blocks, one after the other: whole messages and streams are written from the same parts.
+//! Turns the pieces of an answer into parts of content blocks, from which whole messages and streams are written.
 
 use serde::de::IgnoredAny;
 
@@ -20,7 +20,7 @@ pub(super) enum Part {
     Close(Kind),
     /// The open call's block ends before the call does.
     CutOff,
-    /// The open call's block ends: this text is no call.
+    /// The open call's block ends: the call was malformed, and this is its text.
     Broken(String),
 }
 
@@ -39,10 +39,10 @@ pub(super) struct Blocks {
     calls: usize,
     complete_calls: usize,
     input: String,
-    /// A call broke off: the text that follows is its rest, with the white space at its beginning.
+    /// A call was malformed: the text that follows is its rest and keeps its leading white space.
     is_after_broken: bool,
-    /// White space at the beginning of a text, which is no block until other text follows: the API takes no block back
-    /// that is nothing else.
+    /// The leading white space of a text, which opens no block until other text follows: Anthropic's API refuses
+    /// blocks of white space alone in a later request.
     blank: String,
 }
 
@@ -61,12 +61,12 @@ impl Blocks {
         }
     }
 
-    /// True if there are calls and all of them are complete, with arguments that a block can hold.
+    /// Returns whether there are calls and all of them are complete, with arguments that a block can hold.
     pub(super) fn has_complete_calls(&self) -> bool {
         self.complete_calls > 0 && self.complete_calls == self.calls
     }
 
-    /// Adds a part of an answer: `text` of one that is not parsed, or else its pieces.
+    /// Adds a part of an answer: `text` if the answer is not parsed, otherwise its pieces.
     pub(super) fn add(&mut self, text: String, pieces: Vec<OutputPiece>, out: &mut Vec<Part>) {
         self.add_text(text, out);
         for piece in pieces {
@@ -98,7 +98,7 @@ impl Blocks {
         }
     }
 
-    /// An answer without a block gets one with the remaining text.
+    /// Ends the answer. If it has no block, it gets one with the remaining text.
     pub(super) fn finish(&mut self, out: &mut Vec<Part>) {
         if !self.has_block {
             self.open(Kind::Text, Part::OpenText, out);
@@ -123,7 +123,7 @@ impl Blocks {
             return;
         }
         let text = std::mem::take(&mut self.blank);
-        // White space between an answer and the thought or call before it is no part of it.
+        // White space between a thought or call and the text after it is not part of the text.
         let text = if self.has_block && !self.is_after_broken {
             text.trim_start().to_owned()
         } else {
@@ -163,7 +163,7 @@ impl Blocks {
         out.push(part);
     }
 
-    /// A call that is still open has no end.
+    /// Closes the open block. A call that is still open is cut off.
     fn close(&mut self, out: &mut Vec<Part>) {
         match self.open.take() {
             Some(Kind::Call) => out.push(Part::CutOff),
@@ -173,7 +173,7 @@ impl Blocks {
     }
 }
 
-/// True if a block of a call can hold these arguments: they are a JSON object.
+/// Returns whether a call's block can hold these arguments: they are a JSON object.
 pub(super) fn is_input(arguments: &str) -> bool {
     let is_json = serde_json::from_str::<IgnoredAny>(arguments).is_ok();
     is_json && arguments.trim_start().starts_with('{')
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_of_a_broken_call_keeps_its_blanks() {
+    fn the_rest_of_a_malformed_call_keeps_its_white_space() {
         let mut blocks = Blocks::new(RequestId::new("r"), false);
         let (name, text) = ("seat".to_owned(), "{\"row\": 4".to_owned());
         let pieces = vec![

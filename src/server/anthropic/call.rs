@@ -1,4 +1,4 @@
-//! Parses a call of Anthropic's Messages.
+//! Parses the body of `POST /v1/messages`.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use souffleur_request::{ChatPrompt, ToolUse};
 use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::sampling::{SamplingParams, SetParam};
 
-/// The circumstances, other than its body, that the reading of a call depends on.
+/// The tokenizer and the setting that parsing a call depends on, besides its body.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) text: Option<&'a TextModel>,
@@ -33,7 +33,7 @@ pub(super) struct Place<'a> {
     pub(super) drops_headers: bool,
 }
 
-/// The part of a call that determines its prompt, also where tokens are only counted.
+/// The fields of a call that determine its prompt, for generating and for counting tokens.
 pub(super) struct Wish {
     conversation: Conversation,
     tools: Option<Box<RawValue>>,
@@ -66,7 +66,7 @@ impl Wish {
         })
     }
 
-    /// The prompt to be continued: a last message of the assistant is continued.
+    /// The prompt to generate from. A last message of the assistant is continued.
     fn into_prompt(self) -> Result<ChatPrompt, ApiError> {
         let continues = self.conversation.ends_with_assistant();
         if continues && self.conversation.ends_with_calls() {
@@ -77,7 +77,7 @@ impl Wish {
         Ok(self.into_prompt_with(continues))
     }
 
-    /// The prompt to be counted, which may end with calls.
+    /// The prompt whose tokens are counted, which may end with calls.
     pub(super) fn into_counted_prompt(self) -> ChatPrompt {
         let continues = self.conversation.ends_with_assistant();
         let has_calls = self.conversation.ends_with_calls();
@@ -104,7 +104,7 @@ pub(super) struct MessagesCall {
 }
 
 impl MessagesCall {
-    /// Reads a call. It keeps its charges as long as its values are in memory.
+    /// Parses a call, and returns the charges for the memory of its values with it.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,

@@ -21,7 +21,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
     let fields = prompt()
         .has(
             "max_tokens",
-            count().about("most tokens to generate; 0 computes the prompt alone"),
+            count().about("maximum number of tokens to generate; 0 computes the prompt alone"),
         )
         .takes("stop_sequences", stop.about("strings that end the output"))
         .and(shared::common(facts).without(&["n"]));

@@ -1,5 +1,5 @@
-//! Errors in Anthropic's form, with the id of the call, on all of its routes, also errors that are found before a
-//! handler runs.
+//! Writes errors in Anthropic's form, with the request's id, on all of Anthropic's routes. That includes errors that
+//! occur before a handler runs.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::exchange::{Exchange, REQUEST_ID};
 use crate::words::Dialect;
 
-/// The id of one HTTP request, as every answer carries it.
+/// The id of one HTTP request, which its answer carries.
 #[derive(Clone)]
 pub(crate) struct CallId(Arc<str>);
 
@@ -43,7 +43,7 @@ struct ErrorBody {
     #[serde(rename = "type")]
     kind: &'static str,
     message: String,
-    /// The engine's own name of the error, which is more precise.
+    /// This server's own error code, which is more precise than `kind`.
     code: &'static str,
 }
 
@@ -77,7 +77,7 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// Gives a request its id, and its answer: errors in Anthropic's form.
+/// Middleware that gives a request and its answer their id, and writes errors in Anthropic's form.
 pub(crate) async fn adapt<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
@@ -92,7 +92,7 @@ pub(crate) async fn adapt<B: MessageBody + 'static>(
             let response = written(response, error.as_ref(), &id);
             Ok(ServiceResponse::new(request, response))
         }
-        // Refused on the way to the handler. Middleware on the way back still adds its headers.
+        // Another middleware refused the request. Outer middleware still adds its headers to the answer.
         Err(mut error) => {
             let refused = error.as_error::<ApiError>().cloned();
             error.add_response_mapper(move |response| written(response, refused.as_ref(), &id));

@@ -1,5 +1,5 @@
-//! Anthropic's messages as those of a chat: results of tools become separate messages, calls and thoughts go to the
-//! assistant's, and instructions between the turns stay in place.
+//! Converts Anthropic's messages to those of a chat: tool results become separate messages, calls and thoughts become
+//! parts of the assistant's message, and system messages between the turns stay in place.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -24,8 +24,8 @@ pub(super) struct Conversation {
 
 /// Reads `system` and `messages`.
 ///
-/// Instructions after the first message are rendered there if the template takes them there, and else as words of the
-/// user: moved to the front they would change the beginning of the prompt with every turn.
+/// A system message after the first message stays in place. It becomes a user message if the template takes no system
+/// message there. Moved to the front, it would change the beginning of the prompt, and so the cached prefix.
 pub(super) fn read(
     fields: &mut Fields,
     takes_late_system: bool,
@@ -58,7 +58,7 @@ pub(super) fn read(
         conversation.read_message(&path, item, sent.get(index), filter)?;
     }
     if conversation.messages.is_empty() {
-        let text = "messages holds no text: send at least one message with some";
+        let text = "messages holds no text: send at least one message with text";
         return Err(ApiError::field(NAME, text));
     }
     Ok(conversation)
@@ -79,7 +79,7 @@ impl Conversation {
         last.is_some_and(|last| last.get("tool_calls").is_some())
     }
 
-    /// Reads a message. `sent` is its JSON, if that may hold numbers that `item` does not.
+    /// Reads a message. `sent` is its JSON, if numbers in it may have other digits than in `item`.
     fn read_message(
         &mut self,
         path: &str,
@@ -111,7 +111,7 @@ impl Conversation {
         }
     }
 
-    /// Results come first, before any other block: a template writes them right after their calls.
+    /// Reads a user message. Tool results come before its text: a template writes them right after their calls.
     fn read_user(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
         let blocks = match content {
             Value::String(text) => {
@@ -188,7 +188,7 @@ impl Conversation {
             match block.get("type").and_then(Value::as_str) {
                 Some("text") => text.push_str(&take_text(&mut block, &path, "text")?),
                 Some("thinking") => thoughts.push(take_text(&mut block, &path, "thinking")?),
-                // Only its maker can read it.
+                // Only Anthropic can read it.
                 Some("redacted_thinking") => (),
                 Some("tool_use") => {
                     let input = sent.get(index).and_then(|sent| sent.field("input"));
@@ -205,7 +205,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Merges with the last message if that is the assistant's too.
+    /// Adds to the assistant's message, or extends the last message if that is the assistant's.
     fn push_assistant(&mut self, text: String, thoughts: Vec<String>, calls: Vec<Value>) {
         if !text.is_empty() || !self.ends_with_assistant() {
             self.push_text("assistant", text);
@@ -245,7 +245,7 @@ impl Conversation {
         Ok(json!({"id": id, "type": "function", "function": function}))
     }
 
-    /// Adds instructions: to the ones at the beginning, or in place.
+    /// Adds a system message: to those at the beginning, or in place.
     fn push_system(&mut self, text: String) {
         let is_first = self
             .messages
@@ -258,8 +258,8 @@ impl Conversation {
         }
     }
 
-    /// Adds a message, or to the last one if that has the same role: turns of one side are one, and many templates take
-    /// nothing else.
+    /// Adds a message, or extends the last one if that has the same role: many templates take no two messages of one
+    /// role in a row.
     fn push_text(&mut self, role: &str, text: String) {
         if let Some(last) = self.messages.last_mut().filter(|last| last["role"] == role)
             && let Some(Value::String(before)) = last.get_mut("content")
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_stay_where_they_stand_in_the_form_that_the_template_takes() {
+    fn system_messages_stay_in_place_in_a_role_that_the_template_takes() {
         let body = json!({"system": "a", "messages": [
             {"role": "system", "content": "b"},
             {"role": "user", "content": "c"},
@@ -295,27 +295,27 @@ mod tests {
             {"role": "system", "content": "f"},
             {"role": "user", "content": "g"},
         ]});
-        let says = |role: &str, content: &str| json!({"role": role, "content": content});
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
         let in_place = json!([
-            says("system", "a\n\nb"),
-            says("user", "c"),
-            says("system", "d"),
-            says("assistant", "e"),
-            says("system", "f"),
-            says("user", "g"),
+            message("system", "a\n\nb"),
+            message("user", "c"),
+            message("system", "d"),
+            message("assistant", "e"),
+            message("system", "f"),
+            message("user", "g"),
         ]);
         assert_eq!(read_with(body.clone(), true), in_place);
         let as_user = json!([
-            says("system", "a\n\nb"),
-            says("user", "c\n\nd"),
-            says("assistant", "e"),
-            says("user", "f\n\ng"),
+            message("system", "a\n\nb"),
+            message("user", "c\n\nd"),
+            message("assistant", "e"),
+            message("user", "f\n\ng"),
         ]);
         assert_eq!(read_with(body, false), as_user);
     }
 
     #[test]
-    fn what_a_result_says_in_words_is_read() {
+    fn the_texts_of_result_blocks_are_read() {
         let result = |content: Value| {
             let body = json!({"messages": [
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]},
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_of_one_side_are_one() {
+    fn consecutive_messages_of_one_role_are_merged() {
         let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": {"x": 1}});
         let body = json!({"messages": [
             {"role": "user", "content": "a"},

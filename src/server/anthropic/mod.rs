@@ -1,7 +1,7 @@
-//! Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+//! Anthropic's Messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 //!
-//! A call is read into the prompt, the tools and the parameters of a chat, and runs as one; only its words and those of
-//! the answer are different.
+//! A call is converted to a chat completion and runs as one; only the formats of the request and of the answer are
+//! different.
 
 mod answer;
 mod blocks;

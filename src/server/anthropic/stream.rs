@@ -53,7 +53,7 @@ impl MessageStream {
         }
     }
 
-    /// The first event has the number of cached prompt tokens: it waits until that is known.
+    /// Writes the first event, which has the number of cached prompt tokens and so waits until that is known.
     fn begin(&mut self, usage: Usage, out: &mut Chunks) {
         if std::mem::replace(&mut self.has_begun, true) {
             return;
@@ -172,7 +172,7 @@ impl Render for MessageStream {
 
     fn close(&mut self, _: &mut Chunks) {}
 
-    /// Clients take no event before the first one of a message, but comments.
+    /// Before the first event of a message, clients accept comments, but no other event.
     fn keep_alive(&mut self, out: &mut Chunks) {
         if self.has_begun {
             out.event("ping", &json!({"type": "ping"}))

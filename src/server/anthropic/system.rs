@@ -1,4 +1,4 @@
-//! System prompts, without the header in them that changes with every request.
+//! Reads system prompts, and drops the header in them that changes with every request.
 
 use metrics::counter;
 use serde_json::Value;
@@ -7,13 +7,13 @@ use crate::error::ApiError;
 use crate::openai::places::{must_be, object, text};
 use souffleur_base::field::Cut;
 
-/// The header that Claude Code puts before its instructions. It holds a hash of the request, so that no two prompts
-/// would share anything after it.
+/// The header that Claude Code puts before its instructions. It holds a hash of the request, so prompts that keep it
+/// share no cached prefix beyond it.
 const HEADER: &str = "x-anthropic-billing-header:";
 
 pub(super) const BETWEEN: &str = "\n\n";
 
-/// Takes headers that change with every request out of the texts of the system.
+/// Removes headers that change with every request from system prompts, and counts them.
 pub(super) struct HeaderFilter {
     is_on: bool,
     dropped: u64,
@@ -24,7 +24,7 @@ impl HeaderFilter {
         Self { is_on, dropped: 0 }
     }
 
-    /// The text without the header's line, if it begins with one.
+    /// The text without the line of the header, if it begins with that.
     fn clean(&mut self, text: String) -> String {
         if !self.is_on || !text.trim_start().starts_with(HEADER) {
             return text;
@@ -43,7 +43,7 @@ impl HeaderFilter {
     }
 }
 
-/// Reads a text or a list of text blocks as the system's; `None` if nothing is left of it.
+/// Reads a system prompt: a text or a list of text blocks; `None` if it is empty without the header.
 pub(super) fn read(
     path: &str,
     content: Value,
@@ -59,7 +59,7 @@ pub(super) fn read(
     Ok((!texts.is_empty()).then(|| texts.join(BETWEEN)))
 }
 
-/// The texts of blocks that may be nothing else.
+/// The texts of blocks, all of which must be text blocks.
 pub(super) fn texts_of(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
     let blocks = blocks.into_iter().enumerate();
     blocks

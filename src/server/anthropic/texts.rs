@@ -1,4 +1,4 @@
-//! The text of content blocks, in users' messages and in tool results.
+//! Extracts the texts of content blocks in user messages and tool results.
 
 use serde_json::{Map, Value};
 
@@ -6,8 +6,8 @@ use super::system::{into_text, texts_of, unknown_block};
 use crate::error::ApiError;
 use crate::openai::places::{missing, must_be, object, optional_text, text};
 
-/// The kinds of blocks that have a text, for errors.
-const IN_RESULTS: &str = "text, tool_reference, search_result or document (of text, as the model reads no images and files)";
+/// The supported types of blocks in tool results, for errors.
+const IN_RESULTS: &str = "text, tool_reference, search_result or document (with text: the model reads no images or files)";
 
 pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
     let blocks = blocks.into_iter().enumerate();
@@ -17,7 +17,7 @@ pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, A
         let kind = block.get("type").and_then(Value::as_str);
         match kind.map(str::to_owned).as_deref() {
             Some("text") => take_text(&mut block, &path, "text"),
-            // A search for tools has found it. Its description is with the others, before the conversation.
+            // A tool search has found the tool. Its description is with the other tools', before the conversation.
             Some("tool_reference") => {
                 let name = text(&block, &path, "tool_name")?;
                 Ok(format!("The tool {name} is available."))

@@ -1,4 +1,4 @@
-//! Parses a call's fields for thinking and for the form of the answer.
+//! Parses the fields of a Messages call for thinking, effort and output format.
 
 use serde_json::{Map, Value};
 
@@ -11,9 +11,8 @@ use souffleur_base::field::{Field, Shallow};
 
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 
-/// Reads `thinking`, passes it to the template unless `template_kwargs` already do, and returns whether the text of
-/// thoughts is sent. A call without the field leaves it to the template. Budgets are hints: nothing ends a thought in
-/// its middle.
+/// Reads `thinking`, adds it to `template_kwargs` unless they have it already, and returns whether the text of thoughts
+/// is sent. Without the field, the template decides. A budget is only a hint: no thought is cut off.
 pub(super) fn read(
     fields: &mut Fields,
     template_kwargs: &mut Map<String, Value>,
@@ -39,7 +38,7 @@ pub(super) fn read(
         template_kwargs.entry(name).or_insert(is_enabled.into());
     }
     match optional_text(&wish, NAME, "display")? {
-        // Full thoughts replace a summary and updates.
+        // The full thoughts are sent in place of a summary or updates.
         None | Some("summarized" | "updates") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
@@ -53,8 +52,8 @@ pub(super) fn read(
     }
 }
 
-/// Reads `output_config`: passes an effort to the template, and returns the schema of the answer, if there is one.
-/// `output_format` is an older name of its format.
+/// Reads `output_config`: passes the effort to the template, and returns the schema of the answer, if there is one.
+/// `output_format` is the older name of `output_config.format`.
 pub(super) fn read_output(
     fields: &mut Fields,
     template_kwargs: &mut Map<String, Value>,

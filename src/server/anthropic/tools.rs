@@ -34,8 +34,8 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
 /// A function and its path in the body.
 type Placed = (String, Map<String, Value>);
 
-/// The function of an entry in OpenAI's words. Anthropic runs the tools of other types itself, or its models know them
-/// without a description: no other model could call them, and agents send them all the same.
+/// Converts an entry to OpenAI's form of a function. `None` for a tool of Anthropic's, which agents send to any server:
+/// Anthropic runs it itself, or its models know it without a description, and other models cannot call it.
 fn function(index: usize, item: Value) -> Result<Option<Placed>, ApiError> {
     let path = format!("{TOOLS}[{index}]");
     let mut entry = object(&path, item)?;
@@ -93,7 +93,7 @@ mod tests {
     use crate::raw::Raw;
 
     #[test]
-    fn tools_are_told_to_the_template_as_they_were_sent() {
+    fn tools_reach_the_template_as_they_were_sent() {
         let schema = r#"{"type":"object", "required": ["z","a"],"properties":{"z":{"maximum":12345678901234567890123},"a":{"minimum":1.10,"maximum":1E5}}}"#;
         for (sent, expected) in [
             (

@@ -1,4 +1,4 @@
-//! Anthropic's response objects, as JSON.
+//! The JSON objects of Anthropic's responses.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 use souffleur_base::ids::RequestId;
 use souffleur_request::{FinishReason, Usage};
 
-/// The signature that clients are to send back with a thought. Anthropic's proves that its model had the thought; here
-/// any client may change the conversation, and nothing is proven.
+/// The signature that clients send back with a thought. Anthropic's signature proves that its model wrote the thought;
+/// this one proves nothing: any client may change the conversation.
 pub(super) const SIGNATURE: &str = "unsigned";
 
 pub(super) struct Head {
-    /// The request, and the message's id.
+    /// The id of the request, which is also the message's.
     pub(super) rid: RequestId,
     pub(super) model: String,
     pub(super) shows_thinking: bool,
@@ -64,7 +64,7 @@ pub(super) enum Block {
     ToolUse {
         id: String,
         name: String,
-        /// An object, as the model wrote it.
+        /// A JSON object, as the model wrote it.
         input: Box<RawValue>,
     },
 }
@@ -76,7 +76,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// The end of an answer that has a complete call, or none. One that was cancelled from elsewhere has no reason.
+    /// The stop reason of an answer, which may have a complete call. An answer that another client aborted has none.
     pub(super) fn new(reason: FinishReason, has_call: bool) -> Self {
         let named = |stop_reason| Self {
             stop_reason: Some(stop_reason),
@@ -112,11 +112,11 @@ struct OutputTokens {
 
 impl From<Usage> for UsageReport {
     fn from(usage: Usage) -> Self {
-        // A forced beginning of the answer is computed, and cached, with the prompt.
+        // A forced beginning of the answer may count as cached, as it is computed with the prompt.
         let cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
         Self {
             input_tokens: usage.prompt_tokens - cached_tokens,
-            // Everything is cached, at no charge.
+            // Tokens are cached, but clients are not charged for that.
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached_tokens,
             output_tokens: usage.completion_tokens,

@@ -1,4 +1,4 @@
-//! Constraints on the answer, under the names that SGLang, OpenAI and vLLM give them.
+//! Reads constraints on the answer, from the fields that SGLang, OpenAI and vLLM have for them.
 
 mod names;
 #[cfg(test)]
@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 1 << 20;
 /// Reads the constraint of a call to one of OpenAI's endpoints.
 ///
 /// # Errors
-/// Names both fields if two of them constrain the answer, and the field that holds no constraint.
+/// Names both fields if two of them constrain the answer, or the field whose value is not a valid constraint.
 pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
     let mut wishes = Vec::new();
     names::response_format(fields, &mut wishes)?;
@@ -41,7 +41,7 @@ pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constr
     read_only_one(wishes, fields)
 }
 
-/// As [`of_openai_call`], for SGLang's sampling parameters, the object `raw`. Its memory is charged to `fields`.
+/// As [`of_openai_call`], for SGLang's sampling parameters in the object `raw`. Memory is charged to `fields`.
 pub(super) fn of_sampling_params(
     fields: &mut Fields,
     name: &str,
@@ -108,7 +108,7 @@ enum Kind {
     StructuralTag,
 }
 
-/// How constrained JSON is written.
+/// Options of constraints that require JSON.
 #[derive(Clone, Default)]
 struct JsonOptions {
     whitespace: JsonWhitespace,

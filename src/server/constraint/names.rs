@@ -1,4 +1,4 @@
-//! The names of the fields with constraints.
+//! Collects the request fields that constrain the answer, by their names in each API.
 
 use super::{JsonOptions, Kind, Wish, must_be, unknown};
 use crate::error::ApiError;
@@ -7,7 +7,7 @@ use crate::raw::Raw;
 use souffleur_base::field::Field;
 use souffleur_state::grammar::JsonWhitespace;
 
-/// Longest pattern of white space.
+/// Maximum bytes of a pattern for white space.
 pub(crate) const MAX_PATTERN_BYTES: usize = 256;
 
 /// Adds OpenAI's and SGLang's `response_format`.
@@ -32,7 +32,7 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     };
     match format.text("type").as_deref() {
         Some("text") => (),
-        // Some servers take a schema here: it is not left out in silence.
+        // Some servers take a schema here: it is used, instead of being ignored silently.
         Some("json_object") => match format.take_raw("schema") {
             Some(schema) => add(
                 Kind::JsonSchema,
@@ -178,7 +178,7 @@ pub(super) fn structured_outputs(
         ("structural_tag", Kind::StructuralTag),
     ];
     add_each(&mut object, "structured_outputs.", kinds, &options, wishes);
-    // vLLM's choices among its own engines.
+    // vLLM's choice of a library for constraints, which is ignored.
     object.take_raw("disable_fallback");
     object.take_raw("_backend");
     object.take_raw("_backend_was_auto");
@@ -196,7 +196,7 @@ pub(super) fn guided(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), 
         is_strict: false,
     };
     check_flag(fields, "", "guided_json_object")?;
-    // Which of vLLM's libraries does the work: a hint.
+    // vLLM's choice of a library for constraints, which is ignored.
     fields.string("guided_decoding_backend")?;
     let kinds = [
         ("guided_json", Kind::JsonSchema),
@@ -261,7 +261,7 @@ fn flag(object: &mut Fields, parent: &str, name: &str) -> Result<bool, ApiError>
     }
 }
 
-/// Refuses a field that is neither true nor false, and leaves it where it is.
+/// Checks that a field is true or false, without taking it out.
 fn check_flag(object: &Fields, parent: &str, name: &str) -> Result<(), ApiError> {
     let Some(raw) = object.peek(name) else {
         return Ok(());

@@ -58,7 +58,7 @@ fn response_formats_are_constraints() {
 }
 
 #[test]
-fn formats_that_are_none_are_refused_by_place() {
+fn invalid_formats_are_refused_with_their_paths() {
     let format = |format: Value| json!({ "response_format": format });
     let kinds = "text, json_object, json_schema or structural_tag";
     refuses(
@@ -161,7 +161,7 @@ fn vllms_fields_are_constraints() {
 }
 
 #[test]
-fn vllms_fields_are_refused_by_place() {
+fn invalid_vllm_fields_are_refused_with_their_paths() {
     let structured = |value: Value| json!({ "structured_outputs": value });
     refuses(
         structured(json!({"choice": ["a", 5]})),

@@ -1,4 +1,4 @@
-//! Errors of a request's head and body, before anything in the body is read.
+//! Errors that are found before a request's body is parsed: in its key, origin, host, headers and body size.
 
 use actix_web::http::StatusCode;
 
@@ -7,7 +7,8 @@ use souffleur_base::field::Cut;
 
 impl ApiError {
     pub(crate) fn no_key() -> Self {
-        let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
+        let message =
+            "the API key is missing: send Authorization: Bearer <key>, or x-api-key: <key>";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -17,8 +18,7 @@ impl ApiError {
     }
 
     pub(crate) fn wrong_key() -> Self {
-        let message =
-            "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
+        let message = "the API key is wrong: send Authorization: Bearer <key>, or x-api-key: <key>";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -90,7 +90,7 @@ impl ApiError {
         )
     }
 
-    /// 413: reading the body takes more memory than the budget of all bodies.
+    /// 413: reading the body takes more memory than one body may take of the budget for all bodies.
     pub(crate) fn body_beyond_budget(limit_bytes: usize) -> Self {
         let text =
             format!("the body needs more than its share of the {limit_bytes} bytes for all bodies");

@@ -20,7 +20,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     accepts: Option<Accepts>,
-    /// Set if the prompt is too long: clients of each API look for other words.
+    /// Set if the prompt is too long: the clients of each API look for different words.
     overflow: Option<Box<Overflow>>,
 }
 
@@ -157,7 +157,7 @@ impl ApiError {
         self
     }
 
-    /// The same error of a field that this endpoint calls otherwise.
+    /// The same error, with the name that this endpoint has for the field.
     pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.param.as_deref() == Some(from) {
             self.param = Some(to.to_owned());
@@ -264,9 +264,9 @@ impl From<RequestError> for ApiError {
         }
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let told = Self::new(status, error.code(), error.to_string());
+        let base = Self::new(status, error.code(), error.to_string());
         let overflow = Overflow::of(&error).map(Box::new);
-        Self { overflow, ..told }.in_words_of(Dialect::OpenAi)
+        Self { overflow, ..base }.in_words_of(Dialect::OpenAi)
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_begins_with_a_fields_name_names_no_field() {
+    fn a_message_that_begins_with_a_field_name_has_no_param() {
         for text in ["top_p is 2", "the prompt is empty", ""] {
             let error = ApiError::from(RequestError::Invalid(text.to_owned()));
             assert_eq!(error, ApiError::invalid(text));

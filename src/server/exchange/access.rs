@@ -1,7 +1,7 @@
 //! The access log: one line for each HTTP request, at its end.
 //!
-//! Values that clients chose are written so that they cannot end a line or look like another field. Neither queries nor bodies are
-//! in it.
+//! Values that clients choose are escaped, so that they cannot end a line or look like another field. The log has
+//! neither queries nor bodies.
 
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub(crate) fn log_late_head(request_id: &str, client: Option<SocketAddr>, waited
     );
 }
 
-/// A client's text: as it is where it is plain, otherwise in quotes and escaped.
+/// A client's text: unchanged if it is plain, otherwise quoted and escaped.
 struct Shown<'a>(&'a str);
 
 impl fmt::Display for Shown<'_> {
@@ -74,7 +74,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The engine's names of requests, with commas between them.
+/// The engine's ids of requests, separated by commas, and the number of further requests.
 struct Names<'a> {
     names: &'a [RequestId],
     count: usize,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_requests_the_first_are_named() {
+    fn only_the_first_of_many_requests_are_listed() {
         let names = ["a-0", "a 1"].map(RequestId::new);
         let shown = |count| {
             let names = &names[..];

@@ -1,14 +1,14 @@
-//! The ids under which an HTTP request is known to others.
+//! The ids of an HTTP request: `x-request-id`, from the client or generated, and `x-client-request-id`.
 
 use std::sync::Arc;
 
 use actix_web::http::header::{HeaderMap, HeaderName};
 
-/// The id of a request, from the client or from here; every answer has it.
+/// The id of a request, from the client or generated; every answer has it.
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The same, as Anthropic's clients read it.
+/// The header of the same id in answers to Anthropic's clients.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-/// The headers in which some clients name a request or a conversation. They may come more than once.
+/// The header of an id that some clients give to a request or a conversation. Several requests may have the same one.
 const X_CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
 const MAX_ID_BYTES: usize = 128;
@@ -39,7 +39,7 @@ pub(crate) fn new_id() -> String {
     format!("req_{}", uuid::Uuid::new_v4().simple())
 }
 
-/// True of text that a header and a log can hold unescaped.
+/// Returns whether a header and a log can hold `text` unescaped.
 fn is_id(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
     (1..=MAX_ID_BYTES).contains(&text.len()) && text.bytes().all(is_plain)
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_own_name_is_another_id() {
+    fn a_client_request_id_does_not_replace_the_request_id() {
         let request = TestRequest::get().insert_header((X_CLIENT_REQUEST_ID, "turn-1"));
         let ids = Ids::of(request.to_srv_request().headers());
         assert_eq!(ids.client_request_id.as_deref(), Some("turn-1"));

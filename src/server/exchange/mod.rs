@@ -1,6 +1,6 @@
-//! One HTTP request from its head to the end of its answer: its ids, its line in the access log, its trace.
+//! Tracks one HTTP request from its head to the end of its answer: its ids, its access log line, its trace.
 //!
-//! Code that works for a request finds its exchange as a task-local: the requests that it has in the engine are noted there.
+//! Code that handles a request finds its exchange in a task-local, where the ids of its engine requests are recorded.
 
 mod access;
 mod ids;
@@ -25,7 +25,7 @@ use super::traces::{CallEnd, CallStart, RequestTrace, Trace};
 use ids::Ids;
 use souffleur_base::ids::RequestId;
 
-/// Ids of the engine's requests that a line of the access log names.
+/// Maximum number of engine request ids in a line of the access log.
 const MAX_NAMED: usize = 8;
 
 tokio::task_local! {
@@ -35,7 +35,7 @@ tokio::task_local! {
 pub(super) struct Exchange {
     ids: Ids,
     method: Method,
-    /// The route, whose variables are not filled in: who knows a response's id can read it.
+    /// The pattern of the route, without values: a client that knows a response's id can read the response.
     path: String,
     client: Option<SocketAddr>,
     began: Instant,
@@ -54,12 +54,12 @@ struct EngineRequests {
 pub(super) struct Ended {
     pub(super) status: Option<u16>,
     pub(super) bytes: u64,
-    /// The connection took all of it.
+    /// The connection accepted the whole body.
     pub(super) is_whole: bool,
 }
 
 impl Exchange {
-    /// `label` is the request's route; without one the path itself is shown.
+    /// `label` is the pattern of the request's route; without a route, the path itself is logged.
     pub(super) fn begin(request: &ServiceRequest, label: Option<&str>) -> Arc<Self> {
         let path = label.unwrap_or_else(|| request.path()).to_owned();
         let ids = Ids::of(request.headers());
@@ -92,7 +92,7 @@ impl Exchange {
         })
     }
 
-    /// The exchange of the running task, if it works for a request.
+    /// The exchange of the running task, if the task handles a request.
     pub(super) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
@@ -123,7 +123,7 @@ impl Exchange {
         }
     }
 
-    /// To be called once.
+    /// Logs and traces the end of the request. To be called once.
     pub(super) fn end(&self, ended: Ended) {
         if self.is_logged {
             access::log(self, ended);

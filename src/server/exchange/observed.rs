@@ -1,4 +1,4 @@
-//! A request that an exchange has in the engine, observed through its events.
+//! Reports the end of an engine request to the trace of its HTTP request, based on the engine's events.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 use souffleur_request::{Event, GenerateRequest};
 
-/// Reports its end to its exchange, at the latest when it is dropped.
+/// An engine request, whose end is reported to its exchange, at the latest when this is dropped.
 pub(crate) struct Observed(Option<Open>);
 
 struct Open {
@@ -22,7 +22,7 @@ struct Open {
 }
 
 impl Observed {
-    /// Begins with requests that are on their way to the engine, which are noted. Does nothing without an exchange.
+    /// Records requests, which are about to be sent to the engine, in the current exchange, if there is one.
     pub(crate) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
         let exchange = Exchange::current();
         let opened = Instant::now();

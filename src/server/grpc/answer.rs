@@ -20,20 +20,20 @@ use souffleur_engine::Generation;
 
 pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
-/// One request in flight. Dropped before its end, when its client leaves, it is cancelled.
+/// One request in flight. It is cancelled if this is dropped before its end, as when the client leaves.
 pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
-    untold: Transcript,
+    unsent: Transcript,
     streams: bool,
-    /// The memory of the prompt, until the first event: by then the engine has it.
+    /// The charge for the prompt, held until the first event: by then the engine has the prompt.
     prompt_charge: Option<BodyCharge>,
     _request_charge: BodyCharge,
     _listed: Listed,
 }
 
 impl Answer {
-    /// Sends a request to the engine, once `body` has made a call of `/generate` of its message.
+    /// Sends a request to the engine. `body` converts the gRPC message to the body of a `/generate` call.
     pub(super) fn begin(
         state: &AppState,
         body: impl FnOnce(MessageLimits<'_>) -> Result<Map<String, Value>, ApiError>,
@@ -60,41 +60,41 @@ impl Answer {
             _request_charge: request,
             generation,
             rid,
-            untold: Transcript::default(),
+            unsent: Transcript::default(),
             streams,
         })
     }
 
-    /// A stream of the responses that `tell` makes of each part of the answer, up to its end or an error.
-    pub(super) fn responses<R, F>(self, tell: F) -> Responses<R>
+    /// A stream of the responses that `make` makes of each part of the answer, up to its end or an error.
+    pub(super) fn responses<R, F>(self, make: F) -> Responses<R>
     where
         R: Send + 'static,
         F: FnMut(&RequestId, Transcript) -> Vec<R> + Send + 'static,
     {
-        let parts = stream::unfold(Some((self, tell)), |under_way| async move {
-            let (mut answer, mut tell) = under_way?;
+        let parts = stream::unfold(Some((self, make)), |state| async move {
+            let (mut answer, mut make) = state?;
             let news = match answer.next().await {
                 Ok(news) => news,
                 Err(error) => return Some((vec![Err(error)], None)),
             };
             let has_ended = news.end.is_some();
-            let told = tell(&answer.rid, news).into_iter().map(Ok).collect();
-            Some((told, (!has_ended).then_some((answer, tell))))
+            let responses = make(&answer.rid, news).into_iter().map(Ok).collect();
+            Some((responses, (!has_ended).then_some((answer, make))))
         });
         Box::pin(parts.flat_map(stream::iter))
     }
 
-    /// The output since the last call, all at once for a request that does not stream. One with an end is the last.
+    /// Returns the output since the last call, or the whole output if the request does not stream, up to the end.
     async fn next(&mut self) -> Result<Transcript, Status> {
         loop {
-            let lost = || Status::unavailable("the request was lost");
+            let lost = || Status::unavailable("the engine stopped during the request");
             let event = self.generation.next().await.ok_or_else(lost)?;
             self.prompt_charge = None;
             let news = News::of(event).map_err(|error| status(error.into()))?;
-            let is_told = self.streams && !news.is_of_the_prompt();
-            self.untold.push(news);
-            if is_told || self.untold.end.is_some() {
-                return Ok(std::mem::take(&mut self.untold));
+            let is_due = self.streams && !news.is_of_the_prompt();
+            self.unsent.push(news);
+            if is_due || self.unsent.end.is_some() {
+                return Ok(std::mem::take(&mut self.unsent));
             }
         }
     }

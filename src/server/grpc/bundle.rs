@@ -1,4 +1,4 @@
-//! The files of a model's tokenizer as a ZIP archive, for gateways that render and encode prompts themselves.
+//! Sends a model's tokenizer files, as a ZIP archive, to gateways that render and encode prompts themselves.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -30,11 +30,11 @@ const FILES: [&str; 11] = [
 ];
 /// Further files that smg reads, by extension.
 const ENDINGS: [&str; 3] = [".tiktoken", ".jinja", ".model"];
-/// Without this one, no gateway can encode anything for an engine that reads it.
+/// The file that a gateway needs to encode prompts for this engine.
 const NEEDED: &str = "tokenizer.json";
-/// smg takes no archive with more.
+/// The maximum number of files in an archive that smg accepts.
 const MAX_FILES: usize = 50;
-/// All files together; smg takes 200 MiB.
+/// Maximum bytes of all files; smg accepts 200 MiB.
 const MAX_BYTES: u64 = 128 << 20;
 
 /// Archive bytes in one message.
@@ -43,12 +43,12 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Sends archives of a tokenizer. Concurrent clients share one, so that clients that do not read block no others.
 #[derive(Default)]
 pub(super) struct Bundles {
-    /// The archive that is being sent to a client. The lock is held while one is made.
+    /// The archive that is being sent to clients. The lock is held while an archive is made.
     current: Arc<Mutex<Weak<Bundle>>>,
 }
 
 impl Bundles {
-    /// The tokenizer of the model in this folder, in pieces, of which the last one has the hash of all.
+    /// Streams the tokenizer of the model in `folder` in chunks, the last of which has the archive's hash.
     pub(super) async fn stream(
         &self,
         folder: PathBuf,
@@ -66,7 +66,7 @@ impl Bundles {
         if let Some(bundle) = current.upgrade().filter(|bundle| bundle.folder == folder) {
             return Ok(bundle);
         }
-        // The lock moves along: a client that asks and leaves again does not cause a second archive next to the first.
+        // The task holds the lock: even if the client leaves, the next one waits instead of making a second archive.
         let made = spawn_blocking(move || {
             let bundle = Arc::new(Bundle::of(folder)?);
             *current = Arc::downgrade(&bundle);
@@ -74,7 +74,7 @@ impl Bundles {
         });
         let made: Result<_, BundleError> = made
             .await
-            .map_err(|_| Status::unavailable("the tokenizer cannot be read now"))?;
+            .map_err(|_| Status::unavailable("the server stopped while it read the tokenizer"))?;
         made.map_err(refused)
     }
 }
@@ -97,7 +97,7 @@ impl Bundle {
         })
     }
 
-    /// The piece that begins here, and where it ends; `None` after the last one.
+    /// The chunk that begins at `at`, and its end; `None` after the last chunk.
     fn chunk(&self, at: usize) -> Option<(GetTokenizerChunk, usize)> {
         let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
         let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
@@ -123,14 +123,14 @@ fn refused(error: BundleError) -> Status {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes all of it");
+        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
         text
     })
 }
 
 #[derive(Debug, thiserror::Error)]
 enum BundleError {
-    /// The model is a GGUF file, say.
+    /// For example, the model is a GGUF file.
     #[error(
         "the model has no {}: start the gateway with a tokenizer of its own",
         NEEDED
@@ -146,7 +146,7 @@ enum BundleError {
     Io(#[from] io::Error),
 }
 
-/// Blocks while it reads. Fails without a tokenizer, with one that is too large, or if a file cannot be read.
+/// Archives the tokenizer's files; blocks. Fails if the tokenizer is missing or too large, or a file cannot be read.
 fn archive(folder: &Path) -> Result<Vec<u8>, BundleError> {
     if !folder.join(NEEDED).is_file() {
         return Err(BundleError::NoTokenizer);
@@ -167,7 +167,7 @@ fn archive(folder: &Path) -> Result<Vec<u8>, BundleError> {
     Ok(archive.finish())
 }
 
-/// The names of the tokenizer's files, in their order.
+/// The names of the tokenizer's files, sorted.
 fn names(folder: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -177,7 +177,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
         };
         let is_known =
             FILES.contains(&name.as_str()) || ENDINGS.iter().any(|ending| name.ends_with(ending));
-        // Links too: a download's files are elsewhere.
+        // Links count too: the files of a download are links to another folder.
         if is_known && entry.path().is_file() {
             names.push(name);
         }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_has_what_a_gateway_reads_and_nothing_else() {
+    fn an_archive_has_only_the_files_that_a_gateway_reads() {
         let folder = folder(&[
             ("tokenizer.json", "{}"),
             ("model.safetensors", "weights"),
@@ -219,20 +219,20 @@ mod tests {
     #[test]
     fn a_model_without_a_tokenizer_and_one_with_too_many_files_are_refused() {
         let none = archive(folder(&[("config.json", "{}")]).path());
-        let error = none.expect_err("it has none").to_string();
+        let error = none.expect_err("the folder has no tokenizer").to_string();
         assert!(error.contains("no tokenizer.json"), "{error}");
         let many = folder(&[("tokenizer.json", "{}")]);
         for n in 0..MAX_FILES {
             fs::write(many.path().join(format!("{n}.jinja")), "").expect("it can be written");
         }
         let error = archive(many.path())
-            .expect_err("it is too much")
+            .expect_err("the folder has too many files")
             .to_string();
         assert!(error.contains("51 files of 2 bytes"), "{error}");
     }
 
     #[tokio::test]
-    async fn clients_that_stop_reading_keep_nobody_out() {
+    async fn clients_that_stop_reading_block_no_others() {
         let text = "x".repeat(2 * CHUNK_BYTES);
         let folder = folder(&[("tokenizer.json", &text)]);
         let path = folder.path().to_owned();
@@ -255,7 +255,7 @@ mod tests {
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.sha256.as_str()).collect();
         let of_all = hex(&Sha256::digest(&expected));
         assert_eq!(hashes, ["", "", of_all.as_str()]);
-        // All of them read one archive, which goes with the last one.
+        // All clients read one archive, which is freed with the last of them.
         let current = || {
             bundles
                 .current

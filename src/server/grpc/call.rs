@@ -1,4 +1,4 @@
-//! Reading a request of gRPC as a call of `/generate`: its limits hold, and its errors name the same fields.
+//! Converts a gRPC request to a call of `/generate`, with the same limits and the same field names in errors.
 
 use serde::Serialize;
 use serde_json::{Map, Number, Value, json};
@@ -11,7 +11,7 @@ use crate::state::AppState;
 use souffleur_base::error::{PromptTokens, RequestError};
 use souffleur_state::request_limits::RequestLimits;
 
-/// Longest message that is converted to JSON, which takes many times its memory.
+/// Limits of a message that is converted to JSON, which takes many times the message's memory.
 #[derive(Clone, Copy)]
 pub(super) struct MessageLimits<'a> {
     pub(super) context_length: usize,
@@ -19,7 +19,7 @@ pub(super) struct MessageLimits<'a> {
 }
 
 impl<'a> MessageLimits<'a> {
-    /// Fails if there is no engine, or none for new requests.
+    /// Fails if there is no engine, or if it accepts no new requests.
     pub(super) fn of(state: &'a AppState) -> Result<Self, ApiError> {
         let engine = &state.serving()?.engine;
         Ok(Self {
@@ -63,7 +63,7 @@ impl<'a> MessageLimits<'a> {
     }
 }
 
-/// Reads a call of one request. Fails as `/generate` does, and for more than one sample.
+/// Parses a call of one request. Fails as `/generate` does, and for more than one sample.
 pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeCall, ApiError> {
     let engine = &state.serving()?.engine;
     let body = serde_json::to_vec(&body).expect("the keys are strings");
@@ -79,11 +79,11 @@ pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeC
     NativeCall::parse(fields, limits)
 }
 
-/// The request of a message, in whichever service.
+/// The fields that the requests of both services have.
 pub(super) struct Asked<I> {
     pub(super) input_ids: Vec<I>,
     pub(super) stream: bool,
-    /// Where it is empty, the engine makes one.
+    /// If it is empty, the server generates an id.
     pub(super) rid: String,
     pub(super) sampling: Option<Map<String, Value>>,
 }
@@ -101,7 +101,7 @@ impl<I: Serialize> Asked<I> {
     }
 }
 
-/// Refuses requested features that are missing here.
+/// Refuses the first of the given features that is requested: this server has none of them.
 pub(super) fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     match asked.iter().find(|(_, is_asked)| *is_asked) {
         Some((field, _)) => Err(ApiError::unsupported(field)),
@@ -117,7 +117,7 @@ pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Map<String, 
         .collect()
 }
 
-/// A list, where an empty one counts as absent.
+/// The list, or null if it is empty.
 pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
     if list.is_empty() {
         Value::Null
@@ -126,7 +126,7 @@ pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
     }
 }
 
-/// These numbers as fields, of which absent ones are null. Fails for infinities and NaN, which JSON does not have.
+/// The given numbers as fields; absent ones are null. Fails for infinities and NaN, which JSON does not have.
 pub(super) fn numbers<const N: usize>(
     given: [(&str, Option<f32>); N],
 ) -> Result<Map<String, Value>, ApiError> {
@@ -137,7 +137,7 @@ pub(super) fn numbers<const N: usize>(
     fields.collect()
 }
 
-/// JSON has no number for infinities and NaN, and would write null.
+/// Converts a number. Fails for infinities and NaN, for which serde_json would write null.
 pub(super) fn finite(name: &str, value: f32) -> Result<Number, ApiError> {
     let number = Number::from_f64(value.into());
     number.ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a number")))
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_longer_than_its_limit_is_refused_with_both_lengths() {
+    fn fields_beyond_their_limits_are_refused_with_both_lengths() {
         let request = RequestLimits {
             max_stop_strings: 1,
             max_stop_token_ids: 2,

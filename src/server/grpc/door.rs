@@ -17,12 +17,12 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 /// Time without data after which a client gets a PING.
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
-/// Timeout of reads, for clients that never began HTTP/2 and so get no PING: others answer theirs.
+/// Read timeout, for clients that never begin HTTP/2 and so get no PING; other clients answer their PINGs.
 const READ_PATIENCE: Duration = Duration::from_secs(90);
 /// The wait after a failed accept, most likely for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
-/// Connections to `listener`, `limit` of them at once: others wait in the socket's queue.
+/// Accepts at most `limit` connections at once: others wait in the backlog of the socket.
 pub(super) fn connections(
     listener: TcpListener,
     limit: usize,
@@ -47,18 +47,18 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// A connection, which ends if it is silent for long.
+/// A connection, which is closed if it is silent for long.
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
     info: TcpConnectInfo,
-    /// A permit of the limit on connections.
+    /// The permit that counts towards the limit of connections.
     _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
     fn new(stream: TcpStream, place: OwnedSemaphorePermit) -> Self {
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "failed to set TCP_NODELAY");
+            tracing::debug!(%error, "failed to set TCP_NODELAY on a gRPC connection");
         }
         let info = stream.connect_info();
         let mut stream = TimeoutStream::new(stream);

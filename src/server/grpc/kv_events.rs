@@ -1,4 +1,4 @@
-//! The events of the cache, in the form of smg's scheduler service.
+//! Streams KV cache events over the scheduler service that smg calls.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -14,22 +14,21 @@ use crate::state::AppState;
 use souffleur_kv_events::batch::{KvEvent, StoredBlocks};
 use souffleur_kv_events::{KvEventSubscription, NumberedEvents, SubscribeError};
 
-/// The only rank.
 const DP_RANK: i32 = 0;
 
-/// The batches after the one of this number, until the server drains or the client leaves.
+/// Streams the batches after the number `after`, until the server drains or the client leaves.
 pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEventBatch>, Status> {
     let engine = &state.serving().map_err(status)?.engine;
     let subscription = engine.subscribe_kv_events(after).map_err(refused)?;
     let block_size = engine.kv_events().map_or(1, |info| info.block_size);
-    let telling = Telling {
+    let messages = Messages {
         subscription,
         block_size,
         next_event: 1,
     };
-    let batches = stream::unfold(telling, |mut telling| async move {
-        let batch = telling.subscription.next().await?;
-        Some((Ok::<_, Status>(telling.tell(batch)), telling))
+    let batches = stream::unfold(messages, |mut messages| async move {
+        let batch = messages.subscription.next().await?;
+        Some((Ok::<_, Status>(messages.message_of(batch)), messages))
     });
     let mut draining = state.drain_signal();
     let drains = async move {
@@ -42,21 +41,21 @@ pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEven
 fn refused(error: SubscribeError) -> Status {
     let text = error.to_string();
     match error {
-        // A client with this status does not retry.
+        // A client that gets this status does not retry.
         SubscribeError::Off => Status::unimplemented(text),
         SubscribeError::TooMany => Status::resource_exhausted(text),
         SubscribeError::Stopped => Status::unavailable(text),
     }
 }
 
-struct Telling {
+struct Messages {
     subscription: KvEventSubscription,
     block_size: usize,
     next_event: u64,
 }
 
-impl Telling {
-    fn tell(&mut self, batch: NumberedEvents) -> KvEventBatch {
+impl Messages {
+    fn message_of(&mut self, batch: NumberedEvents) -> KvEventBatch {
         let data = batch.events.into_iter();
         let data = data.filter_map(|event| data_of(event, self.block_size));
         let events = (self.next_event..).zip(data);
@@ -76,8 +75,8 @@ impl Telling {
     }
 }
 
-/// The event, unless its blocks are in a named namespace: there is no field for a salt or an `extra_key`, and smg would
-/// send others' prompts to them.
+/// Converts an event, unless its blocks are in a named namespace: the message has no field for a salt or an
+/// `extra_key`, so smg would count on these blocks for prompts of other namespaces.
 fn data_of(event: KvEvent, block_size: usize) -> Option<Data> {
     match event {
         KvEvent::Stored(blocks) => {
@@ -119,25 +118,25 @@ mod tests {
 
     #[test]
     fn each_block_has_its_own_tokens() {
-        let Some(Data::Stored(told)) = data_of(blocks(false), 2) else {
-            panic!("it is published");
+        let Some(Data::Stored(stored)) = data_of(blocks(false), 2) else {
+            panic!("the event is not published");
         };
         let of = |block_hash, token_ids: [u32; 2]| KvBlock {
             block_hash,
             token_ids: token_ids.to_vec(),
             block_size: 2,
         };
-        assert_eq!(told.blocks, [of(7, [1, 2]), of(-8, [3, 4])]);
-        assert_eq!(told.parent_block_hash, Some(6));
+        assert_eq!(stored.blocks, [of(7, [1, 2]), of(-8, [3, 4])]);
+        assert_eq!(stored.parent_block_hash, Some(6));
     }
 
     #[test]
-    fn blocks_of_named_namespaces_are_not_told() {
+    fn blocks_of_named_namespaces_are_not_published() {
         assert_eq!(data_of(blocks(true), 2), None);
     }
 
     #[test]
-    fn without_events_nobody_is_to_ask_again() {
+    fn a_client_does_not_retry_if_events_are_off() {
         let code = refused(SubscribeError::Off).code();
         assert_eq!(code, tonic::Code::Unimplemented);
     }

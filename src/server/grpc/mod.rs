@@ -1,7 +1,7 @@
-//! gRPC: the parts of SGLang's runtime service that Dynamo's sidecar calls, and of its scheduler service that smg does.
-//! Needs the feature `grpc`.
+//! The gRPC server: the methods of SGLang's runtime service that Dynamo's sidecar calls, and the methods of SGLang's
+//! scheduler service that smg calls. Needs the feature `grpc`.
 //!
-//! Both read their requests as calls of `/generate`, with the same limits and errors, and have no state.
+//! Both services convert their requests to calls of `/generate`, with the same limits and errors, and have no state.
 
 mod answer;
 mod bundle;
@@ -46,12 +46,12 @@ pub mod proto {
 }
 
 const AUTHORIZATION: &str = "authorization";
-/// Connections at once; others wait. With the limits below, the messages that are being read have 1 GiB at most.
+/// Maximum number of connections; others wait. With the limits below, messages take at most 1 GiB while they are read.
 const MAX_CONNECTIONS: usize = 32;
 const MAX_STREAMS: u32 = 256;
 /// Maximum number of requests whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
-/// Time limit of a message, and of an immediate answer.
+/// Time limit for reading a message, and for an answer that is not a stream.
 const READING_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest message: 800,000 tokens of five bytes each.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
@@ -89,7 +89,7 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
         .map_err(io::Error::other)
 }
 
-/// Lets requests through that show the key, and all of them where there is none.
+/// Passes requests with the API key or the admin key, and all requests if no API key is set.
 #[derive(Clone)]
 struct Guard {
     state: Data<AppState>,
@@ -97,25 +97,25 @@ struct Guard {
 
 impl Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        key::judge_bearer(shown(&request), self.state.config()).map_err(status)?;
+        key::judge_bearer(authorization(&request), self.state.config()).map_err(status)?;
         Ok(request)
     }
 }
 
-fn shown<T>(request: &Request<T>) -> Option<&[u8]> {
+fn authorization<T>(request: &Request<T>) -> Option<&[u8]> {
     let value = request.metadata().get(AUTHORIZATION)?;
     Some(value.to_str().ok()?.as_bytes())
 }
 
-/// Refuses requests without the admin key, where there is one.
+/// Refuses requests without the admin key, if one is set.
 fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> {
-    key::judge_admin_bearer(shown(request), state.config()).map_err(status)
+    key::judge_admin_bearer(authorization(request), state.config()).map_err(status)
 }
 
 struct Flushed {
-    /// An engine refuses while requests are inside.
+    /// False if requests are in the engine, which then refuses.
     success: bool,
-    /// The engine's account of it in JSON, or the reason why it refuses.
+    /// The engine's report in JSON, or the reason why it refuses.
     message: String,
 }
 
@@ -153,7 +153,7 @@ fn check_rank(rank: Option<i32>) -> Result<(), Status> {
     }
 }
 
-/// A count or a token as these services have it; none comes near the limit.
+/// A count or a token id as an `int32` of these services; no real value reaches its limit.
 fn i32_of(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn errors_keep_their_words_and_get_the_code_of_their_status() {
         let wrong = status(ApiError::field("n", "n is 2: send several requests"));
-        let told = (wrong.code(), wrong.message());
+        let found = (wrong.code(), wrong.message());
         assert_eq!(
-            told,
+            found,
             (Code::InvalidArgument, "n is 2: send several requests")
         );
         assert_eq!(status(ApiError::wrong_key()).code(), Code::Unauthenticated);

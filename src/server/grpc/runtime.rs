@@ -1,4 +1,4 @@
-//! The runtime service, by which Dynamo's sidecar sends tokens.
+//! SGLang's runtime service, to which Dynamo's sidecar sends prompts as token ids.
 
 use std::collections::HashMap;
 
@@ -72,7 +72,7 @@ impl SglangService for Runtime {
     ) -> Result<Response<GetServerInfoResponse>, Status> {
         let facts = health::server_facts(&self.state).await;
         let mut facts = facts.map_err(status)?;
-        // Each response has the tokens since the last one, which the sidecar insists on.
+        // The sidecar requires responses that have only the tokens since the last one, as they do here.
         facts["incremental_streaming_output"] = json!(true);
         Ok(Response::new(GetServerInfoResponse {
             json_info: facts.to_string(),
@@ -116,7 +116,7 @@ impl SglangService for Runtime {
         } else if !request.get_ref().rid.is_empty() {
             open_requests.cancel(&request.get_ref().rid);
         }
-        // A request that has ended, or never existed, is no error.
+        // An id of a request that has ended, or never existed, is not an error.
         Ok(Response::new(AbortResponse { success: true }))
     }
 
@@ -208,7 +208,7 @@ mod tests {
     use souffleur_state::request_limits::RequestLimits;
 
     #[test]
-    fn what_is_absent_is_left_to_the_engine_and_zero_is_zero() {
+    fn absent_parameters_are_null_and_zero_is_zero() {
         let params = SamplingParams {
             temperature: Some(0.0),
             max_new_tokens: Some(5),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_by_name() {
+    fn infinities_and_nan_are_refused_by_name() {
         for value in [f32::NAN, f32::INFINITY] {
             let params = SamplingParams {
                 top_p: Some(value),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_sglang_has_is_refused() {
+    fn unsupported_features_and_long_prompts_are_refused() {
         let limits = MessageLimits {
             context_length: 10,
             request: &RequestLimits::default(),
@@ -243,14 +243,14 @@ mod tests {
             return_logprob: Some(true),
             ..GenerateRequest::default()
         };
-        let error = body(request, limits).expect_err("there are none");
+        let error = body(request, limits).expect_err("log probabilities are not supported");
         assert!(error.message().contains("return_logprob"), "{error:?}");
         assert!(body(GenerateRequest::default(), limits).is_ok());
         let long = GenerateRequest {
             input_ids: vec![1; 11],
             ..GenerateRequest::default()
         };
-        let error = body(long, limits).expect_err("it has no room");
+        let error = body(long, limits).expect_err("the prompt is too long");
         assert!(
             error.message().contains("maximum context length is 10"),
             "{error:?}"

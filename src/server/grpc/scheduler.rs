@@ -1,4 +1,4 @@
-//! The scheduler service, by which smg sends tokens instead of text.
+//! SGLang's scheduler service, to which smg sends prompts as token ids.
 
 use actix_web::web::Data;
 use serde_json::{Map, Value, json};
@@ -52,12 +52,12 @@ impl SglangScheduler for Scheduler {
         request: Request<GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
-        let mut telling = Telling {
+        let mut parts = Parts {
             streams: request.stream,
             tokens: Vec::new(),
         };
         let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
-        let responses = answer.responses(move |rid, news| telling.responses(rid, news));
+        let responses = answer.responses(move |rid, news| parts.responses(rid, news));
         Ok(Response::new(responses))
     }
 
@@ -84,7 +84,7 @@ impl SglangScheduler for Scheduler {
     ) -> Result<Response<AbortResponse>, Status> {
         let name = request.into_inner().request_id;
         if name.is_empty() {
-            let text = "request_id is empty: name a request";
+            let text = "request_id is empty: send the id of a request";
             return Err(status(ApiError::field("request_id", text)));
         }
         let aborted = self.state.open_requests().cancel(&name);
@@ -110,7 +110,7 @@ impl SglangScheduler for Scheduler {
             max_context_length: i32_of(model.context_length),
             vocab_size: i32_of(model.vocab_size),
             eos_token_ids: ends.map(|token| i32_of(*token as usize)).collect(),
-            // One token at least is generated.
+            // At least one token is generated.
             max_req_input_len: i32_of(model.context_length.saturating_sub(1)),
         }))
     }
@@ -195,13 +195,13 @@ impl SglangScheduler for Scheduler {
     }
 }
 
-/// Makes responses of a request's answer: chunks for clients that want them, and then the whole.
-struct Telling {
+/// Converts a request's answer to responses: chunks if the client streams, and at the end the whole answer.
+struct Parts {
     streams: bool,
     tokens: Vec<u32>,
 }
 
-impl Telling {
+impl Parts {
     fn responses(&mut self, rid: &RequestId, news: Transcript) -> Vec<GenerateResponse> {
         self.tokens.extend(&news.tokens);
         let complete = self.complete(&news).map(Part::Complete);
@@ -280,7 +280,7 @@ fn body(
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
-    // A zero that no request can mean counts as absent.
+    // Zero means the engine's default.
     let unless_zero = |value: f32| Some(value).filter(|value| *value != 0.0);
     let mut bias = Map::new();
     for (token, value) in params.logit_bias {
@@ -324,7 +324,7 @@ mod tests {
     use souffleur_state::request_limits::RequestLimits;
 
     #[test]
-    fn a_zero_that_no_request_can_mean_is_left_to_the_engine() {
+    fn a_zero_that_means_the_default_is_null() {
         let fields = sampling(SamplingParams::default()).expect("it is finite");
         for name in [
             "top_p",
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         let request = GenerateRequest {
             lora_id: "a".to_owned(),
             ..GenerateRequest::default()

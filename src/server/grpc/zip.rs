@@ -1,11 +1,11 @@
-//! ZIP archives whose files are stored uncompressed, up to 4 GiB in all.
+//! Writes ZIP archives of uncompressed files, up to 4 GiB in total.
 //!
-//! Compressing them would take longer than sending them, and a crate that compresses is large compared with this.
+//! Compressing the files would take longer than sending them, and a ZIP crate is large compared with this file.
 
 const FILE_SIGNATURE: u32 = 0x0403_4b50;
 const ENTRY_SIGNATURE: u32 = 0x0201_4b50;
 const END_SIGNATURE: u32 = 0x0605_4b50;
-/// 2.0, the first with folders.
+/// ZIP 2.0, the first version with folders.
 const VERSION: u16 = 20;
 /// Names are UTF-8.
 const FLAGS: u16 = 1 << 11;
@@ -59,7 +59,7 @@ impl Archive {
     }
 }
 
-/// The fields that the file and its entry have in common, from the reader's version on.
+/// The fields that a file's header and its central directory entry share, from the reader's version on.
 fn facts(name: &str, content: &[u8]) -> Vec<u8> {
     let mut facts = Vec::with_capacity(26);
     for number in [VERSION, FLAGS, STORED, TIME, DATE] {

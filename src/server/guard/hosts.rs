@@ -1,4 +1,4 @@
-//! The names under which a request addresses the server, and the server's own names.
+//! Compares the host names in a request with the server's own names.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,8 @@ pub(super) fn of(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
     named.map(|host| host.as_bytes()).chain(target)
 }
 
-/// True of hosts that strangers cannot point here: IP addresses, `localhost`, the configured host and the allowed ones.
+/// Returns whether `host` is a name that no other site can make resolve to this server: an IP address, `localhost`, the
+/// configured host or an allowed one.
 pub(super) fn is_own(host: &[u8], config: &ServerConfig) -> bool {
     let allowed = &config.allowed_hosts;
     if allowed.iter().any(|entry| entry == "*") {

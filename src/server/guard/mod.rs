@@ -1,8 +1,8 @@
-//! The rules for web pages: browsers send the requests of any page to any address, with the rights of their user.
+//! Refuses requests of other sites' pages: browsers send a page's requests to any address that their user can reach.
 //!
 //! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: other sites do not link to
-//! the one page here, `/docs`. A site that made its own name point here (DNS rebinding) is refused by that name, which
-//! `Host` holds. Clients other than browsers send no `Origin` and an address or a known name in `Host`: they pass.
+//! this server's one page, `/docs`. A site whose name resolves to this server (DNS rebinding) is refused by that name
+//! in `Host`. Clients other than browsers pass: they send no `Origin`, and an address or a known name in `Host`.
 
 mod hosts;
 
@@ -18,12 +18,12 @@ use super::error::ApiError;
 use super::exchange::{REQUEST_ID, X_REQUEST_ID};
 use super::state::AppState;
 
-/// The browser's header about the relation of page and address (`sec-fetch-site`); pages cannot set or drop it.
+/// The header in which a browser states how the page's site relates to the address; pages cannot set or drop it.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
-/// Seconds for which a browser may keep the answer to a preflight: two hours, the most that Chromium takes.
+/// Seconds for which a browser may keep the answer to a preflight: two hours, the maximum of Chromium.
 const PREFLIGHT_MAX_AGE_S: usize = 7200;
 
-/// Refuses strangers, before the key is checked.
+/// Refuses other sites' pages and unknown hosts, before the key is checked.
 pub(super) async fn check(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -34,8 +34,8 @@ pub(super) async fn check(
     next.call(request).await
 }
 
-/// Answers preflights and lets pages read responses. It comes after [`check`], which lets only pages of the server's
-/// own and of allowed origins through: it checks none itself.
+/// Answers preflights and lets pages read responses. It runs after [`check`], which passes only pages of the server's
+/// own and of allowed origins, and so checks no origin itself.
 pub(super) fn cors() -> Cors {
     Cors::default()
         .allow_any_origin()
@@ -50,8 +50,8 @@ pub(super) fn cors() -> Cors {
         .max_age(PREFLIGHT_MAX_AGE_S)
 }
 
-/// Refuses a body that is not declared as JSON: pages may send `text/plain` and forms to any address without asking
-/// first, JSON they may not.
+/// Refuses a body that is not declared as JSON: without a preflight, a page may send `text/plain` and forms to any
+/// address, but not JSON.
 pub(super) async fn takes_json(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -94,7 +94,7 @@ fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError>
             return Err(ApiError::foreign_origin(origin));
         }
     }
-    // `none` is a person who typed the address. A browser says `cross-site` of an allowed origin too.
+    // `none` means that a person typed the address. A browser sends `cross-site` for an allowed origin, too.
     let is_fine = |site: &[u8]| is_allowed || site == b"same-origin" || site == b"none";
     let mut sites = head.headers.get_all(SEC_FETCH_SITE);
     match sites.find(|site| !is_fine(site.as_bytes())) {
@@ -103,8 +103,8 @@ fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError>
     }
 }
 
-/// True for an origin on the request's host, if that is the server's own: with an API key any other passes as
-/// `Host`, and a page that made its name point here would be on it.
+/// Returns whether an origin is on the request's host and that is the server's own. With an API key every `Host`
+/// passes, and after DNS rebinding the host of the page's origin is the request's host.
 fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bool {
     let scheme_end = origin.windows(3).position(|part| part == b"://");
     let Some(origin_host) = scheme_end.map(|end| &origin[end + 3..]) else {
@@ -114,7 +114,7 @@ fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bo
         .any(|host| host.eq_ignore_ascii_case(origin_host) && hosts::is_own(host, config))
 }
 
-/// The first encoding of a body that is not as it was written.
+/// The first content encoding other than `identity`.
 fn encoding(head: &RequestHead) -> Option<&[u8]> {
     let headers = head.headers.get_all(header::CONTENT_ENCODING);
     let mut encodings = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b','));
@@ -127,7 +127,7 @@ fn encoding(head: &RequestHead) -> Option<&[u8]> {
 fn has_body(head: &RequestHead) -> bool {
     match head.headers.get(header::CONTENT_LENGTH) {
         Some(length) => length.as_bytes() != b"0",
-        // HTTP/2 marks the end of the headers instead, where it cannot be seen.
+        // HTTP/2 marks the lack of a body in a flag that is not visible here.
         None => {
             head.headers.contains_key(header::TRANSFER_ENCODING) || head.version > Version::HTTP_11
         }
@@ -168,7 +168,7 @@ mod tests {
     const FOREIGN: Option<&str> = Some("origin_not_allowed");
 
     #[test]
-    fn only_the_own_host_and_listed_origins_are_let_in() {
+    fn only_origins_on_the_own_host_and_listed_origins_pass() {
         let none = config(|_| ());
         let listed = config(|config| config.allowed_origins = vec!["https://chat.example".into()]);
         let all = config(|config| config.allowed_origins = vec!["*".into()]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_browser_says_of_the_page_counts_without_an_origin() {
+    fn sec_fetch_site_is_checked_without_an_origin_too() {
         let none = config(|_| ());
         let listed = config(|config| config.allowed_origins = vec!["https://chat.example".into()]);
         let host = ("host", "localhost:30000");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_any_host_passes_and_is_no_origin_to_trust() {
+    fn with_a_key_any_host_passes_but_its_origin_is_not_trusted() {
         let keyed = |config: &mut ServerConfig| {
             config.api_key = Some(super::super::ApiKey::new("sk-1").expect("it is printable"));
         };
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_told_from_what_pages_may_send_anywhere() {
+    fn content_types_of_json_are_recognised() {
         for json in [
             "application/json",
             "Application/JSON ; charset=utf-8",

@@ -12,7 +12,7 @@ use crate::openapi::shape::{
 use crate::openapi::shared;
 use crate::options::Urgency;
 
-/// A field of one prompt, or of each prompt of a list.
+/// One value for all prompts, or a list with a value for each prompt.
 fn each(facts: &Facts, shape: Shape) -> Shape {
     any_of([
         shape.clone(),
@@ -46,7 +46,7 @@ pub(crate) fn operation(facts: &Facts) -> Operation {
         .takes("session_params", session())
         .and(Urgency::table().shape(facts));
     let example = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 8}});
-    describe(Group::SgLang, "Continue prompts, as SGLang has it")
+    describe(Group::SgLang, "Continue prompts, in SGLang's form")
         .about("`text`, `input_ids` or `input_embeds` is required.")
         .takes(fields.shape(), example)
         .answers(any_of([named("Generated"), list(named("Generated"))]), "the output; a list of them for a list of prompts or several samples")

@@ -1,4 +1,4 @@
-//! SGLang's native request and response, as `/generate` and the WebSocket have them.
+//! SGLang's native request and response, for `/generate` over HTTP, WebSocket and gRPC.
 
 mod call;
 mod docs;

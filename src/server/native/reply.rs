@@ -20,7 +20,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Log probabilities as requested, with the tokens' texts if `spelling` are given.
+    /// Log probabilities as requested, with the tokens' texts if `spelling` is given.
     pub(crate) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
         Self {
             logprobs: wish.is_some(),
@@ -51,7 +51,7 @@ impl<'a> Reply<'a> {
         Self::with(logprobs, rid, transcript, index)
     }
 
-    /// An answer to which more will be added. Its lists of log probabilities are empty, see [`Written`].
+    /// A partial answer. Its lists of log probabilities are empty: [`Written`] fills in the output's.
     fn so_far(
         rid: &'a RequestId,
         shape: &'a Shape,
@@ -202,8 +202,8 @@ impl<'a> Logprobs<'a> {
     }
 }
 
-/// The log probabilities of an output's tokens so far, as JSON: each event repeats them, so they are written once and
-/// copied from then on. The prompt's and all alternatives come with the whole answer only.
+/// The JSON of an output's log probabilities so far. Each event repeats them, so each one is serialised once and then
+/// copied. Those of the prompt and of alternatives come only with the whole answer.
 #[derive(Default)]
 pub(crate) struct Written(Vec<u8>);
 
@@ -230,7 +230,7 @@ impl Written {
         const LIST: &[u8] = b"\"output_token_logprobs\":[";
         let reply = Reply::so_far(rid, shape, transcript, index);
         let json = serde_json::to_vec(&reply).expect("responses have string keys only");
-        // Quotes inside of texts are escaped: these bytes are the key, close to the end.
+        // Quotes inside texts are escaped: these bytes are the key, close to the end.
         let found = json.windows(LIST.len()).rposition(|bytes| bytes == LIST);
         match found {
             None => out.json(&[&json]),
@@ -270,7 +270,7 @@ impl Serialize for Tokens<'_> {
 
 type Pick = fn(&TokenLogprobs) -> &[(u32, f32)];
 
-/// For each place a list of triples, null where there are none: at a prompt's first token.
+/// For each position a list of triples; null at a prompt's first token, which has none.
 struct Others<'a> {
     tokens: &'a [TokenLogprobs],
     pick: Pick,

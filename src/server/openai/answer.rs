@@ -1,4 +1,4 @@
-//! Starts a call of completions or chat completions, and writes its answer, whole or streamed.
+//! Receives a call of one of OpenAI's endpoints, and sends its answer, whole or streamed.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl<W: Choices> Write for W {
     }
 }
 
-/// A call that has been received and not read.
+/// A call that has been received and not parsed yet.
 pub(crate) struct Received<'a> {
     pub(crate) loaded: &'a Loaded,
     pub(crate) fields: Fields,
@@ -49,7 +49,7 @@ pub(crate) struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// The call with the model's defaults among its fields. Fails while the engine is loading or has stopped.
+    /// Receives a call and fills in the model's defaults. Fails while the engine is loading or has stopped.
     pub(crate) fn new(state: &'a AppState, body: JsonBody) -> Result<Self, ApiError> {
         let loaded = state.serving()?;
         let mut fields = body.0;

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`.
+//! `POST /v1/completions`: OpenAI's plain text completions.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Call {
         )?;
         let max_tokens = fields.token_limit("max_tokens")?;
         if max_tokens.is_none() {
-            // The name is that of chats. Some clients send both; alone it would be ignored.
+            // Chats have this name. Clients may send both names; this one alone is refused instead of ignored.
             fields.refuse(&["max_completion_tokens"])?;
         }
         common.limit_length(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))?;
@@ -96,7 +96,7 @@ impl Call {
         Ok((call, fields.into_charges()))
     }
 
-    /// Refuses echoes that together are longer than a body may be: they are sent once a sample.
+    /// Refuses echoes that are together longer than a request body may be: each sample repeats its prompt.
     fn check_echo(&self, spelling: &Spelling, limit_bytes: usize) -> Result<(), ApiError> {
         if !self.echo {
             return Ok(());
@@ -182,7 +182,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, A
     if prompts.is_empty() {
         Err(ApiError::field(
             "prompt",
-            "there is no prompt: the list is empty",
+            "the list of prompts is empty: send at least one",
         ))
     } else {
         Ok(prompts)
@@ -203,7 +203,7 @@ struct Choice {
 struct Writer {
     head: Head,
     spelling: Spelling,
-    /// Each choice's prompt, until it was echoed.
+    /// Each choice's prompt, until it has been echoed.
     echoes: Vec<Option<Arc<str>>>,
     prompt_offsets: Vec<TextOffset>,
     output_offsets: Vec<TextOffset>,
@@ -364,7 +364,7 @@ mod tests {
         refuses(json!({}), "prompt is missing: send a string");
         refuses(
             json!({"prompt": []}),
-            "there is no prompt: the list is empty",
+            "the list of prompts is empty: send at least one",
         );
         refuses(
             json!({"prompt": {}}),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_echoes_its_prompt_and_counts_offsets_on_from_it() {
+    fn a_choice_echoes_its_prompt_and_offsets_continue_after_it() {
         let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
         let mut writer = Writer::new(&call, head(), spelling());
         let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_carry_their_choices_counts_if_asked() {
+    fn chunks_have_the_usage_of_their_choice_if_requested() {
         let options = json!({"continuous_usage_stats": true});
         let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
         let mut writer = Writer::new(&call, head(), spelling());

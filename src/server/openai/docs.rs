@@ -24,7 +24,7 @@ pub(crate) fn completions(facts: &Facts) -> Operation {
             "max_tokens",
             count()
                 .or(DEFAULT_MAX_TOKENS)
-                .about("most tokens to generate; 0 computes the prompt alone"),
+                .about("maximum number of tokens to generate; 0 computes the prompt alone"),
         )
         .takes(
             "echo",

@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: the normed state of a prompt's last token, or the mean of all, at length 1.
+//! `POST /v1/embeddings`: the last token's final hidden state, or the mean over all tokens, normalised to length 1.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use souffleur_state::cache::namespace::Namespace;
 const INPUT: &str = "input";
 const DIMENSIONS: &str = "dimensions";
 
-/// Bytes of a value in an answer: as a number in JSON at most, and in base64.
+/// Maximum bytes of a value in an answer, as a JSON number and in base64.
 const NUMBER_BYTES: usize = 16;
 const BASE64_BYTES: usize = 6;
 
@@ -52,7 +52,7 @@ pub(crate) struct Body {
 enum Encoding {
     #[default]
     Float,
-    /// The bytes of 32-bit floats, the lowest first, as OpenAI's clients request.
+    /// The bytes of little-endian 32-bit floats, as OpenAI's clients request.
     Base64,
 }
 
@@ -140,8 +140,8 @@ fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {
     embedding.ok_or_else(|| ApiError::aborted("the request was cancelled"))
 }
 
-/// The first values of an embedding, normalised to length 1, as models are trained for by Matryoshka representation
-/// learning. An embedding of as many values stays as it is.
+/// Returns the first values of an embedding, normalised to length 1, as in Matryoshka representation learning. An
+/// embedding without further values is unchanged.
 fn cut(embedding: Arc<[f32]>, dimensions: usize) -> Arc<[f32]> {
     if embedding.len() <= dimensions {
         return embedding;
@@ -224,7 +224,7 @@ impl Call {
     }
 }
 
-/// An empty text would get the embedding of the tokenizer's leading special tokens.
+/// Refuses blank texts, which would get the embedding of the tokenizer's leading special tokens.
 fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     let is_blank = |prompt: &Prompt| matches!(prompt, Prompt::Text(text) if text.trim().is_empty());
     match prompts.iter().position(is_blank) {
@@ -242,7 +242,7 @@ fn dimensions(given: Option<u32>, width: usize) -> Result<usize, ApiError> {
         Some(dimensions) if (1..=width).contains(&(dimensions as usize)) => Ok(dimensions as usize),
         Some(dimensions) => {
             let text = format!(
-                "{DIMENSIONS} is {dimensions}, limits are 1 to {width}, the model's hidden size: leave it out for all"
+                "{DIMENSIONS} is {dimensions}, limits are 1 to {width}, the model's hidden size: send no {DIMENSIONS} to get all"
             );
             Err(ApiError::field(DIMENSIONS, text))
         }

@@ -18,7 +18,7 @@ pub(super) struct LegacyLogprobs {
 }
 
 impl LegacyLogprobs {
-    /// Empty lists; `top` includes the alternatives, the token itself among them.
+    /// Creates empty lists. With `top` there is one of alternatives, which include the token itself.
     pub(super) fn new(top: bool) -> Self {
         Self {
             tokens: Vec::new(),
@@ -50,8 +50,8 @@ impl LegacyLogprobs {
     }
 }
 
-/// Log probabilities by token, each token once. A map of JSON values would widen them to `f64`, which prints more
-/// digits than the lists next to it.
+/// Log probabilities by token text, each text once. A map of JSON values would widen them to `f64` and print more
+/// digits than the other lists have.
 #[derive(Debug)]
 struct Alternatives(Vec<(String, f32)>);
 
@@ -61,7 +61,7 @@ impl Serialize for Alternatives {
     }
 }
 
-/// The alternatives and the token itself, which takes precedence over tokens of the same spelling.
+/// The alternatives and the token itself, which takes precedence over other tokens with the same text.
 fn alternatives(place: &TokenLogprobs, logprob: f32, spelling: &Spelling) -> Alternatives {
     let mut found: Vec<(String, f32)> = Vec::with_capacity(place.top.len() + 1);
     for (token, logprob) in place.top.iter().copied().chain([(place.token, logprob)]) {
@@ -129,7 +129,7 @@ impl ChatLogprobs {
     }
 }
 
-/// Where tokens begin in a text, in characters. A token that begins inside a character gets the character's start.
+/// Counts the offsets of tokens in a text, in characters. A token that begins inside a character has its offset.
 #[derive(Debug, Default)]
 pub(super) struct TextOffset {
     chars: usize,
@@ -144,7 +144,7 @@ impl TextOffset {
         }
     }
 
-    /// Steps over a token's bytes and returns where it began.
+    /// Advances by a token's bytes and returns the token's offset.
     fn advance(&mut self, bytes: &[u8]) -> usize {
         let start = self.chars;
         self.fragment.extend_from_slice(bytes);

@@ -1,5 +1,5 @@
-//! OpenAI's completions, chat completions and responses, with SGLang's extra sampling fields. Unknown fields are ignored, as
-//! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
+//! OpenAI's completions, chat completions, responses and embeddings, with SGLang's extra sampling fields. Unknown
+//! fields are ignored, as OpenAI's clients send many; unsupported fields that would change the answer are refused.
 //!
 //! Chats, responses and Anthropic's messages are written from one list of pieces
 //! ([`OutputPiece`](souffleur_request::OutputPiece)): one parser of tools, constraints and reasoning serves all of them.
@@ -34,12 +34,12 @@ use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::sampling::{LogprobWish, SamplingParams, SetParam};
 use wire::Matched;
 
-/// Most alternatives a token, as OpenAI's chat completions have it.
+/// Maximum number of alternatives per token, as in OpenAI's chat completions.
 const MAX_TOP_LOGPROBS: u32 = 20;
 
 pub(super) type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
 
-/// The fields that all of these endpoints read alike.
+/// The fields that all of these endpoints have.
 pub(super) struct Common {
     pub(super) id: RequestId,
     pub(super) sampling: SamplingParams,
@@ -55,7 +55,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// Reads the fields. An id that the client does not choose begins with `id_prefix`.
+    /// Reads the fields. A generated id begins with `id_prefix`.
     pub(super) fn read(
         fields: &mut Fields,
         id_prefix: &str,
@@ -64,7 +64,7 @@ impl Common {
     ) -> Result<Self, ApiError> {
         let constraint = constraint(fields)?;
         refusals::inside_extra_body(fields)?;
-        // The one model answers under any name.
+        // The server's only model answers under any name.
         fields.string("model")?;
         let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
@@ -115,7 +115,7 @@ impl Common {
         }
     }
 
-    /// Sets the most tokens to generate, of which `min_tokens` are not more.
+    /// Sets the maximum number of tokens to generate. Fails if `min_tokens` is larger.
     pub(super) fn limit_length(&mut self, max_tokens: u32) -> Result<(), ApiError> {
         self.sampling.max_new_tokens = max_tokens;
         Ok(self.sampling.check_lengths("min_tokens", "max_tokens")?)
@@ -161,7 +161,7 @@ fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<Sampling
 }
 
 /// Fills absent sampling fields from the model's `generation_config.json`, as SGLang and vLLM do on these endpoints
-/// (and only there: `/generate` is explicit).
+/// (but not on `/generate`).
 fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
     fields.default_to("temperature", defaults.temperature.map(Value::from));
     fields.default_to("top_p", defaults.top_p.map(Value::from));

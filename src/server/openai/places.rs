@@ -1,4 +1,4 @@
-//! Parses parts of JSON values, with their paths for errors.
+//! Reads parts of parsed JSON values, with errors that name their paths.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Features of OpenAI's API that are not supported yet.
+//! Refuses unsupported `modalities` and unsupported fields inside `extra_body`.
 
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -20,7 +20,7 @@ pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses fields with effect also inside of `extra_body`, which clients without OpenAI's library send unmerged.
+/// Refuses unsupported fields inside `extra_body`, which OpenAI's library merges into the body but other clients send.
 pub(super) fn inside_extra_body(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "extra_body";
     match fields.take_raw(NAME).filter(Raw::is_object) {

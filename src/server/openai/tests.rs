@@ -1,4 +1,4 @@
-//! Tests of parsing completion calls.
+//! Tests of the fields that OpenAI's endpoints share, and helpers of other tests.
 
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ fn sampling_fields_are_read_under_openais_names() {
 }
 
 #[test]
-fn openais_clients_read_openais_names() {
+fn errors_of_lengths_have_openais_names() {
     let mut common = common(json!({"min_tokens": 9})).unwrap_or_else(|error| panic!("{error}"));
     let text = "min_tokens is 9, limit is max_tokens (5): lower one or raise the other";
     let expected = ApiError::field("min_tokens", text);
@@ -124,7 +124,7 @@ fn openais_clients_read_openais_names() {
 }
 
 #[test]
-fn seeds_have_all_of_64_bits() {
+fn seeds_have_64_bits() {
     let seed = |value: Value| {
         let common = common(json!({ "seed": value })).unwrap_or_else(|error| panic!("{error}"));
         common.sampling.sampling_seed
@@ -136,7 +136,7 @@ fn seeds_have_all_of_64_bits() {
 }
 
 #[test]
-fn what_would_change_the_answer_is_refused() {
+fn unsupported_fields_are_refused() {
     let refused = |value: Value| {
         let listed = foreign::refuse(&mut fields(value.clone()), &[]);
         let read = listed.and_then(|()| common(value).map(drop));
@@ -210,7 +210,7 @@ fn samples_of_a_chat_are_requests_of_their_own() {
 }
 
 #[test]
-fn models_own_defaults_fill_what_is_absent_and_nothing_else() {
+fn the_models_defaults_fill_only_absent_fields() {
     let defaults = GenerationConfig {
         temperature: Some(0.5),
         top_k: Some(40),

@@ -24,7 +24,7 @@ impl<C> Response<'_, C> {
     }
 }
 
-/// The fields that SGLang has in addition to OpenAI.
+/// The fields that SGLang adds to OpenAI's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Extension {
     cached_tokens_details: CachedTokens,
@@ -87,7 +87,7 @@ struct CompletionTokens {
 }
 
 impl UsageReport {
-    /// Adds up the usage of `n` samples of each prompt, prompts first: a prompt counts once.
+    /// Adds up the usage of `n` samples of each prompt, ordered by prompt: a prompt counts once.
     pub(crate) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
         let mut report = Self::default();
         for (index, usage) in usages.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The schemas of the OpenAPI document that operations refer to by name.
+//! Collects the schemas of the OpenAPI document that operations refer to by name.
 
 use utoipa::openapi::schema::ComponentsBuilder;
 

@@ -1,4 +1,4 @@
-//! Facts about this server that its OpenAPI document names.
+//! The limits, defaults and keys of this server that its OpenAPI document depends on.
 
 use serde_json::{Map, Value};
 
@@ -10,16 +10,16 @@ use souffleur_state::sampling::SamplingParams;
 #[derive(Default)]
 pub(crate) struct Facts {
     pub(crate) limits: RequestLimits,
-    /// Most prompts times samples of a call.
+    /// Maximum of prompts × samples in a call.
     pub(crate) max_requests: usize,
-    /// Sampling parameters of a call that names none, on the endpoints that take the model's.
+    /// The default sampling parameters on the endpoints that use the model's defaults.
     pub(crate) model_sampling: SamplingParams,
     pub(super) has_key: bool,
     pub(super) has_admin_key: bool,
 }
 
 impl Facts {
-    /// A server's facts; before its model is loaded, with defaults for the model's.
+    /// A server's facts; before its model is loaded, the model's are defaults.
     pub(crate) fn of(state: &AppState) -> Self {
         let config = state.config();
         let engine = state.slot().engine();
@@ -48,7 +48,7 @@ fn sampling_of(model: &GenerationConfig) -> SamplingParams {
 }
 
 pub(crate) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
-    // By way of the text, in which a number has as many digits as it needs.
+    // Converted via text, in which a float has no more digits than it needs.
     let text = serde_json::to_string(sampling).expect("parameters have string keys only");
     serde_json::from_str(&text).expect("parameters are an object")
 }

@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the server's requests and answers as OpenAPI 3.1, and a page that shows it.
+//! `GET /openapi.json`: describes the server's API in OpenAPI 3.1; also a page that shows the description.
 //!
 //! Each operation is described next to its handler, with the handler's constants; routes and document come from one
 //! table (`endpoints`). Limits and defaults that can be configured are those of this server.
@@ -44,7 +44,7 @@ pub(super) fn answer(
 ) -> Result<HttpResponse, ApiError> {
     check_is_on(request, state)?;
     let mut document = document(endpoints, &Facts::of(state));
-    // Mounted in a host's scope, the paths are below its own.
+    // If the app is mounted in a host's scope, the paths are below the scope's.
     let scope = request.path().strip_suffix("/openapi.json");
     if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
         document.servers = Some(vec![ServerBuilder::new().url(scope).build()]);
@@ -120,7 +120,7 @@ fn with_keys(
         .build()
 }
 
-/// Adds the checks that every request passes before its handler.
+/// Documents the checks of a request before its handler.
 fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
     let mut refuses = |status: &str, about: &str| {
         let response = failure(endpoint.error, about);

@@ -64,13 +64,13 @@ pub(crate) fn describe(group: Group, summary: &str) -> Describe {
 }
 
 impl Describe {
-    /// More about it, in Markdown.
+    /// Adds a longer description, in Markdown.
     pub(crate) fn about(mut self, text: &str) -> Self {
         self.operation = self.operation.description(Some(text));
         self
     }
 
-    /// A part of the path.
+    /// Adds a parameter in the path.
     pub(crate) fn at(mut self, name: &str, about: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
@@ -111,7 +111,7 @@ impl Describe {
         self.answers_as(JSON, shape, about)
     }
 
-    /// It answers with something of this content type.
+    /// The operation answers with a body of this content type.
     pub(crate) fn answers_as(mut self, content_type: &str, shape: Shape, about: &str) -> Self {
         let content = ContentBuilder::new().schema(Some(shape)).build();
         self.answer = self
@@ -121,7 +121,7 @@ impl Describe {
         self
     }
 
-    /// With `stream`, it answers with server-sent events, each of which holds such JSON.
+    /// With `stream`, the operation answers with server-sent events, each with JSON of the schema `event`.
     pub(crate) fn streams(mut self, event: &str, about: &str) -> Self {
         let about = format!("{about} The `data` of each is JSON of the schema `{event}`.");
         let shape = object().has("data", text()).takes("event", text());
@@ -135,7 +135,7 @@ impl Describe {
         self
     }
 
-    /// It answers 304 to clients that have its answer already.
+    /// The operation answers 304 to clients that have its answer in their cache.
     pub(crate) fn may_not_change(mut self) -> Self {
         let response = ResponseBuilder::new().description("nothing has changed");
         self.operation = self.operation.response("304", response.build());
@@ -148,7 +148,7 @@ impl Describe {
         self
     }
 
-    /// It runs requests in the engine, with all of its errors.
+    /// The operation runs requests in the engine, and may fail with any of the engine's errors.
     pub(crate) fn runs(self) -> Self {
         self.fails(500, "the request failed in the engine: `out_of_memory`, `nan_logits`, `slow_client`, `step_failed`")
             .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")

@@ -1,4 +1,4 @@
-//! `GET /docs`: the document as a page, by Swagger UI. Its files are in the binary, and it contacts this server only.
+//! `GET /docs`: shows the OpenAPI document in Swagger UI. Its files are in the binary, and it contacts no other server.
 
 use std::io::Read;
 
@@ -16,7 +16,7 @@ use crate::state::AppState;
 
 const VERSION: &str = "5.35.0";
 const MAX_AGE_S: u32 = 3600;
-/// Scripts come from this server only. Swagger UI writes styles into its elements, and has small images in its style sheet.
+/// Scripts come from this server only. Swagger UI writes styles into elements, and has images in its style sheet.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -96,7 +96,7 @@ impl File {
     fn unpacked(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let read = GzDecoder::new(self.bytes).read_to_end(&mut bytes);
-        read.expect("the binary's own files are whole");
+        read.expect("the embedded files are valid gzip");
         bytes
     }
 }
@@ -115,7 +115,7 @@ fn takes_gzip(request: &HttpRequest) -> bool {
     accepted.any(|value| value.split(',').any(is_gzip))
 }
 
-/// True of `gzip`, unless its weight is 0.
+/// Returns whether a coding is `gzip` with a weight above 0.
 fn is_gzip(coding: &str) -> bool {
     let mut parts = coding.split(';').map(str::trim);
     let is_gzip = parts
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_whole_and_of_the_version_that_is_named() {
+    fn embedded_files_unpack_and_have_the_documented_version() {
         for file in FILES.iter().filter(|file| file.is_packed) {
             let text = String::from_utf8(file.unpacked()).expect("it is text");
             assert!(text.len() > 100_000, "{}", file.name);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_sent_to_those_who_take_it() {
+    fn gzip_is_recognised_among_accepted_codings() {
         for (coding, takes) in [
             ("gzip", true),
             (" GZIP;q=0.5", true),

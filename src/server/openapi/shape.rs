@@ -1,4 +1,4 @@
-//! Schemas of the endpoints' input and output. An input field's schema matches the checks of
+//! Builds the schemas of the endpoints' input and output. An input field's schema matches the checks of
 //! [`Field`](souffleur_base::field::Field) and [`Fields`](crate::fields::Fields).
 
 use serde_json::{Map, Number, Value};
@@ -54,7 +54,7 @@ pub(crate) fn count() -> Shape {
     whole().at_least(0)
 }
 
-/// A whole number in the bounds of its type.
+/// A whole number within the range of its type.
 pub(crate) fn integer<T: Integer>() -> Shape {
     let bounds = T::BOUNDS;
     whole().at_least(*bounds.start()).at_most(*bounds.end())
@@ -101,7 +101,7 @@ pub(crate) fn map_of(values: Shape) -> Shape {
     })
 }
 
-/// An object of which nothing is known.
+/// An object with any fields.
 pub(crate) fn free_object() -> Shape {
     plain(Type::Object)
 }
@@ -123,7 +123,7 @@ impl Shape {
         self
     }
 
-    /// With the default of an absent field.
+    /// Sets the default of an absent field.
     pub(crate) fn or(mut self, default: impl Into<Value>) -> Self {
         let default = Some(default.into());
         match &mut self.0 {
@@ -175,7 +175,7 @@ impl Shape {
         self.edit(|object| object.pattern = Some(pattern.to_owned()))
     }
 
-    /// An object whose fields have such names, which are not [`named`].
+    /// An object whose field names match `names`, which must not be [`named`].
     pub(crate) fn with_names(self, names: Self) -> Self {
         self.edit(|object| object.property_names = Some(Box::new(names.0.into())))
     }
@@ -272,7 +272,7 @@ pub(crate) struct ObjectShape {
     is_closed: bool,
 }
 
-/// An object without fields. Fields that it does not name are ignored.
+/// An object without fields so far. Fields that the schema does not name are ignored.
 pub(crate) fn object() -> ObjectShape {
     ObjectShape::default()
 }
@@ -317,7 +317,7 @@ impl ObjectShape {
         self
     }
 
-    /// Fields that it does not name are refused.
+    /// Fields that the schema does not name are refused.
     pub(crate) fn nothing_else(mut self) -> Self {
         self.is_closed = true;
         self

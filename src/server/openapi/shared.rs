@@ -140,7 +140,7 @@ pub(crate) fn native_sampling(facts: &Facts) -> Shape {
     let lengths = object()
         .takes(
             "max_new_tokens",
-            count().about("most tokens to generate; 0 computes the prompt alone"),
+            count().about("maximum number of tokens to generate; 0 computes the prompt alone"),
         )
         .takes(
             "min_new_tokens",
@@ -166,7 +166,7 @@ fn seed() -> Shape {
         .about("seed of the draws, of 64 bits; a random one if it is absent")
 }
 
-/// The fields that all of OpenAI's endpoints that generate read alike.
+/// The fields that all generating endpoints of OpenAI's API share.
 pub(crate) fn common(facts: &Facts) -> ObjectShape {
     let options = object()
         .takes(
@@ -285,7 +285,6 @@ pub(super) fn structured_outputs() -> Shape {
         .shape()
 }
 
-/// OpenAI's error.
 pub(super) fn error() -> Shape {
     let error = object()
         .has(
@@ -321,7 +320,7 @@ pub(super) fn usage() -> Shape {
         .shape()
 }
 
-/// The fields of an answer that SGLang has in addition to OpenAI.
+/// The fields of an answer that SGLang adds to OpenAI's.
 pub(crate) fn sglext() -> Shape {
     let fields = object().has("cached_tokens_details", CachedTokens::shape());
     fields.shape().about("with `return_cached_tokens_details`")

@@ -94,9 +94,9 @@ async fn routes_and_document_agree_in_paths_and_methods() {
     }
 }
 
-/// Every object of the document that refers to a schema, and all schemas.
+/// Compares the schemas that the document refers to with those that it defines.
 #[test]
-fn all_schemas_that_are_referred_to_are_there_and_used() {
+fn schemas_are_defined_exactly_if_they_are_referenced() {
     fn collect(value: &Value, found: &mut BTreeSet<String>) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| collect(item, found)),
@@ -130,7 +130,7 @@ fn all_schemas_that_are_referred_to_are_there_and_used() {
 }
 
 #[test]
-fn operations_have_ids_of_their_own_and_tell_what_their_access_can_answer() {
+fn operations_have_unique_ids_and_document_refused_access() {
     let facts = Facts {
         has_key: true,
         has_admin_key: true,
@@ -180,7 +180,7 @@ fn is_taken(name: &str, value: &Value) -> bool {
 }
 
 #[test]
-fn the_schema_of_sampling_parameters_is_what_their_reader_takes() {
+fn the_schema_of_sampling_parameters_matches_their_reader() {
     let schema = sampling();
     let validator = jsonschema::validator_for(&schema).expect("it is a schema");
     let fields = schema["properties"].as_object().expect("there are some");
@@ -251,7 +251,7 @@ fn sampling_parameters_are_documented_with_their_defaults() {
 }
 
 #[test]
-fn examples_and_defaults_are_what_their_schemas_say() {
+fn examples_and_defaults_match_their_schemas() {
     let document = document();
     let schemas = &document["components"];
     let mut n_examples = 0;

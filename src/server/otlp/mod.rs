@@ -1,8 +1,8 @@
-//! Traces for an OpenTelemetry collector, as protobuf over HTTP. Needs the feature `otlp`.
+//! Exports traces to an OpenTelemetry collector, as protobuf over HTTP. Needs the feature `otlp`.
 //!
-//! Spans go through a bounded queue to a thread of the exporter's: where the collector is slow or absent, spans are
-//! lost, and no request waits. The variables of OpenTelemetry's specification hold: `OTEL_EXPORTER_OTLP_ENDPOINT`,
-//! `_HEADERS` and `_TIMEOUT`, `OTEL_BSP_*`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+//! Spans go through a bounded queue to the exporter's thread: if the collector is slow or absent, spans are lost, and
+//! no request waits. The exporter reads OpenTelemetry's variables: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS` and
+//! `_TIMEOUT`, `OTEL_BSP_*`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
 
 mod client;
 mod spans;
@@ -22,7 +22,7 @@ use client::Client;
 use spans::CallTrace;
 
 const SERVICE: &str = "souffleur";
-/// The SDK's name for a service without one.
+/// The SDK's name for a service without a name.
 const NAMELESS: &str = "unknown_service";
 
 /// Makes spans of requests and sends them to a collector.
@@ -32,11 +32,11 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Starts the exporter's thread. Without an endpoint, the environment says where the collector is, or it is on this
-    /// machine.
+    /// Starts the exporter's thread. Without `endpoint`, environment variables name the collector; by default it is on
+    /// this machine.
     ///
     /// # Errors
-    /// The fault in the endpoint or in a variable. The endpoint gets no request yet.
+    /// An error if the endpoint or a variable is invalid. No request is sent yet.
     pub fn start(endpoint: Option<&str>) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http();
         let exporter = exporter
@@ -57,10 +57,10 @@ impl Otlp {
         Ok(Self { provider, tracer })
     }
 
-    /// Sends the queued spans, for at most `limit`, and takes no more. Blocks.
+    /// Sends the queued spans, for at most `limit`, and accepts no more. Blocks.
     ///
     /// # Errors
-    /// The limit has passed. (The log names a collector that refuses spans or cannot be reached.)
+    /// An error if the limit has passed. (A collector that refuses spans or cannot be reached is only logged.)
     pub fn shutdown(&self, limit: Duration) -> Result<(), String> {
         let sent = self.provider.shutdown_with_timeout(limit);
         sent.map_err(|error| error.to_string())

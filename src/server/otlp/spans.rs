@@ -1,6 +1,6 @@
-//! The spans of a request: the HTTP request, in it each request of the engine, in that its queue, prefill and decode.
+//! Makes the spans of a call: the HTTP request, in it each engine request, and in that its queue, prefill and decode.
 //!
-//! Names are those of OpenTelemetry's conventions for generative models, and vLLM's where these have none.
+//! Attributes have the names in OpenTelemetry's conventions for generative AI, or else vLLM's names.
 
 use std::time::{Instant, SystemTime};
 
@@ -83,7 +83,7 @@ impl Trace for CallTrace {
     }
 }
 
-/// The name of a route's work, in the words of the conventions.
+/// The operation of a route, by its name in the conventions.
 fn operation(path: &str) -> &'static str {
     match path {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => "chat",
@@ -126,7 +126,7 @@ fn strings(name: &'static str, values: Vec<StringValue>) -> KeyValue {
     KeyValue::new(name, Value::Array(Array::String(values)))
 }
 
-/// vLLM's names. The times count from the queue on, as in the metrics.
+/// Latencies by vLLM's names. They count from the entry into the queue, as in the metrics.
 fn latencies(timings: &Timings) -> Vec<KeyValue> {
     let since = |to: Instant| (to - timings.queued).as_secs_f64();
     let admitted = timings.admitted.map(since);
@@ -142,7 +142,7 @@ fn latencies(timings: &Timings) -> Vec<KeyValue> {
         .collect()
 }
 
-/// The phases that were begun; one that was cut short ends with the request.
+/// The phases that have begun; a phase that is cut short ends with the request.
 fn phases(timings: &Timings) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
     let Timings {
         queued,

@@ -1,4 +1,4 @@
-//! Sessions as SGLang has them: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate` and of
+//! SGLang's sessions: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate` and of
 //! `/v1/ws/generate`.
 //!
 //! A session keeps the tokens of its requests, so that a later one sends only its new tokens. Their K/V is in the
@@ -44,7 +44,7 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
         let text = "capacity_of_str_len is 0, must be at least 1: a session holds tokens";
         return Err(ApiError::field(CAPACITY, text));
     }
-    // SGLang keeps the K/V in the session then, which the prefix cache does here.
+    // With this flag SGLang keeps the K/V in the session; here the prefix cache keeps it.
     fields.flag("streaming")?;
     let opening = store::Opening {
         id: session_id(&mut fields)?,
@@ -55,7 +55,7 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
     Ok(HttpResponse::Ok().json(id))
 }
 
-/// Requests that run in the session are cancelled.
+/// Closes a session and cancels its running requests.
 pub(super) async fn close(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let id = session_id(&mut fields)?;
@@ -72,7 +72,7 @@ fn session_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let id = fields.string(SESSION_ID)?;
     if let Some(id) = &id {
         if id.is_empty() {
-            let text = "session_id is empty: leave it out for a random one";
+            let text = "session_id is empty: send an id, or no session_id to get a random one";
             return Err(ApiError::field(SESSION_ID, text));
         }
         check_bytes(SESSION_ID, id, MAX_RID_BYTES)?;
@@ -85,8 +85,8 @@ fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// Sends the requests of a call to the engine. If it names a session, its only request follows the earlier ones
-/// there. Fails also if the call is a batch, its prompt is of another kind, or the session cannot take it.
+/// Sends the requests of a call to the engine. If the call names a session, its only request continues the session.
+/// Then the call also fails if it is a batch, has neither text nor tokens as its prompt, or is refused by the session.
 pub(super) async fn open_all(
     state: &Arc<AppState>,
     session: Option<&SessionParams>,
@@ -96,7 +96,7 @@ pub(super) async fn open_all(
         return Ok((Lane::open_all(state, requests)?, None));
     };
     let [request] = requests.as_mut_slice() else {
-        let text = "session_params go with one prompt and one sample: send a call for each";
+        let text = "session_params need one prompt and one sample: send one call per prompt";
         return Err(ApiError::field("session_params", text));
     };
     let new = match &request.prompt {

@@ -9,13 +9,13 @@ use souffleur_base::ids::RequestId;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SessionParams {
     pub(super) id: String,
-    /// The request that it continues; `None` for the first.
+    /// The request that this one continues; `None` for the first.
     pub(super) rid: Option<RequestId>,
-    /// Tokens so far that are kept from the front, or, if negative, dropped from the end. `None` and 0 keep all.
+    /// Number of earlier tokens to keep from the front, or, if negative, to drop from the end. `None` and 0 keep all.
     pub(super) offset: Option<i64>,
-    /// Earlier continuations of that request are deleted.
+    /// Earlier continuations of the request `rid` are deleted.
     pub(super) replace: bool,
-    /// The output of that request is left out.
+    /// The output of the request `rid` is left out.
     pub(super) drop_previous_output: bool,
 }
 
@@ -40,7 +40,7 @@ impl SessionParams {
         }))
     }
 
-    /// How many of `tokens` are kept.
+    /// How many of the `tokens` earlier tokens are kept.
     pub(super) fn kept_of(&self, tokens: usize) -> usize {
         match self.offset {
             None | Some(0) => tokens,

@@ -1,4 +1,4 @@
-//! The store of open sessions: the tokens of their requests, which later requests continue. It is bounded by number,
+//! Stores open sessions: the tokens of their requests, which later requests continue. The store is bounded by number,
 //! bytes and idle time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,9 @@ const SESSION_BYTES: usize = 1024;
 const PARAMS: &str = "session_params";
 
 #[derive(Clone)]
-pub(crate) struct SessionStore(Arc<Shelf>);
+pub(crate) struct SessionStore(Arc<Inner>);
 
-struct Shelf {
+struct Inner {
     max_count: usize,
     max_bytes: usize,
     idle: Duration,
@@ -38,15 +38,15 @@ struct Open {
 
 pub(super) struct Opening {
     pub(super) id: Option<String>,
-    /// Tokens of its longest request, prompt and output.
+    /// Maximum tokens of a request's prompt, which includes the earlier prompts and outputs that it continues.
     pub(super) capacity: usize,
-    /// How long it may be idle, if that is less than the server allows.
+    /// How long the session may be idle, if that is less than the server allows.
     pub(super) idle: Option<Duration>,
 }
 
 pub(super) struct New {
     pub(super) tokens: Vec<u32>,
-    /// The token that begins a prompt, and never follows others.
+    /// The BOS token, which may only begin a prompt.
     pub(super) bos: Option<u32>,
 }
 
@@ -71,7 +71,7 @@ struct Turn {
     number: u64,
     parent: Option<RequestId>,
     prompt: Arc<[u32]>,
-    /// `None` while it runs.
+    /// `None` while the request runs.
     output: Option<Arc<[u32]>>,
     canceller: Option<Canceller>,
 }
@@ -91,7 +91,7 @@ impl Turn {
 
 impl SessionStore {
     pub(crate) fn new(config: &ServerConfig) -> Self {
-        Self(Arc::new(Shelf {
+        Self(Arc::new(Inner {
             max_count: config.sessions_max_count,
             max_bytes: config.sessions_max_bytes,
             idle: Duration::from_secs(config.sessions_idle_s.into()),
@@ -131,12 +131,12 @@ impl SessionStore {
         self.lock().close(id)
     }
 
-    /// Starts a request with its prompt after its session's earlier ones, and adds it to them. `start` hands it to the
-    /// engine, and returns a value for the caller and the request's canceller.
+    /// Starts a request whose prompt continues its session, and adds it to the session. `start` sends the request to
+    /// the engine, and returns a value for the caller and the request's canceller.
     ///
     /// # Errors
-    /// There is no such session or request, or there is one of this name already; the session or the memory of all is full;
-    /// those of `start`. Nothing is replaced then.
+    /// There is no such session or request, or the new request's id is taken; the session or the memory of all sessions
+    /// is full; the errors of `start`. Nothing is replaced then.
     pub(super) fn begin<T>(
         &self,
         params: &SessionParams,
@@ -177,7 +177,7 @@ impl SessionStore {
         Ok((started, place))
     }
 
-    /// The sessions that were not idle for too long.
+    /// Locks the sessions and closes those that were idle for too long.
     fn lock(&self) -> MutexGuard<'_, Open> {
         let open = self.0.open.lock();
         let mut open = open.unwrap_or_else(PoisonError::into_inner);
@@ -218,7 +218,7 @@ impl Open {
         turn.cancel();
     }
 
-    /// Puts replaced requests back that had ended, unless their session or their names are gone.
+    /// Puts back replaced requests that had ended, unless their session is closed or their ids are taken.
     fn restore(&mut self, session: &str, replaced: Vec<(RequestId, Turn)>) {
         let found = self.sessions.get(session);
         let is_free = found.is_some_and(|session| {
@@ -265,7 +265,7 @@ impl Open {
         taken
     }
 
-    /// The tokens of a request after those that it continues.
+    /// The prompt of a request: the tokens that it continues, and its own.
     fn prompt(
         &mut self,
         params: &SessionParams,
@@ -316,7 +316,7 @@ impl Open {
         };
         if prompt.len() > capacity {
             let text = format!(
-                "the request has {} tokens, the session's capacity_of_str_len is {capacity}: open a larger one",
+                "the request has {} tokens, the session's capacity_of_str_len is {capacity}: open a larger session",
                 prompt.len()
             );
             return Err(ApiError::field(PARAMS, text));
@@ -350,13 +350,13 @@ impl Open {
     }
 }
 
-/// The place of a request that runs in its session; dropped before the request has ended, it is freed.
+/// The place of a running request in its session. If the place is dropped before the request has ended, it is freed.
 pub(crate) struct SessionTurn {
     store: SessionStore,
     session: String,
     rid: RequestId,
     number: u64,
-    /// The entries that it replaces, until it has ended: if it fails, they are there again.
+    /// The requests that this one replaces, until it has ended: if it fails, they are restored.
     replaced: Vec<(RequestId, Turn)>,
 }
 

@@ -46,7 +46,7 @@ fn params(id: &str, rid: Option<&str>) -> SessionParams {
 }
 
 #[test]
-fn requests_go_on_from_each_other_and_leave_no_memory() {
+fn requests_continue_each_other_and_free_their_memory() {
     let store = store(1 << 20);
     let id = open(&store, 100);
     let (prompt, turn) = begin(&store, &params(&id, None), "a", &[1, 2]).expect("the first");
@@ -82,7 +82,7 @@ fn requests_go_on_from_each_other_and_leave_no_memory() {
     let long = vec![1; 101];
     assert!(begin(&store, &plain, "b", &long).is_err());
     let again = begin(&store, &params(&id, Some("a")), "b", &[1]);
-    assert!(again.is_err(), "there is one of this name");
+    assert!(again.is_err(), "the id is taken");
     assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
     // Replacing from the beginning deletes the rest.
     let anew = SessionParams {
@@ -96,7 +96,7 @@ fn requests_go_on_from_each_other_and_leave_no_memory() {
 }
 
 #[test]
-fn a_request_that_is_given_up_leaves_its_session() {
+fn an_abandoned_request_is_removed_from_its_session() {
     let store = store(1 << 20);
     let id = open(&store, 100);
     let begun = begin(&store, &params(&id, None), "a", &[1]);
@@ -123,35 +123,35 @@ fn sessions_are_bounded_by_number_tokens_and_bytes() {
         let tokens = vec![1; tokens];
         begin(&store, &params(id, None), "a", &tokens)
     };
-    assert!(begin(&first, 5).is_err(), "more than its capacity");
-    assert!(begin(&second, 11).is_err(), "more than all may take");
+    assert!(begin(&first, 5).is_err(), "too many tokens");
+    assert!(begin(&second, 11).is_err(), "too many bytes");
     assert!(begin(&second, 10).is_ok());
 }
 
 #[test]
-fn the_beginning_of_a_prompt_stands_at_the_beginning_alone() {
+fn bos_is_kept_only_at_the_beginning() {
     let store = store(1 << 20);
     let id = open(&store, 100);
-    let say = |params: &SessionParams, name: &str, new: &[u32]| {
+    let prompt_of = |params: &SessionParams, name: &str, new: &[u32]| {
         let (prompt, turn) = begin(&store, params, name, new).expect("it is open");
         turn.ended(&[3]);
         prompt.to_vec()
     };
-    assert_eq!(say(&params(&id, None), "a", &[BOS, 1]), [BOS, 1]);
+    assert_eq!(prompt_of(&params(&id, None), "a", &[BOS, 1]), [BOS, 1]);
     let after = params(&id, Some("a"));
-    assert_eq!(say(&after, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
-    // One is left out, as clients add one and no more.
-    assert_eq!(say(&after, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
-    assert_eq!(say(&after, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
+    assert_eq!(prompt_of(&after, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
+    // Only one is removed, as clients add at most one.
+    assert_eq!(prompt_of(&after, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
+    assert_eq!(prompt_of(&after, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
     let nothing_kept = SessionParams {
         offset: Some(-50),
         ..after
     };
-    assert_eq!(say(&nothing_kept, "e", &[BOS, 2]), [BOS, 2]);
+    assert_eq!(prompt_of(&nothing_kept, "e", &[BOS, 2]), [BOS, 2]);
 }
 
 #[test]
-fn what_fails_replaces_nothing() {
+fn a_failed_request_replaces_nothing() {
     let store = store(1 << 20);
     let id = open(&store, 100);
     let replacing = SessionParams {
@@ -163,7 +163,7 @@ fn what_fails_replaces_nothing() {
         turn.ended(&[2]);
     }
     let before = store.lock().bytes;
-    let goes_on = |rid: &str| {
+    let continues = |rid: &str| {
         let begun = begin(&store, &params(&id, Some(rid)), "next", &[9]);
         begun.map(|(prompt, _)| prompt.to_vec())
     };
@@ -176,20 +176,20 @@ fn what_fails_replaces_nothing() {
         Err(RequestError::EngineDown("full".to_owned()).into())
     };
     let refused = store.begin(&replacing, &RequestId::new("b"), &new, full);
-    assert!(refused.is_err() && goes_on("c").is_ok());
-    // It failed later, or its client left.
+    assert!(refused.is_err() && continues("c").is_ok());
+    // The request fails later, or its client leaves.
     let failing = begin(&store, &replacing, "d", &[1]);
-    assert!(goes_on("c").is_err(), "it is replaced for now");
+    assert!(continues("c").is_err(), "the request is replaced for now");
     drop(failing);
-    assert_eq!(goes_on("c").ok(), Some(vec![1, 2, 1, 2, 1, 2, 9]));
+    assert_eq!(continues("c").ok(), Some(vec![1, 2, 1, 2, 1, 2, 9]));
     assert_eq!(store.lock().bytes, before);
-    // Its names are another's by now: they are gone.
+    // Another request has taken one of the ids: the replaced requests are dropped.
     let failing = begin(&store, &replacing, "d", &[1]);
     let (_, turn) = begin(&store, &params(&id, Some("a")), "b", &[5]).expect("the name is free");
     turn.ended(&[]);
     drop(failing);
-    assert!(goes_on("c").is_err() && goes_on("b").is_ok());
-    // Its session was closed.
+    assert!(continues("c").is_err() && continues("b").is_ok());
+    // The session is closed before the request fails.
     let failing = begin(&store, &replacing, "d", &[1]);
     store.close(&id);
     drop(failing);

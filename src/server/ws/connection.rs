@@ -1,5 +1,5 @@
-//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. Its
-//! messages are defined by [`Talk`].
+//! Runs one WebSocket: handles client frames, events of its requests, the heartbeat and the drain in one loop. [`Talk`]
+//! defines its messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,16 +19,16 @@ use crate::lanes::Events;
 use crate::state::{AppState, OpenWebSocket};
 use souffleur_request::Event;
 
-/// Pings without an answer after which a client is gone.
+/// Number of unanswered pings after which a client counts as gone.
 const MAX_MISSED_PINGS: u32 = 2;
 /// Time limit for writing the closing handshake.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// The client closed it, or its network did.
+    /// The client closed the connection, or the network failed.
     Disconnect,
-    /// The client misses pings.
+    /// The client did not answer pings.
     Dead,
     Slow,
     /// The client began a message and did not end it in time.
@@ -36,7 +36,7 @@ pub(super) enum CloseReason {
     TooLarge,
     Protocol,
     NotUtf8,
-    /// A request was refused for overload and no other request is in flight, or other bodies have the memory.
+    /// A request was refused for overload and no other request is in flight, or other bodies use the memory.
     Overload,
     /// The server is shutting down and the last request ended.
     Drain,
@@ -57,7 +57,7 @@ impl CloseReason {
         }
     }
 
-    /// The code for the client; none where it closed the connection itself and its own is echoed, or is gone.
+    /// The close code for the client; `None` if the client closed the connection, whose code is echoed, or is gone.
     fn close_code(self) -> Option<CloseCode> {
         match self {
             Self::Disconnect => None,
@@ -79,7 +79,7 @@ impl From<tungstenite::Error> for CloseReason {
             Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Disconnect,
             Error::Protocol(_) => Self::Protocol,
             Error::Utf8(_) => Self::NotUtf8,
-            // Refused bytes end the byte stream with such an error.
+            // Refused bytes end the byte stream with this error.
             Error::Io(error) => error
                 .downcast::<Refusal>()
                 .map_or(Self::Disconnect, Self::from),
@@ -183,7 +183,7 @@ impl<K: Clone + 'static> Connection<K> {
             if *draining.borrow() && talk.under_way() == 0 {
                 return CloseReason::Drain;
             }
-            let went_well = tokio::select! {
+            let handled = tokio::select! {
                 message = self.wire.next() => self.on_message(message, talk).await,
                 Some((key, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
                     talk.on_event(self, key, event).await
@@ -191,7 +191,7 @@ impl<K: Clone + 'static> Connection<K> {
                 _ = heartbeat.tick() => self.on_heartbeat().await,
                 Ok(()) = draining.changed() => Ok(()),
             };
-            if let Err(why) = went_well {
+            if let Err(why) = handled {
                 return why;
             }
         }
@@ -221,7 +221,7 @@ impl<K: Clone + 'static> Connection<K> {
         self.write(Message::Ping(Bytes::new())).await
     }
 
-    /// Sends a message, when the client has taken those before.
+    /// Sends a message once the client has accepted the earlier ones.
     pub(super) async fn send(&mut self, frame: String) -> Result<(), CloseReason> {
         let waiting = gauge!("souffleur_websocket_outbound_queue_depth");
         waiting.increment(1.0);

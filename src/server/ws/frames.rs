@@ -20,14 +20,14 @@ pub(super) enum Op {
     Ping,
 }
 
-/// A frame that could not be read, with the request it was about.
+/// A frame that could not be parsed, with the id of its request.
 pub(super) struct BadFrame {
     pub(super) rid: Option<Box<str>>,
     pub(super) error: ApiError,
 }
 
 impl Op {
-    /// Reads a frame. Its bytes are charged to the bodies' budget while it is read.
+    /// Parses a frame, whose bytes are charged to the body budget meanwhile.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,
@@ -52,7 +52,7 @@ impl Op {
                 Some(rid) => Ok(Self::Abort(rid)),
                 None => Err(ApiError::field(
                     "rid",
-                    "rid is missing: name the request to abort",
+                    "rid is missing: send the id of the request to abort",
                 )),
             },
             Some((other, _)) => Err(Field::new("op", other).must_be(WANTED).into()),
@@ -64,7 +64,7 @@ impl Op {
     }
 }
 
-/// The request that a frame is about, if its id is one that an answer repeats.
+/// The request id of a frame, unless it is too long to be repeated in an answer.
 pub(super) fn rid_of(fields: &Fields) -> Option<String> {
     fields.text("rid").filter(|rid| rid.len() <= MAX_RID_BYTES)
 }
@@ -130,7 +130,7 @@ pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
     frames
 }
 
-/// The frame that ends a request with an error, or answers a frame that could not be read.
+/// The frame that ends a request with an error, or answers a frame that could not be parsed.
 pub(super) fn error(rid: Option<&str>, error: &ApiError) -> String {
     let error = error.clone().in_words_of(Dialect::Sglang);
     text(&ErrorFrame {
@@ -210,10 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn bad_frames_are_answered_under_their_rid() {
+    fn bad_frames_are_answered_with_their_rid() {
         let refused = |text: &str| match Op::parse(text, BodyBudget::new(1 << 20).open(), 100) {
             Err(bad) => error(bad.rid.as_deref(), &bad.error),
-            Ok(_) => panic!("{text} is read"),
+            Ok(_) => panic!("{text} is accepted"),
         };
         let error = |message: &str, param: Value| {
             json!({
@@ -228,7 +228,7 @@ mod tests {
             json!({"rid": "a", "error": error(text, json!("op"))}),
         );
         let frame = refused(r#"{"op": "abort"}"#);
-        let text = "rid is missing: name the request to abort";
+        let text = "rid is missing: send the id of the request to abort";
         check(
             &frame,
             json!({"rid": null, "error": error(text, json!("rid"))}),

@@ -1,7 +1,7 @@
-//! A client's bytes on their way to the WebSocket library, which checks a frame when all of it is in memory.
+//! Checks a client's bytes before the WebSocket library, which checks a frame only once all of it is in memory.
 //!
-//! Here a frame's header is checked as soon as it arrives: no byte is passed on of a frame that is too large alone or
-//! with the message's earlier fragments, and the arrived part of an unfinished message is charged to the budget of all
+//! A frame's header is checked as soon as it arrives: no byte of a frame that is too large, alone or with the message's
+//! earlier fragments, is passed on. The arrived part of an unfinished message is charged to the budget of all
 //! bodies. A long frame is passed on as fragments, so that the library holds little more than the message, frees it
 //! afterwards, and detects early that a text is not UTF-8.
 
@@ -26,10 +26,10 @@ pub(super) enum Refusal {
     /// A frame that the standard forbids, or one above the limit.
     #[error(transparent)]
     Frame(#[from] tungstenite::Error),
-    /// Other bodies have the memory, or the message needs more than the limit of one.
+    /// Other bodies use the memory, or the message needs more than one body may use.
     #[error(transparent)]
     Memory(#[from] ApiError),
-    #[error("the message did not arrive in time")]
+    #[error("the WebSocket message did not arrive in time")]
     Late,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Inbound {
     began: Option<Instant>,
     /// The start of a header whose rest has not arrived.
     header: Vec<u8>,
-    /// The rest of a frame, from its next fragment on, and its bytes.
+    /// The rest of a frame, from its next fragment on, and its length.
     rest: Option<(FrameHeader, u64)>,
     /// Bytes of the current fragment that have not arrived.
     fragment_left: usize,
@@ -48,7 +48,7 @@ pub(super) struct Inbound {
     message_bytes: u64,
     /// The current frame is part of a message, not a control frame.
     is_data: bool,
-    /// The memory of the arrived part of the unfinished message.
+    /// The charge for the arrived part of the unfinished message.
     charge: BodyCharge,
 }
 
@@ -67,7 +67,7 @@ impl Inbound {
         }
     }
 
-    /// The bytes of `chunk` that are passed on, and why not all of them are.
+    /// Returns the bytes of `chunk` that are passed on, and the refusal if not all of them are.
     pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
         if let Some(began) = self.began
             && began.elapsed() > self.message_timeout
@@ -105,7 +105,7 @@ impl Inbound {
         }
     }
 
-    /// A whole message goes to its reader, which charges the memory of reading it.
+    /// Releases the charge of a whole message: its parser charges the message anew.
     fn end_frame(&mut self) {
         if self.message_bytes == 0 {
             self.charge.shrink_to(0);
@@ -226,19 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_its_time_from_its_first_frame_on() {
+    fn the_time_limit_of_a_message_starts_with_its_first_frame() {
         let mut inbound = Inbound::new(LIMIT, Duration::ZERO, BodyBudget::new(LIMIT).open());
         let whole = frame(LAST | TEXT, 10);
         assert!(inbound.admit(&whole).1.is_none());
-        assert!(inbound.admit(&whole).1.is_none(), "it had ended");
+        assert!(inbound.admit(&whole).1.is_none(), "a new message");
         assert!(inbound.admit(&frame(TEXT, 10)).1.is_none());
-        // Answers to pings do not keep it open.
+        // Control frames do not extend the time limit.
         let (_, refused) = inbound.admit(&frame(LAST | PING, 0));
         assert!(matches!(refused, Some(Refusal::Late)), "{refused:?}");
     }
 
     #[test]
-    fn unfinished_messages_take_of_the_budget_until_they_are_whole() {
+    fn unfinished_messages_are_charged_until_they_are_whole() {
         const PART: usize = 40_000;
         let budget = BodyBudget::new(3 * PART);
         let open = || Inbound::new(LIMIT, PATIENCE, budget.open());
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_frame_goes_on_as_fragments_under_its_mask() {
+    fn a_long_frame_is_passed_on_as_masked_fragments() {
         const PART: usize = FRAGMENT_BYTES as usize;
         let whole = frame(LAST | TEXT, 2 * PART + 5);
         let payload = &whole[whole.len() - 2 * PART - 5..];
@@ -307,7 +307,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cut_of_a_stream_gives_the_same(
+        fn the_size_of_chunks_does_not_matter(
             lengths in prop::collection::vec(0..=300_usize, 0..8),
             is_refused in prop::bool::ANY,
             chunk_bytes in 1..700_usize,

@@ -1,4 +1,4 @@
-//! The conversation on `/v1/ws/generate`.
+//! Handles the messages of the WebSocket `/v1/ws/generate`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,9 +21,9 @@ use souffleur_request::Event;
 pub(super) struct Named {
     canceller: Canceller,
     shape: Shape,
-    /// The memory of the sent bytes, until they have left.
+    /// The charge for the answers, held until they have been sent.
     _charge: Option<AnswerCharge>,
-    /// Its place in its session, and its output so far.
+    /// The request's turn in its session, and its output so far.
     in_session: RefCell<Option<(SessionTurn, Vec<u32>)>>,
 }
 
@@ -47,7 +47,7 @@ impl Named {
 
 #[derive(Default)]
 pub(super) struct Native {
-    /// The requests that have not ended. (A lane that has ended is listened to until it is polled once more.)
+    /// The requests that have not ended. (The connection drops an ended lane only when it polls the lane once more.)
     names: Vec<Rc<Named>>,
 }
 
@@ -101,7 +101,7 @@ impl Talk for Native {
         }
         match News::of(event) {
             Ok(news) => {
-                // A client that learns that it has ended may continue it at once.
+                // Noted before the last frame: a client that gets that frame may continue the request at once.
                 named.note(&news);
                 let mut pieces = Vec::new();
                 news.in_pieces(|piece| pieces.push(piece));
@@ -111,7 +111,7 @@ impl Talk for Native {
                         connection.send(frame).await?;
                     }
                     if index < last {
-                        // The worker's other clients come in between.
+                        // The worker serves its other clients in between.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -163,7 +163,7 @@ impl Native {
         Ok(())
     }
 
-    /// Answers a refused request. Refused for overload with nothing else to wait for, the client should go away.
+    /// Answers a refused request. After a refusal for overload, closes the connection if no other request is in flight.
     async fn refuse(
         &self,
         connection: &mut Connection<Rc<Named>>,
@@ -179,9 +179,9 @@ impl Native {
     }
 
     fn abort(&self, name: &str) {
-        let meant = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
-        let meant = self.names.iter().filter(meant);
-        let aborted = meant.map(|named| named.canceller.cancel()).count() as u64;
+        let matching = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
+        let matching = self.names.iter().filter(matching);
+        let aborted = matching.map(|named| named.canceller.cancel()).count() as u64;
         count_aborts("client_abort", aborted);
     }
 }

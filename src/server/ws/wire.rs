@@ -1,4 +1,4 @@
-//! A WebSocket over the bytes of an upgraded request: the request's body comes in, the response's body goes out.
+//! Runs a WebSocket over an upgraded HTTP request: reads from the request's body, writes to the response's body.
 
 use std::io;
 
@@ -17,9 +17,9 @@ use tokio_util::io::{ReaderStream, StreamReader};
 use super::inbound::Inbound;
 use crate::error::ApiError;
 
-/// Bytes that wait for a client to read before writing waits for it too.
+/// Bytes that may wait for a client before writes block.
 const OUTPUT_BYTES: usize = 16 << 10;
-/// Bytes read at once, and held by a connection that is idle.
+/// Bytes that are read at once, and that an idle connection holds.
 const READ_BYTES: usize = 4 << 10;
 
 /// Messages of one client, in both directions. Every write is flushed before the next one, so one message waits at most.
@@ -29,7 +29,7 @@ pub(super) type Wire = WebSocketStream<Join<Input, DuplexStream>>;
 type Input = StreamReader<LocalBoxStream<'static, io::Result<Bytes>>, Bytes>;
 
 /// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`. Fails
-/// with 400 for a request that is no handshake, with 426 for one of another protocol version.
+/// with 400 for a request that is not a handshake, with 426 for another protocol version.
 pub(super) async fn accept(
     request: &HttpRequest,
     payload: Payload,

@@ -1,10 +1,10 @@
-//! The cost of attention in a model's layers: operations and bytes of queries and tokens.
+//! The cost of attention in a model's layers: FLOPs and bytes, dense or with double sparsity.
 
 use super::storage::Sparsity;
 use souffleur_base::kv_layout::{KvLayout, PagedKv};
 use souffleur_model::config::ModelConfig;
 
-/// Layers with one window and the same K/V: operations per query and key, and K/V bytes per token, in all of them.
+/// The layers with the same window and K/V layout, with their total FLOPs per query and key and bytes per token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Layers {
     pub(super) window: Option<usize>,
@@ -15,12 +15,12 @@ pub(super) struct Layers {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SparseLayers {
-    /// The first position of such a query.
+    /// The first position whose query is sparse.
     first: f64,
-    /// Tokens that a query attends to, and tokens that all its heads choose if their choices are disjoint.
+    /// Tokens that a head attends to, and tokens that all heads read if their choices are disjoint.
     tokens: f64,
     tokens_of_heads: f64,
-    /// Operations of one query and label, and the bytes of one token's labels, in all layers.
+    /// FLOPs per query and label, and bytes of one token's labels, in all layers.
     flops_per_label: f64,
     bytes_per_label: f64,
 }
@@ -66,7 +66,7 @@ impl Layers {
         layers.collect()
     }
 
-    /// Operations of the queries at `start..end`, and the bytes that they read and write.
+    /// FLOPs of the queries at positions `start..end`, and the bytes that they read and write.
     pub(super) fn cost(&self, start: f64, end: f64) -> (f64, f64) {
         let window = self.window.map_or(f64::INFINITY, |window| window as f64);
         let Some(sparse) = self.sparse.as_ref().filter(|sparse| sparse.first < end) else {
@@ -93,7 +93,7 @@ impl Layers {
     }
 }
 
-/// Pairs of a query at `start..end` and a key that it sees: its own position, those before, `window` at most.
+/// The number of pairs of a query at `start..end` and a key that it attends to: its own or earlier, at most `window`.
 fn pairs(start: f64, end: f64, window: f64) -> f64 {
     let triangle = |n: f64| n * (n + 1.0) / 2.0;
     let full_from = window.clamp(start, end);

@@ -1,4 +1,4 @@
-//! The element types in which a model is stored, and the bytes of its weights in them.
+//! The data types in which a model is stored, and the bytes of its weights.
 
 use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::{KvDtype, KvLayout};
@@ -11,22 +11,22 @@ pub struct Storage {
     pub dtype: Dtype,
     pub kv_dtype: KvDtype,
     pub quantization: Option<Quantization>,
-    /// Long contexts are read in part.
+    /// Double sparsity, if enabled.
     pub sparsity: Option<Sparsity>,
 }
 
-/// Double sparsity, without its channels.
+/// The parameters of double sparsity that affect the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sparsity {
-    /// Elements of a head's label; those of the engine's default if `None`.
+    /// The number of elements in a head's label; `None` for the engine's default.
     pub channels: Option<usize>,
     pub tokens: usize,
-    /// Tokens from which on a query is sparse.
+    /// The context length from which queries are sparse.
     pub threshold: usize,
 }
 
 impl Storage {
-    /// The memory that each layer of a model keeps. Fails for a model that cannot use double sparsity.
+    /// The KV layout of a model. Fails if double sparsity is enabled and the model does not support it.
     pub fn layout(&self, model: &ModelConfig) -> Result<KvLayout, LoadError> {
         let layout = model.kv_layout(self.dtype);
         let Some(Sparsity { channels, .. }) = self.sparsity else {

@@ -51,7 +51,7 @@ fn a_decode_reads_the_weights_once_and_each_context() {
     assert_eq!(cost.linear_flops, 2.0 * (body + head));
     assert_eq!(cost.kv_bytes, 131_072.0 * (1000.0 + 1.0 + 2000.0 + 1.0));
     assert_eq!(cost.attention_flops, 32.0 * 4.0 * 4096.0 * 3000.0);
-    // Bound by bytes in both parts.
+    // Both parts are limited by bandwidth.
     let bandwidth = 3350e9 * 0.85;
     let expected = 150e-6 + cost.weight_bytes / bandwidth + cost.kv_bytes / bandwidth;
     assert!((h100(1).seconds(&cost) / expected - 1.0).abs() < 1e-12);
@@ -74,7 +74,7 @@ fn a_sparse_decode_reads_labels_and_some_tokens() {
     let roofline = Roofline::new(&hardware, &model, storage, 1);
     let cost = |position: u32| roofline.cost(&plan(&[(position..position + 1, true)]));
     let (kv, label) = (131_072.0, 32.0 * 8.0 * 32.0 * 2.0);
-    // Below the threshold labels are only written.
+    // Below the threshold, labels are only written.
     assert_eq!(cost(4094).kv_bytes, kv * 4096.0 + label);
     assert_eq!(
         cost(4095).kv_bytes,
@@ -129,7 +129,7 @@ fn layers_count_with_their_own_widths_and_states() {
     let with = roofline.cost(&plan);
     assert_eq!(with.kv_bytes, without.kv_bytes + 2.0 * 2.0 * 1000.0);
     assert_eq!(with.attention_flops, without.attention_flops + 8.0 * 10.0);
-    // A copy to begin from, one that is left, and a state that is cleared.
+    // A state copied at the start of a row, a saved copy, and a cleared state.
     plan.starts = vec![start(Some(StateSlot::new(3))), start(None)];
     plan.rows[1].saves = vec![StateSave {
         position: 5,
@@ -159,7 +159,7 @@ fn start(from: Option<StateSlot>) -> RowStart {
 }
 
 #[test]
-fn a_hybrids_tokens_compute_with_its_states() {
+fn tokens_of_a_hybrid_model_compute_with_its_states() {
     let text = r#"{"architectures": ["Lfm2ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]}"#;
@@ -169,7 +169,7 @@ fn a_hybrids_tokens_compute_with_its_states() {
 }
 
 #[test]
-fn a_prefill_grows_with_the_square_and_does_not_depend_on_its_chunks() {
+fn prefill_flops_grow_quadratically_and_do_not_depend_on_chunks() {
     let whole = h100(1).cost(&plan(&[(0..4000, true)]));
     assert_eq!(
         whole.attention_flops,
@@ -182,7 +182,7 @@ fn a_prefill_grows_with_the_square_and_does_not_depend_on_its_chunks() {
     let sum = |of: fn(&StepCost) -> f64| chunks.iter().map(of).sum::<f64>();
     assert_eq!(sum(|cost| cost.attention_flops), whole.attention_flops);
     assert_eq!(sum(|cost| cost.linear_flops), whole.linear_flops);
-    // Bound by FLOPs.
+    // Limited by FLOPs.
     let expected = 150e-6 + (whole.linear_flops + whole.attention_flops) / (989.4e12 * 0.7);
     assert!((h100(1).seconds(&whole) / expected - 1.0).abs() < 1e-12);
 }
@@ -195,7 +195,7 @@ fn two_devices_are_not_twice_as_fast() {
 }
 
 #[test]
-fn a_token_computes_with_its_experts_and_a_step_reads_those_of_all_its_tokens() {
+fn a_token_uses_its_experts_and_a_step_reads_those_of_all_tokens() {
     let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}"#;

@@ -1,9 +1,8 @@
-//! Simulates the KV store in virtual time: the index, keys and cost rule of [`souffleur_state::tiers`], and a disk with a
-//! latency and a rate.
+//! Simulates the KV store in virtual time: the real index, and a disk with a latency and a rate.
 //!
-//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. Finds are
-//! answered at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes its
-//! bytes at the disk's rate.
+//! Index, keys and cost rule are those of [`souffleur_state::tiers`]. As in the real store, the disk does one thing at
+//! a time: a whole fetch, or a write if no fetch can start. Lookups are answered at once, from memory. A fetch takes
+//! the disk's latency once, and each block takes its size divided by the disk's rate.
 
 mod work;
 
@@ -25,22 +24,22 @@ use work::{Fetch, Job, Write};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StoreOutcome {
     pub disk_bytes: u64,
-    /// Bytes that it took at the end.
+    /// Bytes on the disk at the end.
     pub held_bytes: u64,
-    /// Blocks of keys and values that it had at the end.
+    /// Blocks of keys and values on the disk at the end.
     pub held_blocks: usize,
     /// Blocks and states written.
     pub written: u64,
-    /// Blocks and states that were there when they were to be written.
+    /// Blocks and states that the store already had when they were to be written.
     pub known: u64,
-    /// Blocks and states whose earlier blocks are missing, so that no lookup could find them; not written.
+    /// Blocks and states that were not written, because an earlier block is missing and no lookup could find them.
     pub orphans: u64,
-    /// Blocks and states that nothing could be evicted for.
+    /// Blocks and states that were not written for lack of space.
     pub no_space: u64,
     /// Blocks and states evicted.
     pub evicted: u64,
     pub read: u64,
-    /// Fetches that brought nothing before their deadline.
+    /// Fetches that loaded no block before their deadline.
     pub late: u64,
     /// Prompts whose blocks were slower to load than to compute.
     pub too_slow: u64,
@@ -63,9 +62,9 @@ pub(super) struct VirtualStore<'a> {
     fetches: VecDeque<Fetch>,
     writes: VecDeque<Write>,
     under_way: Option<Job>,
-    /// Saves that are of states.
+    /// The tickets of saves of states.
     saved_states: FxHashSet<Ticket>,
-    /// Blocks of the runs that were fetched and are not loaded yet.
+    /// The number of fetched blocks, by ticket, until a step loads them.
     ready: FxHashMap<Ticket, usize>,
     answers: Vec<StoreAnswer>,
     outcome: StoreOutcome,
@@ -95,7 +94,7 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// When something happens by itself, if anything does.
+    /// The time of the next event of the store: the end of the current job, or the next deadline.
     pub fn next_event_s(&self) -> Option<f64> {
         let job = self.under_way.iter().map(|job| job.ends_s);
         let deadlines = self.fetches.iter().map(|fetch| fetch.deadline_s);
@@ -157,7 +156,7 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// Completes the jobs that are due, and begins the next one.
+    /// Completes the jobs that are due, and starts the next ones.
     pub fn advance(&mut self, now_s: f64) {
         loop {
             match self.under_way.take() {

@@ -1,4 +1,4 @@
-//! Tests of the virtual KV store: its times against manual calculations, its contents against a naive store.
+//! Tests of the simulated KV store: times against manual calculations, contents against a naive store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::shape;
 use souffleur_config::EngineConfig;
 use souffleur_state::step::{BlockLoad, BlockSave};
 
-/// A block of Qwen3-0.6B in 16 bits: 64 tokens of 28 layers with 8 heads of 128 keys and values.
+/// A block of Qwen3-0.6B in 16 bits: 64 tokens, 28 layers, 8 heads with 128 elements of keys and values each.
 const BLOCK_BYTES: u64 = 64 * 28 * 8 * 128 * 2 * 2;
 const BLOCK_TOKENS: usize = 64;
 
-/// A disk that reads a block in a millisecond, begins a read after half of one and writes a block in ten.
+/// A disk with a latency of 0.5 ms that reads a block in 1 ms and writes a block in 10 ms.
 fn model(disk_blocks: u64, buffers: u64) -> StoreModel {
     let mut hardware = Hardware::load("zen4-2-cores").expect("it is compiled in");
     hardware.disk_read_gb_s = Some(BLOCK_BYTES as f64 / 1e6);
@@ -30,13 +30,13 @@ fn model(disk_blocks: u64, buffers: u64) -> StoreModel {
     };
     let info = model_info(&config, &shape, &hardware, 1, Some(10_000)).expect("it fits");
     let model = StoreModel::new(&config, &shape, &info, (&hardware, 1));
-    let model = model.expect("it is sane").expect("there is a folder");
+    let model = model.expect("it is valid").expect("there is a folder");
     assert_eq!(model.payload_bytes(BlockKind::Kv), BLOCK_BYTES);
     assert_eq!(model.record_bytes(BlockKind::Kv), record_bytes);
     model
 }
 
-/// A path of whole blocks; equal letters make equal blocks.
+/// The tokens of a path of full blocks; equal letters make equal blocks.
 fn tokens(letters: &[u8]) -> Arc<[u32]> {
     let block = |letter: &u8| {
         let first = 1000 * u32::from(*letter);
@@ -70,14 +70,14 @@ impl<'a> Bench<'a> {
 
     fn order(&mut self, order: StoreOrder, now_s: f64) {
         self.store.take(vec![order], now_s, None);
-        self.hear(now_s);
+        self.advance(now_s);
     }
 
-    fn hear(&mut self, now_s: f64) {
+    fn advance(&mut self, now_s: f64) {
         self.store.advance(now_s);
         for answer in self.store.take_answers() {
             match answer {
-                StoreAnswer::Found { .. } => panic!("it is asked for directly"),
+                StoreAnswer::Found { .. } => panic!("the tests call find directly"),
                 StoreAnswer::Fetched { ticket, blocks } => {
                     self.fetched.push((now_s, ticket, blocks));
                 }
@@ -86,10 +86,10 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Everything that happens by itself until then.
+    /// Processes the store's events until `end_s`.
     fn run_until(&mut self, end_s: f64) {
         while let Some(now_s) = self.store.next_event_s().filter(|at| *at <= end_s) {
-            self.hear(now_s);
+            self.advance(now_s);
         }
     }
 
@@ -129,7 +129,7 @@ fn check_times(found: &[f64], expected: &[f64]) {
 }
 
 #[test]
-fn a_fetch_waits_for_the_write_under_way_and_goes_before_the_others() {
+fn a_fetch_waits_for_the_current_write_and_precedes_other_writes() {
     let model = model(100, 16);
     let mut bench = Bench::new(&model);
     let path = tokens(b"abc");
@@ -141,7 +141,7 @@ fn a_fetch_waits_for_the_write_under_way_and_goes_before_the_others() {
     let ticket = bench.fetch(&path, 0..1, 0.015);
     bench.run_until(1.0);
     let written: Vec<f64> = bench.written.iter().map(|(at, _)| *at).collect();
-    // The second block is done at 20 ms. Then the fetch takes its half and its one, and the third block follows.
+    // The second block is written at 20 ms. Then the fetch takes 0.5 + 1 ms, and the third block follows.
     check_times(&written, &[0.010, 0.020, 0.0315]);
     check_times(&[bench.fetched[0].0], &[0.0215]);
     assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (ticket, 1));
@@ -169,7 +169,7 @@ fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
     assert_eq!(bench.fetched.len(), 1, "no buffer is left");
     assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (first, 3));
     bench.run_until(10.0);
-    // A second, and a quarter of one for 1,024 tokens.
+    // The timeout is one second plus a quarter of a second per 1,024 tokens.
     check_times(&[bench.fetched[1].0], &[1.0 + 1.0 + 0.25 / 16.0]);
     assert_eq!((bench.fetched[1].1, bench.fetched[1].2), (second, 0));
     let load = BlockLoad {
@@ -191,7 +191,7 @@ fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
 }
 
 #[test]
-fn a_fetch_that_nobody_wants_any_more_ends_with_the_block_that_is_read() {
+fn a_cancelled_fetch_ends_with_the_block_being_read() {
     let model = model(100, 16);
     let mut bench = Bench::new(&model);
     let path = tokens(b"abcd");
@@ -210,11 +210,11 @@ fn a_fetch_that_nobody_wants_any_more_ends_with_the_block_that_is_read() {
         .map(|(_, ticket, n)| (*ticket, *n))
         .collect();
     assert_eq!(fetched, [(waiting, 0), (ticket, 0)]);
-    // Half a millisecond, and two blocks: the second one was being read.
+    // 0.5 ms and two blocks, of which the second was being read.
     check_times(&[bench.fetched[1].0], &[1.0025]);
 }
 
-/// Blocks as the letters of their paths, with their last use.
+/// A naive store: blocks, keyed by the letters of their paths, with their last use.
 #[derive(Default)]
 struct Naive {
     blocks: BTreeMap<Vec<u8>, u64>,
@@ -265,7 +265,7 @@ impl Naive {
 }
 
 #[test]
-fn whatever_is_written_and_fetched_it_holds_what_a_naive_store_holds() {
+fn random_writes_and_fetches_match_a_naive_store() {
     for most in [1, 2, 5, 9, 40, 400] {
         let model = model(most as u64, 16);
         let mut bench = Bench::new(&model);
@@ -318,7 +318,7 @@ fn whatever_is_written_and_fetched_it_holds_what_a_naive_store_holds() {
 }
 
 #[test]
-fn a_disk_that_is_slower_than_computing_is_not_used() {
+fn a_disk_slower_than_computing_is_not_used() {
     let model = model(100, 16);
     let mut bench = Bench::new(&model);
     let path = tokens(b"abcd");
@@ -327,7 +327,7 @@ fn a_disk_that_is_slower_than_computing_is_not_used() {
     }
     bench.run_until(1.0);
     let namespace = Namespace::default();
-    // At first a disk is taken for one that reads 1 GB/s: 30 ms for 256 tokens.
+    // Before the first read, the cost model assumes a disk of 1 GB/s: 30 ms for 256 tokens.
     let slow = bench.store.find(&namespace, &path, Some(1000.0));
     assert_eq!((slow.blocks, slow.worth), (4, 4));
     let fast = bench.store.find(&namespace, &path, Some(100_000.0));

@@ -1,4 +1,4 @@
-//! The order of the virtual disk's work: fetches in turn, and writes where no fetch can begin.
+//! Schedules the simulated disk: fetches in order of arrival, and writes if no fetch can start.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use super::{StoreAnswer, VirtualStore};
 use souffleur_base::ids::Ticket;
 use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
-/// Fetches leave one in `SAVES_SHARE` buffers to saves, and one at least.
+/// Fetches leave `1 / SAVES_SHARE` of the buffers to saves, and at least one.
 const SAVES_SHARE: usize = 4;
-/// A fetch takes one in `ROUND_SHARE` of the fetches' buffers, or waits until it can.
+/// A fetch waits until it can take `1 / ROUND_SHARE` of the buffers for fetches, unless it needs fewer.
 const ROUND_SHARE: usize = 4;
 const MAX_RECORDS: usize = 1 << 20;
 
@@ -36,7 +36,7 @@ pub(super) struct Job {
 enum Work {
     Read {
         fetch: Fetch,
-        /// Number of the requested blocks that are read.
+        /// The number of requested blocks that are read.
         blocks: usize,
         is_cancelled: bool,
     },
@@ -45,11 +45,11 @@ enum Work {
 
 /// The next step of a fetch.
 enum Next {
-    /// Blocks are read up to this one.
+    /// Read the blocks before this index.
     Read(usize),
-    /// There are too few buffers.
+    /// Too few buffers are free.
     Wait,
-    /// Nothing is stored.
+    /// The store has none of the blocks.
     End,
 }
 
@@ -79,7 +79,7 @@ impl VirtualStore<'_> {
         let mut waiting = waiting.map(|fetch| fetch.ticket);
         if let Some(at) = waiting.position(|ticket| ticket == discarded) {
             self.fetches.remove(at);
-            return self.bring(discarded, 0);
+            return self.answer_fetch(discarded, 0);
         }
         let read_s = self.read_s(BlockKind::Kv);
         let latency_s = self.model.latency_s;
@@ -91,14 +91,14 @@ impl VirtualStore<'_> {
             } = &mut job.work
             && fetch.ticket == discarded
         {
-            // It ends with the block that is being read.
+            // The fetch ends with the block being read.
             *is_cancelled = true;
             let begun = ((now_s - job.began_s - latency_s) / read_s).ceil().max(0.0);
             job.ends_s = job.ends_s.min(job.began_s + latency_s + begun * read_s);
         }
     }
 
-    fn bring(&mut self, ticket: Ticket, blocks: usize) {
+    fn answer_fetch(&mut self, ticket: Ticket, blocks: usize) {
         self.outcome.late += u64::from(blocks == 0);
         self.answers.push(StoreAnswer::Fetched { ticket, blocks });
     }
@@ -107,31 +107,31 @@ impl VirtualStore<'_> {
         self.model.payload_bytes(kind) as f64 / self.model.read_bytes_per_s
     }
 
-    /// Ends the fetches whose time is over before they began.
+    /// Ends the waiting fetches whose deadline has passed.
     pub(super) fn end_late(&mut self, now_s: f64) {
         let is_late = |fetch: &Fetch| fetch.deadline_s <= now_s;
         while let Some(at) = self.fetches.iter().position(is_late) {
             if let Some(fetch) = self.fetches.remove(at) {
-                self.bring(fetch.ticket, 0);
+                self.answer_fetch(fetch.ticket, 0);
             }
         }
     }
 
     pub(super) fn begin_read(&mut self, now_s: f64) -> Option<Job> {
         while let Some(fetch) = self.fetches.pop_front() {
-            match self.look_at(&fetch) {
+            match self.next_of(&fetch) {
                 Next::Read(end) => return Some(self.read(fetch, end, now_s)),
                 Next::Wait => {
                     self.fetches.push_front(fetch);
                     return None;
                 }
-                Next::End => self.bring(fetch.ticket, 0),
+                Next::End => self.answer_fetch(fetch.ticket, 0),
             }
         }
         None
     }
 
-    fn look_at(&self, fetch: &Fetch) -> Next {
+    fn next_of(&self, fetch: &Fetch) -> Next {
         let needs = self.model.shape.geometry.needs;
         let start = fetch.blocks.start;
         let wanted = fetch.blocks.end.min(fetch.path.len());
@@ -161,7 +161,7 @@ impl VirtualStore<'_> {
         self.cost.note_wait(now_s - fetch.asked_s);
         let read_s = self.read_s(BlockKind::Kv);
         let in_time_s = fetch.deadline_s - now_s - self.model.latency_s;
-        // The last one began before the deadline.
+        // The last block starts before the deadline.
         let in_time = (in_time_s / read_s).ceil().max(1.0);
         let blocks = (end - fetch.blocks.start).min(in_time as usize);
         let states_s = self.read_s(BlockKind::State);
@@ -213,13 +213,13 @@ impl VirtualStore<'_> {
         BlockKind::ALL.into_iter().map(of).sum()
     }
 
-    /// Evicts records to make room for a new one. False if that would evict the one it follows.
+    /// Evicts records to make room for a new one. False if that would evict the record that the new one needs.
     fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
         let kept: BlockKey = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
-        // So that others go first.
+        // So that other records are evicted first.
         self.index.touch(kept);
         let bytes = self.model.record_bytes(kind);
         let is_full = |store: &Self| {
@@ -257,7 +257,7 @@ impl VirtualStore<'_> {
             } => {
                 self.outcome.read_s += took_s;
                 if is_cancelled {
-                    self.bring(fetch.ticket, 0)
+                    self.answer_fetch(fetch.ticket, 0)
                 } else {
                     self.end_read(&fetch, blocks)
                 }
@@ -278,11 +278,11 @@ impl VirtualStore<'_> {
         let end = start + blocks;
         let block_tokens = self.block_tokens();
         let end = self.index.usable(&fetch.path, end, &needs, block_tokens);
-        let brought = end.saturating_sub(start);
-        if let Some(last) = end.checked_sub(1).filter(|_| brought > 0) {
+        let n_loaded = end.saturating_sub(start);
+        if let Some(last) = end.checked_sub(1).filter(|_| n_loaded > 0) {
             self.index.touch(fetch.path[last].key);
-            self.ready.insert(fetch.ticket, brought);
+            self.ready.insert(fetch.ticket, n_loaded);
         }
-        self.bring(fetch.ticket, brought);
+        self.answer_fetch(fetch.ticket, n_loaded);
     }
 }

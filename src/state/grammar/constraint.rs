@@ -26,7 +26,7 @@ pub enum Constraint {
 /// White space in constrained JSON. Without a limit small models emit blanks forever.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// Typical of models: one blank, or a line break and at most 40 characters of indentation.
+    /// As models usually write JSON: one blank, or a line break and at most 40 characters of indentation.
     #[default]
     Bounded,
     Compact,

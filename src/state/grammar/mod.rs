@@ -1,4 +1,4 @@
-//! Output grammars, as the executor and the scheduler see them.
+//! Traits of output grammars and their states, which constrain sampling.
 //!
 //! A request's [`Grammar`] is compiled once, on a separate thread, and travels with the request. The executor creates a
 //! state of it for each row and feeds the row's existing output: the state is a pure function of the grammar and the
@@ -17,8 +17,8 @@ use crate::sampling::TokenMask;
 pub use constraint::{Constraint, JsonWhitespace};
 pub use row::RowGrammar;
 
-/// Stack of threads that compute masks. A compiled grammar may be nested as deeply as its source is long, and is partly
-/// walked by recursion. Only touched pages take memory.
+/// Stack size of the threads that compute masks. A compiled grammar may be nested as deeply as its source is long,
+/// and is partly walked by recursion. Only touched pages take memory.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// A compiled grammar, shared by all outputs that follow it.
@@ -59,7 +59,7 @@ pub enum Allowed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrammarProgress {
     Open,
-    /// It is complete, and nothing may follow.
+    /// The output is complete, and nothing may follow.
     Done,
 }
 

@@ -1,4 +1,4 @@
-//! The grammar state of one executor row: its state and token mask.
+//! Constrained decoding of one executor row: its grammar state and token mask.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -13,15 +13,14 @@ pub enum StoredPrefix {
     #[default]
     None,
     Found {
-        /// Its length, from the beginning of the prefix.
+        /// Length of the stored part, from the beginning of the prefix.
         tokens: usize,
     },
     Fetching,
-    /// A part of it is in memory.
+    /// A run of its blocks is in memory.
     Ready {
         ticket: Ticket,
         from: usize,
-        /// The end of the run, exclusive.
         to: usize,
         /// The end of the tokens that further rounds can fetch: `to`, if there are no more.
         until: usize,
@@ -36,7 +35,7 @@ pub struct LoadGrant {
     pub begins: usize,
     /// Where the loaded K/V ends and the extent begins: whole pages.
     pub to: usize,
-    /// A further round fetches and loads more after it: nothing is computed before.
+    /// A further round fetches and loads the blocks after this run; the row computes nothing before that.
     pub goes_on: bool,
 }
 
@@ -57,25 +56,25 @@ pub struct Candidate {
     pub match_limit: usize,
     pub max_new_tokens: usize,
     pub ignore_eos: bool,
-    /// How many plans it was held back for a prefix in flight.
+    /// Number of plans that held it back because another request's prefill was computing its prefix.
     pub waits: u8,
     pub rank: Rank,
-    /// No decode runs in its step.
+    /// Requests log probabilities: no decode runs in its step.
     pub wants_logprobs: bool,
-    /// For the chunked one: tokens whose K/V it has (cached, written or in flight).
+    /// For the chunked request: tokens whose K/V it has (cached, written or in flight).
     pub continues_at: Option<usize>,
-    /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and one beyond
-    /// the prompt's end if other outputs of it are requested.
+    /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and a position
+    /// beyond the prompt's end if more outputs of the same prompt are requested.
     pub anchors: Arc<[u32]>,
-    /// Its K/V neither comes from the cache nor goes there: its tokens are placeholders.
+    /// The request's K/V neither comes from the cache nor enters it: its tokens are placeholders.
     pub bypasses_cache: bool,
-    /// For the chunked one: tokens that had K/V in the cache when it was admitted.
+    /// For the chunked request: tokens that had K/V in the cache when it was admitted.
     pub kv_tokens: usize,
     pub stored: StoredPrefix,
 }
 
 impl Candidate {
-    /// Other outputs of the prompt are requested: they resume from a state before its last token.
+    /// True if more outputs of the same prompt are requested: they resume from a state before its last token.
     pub(super) fn has_siblings(&self) -> bool {
         let last = self.anchors.last();
         last.is_some_and(|anchor| *anchor as usize > self.tokens.len())

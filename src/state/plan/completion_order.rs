@@ -1,4 +1,4 @@
-//! The ends of requests that ignore EOS, for an engine without a cache.
+//! Forecast of free memory at the ends of requests that ignore EOS, for an engine without a cache.
 //!
 //! Such requests end exactly at their limits, so the free memory at each end can be foreseen instead of reserving
 //! everything at once (SGLang's `add_one_req_ignore_eos`).
@@ -8,7 +8,7 @@ const RESERVE_TOKENS: f64 = 1.0;
 
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
-    /// Soonest first, once sorted by [`fits`](Self::fits): most steps have no such request.
+    /// Soonest first, but sorted only by [`fits`](Self::fits): most steps have no request that ignores EOS.
     ends: Vec<End>,
     is_sorted: bool,
 }

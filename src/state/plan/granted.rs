@@ -30,7 +30,7 @@ pub enum Reservation {
     },
 }
 
-/// One more page for each of some sequences: a batch that decodes needs nothing else, step after step.
+/// One more page for each of some decoding sequences: a decode needs nothing else.
 #[derive(Debug)]
 pub struct Growth {
     pub seqs: Vec<SeqId>,

@@ -57,7 +57,7 @@ pub struct PlanStep {
     pub returned: Pages,
     pub returned_rows: Vec<RowId>,
     pub returned_states: Vec<OwnedState>,
-    /// Also those that no later query sees.
+    /// Window pages to free, including those that no later query attends to.
     pub returned_windows: WindowPages,
     pub pins: Vec<PinDemand>,
     pub max_pinned_states: usize,
@@ -81,7 +81,7 @@ pub struct PlanStep {
     pub saves: Option<SaveBudget>,
 }
 
-/// How many cached blocks a step may save, by its other work: copies delay the sequences that decode in it.
+/// Number of cached blocks that a step may save, by its other work: copies delay the step's decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveBudget {
     /// Blocks of every step; a prefill adds as many as hold its tokens.
@@ -125,7 +125,7 @@ impl PlanStep {
 /// Candidates in policy order (the one being chunked first) and the budget that judges them.
 #[derive(Debug)]
 pub struct AdmitRequest {
-    /// The arithmetic, with the running batch's reservations taken already.
+    /// The memory budget, less the running batch's reservations.
     pub adder: PrefillAdder,
     pub candidates: Vec<Candidate>,
     /// Most candidates to admit (free rows; a chunked one has its row already).
@@ -140,7 +140,8 @@ pub struct AdmitRequest {
     pub states: Option<StateRules>,
     /// Every page comes with a window page, which this budget counts; `None` where no layer has a window.
     pub windows: Option<WindowBudget>,
-    /// Tokens of a block: the least that the store must have beyond the tree for a wait; 0 without a store.
+    /// Tokens of a block; 0 without a store. A candidate waits for a fetch only if the store has this many tokens more
+    /// than the tree.
     pub block_tokens: usize,
 }
 

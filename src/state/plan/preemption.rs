@@ -18,7 +18,7 @@ impl Rank {
         }
     }
 
-    /// How far this rank is above another one; a missing priority is below every other by any threshold.
+    /// How far this rank is above another one; a missing priority is infinitely far below every other one.
     fn above(self, other: Self) -> i64 {
         match (self.0, other.0) {
             (Some(own), Some(other)) => own.saturating_sub(other),
@@ -46,7 +46,7 @@ impl PriorityRules {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Victim {
-    /// The sequence; later ones came later.
+    /// The sequence; ids ascend in order of arrival.
     pub seq: SeqId,
     pub rank: Rank,
     pub reserved_tokens: f64,

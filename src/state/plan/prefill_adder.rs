@@ -22,11 +22,9 @@ pub enum Budget {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Computes up to `end`; `chunked` when that is not its whole input.
+    /// Computes up to token `end` of the sequence; if `chunked`, the prefill continues in a later step.
     Admit {
-        /// End of the extent, in tokens of the sequence.
         end: usize,
-        /// The prefill continues in a later step.
         chunked: bool,
     },
     Refuse(Budget),
@@ -68,7 +66,7 @@ pub struct PrefillAdder {
     /// A prefill continues in later steps: no other one is cut.
     is_cut: bool,
     completions: CompletionOrder,
-    /// The remaining time, where steps have a bound.
+    /// The remaining time of the step, if it is bounded.
     time: Option<StepTime>,
 }
 
@@ -77,7 +75,7 @@ pub struct PrefillAdder {
 struct StepTime {
     pace: PrefillPace,
     left_s: f64,
-    /// A sequence decodes, or will in the next step.
+    /// The bound applies: a sequence decodes, or will in the next step.
     is_bound: bool,
     /// A candidate is admitted.
     has_begun: bool,
@@ -120,8 +118,8 @@ pub struct PrefillLimits {
 #[derive(Clone, Debug)]
 pub struct StepPace {
     pub pace: PrefillPace,
-    /// A row could decode now, so that the time counts. Otherwise it counts from the first request on whose prefill
-    /// the step completes.
+    /// A row could decode now, so the bound applies. Otherwise it applies once the step completes a request's
+    /// prefill.
     pub is_bound: bool,
 }
 
@@ -200,7 +198,7 @@ impl PrefillAdder {
         time.map_or(usize::MAX, |time| time.room(first))
     }
 
-    /// Tokens of a chunk that are left: all there are with chunked prefill off.
+    /// Tokens left of the chunk; unlimited with chunked prefill off.
     pub fn rem_chunk(&self) -> usize {
         self.rem_chunk.map_or(usize::MAX, |rem| rem.max(0) as usize)
     }
@@ -280,15 +278,15 @@ impl PrefillAdder {
         loaded
     }
 
-    /// The request that is being chunked computes nothing in this step, since it waits for a load or is loaded:
-    /// reserves memory for its missing tokens, and the place of the one that is cut.
+    /// Reserves memory for the missing tokens of the chunked request, which computes nothing in this step, since it
+    /// waits for a load or is loaded. No other request is cut in this step.
     pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
         self.keep(missing);
         self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;
         self.is_cut = true;
     }
 
-    /// Reserves memory that takes no part of the step's input.
+    /// Reserves memory for tokens that are not input of the step.
     fn keep(&mut self, tokens: usize) {
         let pages = self.ceil_page(tokens);
         self.total_offset += pages as f64;
@@ -362,7 +360,7 @@ impl PrefillAdder {
         let mut taken = remaining.min(limit.max(1) as usize);
         let timely = self.timely(prefix);
         if timely < taken {
-            // At least a page, so that there is an end of one.
+            // `timely` is at least a page, so the extent can end at a page boundary.
             taken = self.floor_page(prefix + timely) - prefix;
         }
         let chunked = taken < remaining;

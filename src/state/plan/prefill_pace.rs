@@ -1,9 +1,9 @@
-//! The time of a prefill on this machine, estimated from past steps, and how much of one fits into a time.
+//! Estimates prefill time on this machine from past steps, and how many prefill tokens fit into a given time.
 //!
 //! A token costs more the more tokens precede it: at most in proportion to their number, and never less. So a reading
-//! at one depth bounds the cost at every other one, and depths without a reading are not underestimated. It reads no
-//! clock: durations are inputs, and the same ones give the same answers on every machine (only sums, products and
-//! quotients of doubles).
+//! at one depth bounds the cost at every other one, and depths without a reading are not underestimated. The estimator
+//! reads no clock: durations are inputs, and equal inputs give equal answers on every machine (it computes only sums,
+//! products and quotients of doubles).
 
 use std::ops::Range;
 
@@ -15,9 +15,9 @@ const FIRST_TOKENS: usize = 64;
 pub(crate) const MIN_TOKENS: usize = 16;
 /// Rows of a step are a multiple of this many, where there is a choice: kernels multiply rows in groups.
 const GRAIN: usize = 16;
-/// The fewest rows that are cut to a multiple of it: with fewer, the rest is too large a part.
+/// The fewest rows that are rounded down to a multiple of [`GRAIN`]: with fewer, the remainder is too large a part.
 const MIN_GROUPED: usize = 4 * GRAIN;
-/// Tokens before a query from which on its attention may cost more than everything else.
+/// Context length from which on a token's attention may cost more than the rest of the model.
 const SHALLOW: usize = 1 << SHALLOW_BITS;
 const SHALLOW_BITS: u32 = 10;
 /// Two classes of depth for each power of two above [`SHALLOW`]; the last one has no end.
@@ -101,7 +101,7 @@ impl PrefillPace {
             depth,
             tokens,
         };
-        // A short prompt that adds nothing to readings at other depths would hide them.
+        // A short step gives too high a reading, which would hide lower ones at other depths.
         let known = self.token_s(depth);
         let is_known = self.readings.iter().any(Option::is_some);
         let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
@@ -148,7 +148,7 @@ impl PrefillPace {
 }
 
 impl Reading {
-    /// The reading after a further step. A step that is small for a chunk's time shows only that a token costs no more.
+    /// The reading after a further step. A small step costs more a token than a large one, so it can only lower it.
     fn then(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
         let here = self.at(new.depth);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_slows_down_is_followed_though_it_was_measured_in_large_steps() {
+    fn the_pace_adapts_to_a_slower_machine_after_large_steps() {
         let mut pace = PrefillPace::new(500);
         read(&mut pace, 0..4096);
         let first = 2048;
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reading_makes_a_chunk_of_nothing_or_an_error() {
+    fn extreme_readings_cause_no_overflow() {
         for micros in [0, 1, u64::MAX] {
             let mut pace = PrefillPace::new(1);
             pace.note(work(0..1), micros);

@@ -1,4 +1,4 @@
-//! The cached parts of the waiting requests, for policies that order by them.
+//! Probes of the cache: the cached prefix of each waiting request, for policies that order by it.
 //!
 //! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
 //! settles first, so that the last step's pages count, and touches its matches, as an admission does.
@@ -44,7 +44,7 @@ pub enum ProbeKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matched {
     pub tokens: usize,
-    /// An earlier request of the queue is going to compute a prefix of it: it is served later, from the cache.
+    /// An earlier request of the queue will compute a prefix of this one, which is served later, from the cache.
     pub is_deprioritised: bool,
     /// The tree's nodes from the top down to where the match ended, if the policy needs them.
     pub path: Vec<u32>,
@@ -58,7 +58,7 @@ pub struct PrefixesProbed {
     pub returned_rows: Vec<RowId>,
     pub returned_states: Vec<OwnedState>,
     pub returned_windows: WindowPages,
-    /// One entry a key, in their order.
+    /// One entry for each key, in the order of the keys.
     pub matches: Vec<(SeqId, Matched)>,
 }
 

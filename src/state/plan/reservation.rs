@@ -73,7 +73,7 @@ fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservat
             pools
                 .rows
                 .alloc()
-                .expect("the rows asked for were compared with the free rows")
+                .expect("the demanded rows were compared with the free rows")
         }),
         states: (0..demand.states)
             .filter_map(|_| pools.states.alloc())

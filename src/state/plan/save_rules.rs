@@ -1,4 +1,4 @@
-//! Positions at which rows leave copies of their states, and the rules for them.
+//! Positions at which a row's recurrent state is copied, and the rules for the copies.
 
 use crate::pool::state_pool::{SaveReason, StateLimits};
 

@@ -1,4 +1,4 @@
-//! Positions at which a prefill leaves copies of its state, and memory for them.
+//! Chooses the positions at which a prefill copies its recurrent state, and grants memory for the copies.
 //!
 //! Rows come first: a copy is best effort, and never refuses or preempts a request. A prefill's copies are in the cache
 //! when the next plan is made, and its rows can take them over; a decode's copy stays with its row, so the plan
@@ -17,7 +17,7 @@ use crate::cache::prefix_cache::Thinning;
 use crate::cache::radix_tree::RadixTree;
 use crate::pool::state_pool::SaveReason;
 
-/// Tokens with K/V beyond the state that a prompt resumes from, for a state at their end to be worth its memory.
+/// Fewest tokens of cached K/V beyond the resumed state for which a state at their end is worth its memory.
 const MIN_BRANCH_TOKENS: usize = 64;
 /// Fewest anchors of a chat that ends with a tool result: the ends of its instructions, of the last message of the
 /// user, and of all turns.
@@ -37,7 +37,7 @@ impl StateRules {
         let is_branch = branch >= admitted.extend_start() + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
-        // One beyond the end means other outputs, which compute the last token.
+        // An anchor beyond the end means more outputs of the prompt, which compute its last token.
         let anchors = anchors.map(|anchor| {
             if anchor > candidate.tokens.len() {
                 last
@@ -91,9 +91,9 @@ impl StateRules {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
-    /// Free, before anything is granted.
+    /// States that are free, before anything is granted.
     pub(super) free: usize,
-    /// Needed by new rows.
+    /// States that new rows need.
     pub(super) live: usize,
     /// Unused rows: each may need a state before another row returns its own.
     pub(super) rows_to_come: usize,
@@ -142,7 +142,7 @@ struct Left {
 }
 
 impl Left {
-    /// Grants the first request of each row, then the second of each, and so on. Returns how many.
+    /// Grants the first wish of each row, then the second of each, and so on. Returns the number of copies granted.
     fn grant(&mut self, wishes: &[Option<Wishes>], admitted: &mut [Admitted]) -> usize {
         let before = self.copies;
         let turns = wishes.iter().flatten().map(|wishes| wishes.len()).max();

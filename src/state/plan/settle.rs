@@ -49,9 +49,9 @@ pub struct SettleCheckpoint {
     /// The sequence's private pages after them.
     pub private: Pages,
     pub lock: NodeLock,
-    /// Copies of its state that the steps so far make.
+    /// Copies of the sequence's state that the steps so far make.
     pub states: Vec<SavedState>,
-    /// Its own window pages, where layers have windows.
+    /// The sequence's own window pages, where layers have windows.
     pub windows: Option<Box<RowWindows>>,
 }
 
@@ -64,9 +64,9 @@ pub struct SettleRelease {
     pub protected_pages: usize,
     pub private: Pages,
     pub lock: NodeLock,
-    /// Its states within the key.
+    /// States of the sequence within the key.
     pub states: Vec<SavedState>,
-    /// Its other states.
+    /// Other states of the sequence.
     pub returned_states: Vec<OwnedState>,
     pub windows: Option<Box<RowWindows>>,
 }

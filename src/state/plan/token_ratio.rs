@@ -36,17 +36,17 @@ impl NewTokenRatio {
         self.current
     }
 
-    /// After a decode that found its memory.
+    /// Lowers the ratio after a decode that found its memory.
     pub fn decay(&mut self) {
         self.current = (self.current - self.decay).max(self.min);
     }
 
-    /// When nothing is left to run.
+    /// Restores the initial ratio when nothing is left to run.
     pub fn reset(&mut self) {
         self.current = self.initial;
     }
 
-    /// After a retraction: the survivors' progress, with memory for some decode steps each.
+    /// Sets the ratio after a retraction, by the survivors' progress and memory for some decode steps each.
     pub fn after_retraction(&mut self, survivors: impl Iterator<Item = (usize, usize)>) {
         let (mut outputs, mut limits, mut n) = (0, 0, 0);
         for (output_tokens, max_new_tokens) in survivors {

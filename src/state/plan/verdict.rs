@@ -20,7 +20,7 @@ pub struct Verdict {
     pub admitted: Vec<Admitted>,
     /// The decode runs in the same step.
     pub mixed: bool,
-    /// Nothing is admitted and nothing runs: the same step is to be planned again without these.
+    /// Nothing is admitted and nothing runs: the same step is to be planned again without the victims.
     pub preempt: Option<Preempt>,
     /// Candidates held back for a prefix in flight.
     pub held: Vec<SeqId>,
@@ -29,7 +29,7 @@ pub struct Verdict {
     pub saves: Vec<UnsavedBlock>,
     /// Why the admission stopped.
     pub budget: Option<Budget>,
-    /// The candidate at which it stopped.
+    /// The candidate at which the admission stopped.
     pub refused: Option<SeqId>,
     /// Window pages evicted, in addition to those of evicted nodes.
     pub evicted_windows: usize,
@@ -72,7 +72,7 @@ pub struct CheckpointedSeq {
     /// The tree's pages for `remap_from..protected_pages`: to be used from the next step on.
     pub remap: PageRun,
     pub inserted_tokens: usize,
-    /// Its window pages, where layers have windows; the duplicates are returned.
+    /// The sequence's window pages, where layers have windows; the duplicates are returned.
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
@@ -80,11 +80,11 @@ pub struct CheckpointedSeq {
 #[derive(Debug)]
 pub struct Admitted {
     pub seq: SeqId,
-    /// The lock on its prefix; `None` for the chunked one, which holds its own.
+    /// The lock on its prefix; `None` for the chunked request, which has its lock already.
     pub lock: Option<NodeLock>,
-    /// The cached pages; empty for the chunked one.
+    /// The cached pages; empty for the chunked request.
     pub prefix: PageRun,
-    /// Of these, the window pages that it sees.
+    /// The cached window pages that the sequence sees.
     pub windows: WindowRun,
     /// Tokens whose K/V exists before the extent.
     pub prefix_len: usize,

@@ -1,4 +1,4 @@
-//! The budget of window pages for candidates: every page comes with a window page, which is freed once no query sees
+//! Admission budget of sliding-window pages: every page comes with a window page, which is freed once no query sees
 //! it any more.
 
 use super::prefill_adder::CLIP_MAX_NEW_TOKENS;

@@ -53,7 +53,7 @@ impl<'a> Kept<'a> {
     ) -> Self {
         weigh(logits, max, params.temperature, &mut scratch.weights);
         let by_rank = ByRank::of(params, logits.len());
-        // top_p refers to the whole vocabulary, whatever min_p drops.
+        // top_p refers to the whole vocabulary, regardless of min_p.
         let total = if params.has_nucleus() {
             total_of(&scratch.weights)
         } else {

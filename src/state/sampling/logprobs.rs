@@ -13,12 +13,11 @@ pub struct LogprobWish {
     pub token_ids: Arc<[u32]>,
 }
 
-/// Log probabilities of one row in one step. An embedding request has no others: its embedding comes with the last
-/// token of its prompt.
+/// Log probabilities of one row in one step, or the embedding of its prompt, which comes with the prompt's last token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowLogprobs {
-    /// For each prefilled position `p` at or after the selection's start with `p + 1 < prompt_tokens`: of the prompt's
-    /// token at `p + 1`, from the logits at `p`. (The first token of the selected range has none.)
+    /// For each prefilled position `p` at or after the selection's start with `p + 1 < prompt_tokens`: the log
+    /// probabilities at `p + 1`, from the logits at `p`. (The first token of the selected range has none.)
     pub input: Vec<TokenLogprobs>,
     pub output: Vec<TokenLogprobs>,
     pub embedding: Option<Arc<[f32]>>,

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_of_what_is_not_allowed_are_minus_infinity() {
+    fn logits_of_masked_tokens_are_minus_infinity() {
         let mut mask = TokenMask::none(70);
         mask.set_words(&[0, u32::MAX, 0b100]);
         let mut logits = vec![1.0; 70];

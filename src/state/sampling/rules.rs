@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nucleus_without_mass_is_the_most_likely_token() {
+    fn a_top_p_of_zero_keeps_only_the_most_likely_token() {
         let params = |top_p| SamplingParams {
             top_p,
             ..SamplingParams::default()

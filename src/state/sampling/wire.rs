@@ -41,7 +41,7 @@ const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temp
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, ignore_eos, sampling_seed, n, \
     skip_special_tokens, spaces_between_special_tokens, no_stop_trim, stream_interval";
 
-/// For trusted sources: [`SamplingParams::validate`] bounds the lists.
+/// For trusted sources: reads lists of any length, which [`SamplingParams::validate`] then bounds.
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let read = ReadParams {
@@ -244,7 +244,7 @@ fn token_ids(field: Field<'_>, limit: usize) -> Result<Vec<u32>, FieldError> {
     items.iter().enumerate().map(id).collect()
 }
 
-/// If a token occurs twice, its last bias counts.
+/// Reads `logit_bias`; if a token occurs twice, its last bias counts.
 fn biases(field: Field<'_>, limit: usize) -> Result<Vec<(u32, f32)>, FieldError> {
     const NAME: &str = "logit_bias";
     let entries = field.map("a map from token id to number", limit, BIAS_UNIT)?;

@@ -17,27 +17,27 @@ pub struct CacheFlushed {
     pub kept_tokens: usize,
 }
 
-/// Numbered flushes: a plan with a flush carries out all earlier requests for one.
+/// Numbers of flush requests: a plan with a flush carries out all requests made before it.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
-    asked: u64,
+    requested: u64,
     planned: u64,
     done: Vec<(u64, CacheFlushed)>,
 }
 
 impl Flushes {
-    pub(super) fn are_asked(&self) -> bool {
-        self.asked > self.planned
+    pub(super) fn are_requested(&self) -> bool {
+        self.requested > self.planned
     }
 
-    fn ask(&mut self) -> u64 {
-        self.asked += 1;
-        self.asked
+    fn request(&mut self) -> u64 {
+        self.requested += 1;
+        self.requested
     }
 
     /// Assigns all requested flushes to the next plan, and returns the last one's number.
     fn plan(&mut self) -> u64 {
-        self.planned = self.asked;
+        self.planned = self.requested;
         self.planned
     }
 }
@@ -54,7 +54,7 @@ impl Scheduler {
             return Err(RequestError::Busy { running, waiting });
         }
         self.pipeline.note_change();
-        Ok(self.hosts.flushes_mut().ask())
+        Ok(self.hosts.flushes_mut().request())
     }
 
     /// Takes the completed flushes: the last number of each plan, and their joint outcome.
@@ -70,7 +70,7 @@ impl Scheduler {
         self.hosts.pins_mut().yield_all();
         // K/V that a sequence would publish after its steps is dropped as well.
         for &seq in self.batch.ended() {
-            if self.awaits_its_state(seq) {
+            if self.awaits_state(seq) {
                 self.requests[seq].publish = false;
             }
         }

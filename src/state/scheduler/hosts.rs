@@ -1,4 +1,4 @@
-//! The scheduler's host commands: pinned prefixes, cache flushes, and pauses.
+//! State of host commands (from the program that embeds the engine): pinned prefixes, cache flushes, pauses.
 
 use super::flush::Flushes;
 use super::pins::Pins;
@@ -38,12 +38,12 @@ impl Hosts {
     /// A requested flush has no plan yet.
     #[inline]
     pub(super) fn asks_for_flush(&self) -> bool {
-        self.flushes.are_asked()
+        self.flushes.are_requested()
     }
 
     /// The next plan may carry out the flush: an earlier plan grants earlier pin requests.
     #[inline]
     pub(super) fn flush_is_due(&self) -> bool {
-        self.flushes.are_asked() && !self.pins.has_demands()
+        self.flushes.are_requested() && !self.pins.has_demands()
     }
 }

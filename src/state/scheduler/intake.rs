@@ -73,13 +73,13 @@ impl Scheduler {
         let rid = request.rid.clone();
         if self.requests.holder(&rid).is_some() {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
-            return self.turn_away(request, error);
+            return self.reject(request, error);
         }
         // A probe bypasses the queue limit.
         if !request.intake.is_probe()
             && let Err(error) = self.make_room(request.priority)
         {
-            return self.turn_away(request, error);
+            return self.reject(request, error);
         }
         self.pipeline.note_change();
         let is_cancelled = request.cancel.is_raised();
@@ -97,13 +97,13 @@ impl Scheduler {
         }
     }
 
-    fn turn_away(&mut self, request: Submission, error: RequestError) {
+    fn reject(&mut self, request: Submission, error: RequestError) {
         self.outbox
-            .turn_away(request.intake, RequestEnd::Failed(error));
+            .reject(request.intake, RequestEnd::Failed(error));
     }
 
-    /// Cancels a request in any phase. An unknown id is counted: the request has ended, or intake will read its flag. A
-    /// flag of an earlier request with the same id is counted as well.
+    /// Cancels a request in any phase. Counts a stale message instead if the id is unknown (the request has ended, or
+    /// intake will read its flag), or if the flag belongs to an earlier request with the same id.
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         let is_meant =
             |seq: &SeqId| flag.is_none_or(|flag| self.requests[*seq].request.cancel.is_same(flag));
@@ -157,8 +157,8 @@ impl Scheduler {
     }
 
     /// Requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
-    /// [`prefixes_probed`](Self::prefixes_probed) found. Other threads raise flags at any time: the call that sees one
-    /// is an input without a message.
+    /// [`prefixes_probed`](Self::prefixes_probed) found. Other threads raise flags at any time, so a flag that was seen
+    /// is an input that no message carries.
     pub fn cancels_seen(&self) -> &[IntakeId] {
         self.requests.cancels_seen()
     }

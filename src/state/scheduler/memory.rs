@@ -24,12 +24,12 @@ pub(super) struct Memory {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Census {
-    /// In pages private to sequences.
+    /// Tokens of pages private to sequences.
     pub(super) private_tokens: usize,
     /// Prompt and output tokens of running sequences.
     pub(super) decode_tokens: usize,
     pub(super) states: usize,
-    /// In pages private to sequences.
+    /// Window pages private to sequences.
     pub(super) windows: usize,
 }
 
@@ -116,7 +116,7 @@ impl Memory {
     }
 
     #[inline]
-    pub(super) fn tell(&self, stats: EngineStats) -> EngineStats {
+    pub(super) fn add_counts(&self, stats: EngineStats) -> EngineStats {
         EngineStats {
             decode_tokens: self.census.decode_tokens,
             total_tokens: self.page_size.tokens_in(self.total_pages),

@@ -1,4 +1,4 @@
-//! Events for the diagnosis of misses: each prompt's miss point and the evictions, in order of occurrence.
+//! Events for the diagnosis of cache misses: each prompt's miss point and the evictions, in order of occurrence.
 
 use crate::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
 use souffleur_base::ids::{SeqId, StepId};
@@ -12,7 +12,7 @@ impl Scheduler {
         self.outbox.take_prefix_events()
     }
 
-    /// Keeps the first admission's miss point until the store's part is known: clients see its cached tokens.
+    /// Keeps the miss point of the first admission, whose cached tokens clients see, until the store's part is known.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {
@@ -34,9 +34,9 @@ impl Scheduler {
         outbox.count(Counter::CachedTokens, cached_tokens);
     }
 
-    /// Reports a prompt's miss point, once nothing more is loaded. A prompt that ends earlier has no miss: none of it
-    /// was computed.
-    pub(super) fn tell_departure(&mut self, seq: SeqId) {
+    /// Reports a prompt's miss point, once nothing more is loaded. A request that ends earlier reports no miss: none of
+    /// its prompt was computed.
+    pub(super) fn report_departure(&mut self, seq: SeqId) {
         let Some(departure) = &self.requests[seq].departure else {
             return;
         };

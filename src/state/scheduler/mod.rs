@@ -1,6 +1,6 @@
 //! The scheduler as a pure state machine: consumes requests and step results, produces plans and news.
 //!
-//! It is the only initiator, with at most one plan open and at most two steps in flight. Step N+1 is planned while N
+//! Only it opens plans: at most one is open, and at most two steps are in flight. Step N+1 is planned while N
 //! runs, so that plans know lengths, but no tokens of the previous step. The actor's handlers only pass values.
 //!
 //! Its parts, each in a file, own their state: requests (live ones), queue and order (the waiting queue), batch
@@ -23,7 +23,7 @@
 //! - pending: tokens to compute, counted for gateways
 //! - windows: pages that left the attention window
 //! - tier: fetches from the store and saves to it
-//! - misses: events for the diagnosis of misses
+//! - misses: events for the diagnosis of cache misses
 
 mod batch;
 mod deadlines;
@@ -211,8 +211,8 @@ impl Scheduler {
         self.outbox.take_first_admissions()
     }
 
-    /// Takes sequences that ended for a reason that no result shows while decodes of them are in flight: an executor
-    /// that knows them can skip these.
+    /// Takes sequences that ended with decodes in flight, for a reason that no step's result shows: an executor that
+    /// knows these sequences can skip their decodes.
     pub fn take_ended(&mut self) -> Vec<SeqId> {
         self.outbox.take_ended()
     }
@@ -256,7 +256,7 @@ impl Scheduler {
             new_token_ratio: self.batch.ratio().get(),
             ..EngineStats::default()
         };
-        self.outbox.stats(self.memory.tell(stats))
+        self.outbox.stats(self.memory.add_counts(stats))
     }
 
     /// Pages private to sequences, for page-by-page checks in tests.
@@ -333,7 +333,7 @@ impl Scheduler {
             self.outbox.note_ended(seq);
         }
         self.outbox
-            .tell(sequence, SmallVec::new(), None, Some(Box::new(end)));
+            .report(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {
             self.queue.leave(seq);
         }

@@ -88,8 +88,8 @@ impl QueueOrder {
         self.prefilled_tokens += tokens;
     }
 
-    /// With fcfs and LRU eviction, long waiting requests would lose their prefixes, so every [`TOUCH_INTERVAL`]th pass
-    /// touches them. Returns true for such a pass.
+    /// With fcfs and LRU eviction, requests that wait long would lose their prefixes, so every [`TOUCH_INTERVAL`]th
+    /// pass touches those. Returns true for a touching pass.
     fn is_touching(&mut self) -> bool {
         let is_lru = |policy: EvictionPolicy| policy.name() == EvictionPolicy::default().name();
         if !self.policy.keeps_arrival() || !self.rules.eviction_policy.is_some_and(is_lru) {
@@ -146,7 +146,7 @@ impl Scheduler {
         let need = self.queue.order().policy.probe_need()?;
         let n_waiting = self.queue.waiting().len();
         let falls_back = n_waiting > MAX_PROBED && need.crowd == Crowd::FallsBack;
-        (n_waiting > 1 && !falls_back && self.looks_at_queue(&self.decode_rows().seqs))
+        (n_waiting > 1 && !falls_back && self.considers_queue(&self.decode_rows().seqs))
             .then_some(need)
     }
 
@@ -187,7 +187,7 @@ impl Scheduler {
         if self.pipeline.is_recovering() {
             return self.recover();
         }
-        self.see_who_left();
+        self.sweep_before_plan();
         self.open_plan()
     }
 

@@ -35,7 +35,7 @@ pub(super) enum Counter {
     CachedTokens,
     EvictedTokens,
     EvictedWindows,
-    /// Last: the number of counters depends on it.
+    /// Must be the last variant: it determines the number of counters.
     StaleMessages,
 }
 
@@ -53,7 +53,7 @@ impl Outbox {
 
     /// Appends news; merges a request's tokens and end from one result.
     #[inline]
-    pub(super) fn tell(
+    pub(super) fn report(
         &mut self,
         sequence: &Sequence,
         tokens: SmallVec<[u32; 2]>,
@@ -83,7 +83,7 @@ impl Outbox {
     }
 
     #[inline]
-    pub(super) fn turn_away(&mut self, intake: IntakeId, end: RequestEnd) {
+    pub(super) fn reject(&mut self, intake: IntakeId, end: RequestEnd) {
         self.news.push(RequestTokens {
             intake,
             tokens: SmallVec::new(),

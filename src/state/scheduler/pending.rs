@@ -1,4 +1,4 @@
-//! Tokens not computed yet, for gateways that balance requests among engines.
+//! Counts the tokens that are not computed yet, for gateways that balance requests among engines.
 
 use serde::Serialize;
 

@@ -51,7 +51,8 @@ impl Pins {
         std::mem::take(&mut self.released).into_iter()
     }
 
-    /// Keeps granted locks (soft pins up to `max_soft_tokens`), and releases those of removed pins; true if any.
+    /// Keeps granted locks (soft pins up to `max_soft_tokens`) and releases those of removed pins. Returns true if it
+    /// released a lock.
     pub(super) fn granted(&mut self, pinned: Vec<Pinned>, max_soft_tokens: usize) -> bool {
         let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
@@ -110,7 +111,7 @@ impl Pins {
         true
     }
 
-    pub(super) fn ask_softly(
+    pub(super) fn request_soft(
         &mut self,
         name: u64,
         namespace: Namespace,
@@ -126,8 +127,8 @@ impl Pins {
         self.released.push(Settle::Unlock(lock));
     }
 
-    /// Releases every lock, including those of soft pins. Returns false if the next plan has no lock to release,
-    /// including earlier ones: then pins hold no memory.
+    /// Releases every lock, including those of soft pins. Returns true if the next plan has a lock to release, from
+    /// this call or an earlier one; false means that pins hold no memory.
     pub(super) fn revoke_all(&mut self) -> bool {
         self.yield_all();
         let held = std::mem::take(&mut self.held);

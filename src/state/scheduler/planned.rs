@@ -203,9 +203,9 @@ impl Scheduler {
                     states.take_granted(grant.states.into_iter());
                 }
                 let row = kv.row;
-                // Without a load, it computes the rest, and uses the store no further.
+                // Without a load, the sequence computes the rest, and no longer uses the store.
                 self.begin_load((seq, row, None), prefix_len, load);
-                self.tell_departure(seq);
+                self.report_departure(seq);
             }
             if self.requests[seq].has_ended {
                 continue;
@@ -245,7 +245,7 @@ impl Scheduler {
             ..
         } = admitted;
         self.note_departure(seq, departure);
-        let row = grant.row.expect("a sequence that starts asks for a row");
+        let row = grant.row.expect("a starting sequence demands a row");
         let mut granted = grant.states.into_iter();
         let mut states = RowStates::new(&mut granted, keeps_tail, kv_tokens);
         if let Some(states) = &mut states {
@@ -253,7 +253,7 @@ impl Scheduler {
         }
         let live = states.as_ref().map(|states| states.live().slot());
         self.begin_load((seq, row, live), prefix_len, load);
-        self.tell_departure(seq);
+        self.report_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
         let sequence = &mut self.requests[seq];
         let mut cached_tokens = loaded_len;
@@ -336,7 +336,7 @@ impl Scheduler {
         }
     }
 
-    /// With `mixed`, the decode rows follow the prefill rows; otherwise the decode sits this step out.
+    /// With `mixed`, the decode rows follow the prefill rows; otherwise this step decodes nothing.
     fn run_prefill(&mut self, prefill: PrefillRows, open: OpenPlan, mixed: bool) -> Next {
         let PrefillRows {
             starts,
@@ -357,10 +357,10 @@ impl Scheduler {
             rows.extend(self.decode_step_rows(&decode));
         }
         self.note_prefill_step(!mixed && !decode.is_empty());
-        self.emit_beside(starts, rows, &placed)
+        self.emit_with_loads(starts, rows, &placed)
     }
 
-    /// Drops sequences that ended while the plan was open; every other exit opens a new plan with a new list.
+    /// Drops sequences that ended while the plan was open. Retraction and preemption open a new plan with a new list.
     fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
         let is_alive = |seq: &SeqId| self.requests.get(*seq).is_some_and(Sequence::can_decode);
         if !self.batch.ended().is_empty() {
@@ -421,11 +421,16 @@ impl Scheduler {
     }
 
     pub(super) fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {
-        self.emit_beside(starts, rows, &[])
+        self.emit_with_loads(starts, rows, &[])
     }
 
     /// Emits a step; `placed` are sequences that only load in it.
-    fn emit_beside(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>, placed: &[SeqId]) -> Next {
+    fn emit_with_loads(
+        &mut self,
+        starts: Vec<RowStart>,
+        rows: Vec<StepRow>,
+        placed: &[SeqId],
+    ) -> Next {
         self.outbox.count(Counter::Steps, 1);
         let prefill = PrefillWork::of(&rows);
         self.queue

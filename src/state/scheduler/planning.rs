@@ -37,7 +37,7 @@ impl Scheduler {
             return self.flush();
         }
         self.pipeline.begin_plan(self.hosts.asks_for_flush());
-        self.see_who_left();
+        self.sweep_before_plan();
         match self.probe_due() {
             Some(need) => self.probe(need),
             None => self.open_plan(),
@@ -45,7 +45,7 @@ impl Scheduler {
     }
 
     /// Ends cancelled requests, and reopens an empty batch to admissions.
-    pub(super) fn see_who_left(&mut self) {
+    pub(super) fn sweep_before_plan(&mut self) {
         self.sweep_cancelled();
         self.queue.forget_preempted();
         if self.preempts() || self.batch.is_empty() {
@@ -58,7 +58,7 @@ impl Scheduler {
         let pins = self.hosts.pins_mut().take_demands();
         let has_left = self.has_left_windows();
         let decode = self.plan_decode();
-        if self.looks_at_queue(&decode.seqs) {
+        if self.considers_queue(&decode.seqs) {
             self.order_queue();
         }
         let admit = self.admit_request(&decode.seqs);
@@ -94,7 +94,7 @@ impl Scheduler {
         self.pipeline.must_wait()
     }
 
-    /// A request with only the memory that a probe released.
+    /// A plan request without demands, which returns the memory that a probe released.
     pub(super) fn empty_request(&mut self) -> PlanStep {
         let Returned {
             pages: returned,
@@ -168,7 +168,7 @@ impl Scheduler {
             }
         }
         for seq in self.batch.take_ended() {
-            if self.awaits_its_state(seq) {
+            if self.awaits_state(seq) {
                 self.batch.keep_ended(seq);
                 continue;
             }
@@ -186,7 +186,7 @@ impl Scheduler {
 
     /// A state cannot be rolled back, so its tokens are known only when all steps in flight are done: they may skip an
     /// ended sequence.
-    pub(super) fn awaits_its_state(&self, seq: SeqId) -> bool {
+    pub(super) fn awaits_state(&self, seq: SeqId) -> bool {
         let Some(sequence) = self.requests.get(seq) else {
             return false;
         };
@@ -230,14 +230,14 @@ impl Scheduler {
         rows
     }
 
-    pub(super) fn looks_at_queue(&self, decode: &[SeqId]) -> bool {
+    pub(super) fn considers_queue(&self, decode: &[SeqId]) -> bool {
         !self.is_paused()
             && !self.batch.is_full()
             && !self.queue.waiting().is_empty()
             && !self.defers_prefill(decode)
     }
 
-    /// This plan's candidates: the chunked one, retracted ones, the queue in policy order. `decode`: the alternative.
+    /// This plan's candidates: the chunked one, retracted ones, the queue in policy order. `decode` runs if none fits.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();

@@ -113,8 +113,8 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// At the request limit, rejects the worst waiting request that never ran, the newest first, for a better one;
-    /// `Err` if there is none.
+    /// At the request limit, rejects the waiting request of lowest priority that never ran (the newest of several), if
+    /// the new request has a higher priority.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`].

@@ -78,8 +78,8 @@ impl Queue {
         self.retracted.insert(place, seq);
     }
 
-    /// Inserts a preempted request by its arrival: ahead of all others it would take the memory that it freed. It is no
-    /// candidate until [`Queue::forget_preempted`].
+    /// Inserts a preempted request by its arrival: at the head, it would take back the memory that it freed. It is not
+    /// a candidate until [`Queue::forget_preempted`].
     #[inline]
     pub(super) fn push_preempted(&mut self, seq: SeqId) {
         self.preempted.push(seq);

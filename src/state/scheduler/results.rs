@@ -13,7 +13,7 @@ use super::pipeline::StepRecord;
 use super::planning::retract_of;
 use super::{Computed, Next, Scheduler};
 
-/// Lost steps that a request survives: one that breaks every step must not do so forever.
+/// Lost steps that a request survives: a request that breaks every step must fail at last.
 const MAX_LOSSES: u32 = 2;
 
 impl Scheduler {
@@ -52,7 +52,7 @@ impl Scheduler {
         self.pipeline.take_spent()
     }
 
-    /// Drops the token of a sequence that ended while this step was in flight. A retracted one keeps its token.
+    /// Drops the token of a sequence that ended while this step was in flight. A retracted sequence keeps its token.
     fn take_row(&mut self, row: &mut RowResult) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
         if row.accepted == 0 {
@@ -97,10 +97,10 @@ impl Scheduler {
         row.tokens.truncate(n_taken);
         if n_taken > 0 || logprobs.is_some() {
             let mut tokens = std::mem::take(&mut row.tokens);
-            if !std::mem::replace(&mut sequence.is_opening_told, true) {
+            if !std::mem::replace(&mut sequence.is_opening_sent, true) {
                 tokens.insert_many(0, sequence.request.opening.iter().copied());
             }
-            self.outbox.tell(sequence, tokens, logprobs, None);
+            self.outbox.report(sequence, tokens, logprobs, None);
         }
         if let Some(reason) = end {
             self.finish(seq, RequestEnd::Finished(reason), kept, Computed::Publish);
@@ -113,7 +113,8 @@ impl Scheduler {
             return;
         };
         if !sequence.has_ended {
-            let error = StepError::Lost("the step skipped a live request".to_owned());
+            let error =
+                StepError::Lost("the executor returned no result for the request".to_owned());
             return self.fail(seq, RequestError::Step(error));
         }
         if let Some(kv) = &mut sequence.kv {

@@ -14,13 +14,13 @@ use super::{Next, Scheduler};
 
 impl Scheduler {
     /// No page was granted. Waits for sequences about to end; else revokes pins, soft ones first; else retracts the
-    /// running request with the fewest outputs (then the longest prompt), one per round. The last one fails alone.
+    /// running request with the fewest output tokens (then the longest prompt), one per round. The last request fails.
     pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
         let is_ending = |seq: &SeqId| !self.requests[*seq].can_decode();
-        let is_leaving = |seq: &SeqId| self.awaits_its_state(*seq);
+        let is_leaving = |seq: &SeqId| self.awaits_state(*seq);
         let ends = self.batch.running().iter().any(is_ending);
         let leaves = self.batch.ended().iter().any(is_leaving);
         if !self.pipeline.is_drained() && (ends || leaves) {
@@ -54,7 +54,8 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// The running sequence with the fewest outputs, then the longest prompt; the chunked one if at most one runs.
+    /// The running sequence with the fewest output tokens (then the longest prompt); the chunked one if at most one
+    /// runs.
     fn victim(&self) -> Option<SeqId> {
         let running = self.batch.running();
         if running.len() <= 1 {
@@ -120,8 +121,8 @@ impl Scheduler {
             return;
         }
         self.pipeline.note_change();
-        let is_inside = self.requests.get(refused).is_some();
-        if !self.hosts.pins_mut().give_way() && is_inside {
+        let is_live = self.requests.get(refused).is_some();
+        if !self.hosts.pins_mut().give_way() && is_live {
             self.fail(refused, RequestError::OutOfMemory);
         }
     }

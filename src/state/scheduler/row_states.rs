@@ -1,4 +1,4 @@
-//! A sequence's states: its live one, and copies that are not in the cache yet.
+//! A sequence's recurrent states: the live one, and copies that are not in the cache yet.
 
 use std::ops::Range;
 
@@ -142,7 +142,7 @@ impl RowStates {
     }
 
     /// Splits the states at the end of the sequence: those to cache, and those to return. `committed` tokens were
-    /// computed, of which `known` are known.
+    /// computed, and the first `known` tokens are known.
     pub fn publish(
         self,
         committed: usize,

@@ -54,7 +54,7 @@ pub struct Sequence {
     /// End-of-sequence and stop tokens end it.
     heeds_stops: bool,
     /// The opening tokens of its output were sent.
-    pub is_opening_told: bool,
+    pub is_opening_sent: bool,
     pub publish: bool,
     pub rows_in_flight: u32,
     /// Copied from the request, as `heeds_stops`: every plan and every token reads them.
@@ -98,7 +98,7 @@ impl Sequence {
             phase: Phase::Waiting,
             output: request.opening.to_vec(),
             planned_output: request.opening.len(),
-            is_opening_told: request.opening.is_empty(),
+            is_opening_sent: request.opening.is_empty(),
             request,
             rows_in_flight: 0,
             kv: None,
@@ -246,7 +246,7 @@ impl SequenceTable {
     pub fn insert(&mut self, sequence: Sequence) -> SeqId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            u32::try_from(self.slots.len() - 1).expect("admission bounds the sequences")
+            u32::try_from(self.slots.len() - 1).expect("admission bounds the number of sequences")
         });
         self.next_generation += 1;
         let seq = SeqId::new(self.next_generation << 32 | u64::from(slot));

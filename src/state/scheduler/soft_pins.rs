@@ -108,7 +108,7 @@ impl Scheduler {
             return;
         }
         pins.yield_until(|soft| soft.len() < limit);
-        pins.ask_softly(name, namespace, tokens, expires_s);
+        pins.request_soft(name, namespace, tokens, expires_s);
     }
 
     /// Releases a soft pin; false if it does not exist.

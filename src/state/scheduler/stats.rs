@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_counts_what_is_held_and_not_what_is_cached() {
+    fn usage_counts_held_tokens_and_not_evictable_ones() {
         let stats = EngineStats {
             running_requests: 2,
             total_rows: 8,

@@ -14,11 +14,11 @@ struct Disk {
     folders: BTreeSet<PathBuf>,
     locks: BTreeSet<PathBuf>,
     advised: Vec<(Range<u64>, Advice)>,
-    /// Changes so far.
+    /// The number of changes so far.
     n_changes: usize,
-    /// The change at which the machine dies: half of it happens, and nothing after it.
+    /// The number of the change at which the machine crashes: half of this change happens, and no later one.
     dies_at: Option<usize>,
-    /// Bytes that fit.
+    /// The size of the disk in bytes; `None` if unlimited.
     room: Option<u64>,
     can_punch: bool,
     /// Whether reads fail.
@@ -29,7 +29,7 @@ struct Disk {
 
 struct Journal {
     before: BTreeMap<PathBuf, Vec<u8>>,
-    /// Path, offset and bytes of each.
+    /// Path, offset and bytes of each write.
     writes: Vec<(PathBuf, usize, Vec<u8>)>,
 }
 
@@ -49,7 +49,7 @@ impl MemoryFiles {
         self.0.lock().expect("no test panics while it has the lock")
     }
 
-    /// The machine after a crash and a restart: all writes are there, no lock is held.
+    /// The machine after a crash and a restart: all writes are kept, all locks are released.
     pub fn restarted(&self) -> Self {
         let disk = self.disk();
         let after = Disk {
@@ -61,7 +61,7 @@ impl MemoryFiles {
         Self(Arc::new(Mutex::new(after)))
     }
 
-    /// From here on every write may be lost.
+    /// Records writes from now on, for [`Self::restarted_losing`].
     pub fn begin_journal(&self) {
         let mut disk = self.disk();
         disk.journal = Some(Journal {
@@ -70,7 +70,7 @@ impl MemoryFiles {
         });
     }
 
-    /// The machine after a power cut: only writes of the journal with `is_kept` are there, as if reordered.
+    /// The machine after a power cut: of the journalled writes, only those that `is_kept` selects reached the disk.
     pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
@@ -114,7 +114,7 @@ impl MemoryFiles {
         self.disk().advised.clone()
     }
 
-    /// Bytes of all files that are not punched.
+    /// The total length of all files.
     pub fn bytes(&self) -> u64 {
         let disk = self.disk();
         disk.files.values().map(|bytes| bytes.len() as u64).sum()
@@ -124,7 +124,7 @@ impl MemoryFiles {
         self.disk().files.keys().cloned().collect()
     }
 
-    /// The one path whose name begins with `name`.
+    /// The first path whose file name starts with `name`.
     pub fn path(&self, name: &str) -> PathBuf {
         let paths = self.paths();
         let is_it = |path: &&PathBuf| {
@@ -141,7 +141,7 @@ impl MemoryFiles {
 }
 
 impl Disk {
-    /// How much of a change of `bytes` bytes happens.
+    /// Counts a change of `bytes` bytes, and returns how many of the bytes are changed.
     fn begin(&mut self, bytes: usize) -> io::Result<usize> {
         let dies_at = self.dies_at.unwrap_or(usize::MAX);
         self.n_changes += 1;
@@ -211,7 +211,7 @@ impl Files for MemoryFiles {
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut disk = self.disk();
-        // All or nothing: the machine dies before the name changes.
+        // All or nothing: a crash happens before the rename.
         disk.begin(0)?;
         if disk.is_dying() {
             return Err(ErrorKind::BrokenPipe.into());

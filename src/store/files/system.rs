@@ -1,4 +1,4 @@
-//! The store's file operations on the machine's own file system.
+//! The store's file operations on the operating system's file system.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -41,18 +41,18 @@ impl Files for SystemFiles {
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let new = write_beside(path, bytes)?;
+        let new = write_temporary(path, bytes)?;
         fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let new = write_beside(path, bytes)?;
-        // Linking is atomic, so that of two engines that start together one makes the file.
+        let new = write_temporary(path, bytes)?;
+        // Linking is atomic: of two engines that start together, only one creates the file.
         let made = fs::hard_link(&new, path);
         fs::remove_file(&new)?;
         match made {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            // A file system without links.
+            // The file system has no hard links.
             Err(_) if !path.exists() => self.replace(path, bytes),
             made => made,
         }
@@ -95,15 +95,15 @@ impl Files for SystemFiles {
     }
 }
 
-/// For writing, with access for the owner only.
+/// Opens for writing; a new file is accessible to its owner only.
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
     options.write(true)
 }
 
-/// Writes a file that replaces `path` later.
-fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
+/// Writes a temporary file in the folder of `path`, for a rename or a link later.
+fn write_temporary(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = PathBuf::from(name);
@@ -156,7 +156,7 @@ struct SystemFile {
 }
 
 impl SystemFile {
-    /// The direct handle, for bytes that begin and end with whole blocks of a disk, in memory and in the file.
+    /// The handle for direct I/O, if the bytes are aligned to disk blocks, in memory and in the file.
     fn past_cache_for(&self, bytes: &[u8], offset: u64) -> Option<&File> {
         let is_whole = [bytes.as_ptr() as u64, bytes.len() as u64, offset];
         let is_whole = is_whole.iter().all(|n| n.is_multiple_of(ALIGN as u64));
@@ -180,7 +180,7 @@ impl DataFile for SystemFile {
         use std::os::unix::fs::FileExt;
         match self.past_cache_for(bytes, offset) {
             Some(file) => match file.write_all_at(bytes, offset) {
-                // A disk with larger blocks.
+                // The blocks of this disk are larger than `ALIGN`.
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {
                     self.write_at(bytes, offset)
                 }
@@ -193,7 +193,7 @@ impl DataFile for SystemFile {
     #[cfg(not(unix))]
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        // One thread has the file (`tier::AT_ONCE` is 1 here), so no other thread moves its position.
+        // Only one thread uses the file (`tier::AT_ONCE` is 1 here), so no other thread moves its position.
         (&self.file).seek(SeekFrom::Start(offset))?;
         (&self.file).read_exact(bytes)
     }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_past_the_cache_is_read_like_all_else() {
+    fn direct_writes_are_read_back_like_cached_ones() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = SystemFiles
             .open(&folder.path().join("file"))
@@ -274,7 +274,7 @@ mod tests {
         let bytes: Vec<u8> = (0..4 * ALIGN).map(|i| (i / 7) as u8).collect();
         let start = bytes.as_ptr().align_offset(ALIGN);
         let mut expected = vec![0; 5 * ALIGN];
-        // The kernel has the first of these bytes in its cache when the next ones bypass it.
+        // The kernel has the first of these bytes in its page cache when the next write bypasses it.
         let (aligned, other) = (start..start + 2 * ALIGN, 3..ALIGN);
         for (part, at) in [(other.clone(), 10), (aligned, ALIGN), (other, ALIGN + 1)] {
             file.write_past_cache(&bytes[part.clone()], at as u64)
@@ -288,7 +288,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn everything_is_for_its_owner_alone() {
+    fn only_the_owner_has_access() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder can be made");
         let inner = folder.path().join("a/b");

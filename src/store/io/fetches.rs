@@ -1,8 +1,8 @@
-//! Fetches: the I/O thread serves one at a time, reading some records between two polls of its requests. The operating
-//! system reads ahead meanwhile.
+//! Fetches of blocks from the disk. The I/O thread serves one fetch at a time: it reads some records, while the
+//! operating system reads ahead, then polls its requests.
 //!
-//! A fetch takes as many free buffers as its blocks need, but leaves a quarter of all to saves; a next round fetches
-//! the rest. Where none is free it waits for its turn, until its deadline.
+//! A fetch takes as many free buffers as its blocks need, but leaves a quarter of all buffers to saves; a later fetch
+//! loads the rest. If too few buffers are free, the fetch waits for them until its deadline.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use super::{MAX_FETCHES, Worker};
 use crate::tier::AT_ONCE;
 use crate::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
 
-/// Of the buffers of a kind, fetches leave one in this many to saves, and at least one.
+/// Fetches leave `1 / SAVES_SHARE` of the buffers of a kind to saves, and at least one buffer.
 const SAVES_SHARE: usize = 4;
-/// A round takes at least one in this many of the buffers for fetches, or waits until it can.
+/// A fetch waits until it can take `1 / ROUND_SHARE` of the buffers for fetches, unless it needs fewer.
 const ROUND_SHARE: usize = 4;
 /// Readahead distance in bytes: enough to keep a disk busy, and little enough that the advice does not block.
 const AHEAD_BYTES: usize = 64 << 20;
 
-/// Bytes that are read between two polls of the requests, where a block has less: a slow disk takes a fifth of a second
-/// for them.
+/// Bytes to read between two polls of the requests (at least one block): a slow disk takes a fifth of a second for
+/// them.
 const TURN_BYTES: usize = 32 << 20;
 
-/// A fetch is judged by its pace after one part in this many of its time, and again after as long.
+/// Whether a fetch will meet its deadline is estimated after each `1 / JUDGED_AFTER` of its timeout.
 const JUDGED_AFTER: u32 = 8;
 
 pub(super) struct Running {
@@ -34,13 +34,13 @@ pub(super) struct Running {
 }
 
 struct Begun {
-    /// When it took its buffers.
+    /// When the fetch took its buffers.
     at: Instant,
-    /// Its end, unless it is cut short.
+    /// The end of the blocks to fetch.
     end: usize,
-    /// Why that is not the requested end.
+    /// Why `end` is before the requested end.
     short: Option<Short>,
-    /// The kernel was advised of the blocks before this one.
+    /// The kernel was advised to read ahead the blocks before this index.
     ahead: usize,
     kv: Vec<HostBlock>,
     window: Vec<HostBlock>,
@@ -51,14 +51,14 @@ enum Step {
     Read,
     /// No buffer is free.
     Waits,
-    /// It is over, for this reason if it was cut short.
+    /// The fetch is over; the reason if it was cut short.
     Ends(Option<Short>),
 }
 
 #[derive(Clone, Copy)]
 struct Room {
     now: usize,
-    /// If nothing else were loaded.
+    /// Buffers that would be free if no other fetch had any.
     most: usize,
 }
 
@@ -120,7 +120,7 @@ impl Worker<'_> {
         if at >= begun.end {
             return Step::Ends(begun.short);
         }
-        // While the engine computes, one core is enough.
+        // While the engine computes, reads take one core only.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let soon = blocks_of_turn(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
         let most = if self.pace.is_busy() {
@@ -136,7 +136,7 @@ impl Worker<'_> {
             return Step::Ends(Some(Short::Memory));
         }
         let end = at + blocks.len();
-        // The first read shows whether others will follow.
+        // Not at the first read, which shows whether more reads will follow.
         if !begun.kv.is_empty() {
             self.read_ahead(fetch, begun, end);
         }
@@ -153,7 +153,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Makes the kernel read ahead, from the requested blocks on.
+    /// Advises the kernel to read ahead, from the blocks that are read now.
     fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, asked: usize) {
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let until = asked.saturating_add((AHEAD_BYTES / block_bytes).max(1));
@@ -165,7 +165,7 @@ impl Worker<'_> {
         begun.ahead = begun.ahead.max(until);
     }
 
-    /// Decides how much is fetched, and takes the buffers that the end needs.
+    /// Decides how many blocks to fetch, and takes the window and state buffers that the last of them needs.
     fn begin(&mut self, fetch: &Fetch) -> Result<Begun, Step> {
         let geometry = self.tier.geometry();
         let (needs, block_tokens) = (geometry.needs, geometry.block_tokens);
@@ -226,13 +226,13 @@ impl Worker<'_> {
         }
     }
 
-    /// Takes `n` buffers, or none.
+    /// Takes `n` buffers, or no buffer.
     fn take_all(&self, kind: BlockKind, n: usize) -> Result<Vec<HostBlock>, Step> {
         let room = self.room(kind);
         if n > room.most {
             return Err(Step::Ends(Some(Short::Memory)));
         }
-        // Returned buffers wake this thread: it takes none that it would return at once.
+        // Checks first: a buffer that is taken and returned at once would wake this thread again.
         if n > room.now {
             return Err(Step::Waits);
         }
@@ -252,7 +252,7 @@ impl Worker<'_> {
         short.map_or(Ok(()), Err)
     }
 
-    /// Reads consecutive records and notes the rate. Returns how many are good from the first on, and why not all are.
+    /// Reads consecutive records and notes the rate. Returns the number of records before a failure, and its reason.
     fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -270,7 +270,7 @@ impl Worker<'_> {
         (n_good, short)
     }
 
-    /// Ends a fetch, with the blocks that it has.
+    /// Ends a fetch, and answers with the blocks that were read.
     pub(super) fn end(&mut self, running: Running, mut short: Option<Short>) {
         let Running { fetch, begun, .. } = running;
         let is_cancelled = short == Some(Short::Cancelled);
@@ -300,7 +300,7 @@ impl Worker<'_> {
         self.say(answer);
     }
 
-    /// Reads the records needed to resume after the blocks that were read: after the last one that has them.
+    /// Reads the window and state records needed to resume after the last block, or after an earlier one that has them.
     fn finish(
         &mut self,
         fetch: &Fetch,
@@ -325,7 +325,7 @@ impl Worker<'_> {
             let windows = begun.window.iter_mut().zip(&path[window_blocks.clone()]);
             let state = begun.state.iter_mut().zip(&path[end - 1..end]);
             let mut tail = windows.chain(state);
-            // A failed record has left the index: the next round ends elsewhere.
+            // A record that failed was removed from the index: the next round ends at another block.
             match tail.try_for_each(|(block, place)| self.read(place, block)) {
                 Ok(()) => return Some(self.ready(fetch, begun, start..end)),
                 Err(failed) => *short = short.or(Some(failed)),
@@ -356,13 +356,13 @@ impl Worker<'_> {
     }
 }
 
-/// Blocks that are read before a fetch is judged again: by its pace so far, few where the disk is slow.
+/// Blocks to read before the deadline is checked again, from the rate so far: few on a slow disk.
 fn blocks_of_turn(done: usize, spent: Duration, timeout: Duration) -> usize {
     let turn_s = timeout.as_secs_f64() / f64::from(JUDGED_AFTER);
     (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
 }
 
-/// Whether a fetch with `done` of `all` blocks read so far will be late. Computing the missing ones begins sooner then.
+/// True if a fetch with `done` of `all` blocks will miss its deadline. The engine then computes the others sooner.
 fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
     let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
     done < all && spent * JUDGED_AFTER > timeout && all_s > timeout.as_secs_f64()
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fetch_ends_once_it_cannot_be_done_in_its_time() {
+    fn a_fetch_that_will_miss_its_deadline_is_late() {
         let late = |progress, spent_ms, timeout_ms| {
             let [spent, timeout] = [spent_ms, timeout_ms].map(Duration::from_millis);
             will_be_late(progress, spent, timeout)
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_is_looked_at_after_each_block() {
+    fn on_a_slow_disk_the_deadline_is_checked_after_each_block() {
         let turn = |done, spent_ms| {
             let [spent, timeout] = [spent_ms, 1280].map(Duration::from_millis);
             blocks_of_turn(done, spent, timeout)

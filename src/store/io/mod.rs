@@ -1,6 +1,5 @@
-//! The I/O thread. Between any two reads, and parts of writes, it polls its requests: it answers finds from memory at
-//! once, and reads before it writes. Reads may use further threads, until they are done; while the engine computes, all
-//! other work rests most of the time.
+//! The I/O thread of the KV store. It answers lookups from memory, and reads blocks before it writes others. It polls
+//! its requests between any two reads or parts of writes. While the engine computes, writes pause most of the time.
 
 mod fetches;
 
@@ -27,16 +26,16 @@ use souffleur_state::tiers::CostModel;
 
 /// Headers that are read between two checks of the stop flag.
 const HEADERS_AT_ONCE: usize = 64;
-/// Upper bound on fetches in flight, all but one of them waiting.
+/// The largest number of fetches in flight; only one of them is served, the others wait.
 const MAX_FETCHES: usize = 256;
-/// How long the thread is idle before it syncs the disk.
+/// Idle time after which the thread syncs the disk.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Timeout and poll interval for a folder's lock: somewhat longer than a store takes to end.
+/// Timeout for a folder's lock: somewhat longer than a store takes to stop.
 const LOCK_PATIENCE: Duration = Duration::from_secs(8);
 const LOCK_EVERY: Duration = Duration::from_millis(50);
 
-/// Requests that are taken before reads and writes.
+/// Requests that are handled before reads and writes.
 pub(super) enum Urgent {
     Find(Find),
     Fetch(Fetch),
@@ -74,7 +73,7 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
         let reason = match ended {
             Ok(Ok(())) => return,
             Ok(Err(reason)) => reason,
-            Err(_) => "the thread of the KV store has panicked: please report this".to_owned(),
+            Err(_) => "the KV store thread panicked: please report this bug".to_owned(),
         };
         tracing::warn!(%reason, "KV store disabled");
         (doors.sink)(Answer::State(TierState::Off { reason, panicked }));
@@ -132,7 +131,7 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens the folder, which the engine before this one may still be writing. `None` if the thread should stop.
+/// Opens the folder, waiting for a previous engine that may still be writing to it. `None` if the thread should stop.
 fn wait_for_folder(
     files: &dyn Files,
     setup: &TierSetup,
@@ -148,8 +147,8 @@ fn wait_for_folder(
         if Instant::now() >= until {
             let shown = setup.root.display();
             return Err(format!(
-                "another engine uses the KV store in {shown} for the same model: give this one another kv_disk_path, \
-                 or leave it without a store"
+                "another engine uses the KV store in {shown} for the same model: set another kv_disk_path for this \
+                engine, or run it without a store"
             ));
         }
         std::thread::sleep(LOCK_EVERY);
@@ -162,16 +161,16 @@ struct Worker<'a> {
     doors: &'a Doors,
     pools: BlockPools,
     shared: Arc<Shared>,
-    /// In order of arrival; the first is read.
+    /// In order of arrival; the first one is served.
     fetches: VecDeque<Running>,
-    writing: Option<UnderWay>,
+    writing: Option<OngoingWrite>,
     pace: Pace,
     /// Nothing is written before this time.
     rests_until: Option<Instant>,
     cost: CostModel,
 }
 
-struct UnderWay {
+struct OngoingWrite {
     ticket: Ticket,
     block: HostBlock,
     writing: Writing,
@@ -183,7 +182,7 @@ impl Worker<'_> {
             while let Ok(urgent) = self.doors.urgent.try_recv() {
                 self.take(urgent);
             }
-            if !self.fetch_some() && !self.work_beside() {
+            if !self.fetch_some() && !self.work_in_background() {
                 self.wait();
             }
         }
@@ -219,9 +218,9 @@ impl Worker<'_> {
         }
     }
 
-    /// Does a piece of background work: a part of a write, or a buffer ahead of its use. False while such work rests,
-    /// and without any.
-    fn work_beside(&mut self) -> bool {
+    /// Does a piece of background work: writes a part of a block, or makes a buffer ahead of its use. False if there is
+    /// nothing to do, or while background work pauses.
+    fn work_in_background(&mut self) -> bool {
         let now = Instant::now();
         self.rests_until = self.rests_until.filter(|until| now < *until);
         if self.rests_until.is_some() {
@@ -235,7 +234,7 @@ impl Worker<'_> {
         has_worked
     }
 
-    /// Rests after work, if the engine computes.
+    /// Schedules a pause after work, if the engine computes.
     fn rest(&mut self, watch: &Stopwatch) {
         let rest = self.pace.rest_after(watch.spent());
         self.rests_until = (!rest.is_zero()).then(|| Instant::now() + rest);
@@ -294,7 +293,7 @@ impl Worker<'_> {
         });
     }
 
-    /// Writes a part of the next commit. False if there is none.
+    /// Writes a part of the current or the next commit. False if there is no commit.
     fn write_some(&mut self) -> bool {
         if self.writing.is_none() {
             let Ok(commit) = self.doors.commits.try_recv() else {
@@ -315,7 +314,7 @@ impl Worker<'_> {
         let writing = self.tier.begin_write(&place, block.kind(), Instant::now());
         match writing {
             Ok(writing) => {
-                self.writing = Some(UnderWay {
+                self.writing = Some(OngoingWrite {
                     ticket,
                     block,
                     writing,
@@ -329,8 +328,8 @@ impl Worker<'_> {
         let Some(mut begun) = self.writing.take() else {
             return;
         };
-        let UnderWay { writing, block, .. } = &mut begun;
-        // While the engine computes on these processors, a copy for the kernel's cache is too expensive.
+        let OngoingWrite { writing, block, .. } = &mut begun;
+        // While the engine computes on the CPU, copying into the kernel's page cache is too expensive.
         let way = if self.pace.was_busy() {
             Way::PastCache
         } else {
@@ -350,7 +349,7 @@ impl Worker<'_> {
     }
 
     fn written(&self, ticket: Ticket, block: HostBlock, outcome: Outcome) {
-        // The buffer is free before the answer is sent.
+        // Frees the buffer before the answer is sent.
         drop(block);
         self.committed(ticket, outcome);
     }
@@ -367,7 +366,7 @@ impl Worker<'_> {
         self.say(Answer::Committed { ticket, outcome });
     }
 
-    /// Answers all pending requests: cancels fetches, writes commits as long as there is time.
+    /// Answers all pending requests: cancels fetches, and writes commits until [`DRAIN_PATIENCE`] has passed.
     fn drain(&mut self) {
         let deadline = Instant::now() + DRAIN_PATIENCE;
         self.shared.is_serving.store(false, Ordering::Release);

@@ -22,7 +22,7 @@ fn pool(bytes: usize, host_bytes: u64) -> BlockPool {
 }
 
 #[test]
-fn buffers_have_whole_pages_for_themselves() {
+fn buffers_share_no_page() {
     for bytes in [1, 1000, 4096, 4097, 3 * 4096] {
         let pool = pool(bytes, 1 << 20);
         let take = |_| pool.take(BlockUse::Saving).expect("one is free");
@@ -44,14 +44,14 @@ fn buffers_have_whole_pages_for_themselves() {
 }
 
 #[test]
-fn buffers_take_no_more_memory_than_they_may() {
+fn buffers_stay_within_the_memory_bound() {
     let total = |host_bytes| pool(4097, host_bytes).counts().total;
     assert_eq!(total(6 * PAGE_BYTES - 1), 2);
     assert_eq!(total(6 * PAGE_BYTES), 3);
 }
 
 #[test]
-fn a_buffer_that_is_abandoned_is_made_anew() {
+fn an_abandoned_buffer_is_replaced() {
     let pool = pool(1000, 3 * PAGE_BYTES);
     let take = || pool.take(BlockUse::Saving);
     let mut taken: Vec<HostBlock> = std::iter::from_fn(take).collect();
@@ -67,11 +67,11 @@ fn a_buffer_that_is_abandoned_is_made_anew() {
     let again: Vec<HostBlock> = std::iter::from_fn(take).collect();
     assert_eq!(again.len(), 2);
     let is_lost = |block: &HostBlock| lost.contains(&block.bytes().as_ptr());
-    assert!(!again.iter().any(is_lost), "somebody may still write to it");
+    assert!(!again.iter().any(is_lost), "an abandoned buffer is reused");
     drop((taken, again));
     assert_eq!(pool.counts().free, 3);
     drop(pool);
-    assert!(owner.upgrade().is_none(), "nothing else is lost");
+    assert!(owner.upgrade().is_none(), "only the abandoned buffers leak");
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn large_buffers_are_made_before_they_are_needed() {
 }
 
 #[test]
-fn where_the_system_has_no_memory_there_is_no_buffer() {
-    // More than there are addresses.
+fn a_failed_allocation_gives_no_buffer() {
+    // More than the address space.
     let pools = pools(1 << 60, 1 << 62);
     let pool = pools.of(BlockKind::Kv).expect("there is the kind");
     assert!(pool.take(BlockUse::Saving).is_none());

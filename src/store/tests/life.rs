@@ -1,11 +1,11 @@
-//! Tests of a store's starts, stops and refusals.
+//! Tests of starting and stopping a store, and of refused requests.
 
 use std::collections::HashSet;
 
 use super::*;
 
 #[test]
-fn nothing_is_taken_before_the_fingerprint_is_known() {
+fn requests_are_refused_before_the_fingerprint_is_known() {
     let mut world = World::dense(4);
     let place = world.path(0, 1)[0];
     assert!(world.store.take().is_some_and(Store::shut_down));
@@ -33,7 +33,7 @@ fn nothing_is_taken_before_the_fingerprint_is_known() {
 }
 
 #[test]
-fn a_stop_ends_what_would_take_long() {
+fn a_stop_interrupts_the_identification() {
     let mut world = World::dense(4);
     assert!(world.store.take().is_some_and(Store::shut_down));
     let (begun, identifying) = unbounded();
@@ -85,7 +85,7 @@ fn a_stopping_store_answers_everything() {
 }
 
 #[test]
-fn bounds_that_hold_nothing_are_told() {
+fn bounds_too_small_for_a_block_are_errors() {
     let start = |host_bytes, disk_bytes| {
         let config = StoreConfig {
             path: PathBuf::from("/kv"),

@@ -1,9 +1,9 @@
-//! Tests of lookups and loads.
+//! Tests of looking up and loading blocks.
 
 use super::*;
 
 #[test]
-fn blocks_come_back_after_a_restart() {
+fn blocks_are_loaded_after_a_restart() {
     let mut world = World::dense(8);
     let path = world.path(0, 5);
     for place in &path {
@@ -26,7 +26,7 @@ fn blocks_come_back_after_a_restart() {
 }
 
 #[test]
-fn what_is_computed_faster_is_worth_nothing() {
+fn blocks_that_are_computed_faster_are_not_worth_loading() {
     let mut world = World::dense(4);
     let place = world.path(0, 1)[0];
     world.save(place, BlockKind::Kv);
@@ -36,7 +36,7 @@ fn what_is_computed_faster_is_worth_nothing() {
 }
 
 #[test]
-fn a_long_prefix_comes_in_rounds_and_saves_keep_their_share() {
+fn a_long_prefix_is_loaded_in_rounds_and_saves_keep_their_share() {
     let mut world = World::dense(8);
     let path = world.path(0, 9);
     for place in &path {
@@ -52,7 +52,7 @@ fn a_long_prefix_comes_in_rounds_and_saves_keep_their_share() {
     drop(first);
     let (ticket, loaded, _) = world.fetched(&path);
     assert_eq!(ticket, second);
-    // It began with as many as were returned by then.
+    // The second fetch began with the buffers that were returned by then.
     let mut end = loaded.expect("it is there").blocks.end;
     while end < 9 {
         let next = world.fetch(&path, end).0.expect("it is there");
@@ -97,19 +97,19 @@ fn a_damaged_block_cuts_a_fetch_short() {
         .change(&segment, |bytes| bytes[2 * 8192 + 4096 + 5] ^= 1);
     let (loaded, short) = world.fetch(&path, 0);
     assert_eq!(short, Some(Short::Damaged));
-    assert_eq!(loaded.expect("the first two are whole").blocks, 0..2);
+    assert_eq!(loaded.expect("the first two are intact").blocks, 0..2);
     assert_eq!(world.find(0, 4, None).1, 2);
     assert_eq!(world.missed.get(), Some(StoredMiss::Damaged));
     assert_eq!(world.store().stats().damaged, 1);
     assert_eq!(world.save(path[2], BlockKind::Kv), Outcome::Written);
     assert_eq!(world.find(0, 4, None).1, 4);
-    // There are no more, and never were.
+    // The fifth block was never saved.
     assert_eq!(world.find(0, 5, None).1, 4);
     assert_eq!(world.missed.get(), None);
 }
 
 #[test]
-fn layers_with_states_go_on_where_there_is_one() {
+fn sequences_resume_only_after_blocks_with_a_state() {
     let mut world = World::new(geometry(true, 0), 16 * PAGE_BYTES);
     let path = world.path(0, 6);
     for place in &path {
@@ -123,7 +123,7 @@ fn layers_with_states_go_on_where_there_is_one() {
     assert_eq!((found.len(), blocks, worth), (6, 5, 5));
     let (loaded, short) = world.fetch(&found[..blocks], 0);
     assert_eq!((loaded.expect("it is there").blocks, short), (0..5, None));
-    // The state at the end is damaged: the path ends at the one before.
+    // The last state is damaged: the fetch ends at the state before it.
     let segment = world.files.path("seg-state");
     world
         .files
@@ -143,7 +143,7 @@ fn layers_with_states_go_on_where_there_is_one() {
 }
 
 #[test]
-fn windows_are_loaded_of_the_last_blocks_alone() {
+fn windows_are_loaded_of_the_last_blocks_only() {
     let mut world = World::new(geometry(false, 6), 32 * PAGE_BYTES);
     let path = world.path(0, 5);
     for place in &path {
@@ -152,7 +152,7 @@ fn windows_are_loaded_of_the_last_blocks_alone() {
     for block in [1, 2, 3] {
         world.save(path[block], BlockKind::Window);
     }
-    // After four blocks of 4 tokens, 5 are seen: those of the last two.
+    // After four blocks of 4 tokens, the window covers 5 more tokens: those of the last two blocks.
     assert_eq!(world.find(0, 5, None).1, 4);
     let (loaded, _) = world.fetch(&path[..4], 0);
     let loaded = loaded.expect("it is there");
@@ -163,7 +163,7 @@ fn windows_are_loaded_of_the_last_blocks_alone() {
 }
 
 #[test]
-fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
+fn the_kernel_is_advised_of_coming_reads_and_of_written_records() {
     let mut world = World::dense(8);
     let path = world.path(0, 3);
     for place in &path {
@@ -172,13 +172,13 @@ fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
     let loaded = world.fetch(&path, 0).0.expect("it is there");
     assert_eq!(loaded.blocks, 0..3);
     world.restart();
-    let heard = |wanted: Advice| {
+    let advised_of = |wanted: Advice| {
         let advised = world.files.advised().into_iter();
         let of = advised.filter(move |(_, advice)| *advice == wanted);
         of.map(|(range, _)| range).collect::<Vec<_>>()
     };
     let records = [0..8192, 8192..16384, 16384..24576];
-    // The first one is read at once, and shows how fast the disk is.
-    assert_eq!(heard(Advice::WillNeed), records[1..]);
-    assert_eq!(heard(Advice::DontNeed), records);
+    // The first record is read without advice, and shows how fast the disk is.
+    assert_eq!(advised_of(Advice::WillNeed), records[1..]);
+    assert_eq!(advised_of(Advice::DontNeed), records);
 }

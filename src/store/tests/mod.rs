@@ -19,7 +19,7 @@ use souffleur_state::cache::prefix_history::StoredMiss;
 const TOKENS: usize = 4;
 const KV_BYTES: usize = 1000;
 const STATE_BYTES: usize = 600;
-/// Memory that a buffer of either takes, in bytes.
+/// Memory that a buffer of each kind takes, in bytes.
 const PAGE_BYTES: u64 = 4096;
 /// Longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ struct World {
     answers: Receiver<Answer>,
     keys: Option<Keys>,
     next: u64,
-    /// The miss at the end of the last find.
+    /// The reason of the miss in the last lookup.
     missed: Cell<Option<StoredMiss>>,
 }
 
@@ -102,7 +102,7 @@ impl World {
         self.answers = answers;
     }
 
-    /// Starts until it serves.
+    /// Starts a store and waits until it serves.
     fn start(&mut self) {
         self.start_with(Box::new(|_| Ok(FingerprintParts::new().part("a", 1))));
         loop {
@@ -208,7 +208,7 @@ impl World {
         Ticket::new(self.next)
     }
 
-    /// The answer to a fetch. Checks its bytes against the saved ones.
+    /// Waits for the answer to a fetch, and checks that its bytes are the saved ones.
     fn fetched(&self, path: &[BlockPlace]) -> (Ticket, Result<Loaded, Short>, Option<Short>) {
         match self.answer() {
             Answer::Fetched {
@@ -255,7 +255,7 @@ fn byte(place: &BlockPlace, kind: BlockKind) -> u8 {
     place.key.0[0] ^ kind.index() as u8
 }
 
-/// Every buffer holds its block's bytes, and the end's needs are met.
+/// Checks that each buffer holds its block's bytes, and that the records needed to resume are present.
 fn check(loaded: &Loaded, path: &[BlockPlace], geometry: &Geometry) {
     let needs = geometry.needs;
     let Loaded {

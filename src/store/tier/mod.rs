@@ -1,4 +1,4 @@
-//! The disk tier: record files, index and log, updated together.
+//! The disk tier of the KV store: keeps record files, index and log consistent.
 
 mod reading;
 mod recovery;
@@ -25,11 +25,11 @@ use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
 pub(crate) use writing::Writing;
 
-/// Bytes that are written between two syncs.
+/// Bytes written between two syncs.
 const SYNC_BYTES: u64 = 64 << 20;
 /// How long writes pause after a failed one.
 const PAUSE: Duration = Duration::from_secs(60);
-/// How often a kind of damage is logged.
+/// The shortest time between two warnings of damage.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
@@ -68,13 +68,13 @@ pub(super) struct DiskTier {
     segments: [Segments; 3],
     index: BlockIndex,
     log: IndexLog,
-    /// Bytes of other fingerprints, when last looked at.
+    /// Bytes of the folders of other fingerprints, at the last scan.
     foreign_bytes: u64,
-    /// Bytes written since then.
-    written_since_look: u64,
+    /// Bytes written since the last scan.
+    written_since_scan: u64,
     can_punch: bool,
     unsynced_bytes: u64,
-    /// No write before then.
+    /// Writes are refused before this time.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
     pub(crate) gone: Gone,
@@ -82,7 +82,7 @@ pub(super) struct DiskTier {
 }
 
 impl DiskTier {
-    /// Opens the files of a folder. [`recover`](Self::recover) finds their records.
+    /// Opens the files of a folder. [`recover`](Self::recover) then reads the index of their records.
     ///
     /// # Errors
     /// A sentence that says why the store is off.
@@ -97,7 +97,7 @@ impl DiskTier {
             let opened = Segments::open(&*files, &folder.path, kind, size);
             opened.map_err(|error| {
                 let shown = folder.path.display();
-                format!("the KV store {shown} cannot be read: {error}")
+                format!("failed to read the KV store {shown}: {error}")
             })
         };
         let segments = [
@@ -114,7 +114,7 @@ impl DiskTier {
             index: BlockIndex::default(),
             log,
             foreign_bytes: 0,
-            written_since_look: 0,
+            written_since_scan: 0,
             can_punch: true,
             unsynced_bytes: 0,
             paused_until: None,
@@ -167,7 +167,7 @@ impl DiskTier {
         if !self.log.is_open() {
             self.rewrite_log();
         }
-        // Forces the sync: changes of the log alone count no bytes.
+        // Forces the sync: changes of only the log do not count as unsynced bytes.
         self.unsynced_bytes = self.unsynced_bytes.max(1);
         self.sync();
     }
@@ -212,7 +212,7 @@ impl DiskTier {
         self.logged_at = Some(now);
         let error = error.map_or_else(|| "checksum mismatch".to_owned(), |e| e.to_string());
         let key = place.key;
-        tracing::warn!(?key, %error, "a KV store record is corrupt: recomputing its tokens");
+        tracing::warn!(?key, %error, "failed to read a KV store record: recomputing its tokens");
     }
 
     fn show(&self) {

@@ -1,5 +1,5 @@
-//! Reads records, several in parallel if they are large enough to be worth a thread each. A disk reaches its rate with
-//! more than one read in flight, and checksums take more than one core.
+//! Reads records from the disk, large ones in parallel with one thread each: a disk reaches its full rate only with
+//! several reads in flight, and checksums need more than one core.
 
 use std::io;
 use std::thread::Builder;
@@ -14,12 +14,12 @@ use souffleur_state::tiers::{BlockPlace, Fingerprint};
 
 /// Maximum number of records read in parallel.
 pub(crate) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
-/// A record of fewer bytes is read faster than a thread starts.
+/// A smaller record is read faster than a thread starts.
 const MIN_SHARED_BYTES: usize = 1 << 20;
 
 impl DiskTier {
-    /// Reads the records of some blocks and checks them. Returns how many from the first one on are intact, and why
-    /// there are no more; removes the record at which it ends if that is damaged.
+    /// Reads the records of some blocks and checks them. Returns the number of intact records before the first failure,
+    /// and the reason for the failure. Removes the failed record if it is damaged.
     pub fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -37,7 +37,7 @@ impl DiskTier {
                     let bytes = block.bytes().len() as u64;
                     self.shared.counts.read_bytes.add(bytes);
                 }
-                // No thread could be started: nothing is wrong with the record.
+                // The system started no thread; the record may be intact.
                 None => return (n_good, Some(Short::Memory)),
                 Some(found) => {
                     self.shared.counts.damaged.add(1);
@@ -52,10 +52,10 @@ impl DiskTier {
         (n_good, is_short.then_some(Short::Evicted))
     }
 
-    /// Reads a record of the block's kind and checks it. Removes it if it is damaged.
+    /// Reads a record of the block's kind and checks it. Removes a damaged record.
     ///
     /// # Errors
-    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not intact.
+    /// [`Short::Evicted`] if the record is missing, [`Short::Damaged`] if it is damaged.
     #[cfg(test)]
     pub fn read(
         &mut self,
@@ -68,7 +68,7 @@ impl DiskTier {
         short.map_or(Ok(()), Err)
     }
 
-    /// The results of reading records, up to the first that is not in the index.
+    /// Reads records up to the first that is not in the index, and returns a result for each.
     fn read_records(
         &mut self,
         places: &[BlockPlace],
@@ -109,7 +109,7 @@ impl DiskTier {
 
 type Job<'a> = (io::Result<SlotReader>, &'a BlockPlace, &'a mut HostBlock);
 
-/// False if the slot holds another record, or a damaged one.
+/// Reads and checks a record. False if the slot holds another record, or a damaged one.
 fn read_record(
     reader: &SlotReader,
     print: &Fingerprint,

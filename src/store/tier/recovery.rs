@@ -1,4 +1,4 @@
-//! Recovery of the disk tier at a start: the records in the log, or in the headers of all slots.
+//! Rebuilds the disk tier's index at a start: from the log, or by a scan of the headers of all slots.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use crate::log::{self, IndexLog};
 use crate::record;
 use souffleur_state::tiers::{BlockKind, StoredBlock};
 
-/// Headers being read, where there is no valid log.
+/// A scan of headers, used if there is no valid log.
 pub(crate) struct Scan {
     slots: Vec<(BlockKind, u64)>,
     records: Vec<StoredBlock>,
 }
 
 impl DiskTier {
-    /// Reads the log. Returns the scan that is needed where there is none, or an invalid one.
+    /// Reads the log. If the log is missing or invalid, returns the scan that is needed instead.
     ///
     /// # Errors
     /// A sentence that says why the store is off.
@@ -29,7 +29,7 @@ impl DiskTier {
             found.map(move |slot| (kind, slot))
         };
         let mut slots: Vec<(BlockKind, u64)> = BlockKind::ALL.into_iter().flat_map(of).collect();
-        // Read from the end.
+        // `scan` pops from the end.
         slots.reverse();
         Ok(Some(Scan {
             slots,
@@ -37,7 +37,7 @@ impl DiskTier {
         }))
     }
 
-    /// Reads up to `n_headers` headers. Returns the scan as long as there are more.
+    /// Reads up to `n_headers` headers. Returns the scan if more are left.
     ///
     /// # Errors
     /// A sentence that says why the store is off.
@@ -61,15 +61,15 @@ impl DiskTier {
             place: name.place,
             kind,
             location: slot,
-            // Its last use is unknown: all are equally old, leaves first.
+            // The last use is unknown: all records are equally old.
             used: 0,
         })
     }
 
-    /// Starts with those of the records that the bound allows.
+    /// Fills the index with the records, then evicts until the disk bound holds.
     fn settle(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
         records.retain(|record| self.segments[record.kind.index()].has(record.location));
-        // No lookup would find the others: their slots are free.
+        // Records that no lookup could find are dropped, and their slots are free.
         let _ = self.index.restore(records);
         for kind in BlockKind::ALL {
             let live = self.index.iter().filter(|record| record.kind == kind);
@@ -78,17 +78,17 @@ impl DiskTier {
             settled.map_err(|error| self.sentence(&error))?;
         }
         self.remove_useless_others();
-        self.look_at_others();
+        self.scan_others();
         self.shrink();
         if self.bytes() > self.limit() {
-            self.start_anew().map_err(|error| self.sentence(&error))?;
+            self.remove_all().map_err(|error| self.sentence(&error))?;
         }
         self.rewrite_log();
         self.show();
         Ok(())
     }
 
-    /// Rewrites the log: the present records, by their last use.
+    /// Rewrites the log with the present records, ordered by last use.
     pub(super) fn rewrite_log(&mut self) {
         let mut records: Vec<StoredBlock> = self.index.iter().collect();
         records.sort_by_key(|record| (record.used, record.place.block, record.location));
@@ -105,7 +105,7 @@ impl DiskTier {
         }
     }
 
-    /// The same once many of its entries are stale.
+    /// Rewrites the log if many of its entries are stale.
     pub(super) fn rewrite_log_if_due(&mut self) {
         if self.log.is_due(self.index.len()) {
             self.rewrite_log();
@@ -114,6 +114,6 @@ impl DiskTier {
 
     fn sentence(&self, error: &std::io::Error) -> String {
         let shown = self.folder.path.display();
-        format!("the KV store {shown} cannot be read: {error}")
+        format!("failed to read the KV store {shown}: {error}")
     }
 }

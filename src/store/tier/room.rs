@@ -1,7 +1,7 @@
-//! The disk tier's space limit, and the order in which records and folders are removed.
+//! Enforces the disk tier's space limit, by evicting records and folders.
 //!
-//! Folders of other fingerprints go first, whole, the most recently written last; then records of this one, the least
-//! recently used first, leaves before their predecessors.
+//! Whole folders of other fingerprints are removed first, the least recently written ones before others; then records
+//! of this fingerprint, the least recently used first, each block before its predecessor.
 
 use std::io;
 
@@ -10,35 +10,35 @@ use crate::segments::Segments;
 use souffleur_state::cache::prefix_history::StoredMiss;
 use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
 
-/// Upper bound on records, which bounds the memory of the index: some 300 bytes each.
+/// The largest number of records, which bounds the memory of the index: about 300 bytes each.
 const MAX_RECORDS: usize = 1 << 20;
-/// Upper bound on records and folders that are removed for one write.
+/// The largest number of records and folders that are removed for one write.
 const MAX_ROUNDS: usize = 4096;
 /// Bytes written between two scans of other folders.
-const LOOK_BYTES: u64 = 64 << 20;
+const SCAN_BYTES: u64 = 64 << 20;
 
 impl DiskTier {
     pub(super) fn bytes(&self) -> u64 {
         self.segments.iter().map(Segments::bytes).sum()
     }
 
-    /// Bytes that slots may take: the bound less other folders and the log.
+    /// Bytes that slots may take: the disk bound minus other folders and the log.
     pub(super) fn limit(&self) -> u64 {
         let others = self.foreign_bytes + self.log.bytes();
         self.setup.disk_bytes.saturating_sub(others)
     }
 
-    /// A slot for a block's record of a kind. `None` if the next victim is its predecessor, or after too many victims.
+    /// Evicts until a slot is free for a record. `None` if the record needs the next victim, or after too many victims.
     pub(super) fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
         let kept = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
-        // Other records are evicted first.
+        // So that other records are evicted first.
         self.index.touch(kept);
         let bytes = self.segments[kind.index()].size().slot();
-        if self.bytes() + bytes > self.limit() && self.written_since_look >= LOOK_BYTES {
-            self.look_at_others();
+        if self.bytes() + bytes > self.limit() && self.written_since_scan >= SCAN_BYTES {
+            self.scan_others();
             self.shrink();
         }
         for _ in 0..MAX_ROUNDS {
@@ -60,7 +60,7 @@ impl DiskTier {
         None
     }
 
-    /// Returns space to the file system until the bound holds, if possible.
+    /// Returns space to the file system until the disk bound holds, if possible.
     pub(super) fn shrink(&mut self) {
         while self.bytes() > self.limit() {
             if self.remove_other() || self.punch() {
@@ -72,15 +72,15 @@ impl DiskTier {
         }
     }
 
-    /// Drops everything: where a file system cannot punch holes, there is no other way to shrink.
-    pub(super) fn start_anew(&mut self) -> io::Result<()> {
+    /// Removes all records: if the file system cannot punch holes, there is no other way to shrink.
+    pub(super) fn remove_all(&mut self) -> io::Result<()> {
         while self.index.evict(None).is_some() {}
         let files = &*self.files;
         let mut segments = self.segments.iter_mut();
         segments.try_for_each(|each| each.clear(files))
     }
 
-    /// Evicts the first victim, unless it is of the block to keep.
+    /// Evicts the first victim, unless it belongs to the block `kept`.
     fn evict(&mut self, of: Option<BlockKind>, kept: Option<BlockKey>) -> Option<StoredBlock> {
         let (kind, key) = self.index.first_to_go(of)?;
         if kept == Some(key) {
@@ -91,7 +91,7 @@ impl DiskTier {
         self.forget(key, kind)
     }
 
-    /// Returns the space of one free slot to the file system. False if there is none, or that is not supported.
+    /// Returns the space of one free slot to the file system. False if no slot is free, or holes are not supported.
     fn punch(&mut self) -> bool {
         if !self.can_punch {
             return false;
@@ -113,10 +113,10 @@ impl DiskTier {
         }
     }
 
-    pub(super) fn look_at_others(&mut self) {
+    pub(super) fn scan_others(&mut self) {
         let others = self.folder.others(&*self.files);
         self.foreign_bytes = others.iter().map(|other| other.bytes).sum();
-        self.written_since_look = 0;
+        self.written_since_scan = 0;
         self.show();
     }
 
@@ -129,7 +129,7 @@ impl DiskTier {
         }
     }
 
-    /// Removes the oldest folder of another fingerprint that no engine uses. False if there is none.
+    /// Removes the oldest folder of another fingerprint that no engine uses. False if no folder is removed.
     fn remove_other(&mut self) -> bool {
         if self.foreign_bytes == 0 {
             return false;
@@ -139,7 +139,7 @@ impl DiskTier {
         if removed {
             self.shared.counts.foreign_removed.add(1);
         }
-        self.look_at_others();
+        self.scan_others();
         removed
     }
 }

@@ -1,4 +1,4 @@
-//! Writes records of the disk tier in parts: the thread that writes does other things in between.
+//! Writes records of the disk tier in parts, so that the thread can serve requests in between.
 
 use std::time::Instant;
 
@@ -7,26 +7,26 @@ use crate::segments::Way;
 use crate::{HostBlock, Outcome, record};
 use souffleur_state::tiers::{BlockKind, BlockPlace, Stored};
 
-/// Fewest bytes of a part; it ends with a plane. Summed bytes are copied while they are still in the CPU cache.
+/// The least bytes of a part, which ends with a plane: small enough to stay in the CPU cache between checksum and copy.
 const PART_BYTES: usize = 256 << 10;
-/// The same for direct writes, where nothing is copied: a disk is faster with few long writes than many short ones.
+/// The least bytes of a part in direct writes, which copy nothing: a disk is faster with few long writes.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Writing {
     place: BlockPlace,
     kind: BlockKind,
     slot: u64,
-    /// CRC-32 of the planes that are written.
+    /// The CRC-32 of each written plane.
     sums: Vec<u32>,
-    /// Their bytes.
+    /// Bytes of the written planes.
     written: usize,
 }
 
 impl DiskTier {
-    /// Begins to write a block: frees a slot for it.
+    /// Starts writing a block: takes a slot for it, evicting other records if needed.
     ///
     /// # Errors
-    /// The outcome of the block, if it is not to be written.
+    /// The outcome, if the block is not to be written.
     pub fn begin_write(
         &mut self,
         place: &BlockPlace,
@@ -54,7 +54,7 @@ impl DiskTier {
         })
     }
 
-    /// Writes the next part of a block, and with the last one its header. Returns its outcome once that is known.
+    /// Writes the next part of a block; after the last part, the header. Returns the outcome once the block is done.
     pub fn write_more(
         &mut self,
         writing: &mut Writing,
@@ -84,7 +84,7 @@ impl DiskTier {
         }
     }
 
-    /// True once the header is written.
+    /// Writes the next part. True if the block is complete, with its header.
     fn write_part(
         &mut self,
         writing: &mut Writing,
@@ -140,7 +140,7 @@ impl DiskTier {
         }
         self.note_put(place.key, *kind);
         self.unsynced_bytes += bytes;
-        self.written_since_look += bytes;
+        self.written_since_scan += bytes;
         let counts = &self.shared.counts;
         counts.written.add(1);
         counts.written_bytes.add(block.bytes().len() as u64);

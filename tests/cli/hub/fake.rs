@@ -1,4 +1,4 @@
-//! A server that speaks the hub's protocol, and the host on which it keeps large files: two origins, one process.
+//! A fake Hugging Face hub, and a second host, as a CDN, for its large files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use sha2::Sha256;
 /// A commit of the fake hub.
 pub const COMMIT: &str = "1111111111111111111111111111111111111111";
 pub const OLD_COMMIT: &str = "2222222222222222222222222222222222222222";
-/// A part of the URLs of large files that must stay secret.
+/// The secret part of the URLs of large files.
 pub const SIGNATURE: &str = "X-Signature=s3cr3t";
 
 #[derive(Clone)]
@@ -66,9 +66,9 @@ pub type Files = BTreeMap<String, RepoFile>;
 pub struct Behaviour {
     /// Files by repository and revision; a commit is a revision too.
     pub repos: BTreeMap<(String, String), (String, Files)>,
-    /// Status and code of the answer to every request to the hub.
+    /// If set, the status and error code with which the hub answers every request.
     pub refusal: Option<(u16, &'static str)>,
-    /// Each of the next answers with contents of large files ends after this many bytes.
+    /// The next downloads of large files end after these numbers of bytes.
     pub cuts: Vec<usize>,
     /// One byte of each large file is changed.
     pub damages: bool,
@@ -76,7 +76,7 @@ pub struct Behaviour {
     pub ignores_ranges: bool,
     /// The host of large files refuses every range request.
     pub refuses_ranges: bool,
-    /// The listing gives names only.
+    /// The listing of a repository has names only.
     pub lists_names_only: bool,
     /// Redirects to large files carry no metadata about them.
     pub hides_links: bool,
@@ -107,9 +107,9 @@ impl FakeHub {
     }
 
     fn start() -> Self {
-        let bound = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let (hub, cdn) = (bound(), bound());
-        let address = |listener: &TcpListener| listener.local_addr().expect("it is bound");
+        let listen = || TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let (hub, cdn) = (listen(), listen());
+        let address = |listener: &TcpListener| listener.local_addr().expect("an address");
         let (hub_address, cdn_address) = (address(&hub), address(&cdn));
         let behaviour = Arc::new(Mutex::new(Behaviour::default()));
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -161,8 +161,8 @@ fn answer(
     let request = read_request(&stream, host)?;
     lock(asked).push(request.clone());
     let reply = match host {
-        "hub" => of_hub(&request, cdn, &lock(behaviour)),
-        _ => of_cdn(&request, &mut lock(behaviour)),
+        "hub" => hub_reply(&request, cdn, &lock(behaviour)),
+        _ => cdn_reply(&request, &mut lock(behaviour)),
     };
     let Reply {
         status,
@@ -233,7 +233,7 @@ impl Reply {
     }
 }
 
-fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
+fn hub_reply(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
     if let Some((status, code)) = behaviour.refusal {
         return Reply::new(status, &[("X-Error-Code", code)], "{}");
     }
@@ -266,7 +266,7 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
         return not_found("RevisionNotFound");
     };
     let Some(path) = file else {
-        // The request of huggingface_hub.
+        // The route by which huggingface_hub lists files.
         if request.path.contains("/tree/") {
             return Reply::new(200, &[], tree(files).to_string());
         }
@@ -333,7 +333,7 @@ fn tree(files: &Files) -> Value {
     entries.collect()
 }
 
-fn of_cdn(request: &Asked, behaviour: &mut Behaviour) -> Reply {
+fn cdn_reply(request: &Asked, behaviour: &mut Behaviour) -> Reply {
     let path = request.path.split('?').next().unwrap_or_default();
     let etag = path.rsplit('/').next().unwrap_or_default();
     let all = behaviour

@@ -1,4 +1,4 @@
-//! Models by their ids, from a server that speaks the hub's protocol.
+//! Downloads of models by their ids, from a fake Hugging Face hub.
 
 mod fake;
 
@@ -41,7 +41,7 @@ fn bare_files(weights: &[u8]) -> Files {
     ])
 }
 
-/// With the files whose absence would mean that another program downloaded only half of the model.
+/// Adds the files without which a cached model counts as partly downloaded.
 fn with_tokenizer(mut files: Files) -> Files {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         files.insert(name.to_owned(), RepoFile::small("{}"));
@@ -55,7 +55,7 @@ fn weights() -> Vec<u8> {
 
 fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
     HubSettings {
-        token: Some(Token::new(SECRET, "the test").expect("it is printable")),
+        token: Some(Token::new(SECRET, "the test").expect("the token is printable")),
         first_wait: Duration::ZERO,
         ..HubSettings::new(hub.endpoint.clone(), cache)
     }
@@ -63,7 +63,7 @@ fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
 
 /// Fetches from the fake hub, into a cache.
 fn fetch_by(settings: HubSettings, id: &str, revision: Option<&str>) -> Result<PathBuf, HubError> {
-    let model = HubModel::parse(id).expect("it is an id");
+    let model = HubModel::parse(id).expect("the id is valid");
     Hub::new(settings).fetch(&model, revision, Extent::Whole, &mut |_| ())
 }
 
@@ -125,43 +125,43 @@ fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
     let second = run(&[]);
     assert!(second.status.success(), "{}", stderr(&second));
     let asked = hub.asked();
-    assert_eq!(asked.len(), 1, "only where main is: {asked:?}");
+    assert_eq!(asked.len(), 1, "only main's commit: {asked:?}");
     assert_eq!(asked[0].authorization, None);
     let offline = run(&[("HF_HUB_OFFLINE", "1")]);
     assert!(offline.status.success(), "{}", stderr(&offline));
     assert!(hub.asked().is_empty());
 }
 
-/// The cache has the layout that huggingface_hub gives the same files.
+/// Checks that the cache has the layout that huggingface_hub gives the same files.
 fn check_layout(cache: &Path) {
     let folder = repo_folder(cache);
-    let main = fs::read_to_string(folder.join("refs/main")).expect("it is kept");
+    let main = fs::read_to_string(folder.join("refs/main")).expect("the ref is cached");
     assert_eq!(main, COMMIT);
     let files = tiny_files();
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         let etag = files[name].etag();
         let link = folder.join("snapshots").join(COMMIT).join(name);
-        let bytes = fs::read(&link).expect("it is there");
+        let bytes = fs::read(&link).expect("it exists");
         assert!(bytes == files[name].bytes, "{name}");
         assert!(folder.join("blobs").join(&etag).is_file(), "{name}");
         #[cfg(unix)]
         assert_eq!(
-            fs::read_link(&link).expect("it is a link"),
+            fs::read_link(&link).expect("the file is a link"),
             Path::new("../../blobs").join(etag)
         );
     }
-    let blobs = fs::read_dir(folder.join("blobs")).expect("it is a folder");
-    assert_eq!(blobs.count(), 5, "nothing is left over");
+    let blobs = fs::read_dir(folder.join("blobs")).expect("a folder");
+    assert_eq!(blobs.count(), 5, "no other files remain");
 }
 
 #[test]
-fn a_download_goes_on_where_it_stopped() {
+fn a_download_resumes_where_it_stopped() {
     let weights = weights();
     let hub = FakeHub::with("owner/tiny", bare_files(&weights));
     let etag = RepoFile::large(weights.clone()).etag();
     let check = |cache: &Path, expected: &[Option<&str>]| {
-        let folder = fetch(&hub, cache, "owner/tiny").expect("it is downloaded");
-        let got = fs::read(folder.join("model.safetensors")).expect("it is there");
+        let folder = fetch(&hub, cache, "owner/tiny").expect("model downloaded");
+        let got = fs::read(folder.join("model.safetensors")).expect("it exists");
         assert!(got == weights);
         assert_eq!(ranges(&hub.asked()), expected);
     };
@@ -176,62 +176,62 @@ fn a_download_goes_on_where_it_stopped() {
     ];
     check(cache.path(), &parts);
     // From one run to the next.
-    let left = |bytes: &[u8]| {
+    let partial = |bytes: &[u8]| {
         let cache = tempfile::tempdir().expect("a temporary folder can be made");
         let blobs = repo_folder(cache.path()).join("blobs");
         fs::create_dir_all(&blobs).expect("writable");
         fs::write(blobs.join(format!("{etag}.incomplete")), bytes).expect("writable");
         cache
     };
-    check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
+    check(partial(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
     // The file is complete but was never renamed.
-    check(left(&weights).path(), &[]);
+    check(partial(&weights).path(), &[]);
     // The partial file is longer than the file, or has other bytes: the download starts again.
-    check(left(&[1; 100_001]).path(), &[None]);
-    check(left(&[1; 70_000]).path(), &[Some("bytes=70000-"), None]);
+    check(partial(&[1; 100_001]).path(), &[None]);
+    check(partial(&[1; 70_000]).path(), &[Some("bytes=70000-"), None]);
     // The host ignores ranges and sends the whole file.
     hub.behaviour().ignores_ranges = true;
-    check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
+    check(partial(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
     // The host refuses the range.
     hub.behaviour().refuses_ranges = true;
     let refused = [Some("bytes=70000-"), None];
-    check(left(&weights[..70_000]).path(), &refused);
+    check(partial(&weights[..70_000]).path(), &refused);
 }
 
 #[test]
-fn a_host_that_hangs_up_again_and_again_is_given_up() {
+fn downloads_from_a_host_that_keeps_hanging_up_fail() {
     let hub = FakeHub::with("owner/tiny", bare_files(&weights()));
     hub.behaviour().cuts = vec![0; 100];
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("nothing comes");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("no download ends");
     let text = error.to_string();
     assert!(!text.contains(SIGNATURE), "{text}");
     assert_eq!(ranges(&hub.asked()).len(), 5);
-    // A host that restarts the file each time makes no progress either.
+    // Tries that start from the first byte each time make no progress either.
     let mut behaviour = hub.behaviour();
     behaviour.cuts = vec![40_000; 100];
     behaviour.ignores_ranges = true;
     drop(behaviour);
-    fetch(&hub, cache.path(), "owner/tiny").expect_err("no more comes than before");
+    fetch(&hub, cache.path(), "owner/tiny").expect_err("no try gets further");
     assert_eq!(ranges(&hub.asked()).len(), 5);
 }
 
 #[test]
-fn what_is_there_is_not_locked_or_written_again() {
+fn cached_files_are_neither_locked_nor_rewritten() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
     let locks = cache.path().join(".locks");
     let refs = repo_folder(cache.path()).join("refs");
-    let entries = fs::read_dir(&refs).expect("it is a folder");
-    assert_eq!(entries.count(), 1, "nothing is left over");
-    fs::remove_dir_all(&locks).expect("it is there");
+    let entries = fs::read_dir(&refs).expect("a folder");
+    assert_eq!(entries.count(), 1, "no other files remain");
+    fs::remove_dir_all(&locks).expect("it exists");
     let written = || {
-        let metadata = fs::metadata(refs.join("main")).expect("it is there");
-        metadata.modified().expect("the system says")
+        let metadata = fs::metadata(refs.join("main")).expect("it exists");
+        metadata.modified().expect("a modified time")
     };
     let before = written();
-    let again = fetch(&hub, cache.path(), "owner/tiny").expect("it is there");
+    let again = fetch(&hub, cache.path(), "owner/tiny").expect("it exists");
     assert_eq!(again, folder);
     assert_eq!(written(), before);
     if cfg!(unix) {
@@ -240,15 +240,15 @@ fn what_is_there_is_not_locked_or_written_again() {
 }
 
 #[test]
-fn redirects_that_tell_nothing_of_the_file_are_followed() {
+fn redirects_without_metadata_are_followed() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let mut behaviour = hub.behaviour();
     behaviour.lists_names_only = true;
     behaviour.hides_links = true;
     drop(behaviour);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
-    let weights = fs::read(folder.join("model.safetensors")).expect("it is there");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
+    let weights = fs::read(folder.join("model.safetensors")).expect("it exists");
     assert_eq!(weights, b"weights");
     let asked = hub.asked();
     let mut of_cdn = asked.iter().filter(|asked| asked.host == "cdn");
@@ -257,13 +257,13 @@ fn redirects_that_tell_nothing_of_the_file_are_followed() {
 }
 
 #[test]
-fn small_files_that_are_not_small_are_refused() {
+fn small_files_over_the_limit_are_refused() {
     let mut files = bare_files(b"weights");
-    let config = files.get_mut("config.json").expect("it is there");
+    let config = files.get_mut("config.json").expect("it exists");
     config.claimed_bytes = Some((64 << 20) + 1);
     let hub = FakeHub::with("owner/tiny", files);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is too large");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the file is too large");
     let text = error.to_string();
     assert!(
         text.contains("has a config.json of 67108865 bytes, the limit is 67108864"),
@@ -277,23 +277,23 @@ fn damaged_files_are_thrown_away() {
     let hub = FakeHub::with("owner/tiny", bare_files(&weights));
     hub.behaviour().damages = true;
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is damaged");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the file is damaged");
     let text = error.to_string();
     let etag = RepoFile::large(weights).etag();
     for part in ["model.safetensors: its SHA-256 is ", &etag, "corrupt"] {
         assert!(text.contains(part), "{text}");
     }
-    let blobs = fs::read_dir(repo_folder(cache.path()).join("blobs")).expect("it is a folder");
+    let blobs = fs::read_dir(repo_folder(cache.path()).join("blobs")).expect("a folder");
     assert_eq!(blobs.count(), 1, "only config.json");
     hub.behaviour().damages = false;
-    fetch(&hub, cache.path(), "owner/tiny").expect("it is whole now");
+    fetch(&hub, cache.path(), "owner/tiny").expect("the files are intact now");
     let mut behaviour = hub.behaviour();
     let key = ("owner/tiny".to_owned(), "main".to_owned());
-    let (_, files) = behaviour.repos.get_mut(&key).expect("it is there");
+    let (_, files) = behaviour.repos.get_mut(&key).expect("it exists");
     files.insert("config.json".to_owned(), RepoFile::small("[]"));
     drop(behaviour);
-    // The commit still has the old file: git's hash reveals the change.
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is another file");
+    // The listed git hash is that of the old file.
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the file has changed");
     assert!(
         error.to_string().contains("config.json: its git SHA-1 is"),
         "{error}"
@@ -308,15 +308,15 @@ fn revisions_are_branches_tags_and_commits() {
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", Some(revision));
     let weights = |folder: PathBuf| {
-        let bytes = fs::read(folder.join("model.safetensors")).expect("it is there");
-        String::from_utf8(bytes).expect("it is text")
+        let bytes = fs::read(folder.join("model.safetensors")).expect("it exists");
+        String::from_utf8(bytes).expect("the text is UTF-8")
     };
-    assert_eq!(at("pr/1").map(weights).expect("it is there"), "old");
-    assert_eq!(at("main").map(weights).expect("it is there"), "new");
+    assert_eq!(at("pr/1").map(weights).expect("it exists"), "old");
+    assert_eq!(at("main").map(weights).expect("it exists"), "new");
     let kept = fs::read_to_string(repo_folder(cache.path()).join("refs/pr/1"));
-    assert_eq!(kept.expect("it is kept"), OLD_COMMIT);
+    assert_eq!(kept.expect("the ref is cached"), OLD_COMMIT);
     hub.asked();
-    assert_eq!(at(OLD_COMMIT).map(weights).expect("it is there"), "old");
+    assert_eq!(at(OLD_COMMIT).map(weights).expect("it exists"), "old");
     assert!(hub.asked().is_empty(), "a commit never changes");
     for (revision, part) in [
         ("v2", "owner/tiny has no revision \"v2\""),
@@ -331,11 +331,11 @@ fn revisions_are_branches_tags_and_commits() {
         ..settings(&hub, cache.path())
     };
     let found = fetch_by(offline, "owner/tiny", Some("pr/1"));
-    assert_eq!(found.map(weights).expect("it is cached"), "old");
+    assert_eq!(found.map(weights).expect("the model is cached"), "old");
 }
 
 #[test]
-fn a_commit_in_the_cache_is_asked_for_if_it_may_have_other_files() {
+fn a_cached_commit_is_requested_again_if_files_may_be_missing() {
     let mut files = with_tokenizer(bare_files(b"weights"));
     for name in ["tiny-Q4_K_M.gguf", "tiny-UD-Q4_K_M.gguf"] {
         files.insert(name.to_owned(), RepoFile::large(name));
@@ -345,7 +345,7 @@ fn a_commit_in_the_cache_is_asked_for_if_it_may_have_other_files() {
     let snapshot = repo_folder(cache.path()).join("snapshots").join(COMMIT);
     let check = |id: &str, path: &Path, is_asked: bool| {
         let found = fetch_by(settings(&hub, cache.path()), id, Some(COMMIT));
-        assert_eq!(found.expect("it is there"), path, "{id}");
+        assert_eq!(found.expect("it exists"), path, "{id}");
         assert_eq!(!hub.asked().is_empty(), is_asked, "{id}");
     };
     let ud = snapshot.join("tiny-UD-Q4_K_M.gguf");
@@ -357,8 +357,8 @@ fn a_commit_in_the_cache_is_asked_for_if_it_may_have_other_files() {
     check("owner/tiny:Q4_K_M", &plain, false);
     check("owner/tiny", &snapshot, true);
     check("owner/tiny", &snapshot, false);
-    // Another program did not need the tokenizer.
-    fs::remove_file(snapshot.join("tokenizer.json")).expect("it is there");
+    // As if a program without need of the tokenizer had filled the cache.
+    fs::remove_file(snapshot.join("tokenizer.json")).expect("it exists");
     check("owner/tiny", &snapshot, true);
     assert!(snapshot.join("tokenizer.json").is_file());
 }
@@ -378,14 +378,14 @@ fn offline_a_plain_id_is_a_gguf_model_only_if_nothing_else_is_there() {
         };
         fetch_by(offline, "owner/tiny", None)
     };
-    let first = fetch(&hub, cache.path(), "owner/tiny:Q4_K_M").expect("it is downloaded");
-    assert_eq!(plain().expect("it is the only one"), first);
+    let first = fetch(&hub, cache.path(), "owner/tiny:Q4_K_M").expect("model downloaded");
+    assert_eq!(plain().expect("the file is the only one"), first);
     let shard = first.with_file_name("model-00001-of-00002.safetensors");
     fs::write(&shard, "a shard without its index").expect("writable");
-    plain().expect_err("safetensors come first");
-    fs::remove_file(&shard).expect("it is there");
-    fetch(&hub, cache.path(), "owner/tiny:Q8_0").expect("it is downloaded");
-    plain().expect_err("there are two");
+    plain().expect_err("safetensors take precedence");
+    fs::remove_file(&shard).expect("it exists");
+    fetch(&hub, cache.path(), "owner/tiny:Q8_0").expect("model downloaded");
+    plain().expect_err("two files are cached");
 }
 
 #[test]
@@ -416,33 +416,33 @@ fn refusals_say_what_to_do() {
         (
             401,
             "RepoNotFound",
-            ["does not let this program read owner/tiny", "set HF_TOKEN"],
+            ["denies access to owner/tiny", "set HF_TOKEN"],
         ),
         (
             404,
             "RepoNotFound",
-            ["there is no model owner/tiny at http://", "no folder"],
+            ["there is no model owner/tiny at http://", "no local folder"],
         ),
         (429, "", ["is not complete in ", "answered 429"]),
         (503, "", ["is not complete in ", "try again later"]),
     ] {
         hub.behaviour().refusal = Some((status, code));
-        let error = fetch_by(without(), "owner/tiny", None).expect_err("it is refused");
+        let error = fetch_by(without(), "owner/tiny", None).expect_err("the hub refuses");
         let text = error.to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
     hub.behaviour().refusal = Some((403, "GatedRepo"));
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is refused");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the hub refuses");
     let text = error.to_string();
     assert!(text.contains("the one that was sent may not"), "{text}");
     assert!(!text.contains(SECRET), "{text}");
 }
 
 #[test]
-fn a_hub_that_refuses_leaves_what_is_in_the_cache() {
+fn a_refusal_by_the_hub_leaves_the_cache_usable() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
     let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", revision);
     for (status, code) in [
         (401, "GatedRepo"),
@@ -475,29 +475,29 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
         is_offline: true,
         ..settings(&hub, cache.path())
     };
-    let error = fetch_by(offline(), "owner/tiny", None).expect_err("it is not there");
+    let error = fetch_by(offline(), "owner/tiny", None).expect_err("the model is not cached");
     assert!(
         error.to_string().contains("HF_HUB_OFFLINE is set: unset"),
         "{error}"
     );
-    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
     let unreachable = || HubSettings {
         // Nothing listens on the port of a closed listener.
         endpoint: {
             let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-            format!("http://{}", gone.local_addr().expect("it is bound"))
+            format!("http://{}", gone.local_addr().expect("an address"))
         },
         ..settings(&hub, cache.path())
     };
-    let found = fetch_by(unreachable(), "owner/tiny", None).expect("it is cached");
+    let found = fetch_by(unreachable(), "owner/tiny", None).expect("the model is cached");
     assert_eq!(found, folder);
     hub.behaviour().refusal = Some((502, ""));
-    let found = fetch(&hub, cache.path(), "owner/tiny").expect("it is cached");
+    let found = fetch(&hub, cache.path(), "owner/tiny").expect("the model is cached");
     assert_eq!(found, folder);
-    // The file that a partial download by huggingface_hub left out.
-    fs::remove_file(folder.join("model.safetensors")).expect("it is there");
+    // As after a partial download by huggingface_hub.
+    fs::remove_file(folder.join("model.safetensors")).expect("it exists");
     for settings in [offline(), unreachable()] {
-        let error = fetch_by(settings, "owner/tiny", None).expect_err("it is not complete");
+        let error = fetch_by(settings, "owner/tiny", None).expect_err("it is incomplete");
         let text = error.to_string();
         assert!(
             text.contains("owner/tiny at revision \"main\" is not complete in"),
@@ -512,11 +512,11 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
         return;
     }
     let mut files = bare_files(b"weights");
-    let weights = files.get_mut("model.safetensors").expect("it is there");
+    let weights = files.get_mut("model.safetensors").expect("it exists");
     weights.claimed_bytes = Some(1 << 60);
     let hub = FakeHub::with("owner/tiny", files);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it does not fit");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the model does not fit");
     let text = error.to_string();
     assert!(
         text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HOME"),
@@ -526,7 +526,7 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
 }
 
 #[test]
-fn shards_and_parts_come_all_and_shapes_come_without_weights() {
+fn all_shards_and_parts_are_downloaded_and_shapes_need_no_weights() {
     let index = r#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}"#;
     let mut files = Files::from([
         ("config.json".to_owned(), RepoFile::small("{}")),
@@ -548,13 +548,13 @@ fn shards_and_parts_come_all_and_shapes_come_without_weights() {
     let hub = FakeHub::with("owner/tiny", files.clone());
     hub.behaviour().lists_names_only = true;
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let model = HubModel::parse("owner/tiny").expect("it is an id");
+    let model = HubModel::parse("owner/tiny").expect("the id is valid");
     let by = Hub::new(settings(&hub, cache.path()));
     let folder = by
         .fetch(&model, None, Extent::Shape, &mut |_| ())
-        .expect("it is downloaded");
+        .expect("model downloaded");
     let names = |folder: &Path| {
-        let entries = fs::read_dir(folder).expect("it is a folder");
+        let entries = fs::read_dir(folder).expect("a folder");
         let names = entries.map(|entry| entry.expect("readable").file_name());
         let mut names: Vec<_> = names
             .map(|name| name.into_string().expect("text"))
@@ -567,7 +567,7 @@ fn shards_and_parts_come_all_and_shapes_come_without_weights() {
     by.fetch(&model, None, Extent::Whole, &mut |transfer| {
         seen.push((transfer.done_bytes, transfer.all_bytes));
     })
-    .expect("it is downloaded");
+    .expect("model downloaded");
     let whole = ["config.json", "m-1.safetensors", "m-2.safetensors"];
     assert_eq!(names(&folder)[..3], whole);
     assert_eq!(names(&folder).len(), 4);
@@ -577,10 +577,10 @@ fn shards_and_parts_come_all_and_shapes_come_without_weights() {
         "owner/tiny:q8_0",
         "owner/tiny/Q8_0/tiny-Q8_0-00002-of-00002.gguf",
     ] {
-        let first = fetch(&hub, cache.path(), id).expect("it is downloaded");
+        let first = fetch(&hub, cache.path(), id).expect("model downloaded");
         assert_eq!(first, folder.join("Q8_0/tiny-Q8_0-00001-of-00002.gguf"));
         let second = first.with_file_name("tiny-Q8_0-00002-of-00002.gguf");
-        assert_eq!(fs::read(second).expect("it is there"), b"part 2");
+        assert_eq!(fs::read(second).expect("it exists"), b"part 2");
     }
     files.remove("m-2.safetensors");
     hub.put("owner/tiny", "main", OLD_COMMIT, files);
@@ -596,7 +596,7 @@ fn commands_fail_with_one_line_about_the_id() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let home = tempfile::tempdir().expect("a temporary folder can be made");
     let dir = tiny_model();
-    let local = dir.to_str().expect("it is text");
+    let local = dir.to_str().expect("the text is UTF-8");
     for (args, code, part) in [
         (
             &["plan", "--model-path", "owner/other"][..],

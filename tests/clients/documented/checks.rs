@@ -1,27 +1,27 @@
-//! Checks of the answers to the examples.
+//! Checks of the outputs of the examples in `docs/api.md`.
 
 use serde_json::{Value, json};
 
 /// Checks the output of an example; the error describes the problem.
 pub type Check = fn(&str) -> Result<(), String>;
 
-/// A part of each example for a shell, and its check.
+/// For each shell example, a string that only this example contains, and the check of its output.
 pub const CURL: [(&str, Check); 22] = [
-    ("Where do pandas live?", |said| {
-        let answer = parse(said)?;
+    ("Where do pandas live?", |out| {
+        let answer = parse(out)?;
         let results = answer["results"].as_array().ok_or("there are no results")?;
         let [best] = results.as_slice() else {
-            return Err("there is not one result".to_owned());
+            return Err("the number of results is not 1".to_owned());
         };
         let score = best["relevance_score"].as_f64();
         expect(
             score.is_some_and(|score| (0.0..=1.0).contains(&score))
                 && best["document"]["text"].is_string(),
-            "it is no result with score and document",
+            "the result has no score or no document",
         )
     }),
-    ("Act one.", |said| {
-        let answer = parse(said)?;
+    ("Act one.", |out| {
+        let answer = parse(out)?;
         let all = answer["data"].as_array().ok_or("there are no embeddings")?;
         let length = |of: &Value| {
             let values = of["embedding"].as_array()?.iter();
@@ -33,19 +33,19 @@ pub const CURL: [(&str, Check); 22] = [
         let is_one = |length: &Option<f64>| length.is_some_and(|x| (x - 1.0).abs() < 1e-3);
         expect(
             lengths.len() == 2 && lengths.iter().all(is_one),
-            "they are not two of length 1",
+            "the embeddings are not two vectors of length 1",
         )
     }),
-    ("continue_final_message", goes_on),
-    ("free in row 4?", |said| {
-        calls(said, &[("find_seat", json!({"row": 4}))])
+    ("continue_final_message", continues_message),
+    ("free in row 4?", |out| {
+        calls(out, &[("find_seat", json!({"row": 4}))])
     }),
     ("free in rows 4 and 5?", streams_two_calls),
-    ("I sit in row 7.", |said| {
-        calls(said, &[("find_seat", json!({"row": 7}))])
+    ("I sit in row 7.", |out| {
+        calls(out, &[("find_seat", json!({"row": 7}))])
     }),
-    ("Is row 6 full?", |said| {
-        let answer = parse(said)?;
+    ("Is row 6 full?", |out| {
+        let answer = parse(out)?;
         let block = &answer["content"][0];
         let call = (&block["name"], &block["input"]);
         expect(
@@ -54,51 +54,51 @@ pub const CURL: [(&str, Check); 22] = [
             "the tool is not called",
         )
     }),
-    ("Dim the light", |said| {
-        calls(said, &[("set_light", json!({"level": "dim"}))])
+    ("Dim the light", |out| {
+        calls(out, &[("set_light", json!({"level": "dim"}))])
     }),
-    ("The play begins.", |said| {
-        calls(said, &[("open_curtain", json!({}))])
+    ("The play begins.", |out| {
+        calls(out, &[("open_curtain", json!({}))])
     }),
     ("free in row 9?", has_logprobs),
-    ("Is 97 a prime?", |said| does_not_think(said, "Yes.")),
-    ("Is 89 a prime?", |said| does_not_think(said, "Yes, it is.")),
-    ("Name a city", |said| {
-        let city = json_content(said)?;
+    ("Is 97 a prime?", |out| has_no_reasoning(out, "Yes.")),
+    ("Is 89 a prime?", |out| has_no_reasoning(out, "Yes, it is.")),
+    ("Name a city", |out| {
+        let city = json_content(out)?;
         let keys: Vec<_> = city
             .as_object()
             .into_iter()
             .flat_map(|city| city.keys())
             .collect();
-        expect(keys == ["city", "country"], "the schema has two properties")
+        expect(keys == ["city", "country"], "the keys differ")
     }),
-    ("Describe the stage", |said| {
-        expect(json_content(said)?.is_object(), "an object was asked for")
+    ("Describe the stage", |out| {
+        expect(json_content(out)?.is_object(), "not an object")
     }),
-    ("The meeting is at", |said| {
-        let time = generated(said)?;
+    ("The meeting is at", |out| {
+        let time = generated(out)?;
         let (hour, minute) = time.split_once(':').ok_or("there is no colon")?;
         let number = |text: &str| text.parse::<u32>().map_err(|error| error.to_string());
         let is_time = time.len() == 5 && number(hour)? < 30 && number(minute)? < 60;
         expect(is_time, "the expression does not match")
     }),
-    ("Is water wet?", |said| {
+    ("Is water wet?", |out| {
         expect(
-            ["yes", "no"].contains(&generated(said)?.as_str()),
-            "not of the grammar",
+            ["yes", "no"].contains(&generated(out)?.as_str()),
+            "the text does not match the grammar",
         )
     }),
-    ("The free seats are", |said| {
+    ("The free seats are", |out| {
         let seats: Vec<u32> =
-            serde_json::from_str(&generated(said)?).map_err(|error| error.to_string())?;
+            serde_json::from_str(&generated(out)?).map_err(|error| error.to_string())?;
         let all_known = seats.iter().all(|seat| [4, 5, 12].contains(seat));
         expect(
             all_known && (1..=3).contains(&seats.len()),
-            "not of the schema",
+            "the text does not match the schema",
         )
     }),
-    ("Tag the row.", |said| {
-        let text = generated(said)?;
+    ("Tag the row.", |out| {
+        let text = generated(out)?;
         let tagged = text
             .split("<row=upper>")
             .nth(1)
@@ -108,57 +108,57 @@ pub const CURL: [(&str, Check); 22] = [
             "the tag has another content",
         )
     }),
-    ("The weather today is", |said| {
-        let choice = &parse(said)?["choices"][0];
+    ("The weather today is", |out| {
+        let choice = &parse(out)?["choices"][0];
         let is_known =
             ["sunny", "rainy", "windy"].contains(&choice["text"].as_str().unwrap_or_default());
         expect(
             is_known && choice["finish_reason"] == "stop",
-            "none of the texts",
+            "the text is none of the choices",
         )
     }),
-    ("Give me a ticket number.", |said| {
-        let number = content(&parse(said)?)?;
+    ("Give me a ticket number.", |out| {
+        let number = content(&parse(out)?)?;
         let digits = number.strip_prefix("T-").ok_or("the prefix is missing")?;
         let is_number = digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
         expect(is_number, "the expression does not match")
     }),
-    ("Move the curtain.", |said| {
-        let way = content(&parse(said)?)?;
+    ("Move the curtain.", |out| {
+        let way = content(&parse(out)?)?;
         expect(
             ["curtain up", "curtain down"].contains(&way.as_str()),
-            "not of the grammar",
+            "the text does not match the grammar",
         )
     }),
-    ("Where is the stage?", |said| {
-        let (events, _) = events(said)?;
+    ("Where is the stage?", |out| {
+        let (events, _) = events(out)?;
         let text = joined(&events, "content");
         expect(
             ["{\"floor\":0}", "{\"floor\":1}"].contains(&text.as_str()),
-            "not of the schema, or with blanks",
+            "the text does not match the schema, or has spaces",
         )
     }),
 ];
 
-/// A part of each example in Python, and its check.
+/// The same for each Python example.
 pub const PYTHON: [(&str, Check); 6] = [
-    ("free in row 6?", |said| {
+    ("free in row 6?", |out| {
         expect(
-            said.trim() == "Seat 31 in row 6 is free.",
+            out.trim() == "Seat 31 in row 6 is free.",
             "the loop does not end with the answer",
         )
     }),
-    ("Who sits in row 8?", |said| {
-        expect(said.trim() == "Nobody does.", "it is another answer")
+    ("Who sits in row 8?", |out| {
+        expect(out.trim() == "Nobody does.", "the answer differs")
     }),
-    ("free in row 4?", |said| {
+    ("free in row 4?", |out| {
         expect(
-            said.trim() == "Seat 12 in row 4 is free.",
+            out.trim() == "Seat 12 in row 4 is free.",
             "the loop does not end with the answer",
         )
     }),
-    ("Is 91 a prime?", |said| {
-        let (thought, rest) = said.split_once("It says:").ok_or("it says nothing")?;
+    ("Is 91 a prime?", |out| {
+        let (thought, rest) = out.split_once("It says:").ok_or("no answer")?;
         let answer = rest.trim_start().starts_with("No.");
         let thought =
             thought.starts_with("It thinks:") && thought.contains("Seven times thirteen.");
@@ -168,14 +168,14 @@ pub const PYTHON: [(&str, Check); 6] = [
             .and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
         expect(
             thought && answer && tokens > Some(0),
-            "the reasoning does not come apart",
+            "reasoning and answer are not separated",
         )
     }),
-    ("Which seat is nearest?", |said| {
-        expect(said.trim() == "row=2 is_free=True", "not parsed")
+    ("Which seat is nearest?", |out| {
+        expect(out.trim() == "row=2 is_free=True", "not parsed")
     }),
-    ("Good evening!", |said| {
-        expect(said.trim() == "That I cannot say.", "another text")
+    ("Good evening!", |out| {
+        expect(out.trim() == "That I cannot say.", "the text differs")
     }),
 ];
 
@@ -183,16 +183,16 @@ fn expect(holds: bool, otherwise: &str) -> Result<(), String> {
     holds.then_some(()).ok_or_else(|| otherwise.to_owned())
 }
 
-fn parse(said: &str) -> Result<Value, String> {
-    serde_json::from_str(said).map_err(|error| error.to_string())
+fn parse(out: &str) -> Result<Value, String> {
+    serde_json::from_str(out).map_err(|error| error.to_string())
 }
 
-/// The text of a chat's only choice, which must end with a stop.
+/// The text of a chat's only choice, whose finish reason must be `stop`.
 fn content(answer: &Value) -> Result<String, String> {
     let choice = &answer["choices"][0];
     expect(
         choice["finish_reason"] == "stop",
-        "it does not stop by itself",
+        "the finish reason is not stop",
     )?;
     let content = choice["message"]["content"].as_str();
     content
@@ -200,72 +200,72 @@ fn content(answer: &Value) -> Result<String, String> {
         .ok_or_else(|| "no content".to_owned())
 }
 
-fn json_content(said: &str) -> Result<Value, String> {
-    parse(&content(&parse(said)?)?)
+fn json_content(out: &str) -> Result<Value, String> {
+    parse(&content(&parse(out)?)?)
 }
 
-/// The text of an answer of `/generate`, which must end with a stop.
-fn generated(said: &str) -> Result<String, String> {
-    let answer = parse(said)?;
+/// The text of an answer of `/generate`, whose finish reason must be `stop`.
+fn generated(out: &str) -> Result<String, String> {
+    let answer = parse(out)?;
     let is_stopped = answer["meta_info"]["finish_reason"]["type"] == "stop";
-    expect(is_stopped, "it does not stop by itself")?;
+    expect(is_stopped, "the finish reason is not stop")?;
     let text = answer["text"].as_str();
     text.map(str::to_owned).ok_or_else(|| "no text".to_owned())
 }
 
-fn goes_on(said: &str) -> Result<(), String> {
+fn continues_message(out: &str) -> Result<(), String> {
     expect(
-        content(&parse(said)?)? == " the prompter.",
-        "it does not go on",
+        content(&parse(out)?)? == " the prompter.",
+        "the message is not continued",
     )
 }
 
-fn does_not_think(said: &str, text: &str) -> Result<(), String> {
-    let answer = parse(said)?;
+fn has_no_reasoning(out: &str, text: &str) -> Result<(), String> {
+    let answer = parse(out)?;
     let thought = &answer["choices"][0]["message"]["reasoning_content"];
-    expect(thought.is_null(), "it thinks")?;
-    expect(content(&answer)? == text, "another text")
+    expect(thought.is_null(), "the answer has reasoning")?;
+    expect(content(&answer)? == text, "the text differs")
 }
 
-/// The only choice has these calls and nothing else.
-fn calls(said: &str, expected: &[(&str, Value)]) -> Result<(), String> {
-    let answer = parse(said)?;
+/// Checks that the only choice has these calls and no text.
+fn calls(out: &str, expected: &[(&str, Value)]) -> Result<(), String> {
+    let answer = parse(out)?;
     choice_calls(&answer["choices"][0], expected)
 }
 
 fn choice_calls(choice: &Value, expected: &[(&str, Value)]) -> Result<(), String> {
     expect(
         choice["finish_reason"] == "tool_calls",
-        "the finish reason is another",
+        "the finish reason differs",
     )?;
     expect(
         choice["message"]["content"].is_null(),
-        "there is text besides",
+        "the message has text, too",
     )?;
     let calls = choice["message"]["tool_calls"]
         .as_array()
         .ok_or("no calls")?;
-    expect(calls.len() == expected.len(), "more calls or fewer")?;
+    expect(calls.len() == expected.len(), "the number of calls differs")?;
     for (call, (name, arguments)) in calls.iter().zip(expected) {
         let function = &call["function"];
         let text = function["arguments"].as_str().ok_or("no arguments")?;
-        let is_it = function["name"] == *name && parse(text)? == *arguments;
+        let is_expected = function["name"] == *name && parse(text)? == *arguments;
         let has_id = call["id"]
             .as_str()
             .is_some_and(|id| id.starts_with("call_"));
         expect(
-            is_it && has_id && call["type"] == "function",
-            "another call",
+            is_expected && has_id && call["type"] == "function",
+            "the call differs",
         )?;
     }
     Ok(())
 }
 
-/// The events of a stream that ends well, and its usage if it has one.
-fn events(said: &str) -> Result<(Vec<Value>, Option<Value>), String> {
-    let data = said.lines().filter_map(|line| line.strip_prefix("data: "));
+/// The events of a complete stream, and its usage if it has one.
+fn events(out: &str) -> Result<(Vec<Value>, Option<Value>), String> {
+    let data = out.lines().filter_map(|line| line.strip_prefix("data: "));
     let mut data: Vec<&str> = data.collect();
-    expect(data.pop() == Some("[DONE]"), "the stream does not end")?;
+    expect(data.pop() == Some("[DONE]"), "no [DONE] at the end")?;
     let mut events = data.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     let has_usage = events
         .last()
@@ -281,13 +281,13 @@ fn joined(events: &[Value], field: &str) -> String {
     deltas.filter_map(Value::as_str).collect()
 }
 
-/// Each call begins with index, id and name, and is whole before the next one.
-fn streams_two_calls(said: &str) -> Result<(), String> {
-    let (events, usage) = events(said)?;
+/// Checks that each call begins with index, id and name, and is complete before the next one begins.
+fn streams_two_calls(out: &str) -> Result<(), String> {
+    let (events, usage) = events(out)?;
     let usage = usage.ok_or("no usage")?;
     expect(
         usage["usage"]["completion_tokens"].as_u64() > Some(0),
-        "nothing is counted",
+        "no completion tokens are counted",
     )?;
     let mut calls: Vec<String> = Vec::new();
     let parts = events
@@ -296,9 +296,9 @@ fn streams_two_calls(said: &str) -> Result<(), String> {
     for part in parts.filter(|part| !part.is_null()) {
         if !part["id"].is_null() {
             let is_whole = calls.last().is_none_or(|call| parse(call).is_ok());
-            expect(is_whole, "a call begins before the one before has ended")?;
-            expect(part["index"] == calls.len(), "another index")?;
-            expect(part["function"]["name"] == "find_seat", "another name")?;
+            expect(is_whole, "a call begins before the previous one has ended")?;
+            expect(part["index"] == calls.len(), "the index differs")?;
+            expect(part["function"]["name"] == "find_seat", "the name differs")?;
             calls.push(String::new());
         }
         let arguments = part["function"]["arguments"]
@@ -306,20 +306,20 @@ fn streams_two_calls(said: &str) -> Result<(), String> {
             .ok_or("no arguments")?;
         calls
             .last_mut()
-            .ok_or("arguments of no call")?
+            .ok_or("arguments come before any call")?
             .push_str(arguments);
     }
-    expect(calls == ["{\"row\": 4}", "{\"row\": 5}"], "other calls")?;
+    expect(calls == ["{\"row\": 4}", "{\"row\": 5}"], "wrong calls")?;
     let last = events.last().ok_or("no events")?;
     let reason = &last["choices"][0]["finish_reason"];
-    expect(reason == "tool_calls", "the finish reason is another")
+    expect(reason == "tool_calls", "the finish reason differs")
 }
 
-/// Both choices have the call, and log probabilities of all generated tokens.
-fn has_logprobs(said: &str) -> Result<(), String> {
-    let answer = parse(said)?;
+/// Checks that both choices have the call, and log probabilities of all generated tokens.
+fn has_logprobs(out: &str) -> Result<(), String> {
+    let answer = parse(out)?;
     let choices = answer["choices"].as_array().ok_or("no choices")?;
-    expect(choices.len() == 2, "two choices were asked for")?;
+    expect(choices.len() == 2, "the number of choices is not 2")?;
     for choice in choices {
         choice_calls(choice, &[("find_seat", json!({"row": 9}))])?;
         let tokens = choice["logprobs"]["content"]
@@ -334,7 +334,7 @@ fn has_logprobs(said: &str) -> Result<(), String> {
         let has_two = |token: &Value| token["top_logprobs"].as_array().map(Vec::len) == Some(2);
         expect(
             tokens.iter().all(has_two),
-            "two alternatives were asked for",
+            "a token does not have two alternatives",
         )?;
     }
     let ids = [0, 1].map(|at| &choices[at]["message"]["tool_calls"][0]["id"]);

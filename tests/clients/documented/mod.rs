@@ -17,7 +17,7 @@ use crate::world::World;
 /// The address in the document.
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
-/// Cues of the questions, and the replies that the model prefers. Some constraints force another reply.
+/// Parts of prompts, and the reply that the model prefers for each. Some constraints force another reply.
 const LINES: [(&str, &str); 23] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
@@ -72,10 +72,10 @@ const OPEN_CURTAIN: &str =
 /// The blocks of the document in one language.
 fn examples(language: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/api.md");
-    let text = fs::read_to_string(path).expect("the document is there");
+    let text = fs::read_to_string(path).expect("the document exists");
     let opening = format!("```{language}\n");
     let blocks = text.split(&opening).skip(1);
-    let blocks = blocks.map(|rest| rest.split("\n```").next().expect("a block ends"));
+    let blocks = blocks.map(|rest| rest.split("\n```").next().expect("each block has an end"));
     blocks.map(str::to_owned).collect()
 }
 
@@ -84,11 +84,11 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
     // A scripted model has neither hidden states nor probabilities.
     let (world, model) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
-    assert_eq!(examples.len(), checks.len(), "examples and checks");
+    assert_eq!(examples.len(), checks.len(), "each example needs one check");
     for example in examples {
         let mut found = checks.iter().filter(|(part, _)| example.contains(part));
         let (Some((_, check)), None) = (found.next(), found.next()) else {
-            panic!("there is not one check for this example:\n{example}");
+            panic!("this example needs exactly one check:\n{example}");
         };
         assert!(example.contains(ADDRESS), "{example}");
         let needs_weights = ["/v1/embeddings", "/v1/rerank"];
@@ -101,10 +101,10 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
         for name in ["http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(name).env_remove(name.to_uppercase());
         }
-        let said = run(&mut command);
-        let said = said.unwrap_or_else(|error| panic!("{example}\n{error}"));
-        if let Err(reason) = check(&said) {
-            panic!("{example}\n{reason}:\n{said}");
+        let output = run(&mut command);
+        let output = output.unwrap_or_else(|error| panic!("{example}\n{error}"));
+        if let Err(reason) = check(&output) {
+            panic!("{example}\n{reason}:\n{output}");
         }
     }
     world.wait_until_whole();
@@ -113,8 +113,8 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
 #[test]
 fn examples_for_a_shell() {
     if let Err(reason) = run(Command::new("curl").arg("--version")) {
-        assert!(env::var_os("CI").is_none(), "CI is set and curl: {reason}");
-        eprintln!("skipped: there is no curl: {reason}");
+        assert!(env::var_os("CI").is_none(), "CI needs curl: {reason}");
+        eprintln!("skipped: cannot run curl: {reason}");
         return;
     }
     check("sh", &CURL, |script| {

@@ -1,4 +1,4 @@
-//! Attention over pages, one query or many.
+//! Paged attention: decode kernels with one query a row, and prefill kernels with many.
 
 use std::f32::consts::LOG2_E;
 
@@ -63,7 +63,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Row `i + 1` has `contexts[i]` tokens; row 0 is the padding's.
+    /// Row `i + 1` has `contexts[i]` tokens; row 0 is padding.
     fn new(gpu: &mut Gpu, case: Case, contexts: &[u32]) -> Self {
         let pages = |tokens: &u32| tokens.div_ceil(case.page_size) as usize;
         let stride = contexts.iter().map(pages).max().unwrap_or(1).max(1);
@@ -100,7 +100,7 @@ impl Pool {
         &of.values[first..first + dim]
     }
 
-    /// The tokens that query head `head` at a position of a row attends to.
+    /// The attention output of query head `head` at a position of a row.
     fn attended(&self, query: &[f64], row: u32, position: u32, head: u32) -> Vec<f64> {
         let case = &self.case;
         let kv_head = head / (case.n_heads / case.n_kv_heads);
@@ -150,7 +150,7 @@ impl Pool {
         }
     }
 
-    /// The tokens that the segments' tokens attend to, one after the other; `None` for padding.
+    /// The index and attention output of each token of the segments; padding has none.
     fn expected(&self, q: &Elements, segments: &[Segment]) -> Vec<(usize, Vec<f64>)> {
         let (heads, dim) = (self.case.n_heads as usize, self.case.head_dim as usize);
         let tokens = segments
@@ -191,7 +191,7 @@ fn check(
 ) {
     let got = gpu.read(out, what);
     let width = got.len() / n_tokens;
-    // Results are within 1 of zero; the tensor cores take probabilities rounded to bfloat16.
+    // Results are at most 1 in magnitude; the tensor cores take probabilities rounded to bfloat16.
     let absolute = match case.element {
         ElementType::F32 => 5e-6,
         ElementType::Bf16 => 6e-3,
@@ -200,7 +200,7 @@ fn check(
         let what = format!("{what}, token {index}");
         match expected.iter().find(|(of, _)| *of == index) {
             Some((_, expected)) => assert_close(&what, got, expected, absolute, 0.0),
-            None => assert!(got.iter().all(|value| value.is_nan()), "{what}: is padding"),
+            None => assert!(got.iter().all(|value| value.is_nan()), "{what}: not NaN"),
         }
     }
 }
@@ -254,11 +254,11 @@ fn decodes_attend_to_their_context() {
 }
 
 #[test]
-fn prefills_attend_to_what_is_before_them() {
+fn prefills_attend_to_prefixes_and_previous_tokens() {
     for case in cases() {
         let mut gpu = Gpu::new();
         let attention = load(&gpu, case);
-        // Prefix and new tokens of each row; the first one decodes nothing but its first token.
+        // Numbers of prefix tokens and new tokens of each row; the first row has one token.
         let rows = [(0, 1), (0, 70), (45, 130), (200, 9)];
         let contexts = rows.map(|(prefix, new)| prefix + new);
         let pool = Pool::new(&mut gpu, case, &contexts);

@@ -8,7 +8,7 @@ use super::{Gpu, POISON};
 const PLANES: usize = 6;
 const PAGES: usize = 70;
 
-/// The tokens of a block that are copied.
+/// Sizes of pages and blocks, and the range of a block's tokens to copy.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     token_bytes: usize,
@@ -19,7 +19,7 @@ struct Shape {
 }
 
 #[test]
-fn blocks_have_the_bytes_of_their_pages_and_pages_those_of_their_blocks() {
+fn copies_to_a_block_and_back_to_pages_keep_the_bytes() {
     for token_bytes in [4, 64, 1036, 2048] {
         for (page_size, block_tokens, first, n) in [
             (1, 64, 0, 64),

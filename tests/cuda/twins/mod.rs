@@ -1,7 +1,7 @@
-//! Each kernel against plain arithmetic on the host, through the launches that the executor uses: random inputs,
+//! Compares each kernel with plain arithmetic on the host, through the launches that the executor uses: random inputs,
 //! outputs poisoned with NaN, and a guard after each output that must stay unchanged.
 //!
-//! `kernels/cusim/tests` has more shapes; these run on a real GPU too.
+//! `kernels/cusim/tests` has more shapes; the tests here also run on a real GPU.
 
 // Launches take addresses: buffers live until the results are read, and shapes are those of the buffers.
 #![allow(unsafe_code)]
@@ -21,7 +21,7 @@ use souffleur_kernels::cuda::params::{Element, ElementType};
 
 use crate::gpu;
 
-/// The emulated device of all twins.
+/// The emulated device of all tests of this module.
 const EMULATED: usize = 60;
 /// Bytes after an output that no kernel may touch.
 const GUARD_BYTES: usize = 256;
@@ -62,8 +62,8 @@ impl Output {
 }
 
 impl Gpu {
-    /// A separate stream on the one context of all twins: making contexts and loading kernels is most of the work of a
-    /// sanitizer.
+    /// A separate stream on one context for all tests of this module: sanitizers take most of their time for contexts
+    /// and the loading of kernels.
     pub fn new() -> Self {
         static SHARED: OnceLock<(Device, Modules)> = OnceLock::new();
         let (device, modules) = SHARED.get_or_init(|| gpu::open(EMULATED)).clone();
@@ -90,7 +90,7 @@ impl Gpu {
         self.random.u32(..end)
     }
 
-    /// Uniform numbers up to `width` from 0, as f32 has them.
+    /// Uniform random numbers from `-width` to `width`.
     pub fn numbers(&mut self, len: usize, width: f32) -> Vec<f32> {
         self.n_numbers += len;
         (0..len)
@@ -98,7 +98,7 @@ impl Gpu {
             .collect()
     }
 
-    /// Random elements up to `width` from 0.
+    /// Uniform random elements from `-width` to `width`.
     pub fn elements(&mut self, element: ElementType, len: usize, width: f32) -> Elements {
         let numbers = self.numbers(len, width);
         self.elements_of(element, &numbers)
@@ -121,7 +121,7 @@ impl Gpu {
         }
     }
 
-    /// A list on the device; one of no elements has a place for one.
+    /// Copies a list to the device; an empty list gets memory for one element.
     pub fn upload<T: bytemuck::Pod>(&self, list: &[T]) -> DeviceBuffer<T> {
         let buffer = self.device.alloc(list.len().max(1)).unwrap();
         self.stream.write(&buffer, 0, list).unwrap();
@@ -140,7 +140,7 @@ impl Gpu {
         }
     }
 
-    /// Overwrites poison that a kernel reads.
+    /// Overwrites the poison of an output that a kernel also reads.
     pub fn write(&self, output: &Output, bytes: &[u8]) {
         self.stream.write(&output.buffer, 0, bytes).unwrap();
     }
@@ -152,7 +152,7 @@ impl Gpu {
         let (values, guard) = bytes.split_at(output.len * output.element.bytes());
         assert!(
             guard.iter().all(|byte| *byte == POISON),
-            "{what}: wrote past its output"
+            "{what}: the kernel wrote past its output"
         );
         match output.element {
             ElementType::F32 => values
@@ -191,7 +191,7 @@ pub fn assert_close(what: &str, got: &[f64], expected: &[f64], absolute: f64, re
 #[test]
 fn all_twins_share_one_context() {
     if gpu::real().is_some() {
-        eprintln!("skipped: a real driver does not count modules");
+        eprintln!("skipped: only the emulated driver counts modules");
         return;
     }
     let loaded = |ordinal| souffleur_cusim::Device::new(ordinal).counts().n_modules;

@@ -7,7 +7,7 @@ use souffleur_kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
 use super::{ELEMENTS, Elements, Gpu, relative};
 use crate::gpu;
 
-/// Elements of a result that are computed on the host.
+/// The number of elements of a result that the host computes for comparison.
 const SAMPLES: usize = 4000;
 
 /// Rows, outputs, inputs.
@@ -43,24 +43,24 @@ fn shapes() -> impl Iterator<Item = [usize; 3]> {
     SHAPES.into_iter().chain(large)
 }
 
-/// Random numbers for a shape: x, w, biases, and the previous output.
+/// The count of random numbers for a shape: x, w, biases, and the previous output.
 fn n_numbers([m, n, k]: [usize; 3]) -> usize {
     m * k + n * k + n + m * n
 }
 
-/// The random numbers of a shape. Made once for every type, library, write and bias: a single thread makes them, and the
-/// largest matrices have a hundred million.
+/// The random numbers of a shape, shared by every type, library, write and bias: a single thread generates them, and
+/// the largest matrices have a hundred million.
 struct Numbers {
     shape: [usize; 3],
     x: Vec<f32>,
     w: Vec<f32>,
     biases: Vec<f32>,
     before: Vec<f32>,
-    /// Row and column of each result that is computed on the host.
+    /// Row and column of each result that the host computes.
     places: Vec<(usize, usize)>,
 }
 
-/// The same on the device, as elements of a type.
+/// The numbers of a shape on the device, as elements of a type.
 struct Operands<'a> {
     numbers: &'a Numbers,
     element: ElementType,
@@ -151,7 +151,7 @@ impl Operands<'_> {
             if write == GemmWrite::AddF32 {
                 expected += f64::from(before[row * n + column]);
             }
-            // Sums of k products that are a third on average, in another order.
+            // The device sums the k products in another order.
             let absolute = 1e-6 * k as f64;
             let off = (got[row * n + column] - expected).abs();
             let is_close = off <= absolute + relative(out_element) * expected.abs();

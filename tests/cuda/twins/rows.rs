@@ -1,4 +1,4 @@
-//! Row-wise kernels.
+//! Row-wise kernels: random weights, embeddings, rotations, norms and gates.
 
 use souffleur_kernels::cuda::driver::DevicePtr;
 use souffleur_kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
@@ -11,7 +11,7 @@ use super::{ELEMENTS, Gpu, assert_close, relative};
 const EPS: f32 = 1e-5;
 
 #[test]
-fn random_weights_are_those_of_the_host() {
+fn random_weights_equal_the_hosts() {
     let gpu = Gpu::new();
     for (element, dtype) in [
         (ElementType::F32, Dtype::F32),
@@ -105,7 +105,7 @@ fn normed(row: &[f64], weight: &[f32]) -> Vec<f64> {
 }
 
 #[test]
-fn norms_are_of_the_rows_asked_for() {
+fn norms_are_computed_for_the_requested_rows() {
     let mut gpu = Gpu::new();
     for element in ELEMENTS {
         let norm = RmsNorm::load(&gpu.modules, element).unwrap();
@@ -143,7 +143,7 @@ fn norms_are_of_the_rows_asked_for() {
 }
 
 #[test]
-fn gates_multiply_what_goes_up() {
+fn silu_gates_multiply_the_up_projections() {
     let mut gpu = Gpu::new();
     for element in ELEMENTS {
         let silu_mul = SiluMul::load(&gpu.modules, element).unwrap();
@@ -193,7 +193,7 @@ fn cosines_and_sines(angles: &[f32]) -> impl Iterator<Item = f32> {
 }
 
 /// A head after the rotation by these cosines and sines.
-fn turned(row: &[f64], rotation: &[f32]) -> Vec<f64> {
+fn rotate(row: &[f64], rotation: &[f32]) -> Vec<f64> {
     let at = |i: usize| f64::from(rotation[i]);
     let half = row.len() / 2;
     let low = (0..half).map(|i| row[i] * at(i) - row[half + i] * at(half + i));
@@ -207,7 +207,7 @@ struct Rotated<'a> {
     qkv: &'a [f64],
     /// The cosines and sines of each token.
     rotations: &'a [f32],
-    /// The weights of queries and of keys.
+    /// The norm weights of queries and of keys.
     norms: Option<&'a [Vec<f32>; 2]>,
 }
 
@@ -221,21 +221,21 @@ impl Rotated<'_> {
     fn queries(&self, n_tokens: usize) -> Vec<f64> {
         let indices = |token| (0..self.heads.q).map(move |index| (token, index));
         let heads = (0..n_tokens).flat_map(indices);
-        let heads = heads.flat_map(|(token, index)| self.normed_and_turned(token, index, 0));
+        let heads = heads.flat_map(|(token, index)| self.normed_and_rotated(token, index, 0));
         heads.collect()
     }
 
     fn key(&self, token: usize, index: usize) -> Vec<f64> {
-        self.normed_and_turned(token, self.heads.q + index, 1)
+        self.normed_and_rotated(token, self.heads.q + index, 1)
     }
 
-    fn normed_and_turned(&self, token: usize, index: usize, norm: usize) -> Vec<f64> {
+    fn normed_and_rotated(&self, token: usize, index: usize, norm: usize) -> Vec<f64> {
         let (row, dim) = (self.head(token, index), self.heads.dim);
         let row = match self.norms {
             Some(norms) => normed(row, &norms[norm]),
             None => row.to_vec(),
         };
-        turned(&row, &self.rotations[token * dim..(token + 1) * dim])
+        rotate(&row, &self.rotations[token * dim..(token + 1) * dim])
     }
 }
 
@@ -249,8 +249,8 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     let (n_tokens, n_slots, width) = (slots.len(), 12, (q + 2 * kv) * dim);
     let qkv = gpu.elements(element, n_tokens * width, 2.0);
     let angles = gpu.numbers(n_tokens * dim / 2, 3.0);
-    let turns = angles.chunks_exact(dim / 2);
-    let rotations: Vec<f32> = turns.flat_map(cosines_and_sines).collect();
+    let token_angles = angles.chunks_exact(dim / 2);
+    let rotations: Vec<f32> = token_angles.flat_map(cosines_and_sines).collect();
     let norms = [gpu.numbers(dim, 1.5), gpu.numbers(dim, 1.5)];
     let norm_lists = [gpu.upload(&norms[0]), gpu.upload(&norms[1])];
     let norm = |which: usize| {
@@ -288,7 +288,7 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     };
     let expected = rotated.queries(n_tokens);
     let tolerance = relative(element);
-    // Of a difference of two products of nearly the same size.
+    // Rotations subtract products that may be nearly equal.
     let absolute = 12.0 * tolerance.min(1e-6);
     let got = gpu.read(&out, &what);
     assert_close(&what, &got, &expected, absolute, tolerance);

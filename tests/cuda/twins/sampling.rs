@@ -1,4 +1,4 @@
-//! Sampling and log probabilities: the tokens are those of the host's sampler, draw by draw.
+//! Sampled tokens and log probabilities equal those of the host's sampler.
 
 use std::sync::Arc;
 
@@ -155,7 +155,7 @@ impl Rows {
 }
 
 #[test]
-fn tokens_are_those_of_the_host() {
+fn tokens_equal_the_hosts() {
     let mut gpu = Gpu::new();
     let vocab = vocab_size();
     let rows = Rows::new(&gpu, vocab);
@@ -184,7 +184,7 @@ fn tokens_are_those_of_the_host() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_the_host() {
+fn log_probabilities_equal_the_hosts() {
     let mut gpu = Gpu::new();
     let vocab = vocab_size();
     let rows = Rows::new(&gpu, vocab);

@@ -23,7 +23,7 @@ const LATENT: &[(&str, usize)] = &[
 ];
 
 #[test]
-fn experts_and_latent_attention_have_the_logits_of_their_values() {
+fn experts_and_latent_attention_have_the_logits_of_their_dequantised_values() {
     for (kind, config, quantise) in kinds() {
         if !["fp8, blocks", "int8, rows", "gptq", "awq", "packed"].contains(&kind) {
             continue;

@@ -36,7 +36,7 @@ fn folder(name: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
     dir
 }
 
-fn says(name: &str, config: Option<Value>, change: impl FnOnce(&mut Tensors), words: &[&str]) {
+fn refuses(name: &str, config: Option<Value>, change: impl FnOnce(&mut Tensors), words: &[&str]) {
     let dir = folder(name, change);
     if let Some(config) = config {
         edit_config(dir.path(), |json| {
@@ -49,7 +49,7 @@ fn says(name: &str, config: Option<Value>, change: impl FnOnce(&mut Tensors), wo
     }
 }
 
-/// Replaces a module's matrix by codes, in `plain` by their values.
+/// Replaces a module's matrix by codes in `coded`, and by the values of the codes in `plain`.
 fn quantise_module(quantise: Quantise, module: &str, plain: &mut Tensors, coded: &mut Tensors) {
     let name = format!("{module}.weight");
     let weight = plain.get_mut(&name).unwrap();
@@ -63,8 +63,8 @@ fn quantise_module(quantise: Quantise, module: &str, plain: &mut Tensors, coded:
     );
 }
 
-/// Checks that a model with tensors in codes has the logits of one with their values. Floats are exact in the dtype that
-/// both run in.
+/// Checks that a model with tensors in codes has the logits of one with the values of the codes. Both run in a dtype
+/// that represents the values exactly.
 fn check_coded(
     (name, kind, config): (&str, &str, &Value),
     change: impl FnOnce(&mut Tensors, &mut Tensors),
@@ -90,7 +90,7 @@ fn check_coded(
 }
 
 #[test]
-fn matrices_that_hold_several_are_converted_row_by_row() {
+fn fused_matrices_are_converted_row_by_row() {
     let table = [
         ("qwen3-5", "model.language_model.layers.0.self_attn.q_proj"),
         ("qwen3-next", "model.layers.1.self_attn.q_proj"),
@@ -117,7 +117,7 @@ fn matrices_that_hold_several_are_converted_row_by_row() {
 }
 
 #[test]
-fn broken_parts_of_matrices_that_hold_several_are_named() {
+fn errors_name_broken_parts_of_fused_matrices() {
     let (_, config, quantise) = kinds().remove(4);
     let module = "model.layers.0.linear_attn.in_proj_qkvz";
     let coded = |tensors: &mut Tensors| {
@@ -130,17 +130,17 @@ fn broken_parts_of_matrices_that_hold_several_are_named() {
             coded(tensors);
             tensors.get_mut(&name).unwrap().shape.push(1);
         };
-        says("qwen3-next", Some(config.clone()), change, &[&name]);
+        refuses("qwen3-next", Some(config.clone()), change, &[&name]);
     }
     let change = |tensors: &mut Tensors| {
         coded(tensors);
         tensors.remove(&format!("{module}.qweight"));
     };
     let words = [&format!("{module}.weight "), "[336, 64]"];
-    says("qwen3-next", Some(config), change, &words);
+    refuses("qwen3-next", Some(config), change, &words);
 }
 
-/// A stack of the experts' matrices with the codes of one matrix that has all their rows.
+/// Quantises a stack of the experts' matrices as one matrix that has all their rows.
 fn quantise_stack(
     (stack, quantise): (&str, Quantise),
     scale_shape: &[usize],
@@ -162,7 +162,7 @@ fn quantise_stack(
 }
 
 #[test]
-fn stacks_of_experts_are_taken_apart_in_codes_of_eight_bits() {
+fn stacks_of_experts_in_codes_of_eight_bits_are_split() {
     let module = "model.language_model.layers.1.mlp.experts";
     let (up, down) = (
         format!("{module}.gate_up_proj"),
@@ -192,8 +192,8 @@ fn stacks_of_experts_are_taken_apart_in_codes_of_eight_bits() {
         let mut plain = tensors.clone();
         quantise_stack((&up, blocks), &[15, 2], &mut plain, tensors);
     };
-    let words = [up.as_str(), "blocks of 16 outputs", "24"];
-    says("qwen3-5-moe", Some(config), straddles, &words);
+    let words = [up.as_str(), "blocks of 16", "24"];
+    refuses("qwen3-5-moe", Some(config), straddles, &words);
 }
 
 #[test]
@@ -206,9 +206,9 @@ fn stacks_in_other_codes_are_refused_by_name() {
     };
     let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3"});
     let words = [stack, "F8_E4M3", "all experts"];
-    says("qwen3-5-moe", None, of_bytes, &words);
+    refuses("qwen3-5-moe", None, of_bytes, &words);
     let scales = format!("{stack}_scale_inv");
-    says("qwen3-5-moe", Some(fp8), of_bytes, &[&scales, "[5, 48, 1]"]);
+    refuses("qwen3-5-moe", Some(fp8), of_bytes, &[&scales, "[5, 48, 1]"]);
     for codes in ["_packed", ".qweight"] {
         let name = format!("{stack}{codes}");
         let in_words = |tensors: &mut Tensors| {
@@ -218,12 +218,12 @@ fn stacks_in_other_codes_are_refused_by_name() {
             tensors.insert(name.clone(), stack);
         };
         let gptq = gptq(json!({}));
-        says("qwen3-5-moe", Some(gptq), in_words, &[&name, "I32"]);
+        refuses("qwen3-5-moe", Some(gptq), in_words, &[&name, "I32"]);
     }
 }
 
 #[test]
-fn a_decoder_may_say_how_it_is_quantised() {
+fn the_text_config_may_have_the_quantization_config() {
     let (_, config, quantise) = kinds().remove(0);
     let module = "model.language_model.layers.0.self_attn.q_proj";
     let dir = folder("qwen3-5", |tensors| {
@@ -237,7 +237,7 @@ fn a_decoder_may_say_how_it_is_quantised() {
 }
 
 #[test]
-fn hybrids_load_whose_fused_matrices_are_not_converted() {
+fn hybrids_may_exclude_fused_matrices_from_quantisation() {
     let mut kinds = kinds().into_iter();
     let (_, mut config, quantise) = kinds.find(|kind| kind.0 == "gptq").unwrap();
     config["modules_to_not_convert"] = json!(["self_attn", "linear_attn", "down_proj"]);
@@ -297,12 +297,12 @@ fn errors_name_the_tensors_of_the_files() {
         ("mistral3", "language_model.lm_head.weight"),
     ] {
         let remove = |tensors: &mut Tensors| assert!(tensors.remove(missing).is_some());
-        says(name, None, remove, &[&format!("{missing} ")]);
+        refuses(name, None, remove, &[&format!("{missing} ")]);
     }
     let shape = "model.layers.1.self_attn.q_layernorm.weight";
     let widen = |tensors: &mut Tensors| {
         let tensor = tensors.get_mut(shape).unwrap();
         tensor.shape = vec![1, tensor.shape[0]];
     };
-    says("lfm2", None, widen, &[shape]);
+    refuses("lfm2", None, widen, &[shape]);
 }

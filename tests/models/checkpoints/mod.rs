@@ -1,4 +1,4 @@
-//! Quantised safetensors have the logits of the same model written out in bf16.
+//! Quantised safetensors give the logits of the same model with dequantised weights in bf16.
 
 mod experts;
 mod hybrids;
@@ -27,7 +27,7 @@ const SIZES: &[(&str, usize)] = &[
 
 struct Folders {
     quantised: tempfile::TempDir,
-    /// The same in bf16.
+    /// The same model with dequantised weights in bf16.
     plain: tempfile::TempDir,
 }
 
@@ -38,7 +38,7 @@ fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
     })
 }
 
-/// The same in other sizes, with the values of quantised modules in the plain model as `write` puts them there.
+/// As [`folders`], in other sizes; `write` puts the values of quantised modules into the plain model.
 fn folders_of(
     (name, sizes): (&str, &[(&str, usize)]),
     config: &Value,
@@ -79,7 +79,7 @@ fn relative_error(got: &[Vec<f32>], right: &[Vec<f32>]) -> f64 {
 }
 
 #[test]
-fn every_kind_has_the_logits_of_its_values() {
+fn every_kind_has_the_logits_of_its_dequantised_values() {
     for (kind, config, quantise) in kinds() {
         for name in ["llama", "qwen3"] {
             let folders = folders(name, &config, quantise);
@@ -87,7 +87,7 @@ fn every_kind_has_the_logits_of_its_values() {
             let expected = logits(plain, Dtype::BF16, None);
             assert!(expected.iter().flatten().all(|x| x.is_finite()), "{kind}");
             let error = relative_error(&logits(quantised, Dtype::BF16, None), &expected);
-            // Blocks may be multiplied as they are, with activations in bytes.
+            // Blocks may be multiplied without decoding, with activations of eight bits.
             let limit = if kind.contains("8") { 0.0 } else { 0.03 };
             assert!(error <= limit, "{kind}, {name}: {error}");
             let checkpoint = Checkpoint::open(quantised, None, LoadFormat::Auto).unwrap();
@@ -119,14 +119,14 @@ fn kinds_in_blocks_are_invariant() {
 }
 
 #[test]
-fn values_are_quantised_again_where_that_is_asked_for() {
+fn quantised_checkpoints_may_be_quantised_again_to_int8() {
     for (kind, config, quantise) in kinds() {
         let folders = folders("qwen3", &config, quantise);
         let (quantised, plain) = (folders.quantised.path(), folders.plain.path());
         let int8 = Some(Quantization::Int8);
         let expected = logits(plain, Dtype::BF16, int8);
         let got = logits(quantised, Dtype::BF16, int8);
-        // Blocks are not rounded to bf16 before.
+        // Blocks are not rounded to bf16 first.
         let error = relative_error(&got, &expected);
         assert!(error < 0.01, "{kind}: {error}");
     }
@@ -182,7 +182,7 @@ fn reshaped(tensor: &mut Option<Stored>) {
     tensor.shape.push(1);
 }
 
-fn of_bytes(tensor: &mut Option<Stored>) {
+fn as_integers(tensor: &mut Option<Stored>) {
     let tensor = tensor.as_mut().unwrap();
     let size = tensor.data.len() / tensor.shape.iter().product::<usize>();
     tensor.dtype = match size {
@@ -205,11 +205,11 @@ fn broken_tensors_are_named_before_anything_is_loaded() {
     ];
     for (kind, codes, other) in parts {
         let name = |part| format!("model.layers.0.mlp.down_proj.{part}");
-        // fp8 may have either name of scales.
+        // The scales of fp8 have one of two names.
         let missing = broken(kind, other, |tensor| *tensor = None);
         assert!(missing.contains("down_proj"), "{kind}: {missing}");
         for part in [codes, other] {
-            for change in [reshaped, of_bytes] {
+            for change in [reshaped, as_integers] {
                 let error = broken(kind, part, change);
                 assert!(error.contains(&name(part)), "{kind}, {part}: {error}");
             }

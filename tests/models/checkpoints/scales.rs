@@ -1,4 +1,4 @@
-//! Scales of 4-bit codes that f16 does not have.
+//! Scales of 4-bit codes that f16 cannot represent.
 
 use half::bf16;
 use safetensors::Dtype as Element;

@@ -51,18 +51,18 @@ fn error(world: &mut World) -> f64 {
 }
 
 #[test]
-fn a_code_or_scale_that_is_off_is_seen() {
+fn a_wrong_code_or_scale_changes_the_output() {
     for isa in Isa::available() {
         for heads in SHAPES {
-            let fair = error(&mut world(isa, heads));
-            assert!(fair < 1e-4, "{isa:?}: {fair}");
+            let baseline = error(&mut world(isa, heads));
+            assert!(baseline < 1e-4, "{isa:?}: {baseline}");
             for (of_scales, of_value) in
                 [(true, false), (true, true), (false, false), (false, true)]
             {
                 let mut world = world(isa, heads);
                 let slot = world.table.slot(RowId::new(1), LEN - 1);
                 let Storage::I8(codes, scales) = world.kv.layer_mut(0) else {
-                    panic!("it was made of bytes");
+                    panic!("the layer is not in int8");
                 };
                 let codes: &mut [i8] = codes.slice();
                 let scales: &mut [bf16] = scales.slice();
@@ -85,8 +85,8 @@ fn a_code_or_scale_that_is_off_is_seen() {
                 }
                 let error = error(&mut world);
                 assert!(
-                    error > 3.0 * fair,
-                    "{isa:?}, {of_scales}, {of_value}: {error}, {fair}"
+                    error > 3.0 * baseline,
+                    "{isa:?}, {of_scales}, {of_value}: {error}, {baseline}"
                 );
             }
         }

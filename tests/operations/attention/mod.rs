@@ -1,4 +1,4 @@
-//! Tests of attention against a double-precision reference, and of its bits under other partitions.
+//! Tests of attention against a double-precision reference, and of equal bits in other batches, chunks and pages.
 
 mod codes;
 mod nodes;
@@ -69,7 +69,7 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
                 assert_eq!(got[position].len(), expected.len(), "{heads:?}");
                 for (got, expected) in got[position].iter().zip(expected) {
                     let error = (f64::from(f32::from_bits(*got)) - expected).abs();
-                    // Signed bytes against their values: queries and weights are rounded to 16 bits.
+                    // The reference has the values of int8 codes; the kernels round queries and weights to 16 bits.
                     let limit = match dtype {
                         KvDtype::BF16 => 2e-2,
                         KvDtype::Int8 => 5e-4,
@@ -86,7 +86,7 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
 }
 
 #[test]
-fn caps_bend_scores_and_no_bit_depends_on_the_cut() {
+fn capped_scores_are_right_and_no_bit_depends_on_the_chunks() {
     // A decode of few heads reads from the pool, others pack.
     for (n_heads, key_dim) in [(4, 32), (12, 24)] {
         let heads = HeadShape {
@@ -165,7 +165,7 @@ fn check_cuts(dtype: KvDtype, heads: HeadShape) {
     }
 }
 
-/// Rows 1 to 16 share 512 tokens, the first eight of them 768, two more nothing; most decode.
+/// Rows 2 to 8 share 784 tokens with row 1, rows 9 to 16 share 528, and two more rows share none; most rows decode.
 fn family(setup: Setup) -> (World, Vec<Part>) {
     let mut world = World::new(setup);
     world.grow(1, (1, 0), 900);
@@ -249,13 +249,13 @@ fn shared_prefix_is_read_once() {
 }
 
 #[test]
-fn pages_that_only_look_shared_are_told_apart() {
+fn rows_that_share_one_page_but_not_an_earlier_one_are_told_apart() {
     let mut bits = Vec::new();
     for shares in [true, false] {
         let mut world = World::new(Setup { shares, ..setup() });
         world.grow(1, (1, 0), 600);
         world.grow(2, (1, 512), 600);
-        // The page that the sort looks at is the same, one before it is not.
+        // The page by which rows are sorted is the same, an earlier one is not.
         let other = world.table.row(RowId::new(2))[590];
         world.table.row_mut(RowId::new(2))[300] = other;
         bits.push(world.attend(&[part(1, 599, 1), part(2, 599, 1)]));
@@ -264,7 +264,7 @@ fn pages_that_only_look_shared_are_told_apart() {
 }
 
 #[test]
-fn what_a_query_does_not_see_cannot_reach_it() {
+fn keys_and_values_outside_the_context_of_a_query_do_not_change_its_output() {
     for dtype in DTYPES {
         check_unseen(dtype, HEADS);
     }
@@ -299,7 +299,7 @@ fn check_unseen(dtype: KvDtype, heads: HeadShape) {
 }
 
 #[test]
-fn plans_and_buffers_are_kept() {
+fn plans_and_buffers_are_reused() {
     let (mut world, parts) = family(Setup {
         threads: 2,
         ..setup()

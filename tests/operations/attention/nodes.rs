@@ -83,7 +83,7 @@ fn sparse_heads_on_nodes_give_the_bits_of_one_node() {
 }
 
 #[test]
-fn items_of_a_head_are_its_owners() {
+fn work_items_belong_to_the_node_of_their_heads() {
     let (world, parts) = family(setup());
     let mut batch = CpuBatch::default();
     for part in &parts {

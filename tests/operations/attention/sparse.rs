@@ -1,4 +1,4 @@
-//! Tests of sparse attention against full attention, a reference selection, and other partitions.
+//! Tests of sparse attention against full attention, a reference selection, and other batches.
 
 use half::{bf16, f16};
 
@@ -27,7 +27,7 @@ const fn shape(n_heads: usize, n_kv_heads: usize, key_dim: usize, value_dim: usi
     }
 }
 
-/// Heads that are whole vectors, and heads that are not; groups of one, two, three and eight.
+/// Head sizes that are and are not multiples of vectors; groups of one, two, three and eight heads.
 const CASES: [(HeadShape, KvDtype); 4] = [
     (HEADS, KvDtype::BF16),
     (shape(2, 2, 128, 128), KvDtype::BF16),
@@ -36,7 +36,7 @@ const CASES: [(HeadShape, KvDtype); 4] = [
 ];
 
 #[test]
-fn enough_tokens_give_the_bits_of_attention_to_all() {
+fn enough_tokens_give_the_bits_of_full_attention() {
     for isa in Isa::available() {
         for (heads, dtype) in CASES {
             let base = Setup {
@@ -79,7 +79,7 @@ fn scores(world: &World, dtype: KvDtype, position: usize, heads: (usize, usize))
     (0..position).map(score).collect()
 }
 
-/// The positions of the best scores and the query's own, and how far the last of the best lies above the next.
+/// The positions of the best scores and of the query, and the margin between the last of the best and the next score.
 fn best(scores: &[f64], tokens: usize) -> (Vec<u32>, f64) {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -91,7 +91,7 @@ fn best(scores: &[f64], tokens: usize) -> (Vec<u32>, f64) {
 }
 
 #[test]
-fn all_channels_choose_the_best_keys_and_attend_to_them_as_if_they_were_all() {
+fn all_channels_choose_the_best_keys_and_give_full_attention_to_them() {
     const TOKENS: usize = 300;
     for isa in Isa::available() {
         for (dtype, heads) in [
@@ -119,10 +119,10 @@ fn all_channels_choose_the_best_keys_and_attend_to_them_as_if_they_were_all() {
                 let (expected, margin) = best(&scores, TOKENS);
                 assert!(
                     margin > 1e-5,
-                    "two keys are too close to tell: another seed"
+                    "two scores are too close: choose another seed"
                 );
                 assert_eq!(chosen, expected, "{isa:?}, {dtype:?}, head {head}");
-                // A row of these keys alone, which is not sparse: the threshold is beyond it.
+                // A row with these keys only, which is too short to be sparse.
                 let contents = &world.contents[1];
                 let alone = chosen.iter().map(|at| contents[*at as usize]).collect();
                 world.place(2, alone);
@@ -151,23 +151,23 @@ fn a_needle_is_found() {
         let ask = [part(1, LONG - 1, 1)];
         let before = world.attend(&ask);
         for head in 0..2 {
-            // Near the queries of both heads of the group.
+            // A key near the queries of both heads of the group.
             let queries = [2 * head, 2 * head + 1].map(|head| world.query(1, LONG - 1, head));
             let both = queries[0].iter().zip(&queries[1]);
             let key: Vec<f32> = both.map(|(a, b)| 2.0 * (a + b)).collect();
             world.set_key(1, needle, head, &key);
         }
-        assert!(world.attend(&ask) != before, "{needle} is attended to");
+        assert!(world.attend(&ask) != before, "{needle} is ignored");
         for chosen in world.attention.sparse.chosen(2) {
             assert!(chosen.contains(&(needle as u32)), "{needle}: {chosen:?}");
             assert_eq!(chosen.len(), 8);
-            assert_eq!(chosen[7], LONG as u32 - 1, "its own key");
+            assert_eq!(chosen[7], LONG as u32 - 1, "the query's own key is chosen");
         }
     }
 }
 
 #[test]
-fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_threshold() {
+fn neither_chunks_nor_other_rows_nor_pages_nor_threads_change_a_bit_across_the_threshold() {
     let cases = Isa::available().into_iter();
     for (isa, dtype) in cases.flat_map(|isa| [(isa, KvDtype::BF16), (isa, KvDtype::F32)]) {
         let base = Setup {
@@ -191,7 +191,7 @@ fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_t
         );
         assert!(
             (199..LEN).all(|at| expected[at] != all[at]),
-            "{isa:?}: above it"
+            "{isa:?}: from the threshold on"
         );
         for (chunk, page_size, threads) in [(1, 1, 1), (7, 16, 3), (100, 48, 2), (LEN, 512, 3)] {
             let mut world = World::new(Setup {
@@ -277,7 +277,7 @@ fn fewer_channels_find_some_of_the_best_keys() {
         }
         found.push(hits as f64 / all as f64);
     }
-    // Noise: all channels matter alike, which is the worst case. Docs have the figures of this line.
+    // In random keys all channels matter equally, which is the worst case. The documents quote this line's figures.
     eprintln!("recall of 64 among 400 to 700 tokens, 8, 16, 32 and 64 of 64 channels: {found:.3?}");
     assert!(found.is_sorted(), "{found:?}");
     assert!(

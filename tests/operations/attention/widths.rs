@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Heads for the direct path and the packed one, of whole vectors and of less.
+/// Heads for the direct and the packed path, with sizes that are and are not multiples of vectors.
 const SHAPES: [HeadShape; 6] = [
     // In groups of three and whole pairs of vectors: a decode reads from the pool.
     shape((6, 2), 96, Values::Own { dim: 64 }),
@@ -72,7 +72,7 @@ fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
 }
 
 #[test]
-fn what_a_query_does_not_see_cannot_reach_it_in_other_widths() {
+fn keys_and_values_outside_the_context_of_a_query_do_not_change_its_output_of_other_widths() {
     for dtype in DTYPES {
         for heads in SHAPES {
             check_unseen(dtype, heads);
@@ -98,7 +98,7 @@ fn values_in_keys_are_read_once() {
 }
 
 #[test]
-fn every_element_of_a_slot_has_a_place_of_its_own() {
+fn every_element_of_a_slot_has_a_separate_place() {
     for heads in SHAPES.into_iter().chain([HEADS]) {
         let elements = heads.n_kv_heads * (heads.key_dim + heads.values.stored_dim());
         let mut taken = vec![false; SLOTS * elements];

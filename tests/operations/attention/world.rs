@@ -20,7 +20,7 @@ use souffleur_kernels::cpu::threads::ThreadPool;
 use souffleur_kernels::cpu::{CpuBatch, Isa};
 use souffleur_kernels::sparsity::{DoubleSparsity, LabelChannels};
 
-/// A number in [-1, 1] that depends on all of the arguments.
+/// A pseudo-random number in [-1, 1] that depends on all arguments.
 fn noise(kind: u64, content: u64, i: usize) -> f32 {
     let mut x = kind << 56 ^ content << 24 ^ i as u64;
     for _ in 0..3 {
@@ -29,7 +29,7 @@ fn noise(kind: u64, content: u64, i: usize) -> f32 {
     (x >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// Some tokens of a row; content determines their queries, keys and values.
+/// Consecutive tokens of a row; [`World::contents`] determines their queries, keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub row: u32,
@@ -59,7 +59,7 @@ pub(super) struct Setup {
     pub sparse: Option<Sparse>,
 }
 
-/// Which queries are sparse, and how many channels their labels have.
+/// The threshold of sparse queries, the tokens to which each attends, and the channels of labels.
 #[derive(Clone, Copy)]
 pub(super) struct Sparse {
     pub threshold: usize,
@@ -90,7 +90,7 @@ pub(super) fn setup() -> Setup {
     }
 }
 
-/// The channels of labels: not in order, and other ones for each head.
+/// The channels of labels, not in order and different for each head.
 fn rules(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
     let of_head = |head: usize| {
         let channels = (0..sparse.channels).map(|i| (i * 5 + head) % heads.key_dim);
@@ -134,14 +134,14 @@ impl World {
     /// Gives a row the first `shared` positions of row `from` and then its own tokens and pages up to `len`.
     pub(super) fn grow(&mut self, row: u32, (from, shared): (u32, usize), len: usize) {
         let size = self.table.page_size();
-        assert!(shared.is_multiple_of(size), "whole pages");
+        assert!(shared.is_multiple_of(size), "not whole pages");
         let mut pages = self.table.row(RowId::new(from))[..shared / size].to_vec();
         let mut contents = self.contents[from as usize][..shared].to_vec();
         let used: Vec<PageId> = (0..40)
             .flat_map(|row| self.table.row(RowId::new(row)).to_vec())
             .collect();
         let first = used.iter().map(|page| page.index()).max().unwrap_or(0) + 1;
-        // Neighbours in the sequence are not neighbours in memory.
+        // Consecutive tokens are not consecutive in memory.
         let n_pages = len.div_ceil(size) - pages.len();
         pages.extend(
             (first..first + n_pages)
@@ -180,7 +180,7 @@ impl World {
             Storage::F32(kv) => set(kv.slice(), values),
             Storage::F16(kv) => set(kv.slice(), values),
             Storage::BF16(kv) => set(kv.slice(), values),
-            Storage::I8(..) => panic!("keys are set in floats only"),
+            Storage::I8(..) => panic!("set_key supports floats only"),
         }
         self.kv.store_labels(0, &self.heads, &[slot as u32]);
     }
@@ -267,8 +267,8 @@ impl World {
                     let key = kept(key, kv_head * key_dim, key_dim);
                     let score: f64 = q.iter().zip(key).map(|(q, key)| q * key).sum();
                     let score = score * f64::from(scale);
-                    let bent = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
-                    score_cap.map_or(score, bent).exp()
+                    let capped = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
+                    score_cap.map_or(score, capped).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();
@@ -311,7 +311,7 @@ fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
     }
 }
 
-/// Stores a token's keys and values in its slot: `value` gives those of all keys, then of the separate values.
+/// Stores a token's keys and values in its slot: `value` gives the elements of all keys, then of values.
 pub(super) fn keep<E: Kept>(
     heads: &HeadShape,
     slot: usize,
@@ -347,7 +347,7 @@ fn set<E: Element>(kv: &mut [E], values: impl Iterator<Item = (usize, f32)>) {
     values.for_each(|(at, value)| kv[at] = E::narrow(value));
 }
 
-/// Offsets of a slot's elements in the pool: the keys of all heads, then the values that are not among them.
+/// Offsets of a slot's elements in the pool: the keys of all heads, then the values that are not part of the keys.
 pub(super) fn places(heads: &HeadShape, slot: usize) -> impl Iterator<Item = usize> + use<> {
     let HeadShape {
         n_kv_heads,

@@ -102,7 +102,7 @@ struct Work {
 }
 
 fn page(row: u32, index: usize) -> u32 {
-    // Scattered, and each page is one row's.
+    // Pages are scattered, and no two rows share one.
     1 + (index as u32 * ROWS as u32 + row) * 7 % (PAGES as u32 - 1)
 }
 
@@ -110,7 +110,7 @@ fn tokens(random: &mut fastrand::Rng, n: usize) -> Vec<u32> {
     (0..n).map(|_| random.u32(0..VOCAB as u32)).collect()
 }
 
-/// Prefills, then decodes with a chunk after a history, then decodes alone.
+/// Three steps: prefills, decodes with a later chunk of a prompt, and decodes only.
 fn steps() -> Vec<Vec<Work>> {
     let random = &mut fastrand::Rng::with_seed(11);
     let mut work = |row, first_position, n| Work {
@@ -210,7 +210,7 @@ impl Gpu {
             });
         let tiles = self.upload(&tiles.collect::<Vec<_>>());
         let segments = self.upload(&segments);
-        let wanted = self.upload(&wanted(works));
+        let wanted = self.upload(&last_tokens(works));
         let batch = CudaBatch {
             n_tokens: tokens.len(),
             tokens: tokens.ptr(),
@@ -284,7 +284,7 @@ fn segments(works: &[Work]) -> Vec<Segment> {
     segments.collect()
 }
 
-fn wanted(works: &[Work]) -> Vec<u32> {
+fn last_tokens(works: &[Work]) -> Vec<u32> {
     let mut end = 0;
     let last = |work: &Work| {
         end += work.tokens.len() as u32;
@@ -348,7 +348,7 @@ fn check(case: Case) {
         }
         let mut expected = Vec::new();
         cpu.wake();
-        let list = wanted(works);
+        let list = last_tokens(works);
         run(
             &mut cpu,
             &cpu_model,

@@ -102,7 +102,7 @@ pub(super) enum Seen<'a, B: Backend> {
 }
 
 /// Receives a result: its operation, and whether it is f32.
-pub(super) type Look<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
+pub(super) type Observer<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
 
 pub(super) fn run<B: Backend>(
     backend: &mut B,
@@ -110,29 +110,29 @@ pub(super) fn run<B: Backend>(
     case: &Case,
     batch: &B::Batch,
     tokens: &B::TokenList,
-    look: Look<'_, B>,
+    observe: Observer<'_, B>,
 ) {
     let heads = case.layer_heads();
     let mut x = backend.embed(&model.embedding, None, batch);
-    look(backend, "embed", Seen::Tensor(&x), true);
+    observe(backend, "embed", Seen::Tensor(&x), true);
     let rotations = backend.rotations(&model.rope, batch);
-    look(backend, "rotations", Seen::Tensor(&rotations), true);
+    observe(backend, "rotations", Seen::Tensor(&rotations), true);
     let normed = backend.rms_norm(&x, &model.norm, 1e-5, &model.qkv.projection.weight);
-    look(backend, "rms_norm", Seen::Operand(&normed), false);
+    observe(backend, "rms_norm", Seen::Operand(&normed), false);
     let q = backend.project_qkv(&normed, &model.qkv, &heads, &rotations, 0, batch);
-    look(backend, "project_qkv", Seen::Tensor(&q), false);
+    observe(backend, "project_qkv", Seen::Tensor(&q), false);
     let picked = backend.pick(&q, tokens);
-    look(backend, "pick of queries", Seen::Tensor(&picked), false);
+    observe(backend, "pick of queries", Seen::Tensor(&picked), false);
     let attended = backend.attend(&q, (&heads, None), 0, batch, &model.o.weight);
-    look(backend, "attend", Seen::Operand(&attended), false);
+    observe(backend, "attend", Seen::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
-    look(backend, "project_add", Seen::Tensor(&x), true);
+    observe(backend, "project_add", Seen::Tensor(&x), true);
     let gated = backend.gated(&normed, &model.gate_up, Gate::Silu, &model.down.weight);
-    look(backend, "gated", Seen::Operand(&gated), false);
+    observe(backend, "gated", Seen::Operand(&gated), false);
     backend.project_add(&mut x, &gated, &model.down);
-    look(backend, "second project_add", Seen::Tensor(&x), true);
+    observe(backend, "second project_add", Seen::Tensor(&x), true);
     let picked = backend.pick(&x, tokens);
-    look(backend, "pick", Seen::Tensor(&picked), true);
+    observe(backend, "pick", Seen::Tensor(&picked), true);
     let logits = backend.logits(&x, tokens, &model.norm, 1e-5, &model.embedding);
-    look(backend, "logits", Seen::Tensor(&logits), true);
+    observe(backend, "logits", Seen::Tensor(&logits), true);
 }

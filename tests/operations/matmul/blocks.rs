@@ -32,7 +32,7 @@ pub const TYPES: [BlockType; 13] = [
     BlockType::Q6K,
 ];
 
-/// Rows of random blocks whose scales are finite: all other bytes can be anything.
+/// Rows of blocks with finite scales and otherwise pseudo-random bytes.
 fn random_rows(block: BlockType, outputs: usize, inputs: usize, seed: u32) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..outputs * block.row_bytes(inputs))
         .map(|i| {
@@ -266,7 +266,7 @@ fn products_with_gaussian_activations_are_within_bounds() {
                 size += right.powi(2);
             }
             let error = (off / size).sqrt();
-            // Less would mean that nothing was rounded.
+            // A smaller error would mean that nothing was rounded.
             assert!(
                 (0.003..limit).contains(&error),
                 "{isa:?} {block:?}: {error}"
@@ -276,7 +276,7 @@ fn products_with_gaussian_activations_are_within_bounds() {
 }
 
 #[test]
-fn all_types_that_are_multiplied_as_they_are_are_tested() {
+fn all_types_that_are_multiplied_without_decoding_are_tested() {
     let kept = BlockType::ALL
         .into_iter()
         .chain([BlockType::Affine4])
@@ -346,7 +346,7 @@ fn parts_of_a_stack_may_differ_in_their_blocks() {
             let got = product(isa, 2, &x, &weight);
             let mut first = 0;
             for (i, part) in parts.iter().enumerate() {
-                // The bytes depend on the place in the stack.
+                // The seed of a part depends on its place in the stack.
                 let alone: Vec<_> = (0..=i).map(|_| *part).collect();
                 let (alone, _) = stack(isa, &alone, 512);
                 let all = product(isa, 2, &x, &alone);

@@ -84,7 +84,7 @@ fn product_on(
     weight: &Stack,
     write: Write,
 ) -> Vec<f32> {
-    // Padding of rows of words is zero.
+    // Rows of packed words have zeros as padding.
     let before = if write == Write::GatedRows { 0.0 } else { 1.0 };
     let mut out = vec![before; x.len() / weight.inputs * write.columns(weight.outputs)];
     let bias = values(9, weight.outputs);
@@ -188,7 +188,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
             (11, 130, 15),
             (70, 9, 1500),
             (300, 33, 40),
-            // Strips of 256-bit registers: parts of inputs, panels left over, more rows than one block has.
+            // For strips of 256-bit registers: partial inputs, leftover panels, and more rows than one block.
             (13, 400, 203),
             (16, 400, 203),
             (259, 410, 96),
@@ -212,7 +212,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
 }
 
 #[test]
-fn gates_let_their_halves_through() {
+fn gated_products_equal_gates_after_the_product() {
     for (isa, format) in isas_and_formats() {
         for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130), (19, 400, 130)] {
             let weight = weight(isa, format, &[width, width], inputs);
@@ -235,7 +235,7 @@ fn gates_let_their_halves_through() {
 }
 
 #[test]
-fn gated_rows_are_what_packing_the_gated_values_gives() {
+fn gated_rows_equal_packed_gated_values() {
     for isa in Isa::available() {
         for (rows, width, inputs) in [(1, 5, 7), (9, 70, 130), (20, 33, 64)] {
             let weight = weight(isa, Format::Bf16, &[width, width], inputs);
@@ -263,7 +263,7 @@ fn instruction_sets_agree_bit_for_bit() {
             let x = values(3, rows * inputs);
             let mut seen: Vec<(Isa, Vec<f32>)> = Vec::new();
             for isa in Isa::available() {
-                // The portable path may round twice, and so do products of pairs of bf16.
+                // The portable path may round twice, and products of bf16 pairs do.
                 let has_pairs = matches!(isa, Isa::Avx512Bf16 | Isa::Amx);
                 if isa == Isa::Portable || (has_pairs && format == Format::Bf16) {
                     continue;
@@ -280,7 +280,7 @@ fn instruction_sets_agree_bit_for_bit() {
 }
 
 #[test]
-fn rows_are_normed_and_picked_on_the_way() {
+fn packing_norms_and_picks_rows() {
     for (isa, format) in isas_and_formats() {
         let (rows, inputs, eps) = (11, 133, 1e-5);
         let (x, weight) = (values(3, rows * inputs), values(4, inputs));
@@ -339,7 +339,7 @@ fn ones(isa: Isa, format: Format, inputs: usize) -> Stack {
 }
 
 #[test]
-fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
+fn packed_weights_are_the_stored_ones_rounded_to_the_format() {
     for (isa, format) in isas_and_formats() {
         let (outputs, inputs) = (21, 133);
         let weight = weight(isa, format, &[outputs], inputs);
@@ -364,7 +364,7 @@ fn packed_weights_are_the_stored_ones_as_the_format_rounds_them() {
 }
 
 #[test]
-fn what_is_not_finite_is_not_hidden_by_quantisation() {
+fn quantisation_does_not_hide_values_that_are_not_finite() {
     for isa in Isa::available() {
         let weight = weight(isa, Format::Int8, &[3], 200);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -66,7 +66,7 @@ fn blocks_on_nodes_give_the_bits_of_one_node() {
 }
 
 #[test]
-fn weights_on_nodes_may_be_multiplied_by_threads_of_one() {
+fn weights_on_two_nodes_may_be_multiplied_by_threads_of_one() {
     let isa = Isa::detect();
     let x = values(3, 2 * 50);
     let weights = [&[2][..], &[1, 1]]
@@ -86,7 +86,7 @@ fn firsts(matrix: &Matrix) -> Vec<usize> {
 }
 
 #[test]
-fn every_panel_lies_on_the_node_that_the_deal_says() {
+fn every_panel_is_on_the_node_that_owns_it() {
     let isa = Isa::detect();
     for threads in GROUPINGS {
         let nodes = Nodes::new(threads.iter().copied());
@@ -113,7 +113,7 @@ fn every_panel_lies_on_the_node_that_the_deal_says() {
 }
 
 #[test]
-fn gates_lie_beside_what_they_let_through() {
+fn gate_panels_are_on_the_nodes_of_their_up_panels() {
     let isa = Isa::detect();
     for threads in GROUPINGS {
         let nodes = Nodes::new(threads.iter().copied());

@@ -1,4 +1,4 @@
-//! A copy of the tiny checkpoint that has a family's tokens and a template in its manner.
+//! Writes a copy of the tiny checkpoint with a model family's tokens and chat template.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use tempfile::TempDir;
 use super::family::{Call, Family, Form, Said, Thoughts};
 use crate::scripted;
 
-/// The tokens of the tiny checkpoint that every family keeps: those of its turns.
+/// The number of added tokens that every family keeps from the tiny checkpoint: those around turns.
 const KEPT_TOKENS: usize = 3;
 const FIRST_ID: u64 = 704;
-/// One more than the last token that the checkpoint has room for.
+/// The end of the range of token ids that the checkpoint has room for.
 const END_ID: u64 = 720;
 
-/// The folder of a checkpoint of this family.
+/// Writes a checkpoint of this family, and returns its folder.
 pub fn of(family: &Family) -> TempDir {
     let source = scripted::checkpoint();
     let folder = TempDir::new().expect("a folder can be made");
@@ -55,7 +55,7 @@ fn add_tokens(family: &Family, tokenizer: &mut Value) {
     tokens.truncate(KEPT_TOKENS);
     let first = tokens[0].clone();
     for (id, text) in (FIRST_ID + KEPT_TOKENS as u64..).zip(family.tokens) {
-        assert!(id < END_ID, "there is no room for {text}");
+        assert!(id < END_ID, "no token id is left for {text}");
         let mut token = first.clone();
         token["id"] = id.into();
         token["content"] = (*text).into();
@@ -64,11 +64,11 @@ fn add_tokens(family: &Family, tokenizer: &mut Value) {
     }
 }
 
-/// The token that ends answers, and the ids of all that do.
+/// The EOS token, and the ids of all tokens that end answers.
 fn ends(family: &Family) -> (&'static str, Vec<u64>) {
     let id = |text: &str| {
         let place = family.tokens.iter().position(|token| *token == text);
-        FIRST_ID + (KEPT_TOKENS + place.expect("the family has it")) as u64
+        FIRST_ID + (KEPT_TOKENS + place.expect("a token of the family")) as u64
     };
     match family.form {
         Form::Tagged { .. } => ("<|im_end|>", vec![FIRST_ID + 2]),
@@ -79,7 +79,7 @@ fn ends(family: &Family) -> (&'static str, Vec<u64>) {
     }
 }
 
-/// A template that shows an example of a call, from which the formats are known, and the calls of earlier answers.
+/// A template with an example of a call, from which the engine detects the format, and with earlier calls.
 fn template(family: &Family) -> String {
     let (turn, end, reply) = match &family.form {
         Form::Messages => (
@@ -137,7 +137,7 @@ fn thought() -> Said {
     }
 }
 
-/// The tag with which prompts end.
+/// The reasoning tag that ends prompts; empty for most families.
 fn opened(family: &Family) -> &'static str {
     match family.form {
         Form::Tagged {

@@ -1,8 +1,8 @@
-//! Families of models: their markers and output formats.
+//! Families of models: their markers, and their formats of reasoning and tool calls.
 
 use serde_json::{Map, Value};
 
-/// The meaning of an answer.
+/// The parts of an answer, regardless of the format that a family writes them in.
 #[derive(Clone, Default)]
 pub struct Said {
     pub reasoning: &'static str,
@@ -18,36 +18,36 @@ pub struct Call {
 
 pub struct Family {
     pub tokens: &'static [&'static str],
-    /// These tokens are special: texts leave them out.
+    /// The tokens are special: decoded text omits them.
     pub has_special_tokens: bool,
     pub form: Form,
-    /// Tags that are written as text, and that arguments may contain, too.
+    /// Tags that are plain text instead of tokens; arguments may contain them, too.
     pub written_tags: &'static [&'static str],
     /// Text may precede calls.
     pub speaks_before_calls: bool,
     /// An answer ends after its first call.
     pub calls_once: bool,
-    /// It writes calls as grammars do.
+    /// The engine's grammars force the same form of calls.
     pub has_grammar: bool,
 }
 
 /// How reasoning, text and calls follow each other.
 pub enum Form {
-    /// One after the other, with tags around reasoning and calls.
+    /// Reasoning, text and calls one after the other, with tags around reasoning and calls.
     Tagged {
         thoughts: Thoughts,
         calls: fn(&[Call]) -> String,
     },
-    /// Each in a message with a header.
+    /// Each part in a message with a header.
     Messages,
 }
 
 /// The tags around reasoning.
 pub enum Thoughts {
     None,
-    /// In the output, if there is reasoning.
+    /// Both tags are in the output, if there is reasoning.
     Tags(&'static str, &'static str),
-    /// The prompt ends with the first one.
+    /// The prompt ends with the first tag.
     Opened(&'static str, &'static str),
 }
 
@@ -86,7 +86,7 @@ impl Thoughts {
 }
 
 impl Family {
-    /// The tokens of an output of this family.
+    /// An answer as models of this family write it.
     pub fn write(&self, said: &Said) -> String {
         let (start, end) = match self.form {
             Form::Tagged { ref thoughts, .. } => thoughts.around(said),
@@ -95,7 +95,7 @@ impl Family {
         self.written(said, start, end)
     }
 
-    /// The same without the blanks around reasoning.
+    /// Like [`Self::write`], without the white space around reasoning.
     pub fn write_tight(&self, said: &Said) -> String {
         let (start, end) = match self.form {
             Form::Tagged { ref thoughts, .. } => thoughts.around(said),
@@ -123,7 +123,7 @@ impl Family {
         hidden.fold(line.to_owned(), |text, tag| text.replace(tag, ""))
     }
 
-    /// The markers that texts leave out.
+    /// The markers that decoded text omits.
     pub fn hidden(&self) -> &'static [&'static str] {
         if self.has_special_tokens {
             self.tokens
@@ -132,14 +132,14 @@ impl Family {
         }
     }
 
-    /// Whether this is a possible output under a grammar that requires calls.
+    /// Whether a grammar that requires calls allows this answer.
     pub fn can_be_told(&self, said: &Said) -> bool {
         let n_calls = said.calls.len();
         let is_message = matches!(self.form, Form::Messages);
         self.has_grammar && said.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
     }
 
-    /// Whether its models can produce this.
+    /// Whether models of this family can produce this answer.
     pub fn can_say(&self, said: &Said) -> bool {
         let thinks = !matches!(
             self.form,
@@ -168,7 +168,7 @@ fn json(value: &Value) -> String {
     }
 }
 
-/// A value in Python. The texts of JSON are Python's as well.
+/// A value as a Python literal; strings are written as in JSON.
 fn python(value: &Value) -> String {
     match value {
         Value::Bool(true) => "True".to_owned(),
@@ -187,7 +187,7 @@ fn python(value: &Value) -> String {
     }
 }
 
-/// A text as it is, and all else as JSON.
+/// A string without quotes, and any other value as JSON.
 fn raw(value: &Value) -> String {
     value.as_str().map_or_else(|| json(value), str::to_owned)
 }
@@ -313,7 +313,7 @@ fn braced(value: &Value) -> String {
     }
 }
 
-/// Each part in a separate message, the first of which the prompt begins.
+/// Each part in a separate message; the prompt contains the start of the first one.
 fn messages(said: &Said) -> String {
     let mut messages = Vec::new();
     if !said.reasoning.is_empty() {

@@ -76,7 +76,7 @@ impl Heard {
         heard.completion_tokens = tokens(usage);
         for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
             let delta = &choice["delta"];
-            assert_eq!(heard.finish_reason, "", "nothing follows the end");
+            assert_eq!(heard.finish_reason, "", "a chunk follows the finish reason");
             heard.reasoning += &text(&delta["reasoning_content"]);
             heard.content += &text(&delta["content"]);
             heard.finish_reason = text(&choice["finish_reason"]);
@@ -103,10 +103,10 @@ impl Heard {
         }
         assert_eq!(part["index"], self.calls.len() - 1);
         assert!(function["name"].is_null(), "{part}");
-        self.calls.last_mut().expect("it has begun").arguments += &arguments;
+        self.calls.last_mut().expect("a call with an id").arguments += &arguments;
     }
 
-    /// Equals the intended answer.
+    /// Checks that this is the intended answer.
     #[track_caller]
     pub fn check(&self, said: &Said, line: &str) {
         assert_eq!(self.reasoning, said.reasoning, "{line:?}");
@@ -138,8 +138,8 @@ impl Heard {
         assert_eq!(ids.len(), self.calls.len());
     }
 
-    /// Is a prefix of the intended answer. A truncated opening of a call yields nothing, and a truncated tag that is no
-    /// token is text. Whole answers have whole calls only.
+    /// Checks that this is a prefix of the intended answer. A truncated opening of a call yields nothing, and a
+    /// truncated tag that is no token is text. Whole answers have whole calls only.
     #[track_caller]
     pub fn check_cut(&self, family: &Family, said: &Said) {
         let line = family.write(said);
@@ -173,7 +173,7 @@ impl Heard {
         }
     }
 
-    /// None of these tags is in the text that a client shows.
+    /// Checks that none of these tags is in the text that a client shows.
     #[track_caller]
     pub fn check_without(&self, tags: &[&str]) {
         for tag in tags {
@@ -195,8 +195,8 @@ fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     end.is_some_and(|end| rest.len() <= end && opening.starts_with(rest))
 }
 
-/// The rest of a truncated text after its common prefix with the intended text. A character with missing bytes counts
-/// as nothing.
+/// The rest of a truncated text after its common prefix with the intended text. An incomplete character at the
+/// end is ignored.
 fn rest_of<'a>(heard: &'a str, meant: &str) -> &'a str {
     let heard = heard.trim_end_matches('\u{fffd}');
     let pairs = heard.char_indices().zip(meant.chars());

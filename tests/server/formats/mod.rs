@@ -1,8 +1,8 @@
-//! Every format of calls and reasoning through a whole engine and its server: a scripted model replies in the format of
-//! its family, and clients must receive the meaning, whole and streamed.
+//! Tests of all formats of tool calls and reasoning, over HTTP: a scripted model replies in the format of its family,
+//! and clients must receive reasoning, text and calls, whole and streamed.
 //!
-//! A format is a line in a test: the family's markers, its tags of reasoning, and a function that writes calls. The engine
-//! learns the format from the checkpoint, as it does from real ones.
+//! A test defines a format by the family's markers, its reasoning tags, and a function that writes calls. The engine
+//! detects the format from the checkpoint, as it does with real checkpoints.
 
 mod checkpoint;
 mod family;
@@ -74,7 +74,7 @@ const fn tagged(
     }
 }
 
-/// The same, with calls at the start of an answer or not at all.
+/// Like [`tagged`], without reasoning, and with calls only at the start of an answer.
 const fn bare(tokens: &'static [&'static str], calls: fn(&[Call]) -> String) -> Family {
     Family {
         speaks_before_calls: false,
@@ -98,7 +98,7 @@ const fn with_tags(written_tags: &'static [&'static str], family: Family) -> Fam
     }
 }
 
-/// A family that writes calls in another form than grammars do.
+/// A family whose calls have another form than the engine's grammars force.
 const fn without_grammar(family: Family) -> Family {
     Family {
         has_grammar: false,
@@ -210,7 +210,7 @@ fn mistral() {
 }
 
 #[test]
-fn mistral_that_thinks() {
+fn mistral_with_reasoning() {
     let tokens = &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"];
     let thoughts = Thoughts::Tags("[THINK]", "[/THINK]");
     check(&tagged(tokens, thoughts, family::mistral_named));
@@ -265,11 +265,11 @@ fn gpt_oss() {
 }
 
 #[test]
-fn gpt_oss_that_goes_on_after_calls() {
+fn gpt_oss_that_continues_after_calls() {
     check(&MESSAGES);
 }
 
-/// The token that ends such a call ends the answer as well.
+/// The token that ends a call without arguments ends the answer as well.
 #[test]
 fn gpt_oss_without_arguments() {
     let family = Family {

@@ -1,4 +1,4 @@
-//! A model that produces all outputs of its family, and the checks of what clients receive.
+//! A scripted model that produces all kinds of outputs of its family, and checks of the answers that clients receive.
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -48,7 +48,7 @@ fn tools() -> Value {
     ])
 }
 
-/// Answers of all kinds; the last one has everything.
+/// Answers of all kinds; the last one has reasoning, text and several calls.
 fn answers() -> Vec<Said> {
     let (reasoning, content) = (
         "Which one?\n\nBoth \"<b>\".",
@@ -80,7 +80,7 @@ pub fn ask(question: &str) -> Value {
     json!({"messages": [{"role": "user", "content": question}], "tools": tools()})
 }
 
-/// A model that produces all outputs of a family.
+/// A server with a scripted model that produces all kinds of outputs of a family.
 pub struct Speaker<'a> {
     family: &'a Family,
     answers: Vec<Said>,
@@ -93,12 +93,12 @@ fn answer(index: usize) -> String {
     format!("Question {index}?")
 }
 
-/// The cue of that answer in the form that a grammar allows.
+/// The cue of the answer with this index in the form that a grammar allows.
 fn tight(index: usize) -> String {
     format!("Order {index}!")
 }
 
-/// The cue of a text that contains this marker in a place where it has no meaning.
+/// The cue of a text that contains the marker with this index where it has no meaning.
 fn stray(index: usize) -> String {
     format!("Stray {index}.")
 }
@@ -159,7 +159,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// Required calls follow a grammar, which allows the model's output anyway.
+    /// Checks required calls, which follow a grammar that allows the model's output.
     pub fn check_required(&self) {
         let numbered = self.answers.iter().enumerate();
         for (index, said) in numbered.filter(|(_, said)| self.family.can_be_told(said)) {
@@ -175,7 +175,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// With parallel calls disabled, the first call ends the answer.
+    /// Checks that the first call ends the answer if parallel calls are disabled.
     pub fn check_alone(&self) {
         for (index, said) in self.answers.iter().enumerate() {
             let mut body = ask(&answer(index));
@@ -186,7 +186,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// A conversation continues after a call.
+    /// Checks that a conversation continues after a call.
     pub fn check_results(&self) {
         let said = &self.answers[0];
         let mut body = ask("Now?");

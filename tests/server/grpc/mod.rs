@@ -1,4 +1,4 @@
-//! gRPC, called by clients that are generated from the same proto files. With the feature `grpc` only.
+//! Tests of the gRPC services, with clients generated from the same proto files; they need the feature `grpc`.
 
 mod runtime;
 mod scheduler;
@@ -41,12 +41,12 @@ impl GrpcWorld {
         }
     }
 
-    /// Calls `ask` with a connection, on a separate runtime.
+    /// Calls `ask` with a connection to the server, on a separate runtime.
     fn with<T>(&self, ask: impl AsyncFnOnce(Channel) -> T) -> T {
-        let endpoint = Endpoint::from_shared(self.url.clone()).expect("it is a URL");
+        let endpoint = Endpoint::from_shared(self.url.clone()).expect("a URL");
         block_on(async {
             let channel = endpoint.connect().await;
-            ask(channel.expect("it listens")).await
+            ask(channel.expect("a connection")).await
         })
     }
 }
@@ -59,7 +59,7 @@ impl Drop for GrpcWorld {
             if !std::thread::panicking() {
                 ended
                     .expect("the server does not panic")
-                    .expect("its sockets work");
+                    .expect("no I/O error");
             }
         }
     }
@@ -75,14 +75,14 @@ async fn rest<T>(mut stream: Streaming<T>) -> Result<Vec<T>, Status> {
 }
 
 fn parse(text: &str) -> Value {
-    serde_json::from_str(text).expect("it is JSON")
+    serde_json::from_str(text).expect("JSON")
 }
 
 /// Waits until `requests` requests run, while the client's connection makes progress.
 async fn wait_for(world: &World, requests: usize) {
     let engine = world.engine();
     let wait = async {
-        while engine.stats().await.expect("it lives").running_requests != requests {
+        while engine.stats().await.expect("stats").running_requests != requests {
             tokio::task::yield_now().await;
         }
     };
@@ -90,22 +90,22 @@ async fn wait_for(world: &World, requests: usize) {
     waited.unwrap_or_else(|_| panic!("waited too long until {requests} requests run"));
 }
 
-/// Why both services say that the server is not healthy; empty if it is.
+/// The reason that both services give for being unhealthy; empty if they are healthy.
 fn fault(grpc: &GrpcWorld) -> String {
     grpc.with(async |channel| {
         let mut runtime = SglangServiceClient::new(channel.clone());
         let mut scheduler = SglangSchedulerClient::new(channel);
         let of_runtime = runtime.health_check(HealthCheckRequest {}).await;
-        let of_runtime = of_runtime.expect("it answers").into_inner();
-        let told = scheduler.health_check(SchedulerHealthRequest {}).await;
-        let told = told.expect("it answers").into_inner();
-        assert_eq!(of_runtime.healthy, told.healthy);
-        assert_eq!(told.healthy, told.message.is_empty());
-        told.message
+        let of_runtime = of_runtime.expect("an answer").into_inner();
+        let of_scheduler = scheduler.health_check(SchedulerHealthRequest {}).await;
+        let of_scheduler = of_scheduler.expect("an answer").into_inner();
+        assert_eq!(of_runtime.healthy, of_scheduler.healthy);
+        assert_eq!(of_scheduler.healthy, of_scheduler.message.is_empty());
+        of_scheduler.message
     })
 }
 
-/// A gateway routes its requests elsewhere meanwhile, and a supervisor, which polls `/health`, lets the rebuild end.
+/// Gateways then route requests elsewhere, and a supervisor that polls `/health` lets the rebuild finish.
 #[test]
 fn an_engine_that_is_rebuilt_is_not_healthy_to_gateways() {
     let (world, _model, fail) = mortal_world();
@@ -116,8 +116,8 @@ fn an_engine_that_is_rebuilt_is_not_healthy_to_gateways() {
     assert!(rebuilt.contains("it is being rebuilt"), "{rebuilt}");
     let health = get(grpc.world.addr, "/health").ok();
     assert_eq!(health["status"], "rebuilding");
-    fail.send(()).expect("it is being rebuilt");
-    wait_until("it gives up", || {
+    fail.send(()).expect("a rebuild");
+    wait_until("the rebuild fails", || {
         get(grpc.world.addr, "/health").status == 503
     });
     let over = fault(&grpc);

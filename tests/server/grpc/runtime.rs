@@ -1,4 +1,4 @@
-//! SGLang's runtime service, as Dynamo's sidecar calls it.
+//! Tests of SGLang's gRPC runtime service, called as Dynamo's sidecar calls it.
 
 use serde_json::json;
 use souffleur::server::ApiKey;
@@ -32,7 +32,7 @@ fn request(max_new_tokens: i32) -> GenerateRequest {
 }
 
 #[test]
-fn tokens_are_those_of_http_and_come_once_each() {
+fn tokens_equal_those_over_http_and_come_once() {
     let grpc = GrpcWorld::new(World::new());
     let sampling = json!({"max_new_tokens": 20, "temperature": 0, "ignore_eos": true});
     let ids: Vec<i32> = (10..40).collect();
@@ -45,15 +45,15 @@ fn tokens_are_those_of_http_and_come_once_each() {
                 stream,
                 ..request(20)
             };
-            let stream = client.generate(request).await.expect("it is taken");
-            rest(stream.into_inner()).await.expect("it ends well")
+            let stream = client.generate(request).await.expect("a stream");
+            rest(stream.into_inner()).await.expect("a whole stream")
         });
         let ids: Vec<i32> = responses
             .iter()
             .flat_map(|response| response.output_ids.clone())
             .collect();
         assert_eq!(json!(ids), expected["output_ids"]);
-        let (last, others) = responses.split_last().expect("there are some");
+        let (last, others) = responses.split_last().expect("responses");
         assert!(last.finished && others.iter().all(|response| !response.finished));
         assert_eq!(others.is_empty(), stream.is_none());
         let reason = parse(&last.meta_info["finish_reason"]);
@@ -68,20 +68,20 @@ fn tokens_are_those_of_http_and_come_once_each() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_field() {
+fn invalid_requests_are_refused_with_their_field() {
     let grpc = GrpcWorld::new(World::new());
-    // At once, or by the engine, which ends the stream with the reason.
+    // The service refuses a request at once, or the engine ends its stream with the reason.
     let refused = |request: GenerateRequest| {
         let outcome = grpc.with(async |channel| {
             let mut client = Client::new(channel);
             let stream = client.generate(request).await?;
             rest(stream.into_inner()).await
         });
-        outcome.expect_err("it is refused")
+        outcome.expect_err("a refusal")
     };
     let sampling = |change: fn(&mut SamplingParams)| {
         let mut request = request(5);
-        change(request.sampling_params.as_mut().expect("there are some"));
+        change(request.sampling_params.as_mut().expect("parameters"));
         request
     };
     for (request, part) in [
@@ -129,13 +129,13 @@ fn what_cannot_be_is_refused_with_its_field() {
 }
 
 #[test]
-fn clients_that_leave_or_abort_are_cancelled() {
+fn requests_of_clients_that_disconnect_or_abort_are_cancelled() {
     let grpc = GrpcWorld::new(World::new());
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let stream = client.generate(request(60_000)).await;
-        let mut stream = stream.expect("it is taken").into_inner();
-        let first = stream.message().await.expect("it goes on");
+        let mut stream = stream.expect("a stream").into_inner();
+        let first = stream.message().await.expect("a message");
         assert!(!first.expect("a response").finished);
         drop(stream);
         wait_for(&grpc.world, 0).await;
@@ -143,16 +143,16 @@ fn clients_that_leave_or_abort_are_cancelled() {
             rid: Some("named".to_owned()),
             ..request(60_000)
         };
-        let stream = client.generate(named).await.expect("it is taken");
+        let stream = client.generate(named).await.expect("a stream");
         wait_for(&grpc.world, 1).await;
         let abort = AbortRequest {
             rid: "named".to_owned(),
             abort_all: false,
         };
-        let aborted = client.abort(abort).await.expect("it is heard");
+        let aborted = client.abort(abort).await.expect("an answer");
         assert!(aborted.into_inner().success);
-        let responses = rest(stream.into_inner()).await.expect("it ends");
-        let last = responses.last().expect("there is one");
+        let responses = rest(stream.into_inner()).await.expect("a whole stream");
+        let last = responses.last().expect("a response");
         let reason = parse(&last.meta_info["finish_reason"]);
         assert_eq!(reason["type"], "abort");
     });
@@ -165,16 +165,16 @@ fn the_server_describes_itself_as_the_sidecar_asks() {
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let healthy = client.health_check(HealthCheckRequest {}).await;
-        assert!(healthy.expect("it answers").into_inner().healthy);
+        assert!(healthy.expect("an answer").into_inner().healthy);
         let model = client.get_model_info(GetModelInfoRequest {}).await;
-        let model = model.expect("it answers").into_inner();
+        let model = model.expect("an answer").into_inner();
         let info = parse(&model.json_info);
         assert_eq!(info["tokenizer_path"], model.model_path);
         let models = client.list_models(ListModelsRequest {}).await;
-        let models = models.expect("it answers").into_inner().models;
+        let models = models.expect("an answer").into_inner().models;
         assert_eq!((models.len(), models[0].id.as_str()), (1, "tiny"));
         let server = client.get_server_info(GetServerInfoRequest {}).await;
-        let info = parse(&server.expect("it answers").into_inner().json_info);
+        let info = parse(&server.expect("an answer").into_inner().json_info);
         for (name, value) in [
             ("served_model_name", json!("tiny")),
             ("page_size", json!(1)),
@@ -193,25 +193,25 @@ fn the_server_describes_itself_as_the_sidecar_asks() {
             assert!(info[name].as_u64() > Some(0), "{name}");
         }
         let load = client.get_load(GetLoadRequest { dp_rank: None }).await;
-        let load = parse(&load.expect("it answers").into_inner().json_info);
+        let load = parse(&load.expect("an answer").into_inner().json_info);
         assert_eq!(load[0]["num_reqs"], 0);
         let other = client.get_load(GetLoadRequest { dp_rank: Some(1) }).await;
-        let other = other.expect_err("there is one rank");
+        let other = other.expect_err("a refusal");
         assert_eq!(other.code(), Code::InvalidArgument);
         let flushed = client.flush_cache(FlushCacheRequest {}).await;
-        assert!(flushed.expect("it answers").into_inner().success);
+        assert!(flushed.expect("an answer").into_inner().success);
     });
 }
 
 #[test]
-fn keys_open_what_they_open_over_http() {
+fn keys_allow_the_same_calls_as_over_http() {
     let grpc = GrpcWorld::new(World::with(|_, server| {
         server.api_key = ApiKey::new("sk-client").ok();
         server.admin_api_key = ApiKey::new("sk-admin").ok();
     }));
     let with_key = |key: &str| {
         let mut request = Request::new(FlushCacheRequest {});
-        let value = MetadataValue::try_from(format!("Bearer {key}")).expect("it is printable");
+        let value = MetadataValue::try_from(format!("Bearer {key}")).expect("a printable key");
         request.metadata_mut().insert("authorization", value);
         request
     };
@@ -222,8 +222,8 @@ fn keys_open_what_they_open_over_http() {
         (with_key("sk-admin"), Code::Ok),
     ] {
         let answer = grpc.with(async |channel| Client::new(channel).flush_cache(request).await);
-        let told = answer.map_or_else(|status| status.code(), |_| Code::Ok);
-        assert_eq!(told, code);
+        let got = answer.map_or_else(|status| status.code(), |_| Code::Ok);
+        assert_eq!(got, code);
     }
 }
 
@@ -233,26 +233,23 @@ fn without_its_engine_a_server_is_unavailable_and_not_healthy() {
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let healthy = client.health_check(HealthCheckRequest {}).await;
-        assert!(!healthy.expect("it answers").into_inner().healthy);
-        let refused = client
-            .generate(request(5))
-            .await
-            .expect_err("it is loading");
+        assert!(!healthy.expect("an answer").into_inner().healthy);
+        let refused = client.generate(request(5)).await.expect_err("a refusal");
         assert_eq!(refused.code(), Code::Unavailable);
     });
 }
 
 #[test]
-fn a_stream_under_way_ends_before_the_server_does() {
+fn a_running_stream_ends_before_the_server() {
     let mut grpc = GrpcWorld::new(World::with(|_, server| server.shutdown_deadline_s = 60));
     let (begun, has_begun) = std::sync::mpsc::channel();
     let url = grpc.url.clone();
     let client = std::thread::spawn(move || {
         block_on(async {
-            let mut client = Client::connect(url).await.expect("it listens");
-            let stream = client.generate(request(2000)).await.expect("it is taken");
+            let mut client = Client::connect(url).await.expect("a connection");
+            let stream = client.generate(request(2000)).await.expect("a stream");
             begun.send(()).expect("the test waits");
-            rest(stream.into_inner()).await.expect("it ends well")
+            rest(stream.into_inner()).await.expect("a whole stream")
         })
     });
     has_begun.recv().expect("the client does not panic");

@@ -1,4 +1,4 @@
-//! SGLang's scheduler service, as smg calls it.
+//! Tests of SGLang's gRPC scheduler service, called as smg calls it.
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -18,7 +18,7 @@ use super::{GrpcWorld, rest, wait_for};
 use crate::http::post;
 use crate::world::World;
 
-/// As smg builds one, with every plain number set.
+/// A request as smg builds it, with all non-optional numbers set.
 fn request(name: &str, max_new_tokens: u32, stream: bool) -> GenerateRequest {
     GenerateRequest {
         request_id: name.to_owned(),
@@ -40,35 +40,35 @@ fn request(name: &str, max_new_tokens: u32, stream: bool) -> GenerateRequest {
     }
 }
 
-/// The tokens of the chunks, and the whole at the end.
-fn told(grpc: &GrpcWorld, request: GenerateRequest) -> (Vec<u32>, GenerateComplete) {
+/// Runs a request; returns the tokens of its chunks, and the complete response.
+fn run_request(grpc: &GrpcWorld, request: GenerateRequest) -> (Vec<u32>, GenerateComplete) {
     let name = request.request_id.clone();
     let responses = grpc.with(async |channel| {
         let stream = Client::new(channel).generate(request).await;
-        let stream = stream.expect("it is taken").into_inner();
-        rest(stream).await.expect("it ends well")
+        let stream = stream.expect("a stream").into_inner();
+        rest(stream).await.expect("a whole stream")
     });
     let (mut chunks, mut complete) = (Vec::new(), None);
     for response in responses {
         assert_eq!(response.request_id, name);
-        assert_eq!(complete, None, "nothing follows the whole");
-        match response.response.expect("there is one") {
+        assert_eq!(complete, None, "a message follows the complete response");
+        match response.response.expect("a part") {
             Part::Chunk(chunk) => chunks.extend(chunk.token_ids),
             Part::Complete(whole) => complete = Some(whole),
         }
     }
-    (chunks, complete.expect("it comes at the end"))
+    (chunks, complete.expect("a complete response"))
 }
 
 #[test]
-fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
+fn chunks_add_up_to_the_complete_response_which_equals_that_over_http() {
     let grpc = GrpcWorld::new(World::new());
     let sampling = json!({"max_new_tokens": 20, "temperature": 0, "ignore_eos": true});
     let ids: Vec<u32> = (10..40).collect();
     let call = json!({"input_ids": ids, "sampling_params": sampling});
     let expected = post(grpc.world.addr, "/generate", &call).ok();
     for stream in [true, false] {
-        let (chunks, whole) = told(&grpc, request("a", 20, stream));
+        let (chunks, whole) = run_request(&grpc, request("a", 20, stream));
         assert_eq!(json!(whole.output_ids), expected["output_ids"]);
         if stream {
             assert_eq!(chunks, whole.output_ids)
@@ -85,10 +85,10 @@ fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
     }
     let stop = expected["output_ids"][3].as_u64().expect("a token") as u32;
     let mut request = request("b", 20, true);
-    let params = request.sampling_params.as_mut().expect("there are some");
+    let params = request.sampling_params.as_mut().expect("parameters");
     params.stop_token_ids = vec![stop];
     params.ignore_eos = false;
-    let (_, whole) = told(&grpc, request);
+    let (_, whole) = run_request(&grpc, request);
     assert_eq!(whole.finish_reason, "stop");
     assert!(matches!(
         whole.matched_stop,
@@ -98,23 +98,23 @@ fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
 }
 
 #[test]
-fn flushing_empties_an_engine_that_is_idle() {
+fn a_flush_empties_the_cache_of_an_idle_engine() {
     let grpc = GrpcWorld::new(World::new());
-    told(&grpc, request("a", 5, false));
+    run_request(&grpc, request("a", 5, false));
     grpc.world.wait_until_whole();
     let flushed = grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let answer = client.flush_cache(FlushCacheRequest::default()).await;
-        answer.expect("it answers").into_inner()
+        answer.expect("an answer").into_inner()
     });
     assert!(flushed.success, "{}", flushed.message);
-    let (_, whole) = told(&grpc, request("b", 5, false));
+    let (_, whole) = run_request(&grpc, request("b", 5, false));
     assert_eq!(whole.cached_tokens, 0);
     grpc.world.wait_until_whole();
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_field() {
+fn invalid_requests_are_refused_with_their_field() {
     let grpc = GrpcWorld::new(World::new());
     let changed = |change: fn(&mut GenerateRequest)| {
         let mut request = request("a", 5, true);
@@ -136,7 +136,7 @@ fn what_cannot_be_is_refused_with_its_field() {
             let stream = Client::new(channel).generate(request).await?;
             rest(stream.into_inner()).await
         });
-        let status = outcome.expect_err("it is refused");
+        let status = outcome.expect_err("a refusal");
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
         assert!(status.message().contains(part), "{part}: {status:?}");
     }
@@ -149,10 +149,10 @@ fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let stream = client.generate(request("named", 60_000, true)).await;
-        let stream = stream.expect("it is taken").into_inner();
+        let stream = stream.expect("a stream").into_inner();
         wait_for(&grpc.world, 1).await;
         let loads = client.get_loads(GetLoadsRequest::default()).await;
-        let loads = loads.expect("it answers").into_inner();
+        let loads = loads.expect("an answer").into_inner();
         assert_eq!((loads.dp_rank_count, loads.loads.len()), (1, 1));
         let load = &loads.loads[0];
         assert_eq!((load.num_running_reqs, load.num_total_reqs), (1, 1));
@@ -161,15 +161,15 @@ fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
         let abort = AbortRequest {
             request_id: "named".to_owned(),
         };
-        let aborted = client.abort(abort.clone()).await.expect("it is heard");
+        let aborted = client.abort(abort.clone()).await.expect("an answer");
         assert!(aborted.into_inner().success);
-        let last = rest(stream).await.expect("it ends").pop();
+        let last = rest(stream).await.expect("a whole stream").pop();
         let Some(Part::Complete(whole)) = last.and_then(|last| last.response) else {
-            panic!("it has no end");
+            panic!("no complete response");
         };
         assert_eq!(whole.finish_reason, "abort");
         wait_for(&grpc.world, 0).await;
-        let again = client.abort(abort).await.expect("it is heard");
+        let again = client.abort(abort).await.expect("an answer");
         assert!(!again.into_inner().success, "no request has the id");
     });
     grpc.world.wait_until_whole();
@@ -181,14 +181,14 @@ fn the_server_describes_itself_as_smg_asks() {
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let health = client.health_check(HealthCheckRequest {}).await;
-        assert!(health.expect("it answers").into_inner().healthy);
+        assert!(health.expect("an answer").into_inner().healthy);
         let model = client.get_model_info(GetModelInfoRequest {}).await;
-        let model = model.expect("it answers").into_inner();
+        let model = model.expect("an answer").into_inner();
         assert_eq!(model.served_model_name, "tiny");
         assert!(model.is_generation && !model.tokenizer_path.is_empty());
         assert!(model.max_context_length > model.max_req_input_len);
         let server = client.get_server_info(GetServerInfoRequest {}).await;
-        let server = server.expect("it answers").into_inner();
+        let server = server.expect("an answer").into_inner();
         assert_eq!(
             (server.server_type.as_str(), server.active_requests),
             ("grpc", 0)
@@ -204,10 +204,10 @@ fn the_tokenizer_comes_as_an_archive_whose_last_piece_has_its_hash() {
         let stream = Client::new(channel)
             .get_tokenizer(GetTokenizerRequest {})
             .await;
-        let stream = stream.expect("there is one").into_inner();
-        rest(stream).await.expect("it ends well")
+        let stream = stream.expect("a stream").into_inner();
+        rest(stream).await.expect("a whole stream")
     });
-    let (last, others) = chunks.split_last().expect("there are some");
+    let (last, others) = chunks.split_last().expect("chunks");
     assert!(others.iter().all(|chunk| chunk.sha256.is_empty()));
     let archive: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.data.clone()).collect();
     let hash: String = Sha256::digest(&archive)
@@ -216,11 +216,11 @@ fn the_tokenizer_comes_as_an_archive_whose_last_piece_has_its_hash() {
         .collect();
     assert_eq!(last.sha256, hash);
     let folder = grpc.world.engine().model().model_path.clone();
-    let tokenizer = std::fs::read(folder.join("tokenizer.json")).expect("it is there");
+    let tokenizer = std::fs::read(folder.join("tokenizer.json")).expect("a tokenizer");
     let mut places = archive.windows(tokenizer.len());
     assert!(
         places.any(|place| place == tokenizer),
-        "it is in the archive"
+        "no tokenizer.json in the archive"
     );
     let weights = b"model.safetensors";
     assert!(archive.windows(weights.len()).all(|place| place != weights));
@@ -238,7 +238,7 @@ async fn subscribe(
 }
 
 async fn next(batches: &mut Streaming<KvEventBatch>) -> KvEventBatch {
-    let batch = batches.message().await.expect("it goes on");
+    let batch = batches.message().await.expect("a message");
     batch.expect("the server does not drain")
 }
 
@@ -246,7 +246,7 @@ fn is_clear(batch: &KvEventBatch) -> bool {
     matches!(&batch.events[..], [event] if matches!(event.data, Some(Data::Cleared(_))))
 }
 
-/// The blocks that are stored first, and the number of their batch.
+/// Reads until blocks are stored; returns their batch's number, and the blocks.
 async fn first_blocks(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBlock>) {
     loop {
         let batch = next(batches).await;
@@ -261,15 +261,15 @@ async fn first_blocks(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBloc
 }
 
 #[test]
-fn blocks_of_a_prompt_are_told_and_told_again_behind_the_last_that_was_seen() {
+fn blocks_of_a_prompt_are_sent_and_sent_again_after_the_last_number_seen() {
     let grpc = GrpcWorld::new(World::with(|engine, _| {
         let json = json!({"publisher": "zmq", "endpoint": "tcp://*:0", "block_size": 8});
         engine.kv_events_config = Some(json.to_string());
     }));
-    told(&grpc, request("a", 4, false));
+    run_request(&grpc, request("a", 4, false));
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
-        let mut batches = subscribe(&mut client, 0).await.expect("it is on");
+        let mut batches = subscribe(&mut client, 0).await.expect("a stream");
         let start = next(&mut batches).await;
         assert!(is_clear(&start), "{start:?}");
         let (number, blocks) = first_blocks(&mut batches).await;
@@ -278,26 +278,26 @@ fn blocks_of_a_prompt_are_told_and_told_again_behind_the_last_that_was_seen() {
             assert_eq!(block.block_size, 8);
         }
         assert!(blocks.len() >= 2);
-        // As a client does whose connection was cut.
-        let mut again = subscribe(&mut client, number - 1).await.expect("it is on");
+        // A client whose connection was cut subscribes again.
+        let mut again = subscribe(&mut client, number - 1).await.expect("a stream");
         assert_eq!(first_blocks(&mut again).await, (number, blocks.clone()));
-        // One that has seen an engine before this one.
-        let mut other = subscribe(&mut client, 7).await.expect("it is on");
+        // This client has seen the batches of a previous engine.
+        let mut other = subscribe(&mut client, 7).await.expect("a stream");
         let start = next(&mut other).await;
         assert!(is_clear(&start) && start.sequence_number == 8, "{start:?}");
         assert_eq!(first_blocks(&mut other).await.1, blocks);
         grpc.world.state.drain();
         for stream in [batches, again, other] {
-            rest(stream).await.expect("it ends well");
+            rest(stream).await.expect("a whole stream");
         }
     });
 }
 
 #[test]
-fn without_kv_events_nobody_is_to_ask_for_them_again() {
+fn without_kv_events_a_subscription_is_unimplemented() {
     let grpc = GrpcWorld::new(World::new());
     let refused = grpc.with(async |channel| subscribe(&mut Client::new(channel), 0).await);
-    let refused = refused.expect_err("they are off");
+    let refused = refused.expect_err("a refusal");
     assert_eq!(refused.code(), Code::Unimplemented);
     assert!(
         refused.message().contains("kv_events_config"),

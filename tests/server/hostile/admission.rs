@@ -1,4 +1,4 @@
-//! The admission limits hold for every entry point: `tests/embedding/doors.rs` covers those without a socket.
+//! Tests that requests of a host in the process count towards the admission limits; see `tests/embedding/doors.rs`.
 
 use serde_json::json;
 use souffleur::actors::messages::{CancelRequest, Generate};
@@ -9,9 +9,9 @@ use crate::http::post;
 use crate::world::{World, block_on};
 
 #[test]
-fn a_request_through_the_doors_counts_like_one_of_a_client() {
+fn a_request_of_a_host_counts_like_one_of_a_client() {
     let world = World::with(|engine, _| engine.max_queued_requests = 1);
-    let doors = world.engine().doors().expect("it lives");
+    let doors = world.engine().doors().expect("a live engine");
     let mut endless = GenerateRequest::new(Prompt::Tokens([7, 8].into()));
     endless.sampling.ignore_eos = true;
     endless.sampling.max_new_tokens = 60_000;
@@ -19,7 +19,7 @@ fn a_request_through_the_doors_counts_like_one_of_a_client() {
     let (sink, mut events) = EventSink::channel(rid.clone(), 8, None);
     let generate = Generate::new(endless, sink, flag.clone());
     doors.generate.do_send(generate);
-    let first = block_on(events.recv()).expect("it has begun");
+    let first = block_on(events.recv()).expect("an event");
     assert!(matches!(first, Event::Delta(_)), "{first:?}");
     let body = json!({"text": "hi", "sampling_params": {"max_new_tokens": 1}});
     let refused = post(world.addr, "/generate", &body);
@@ -27,7 +27,7 @@ fn a_request_through_the_doors_counts_like_one_of_a_client() {
     flag.raise();
     let flag = Some(flag);
     doors.cancel.do_send(CancelRequest { rid, flag });
-    while !block_on(events.recv()).expect("it ends").is_terminal() {}
+    while !block_on(events.recv()).expect("an event").is_terminal() {}
     world.wait_until_whole();
     assert_eq!(post(world.addr, "/generate", &body).status, 200);
 }

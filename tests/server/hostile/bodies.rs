@@ -1,4 +1,4 @@
-//! Bodies that parse to much more than their size, or arrive slowly and many at once.
+//! Tests of hostile bodies, which parse to much more than their size, or arrive slowly and many at once.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
@@ -9,9 +9,9 @@ use super::child::{ChildServer, MIB};
 use crate::http::{Response, connect, post, post_text, read_response};
 use crate::world::wait_until;
 
-/// Bytes of the bodies that are all zeros.
+/// The size of the bodies of zeros.
 pub(super) const BODY_BYTES: usize = 2 * MIB;
-/// Maximum memory for each of their bytes: token ids of two bytes are read into four, copied once into a shared list.
+/// The most memory per byte of a body: a token id of two bytes is read into four, and copied once into a shared list.
 const MOST_PER_BYTE: usize = 10;
 
 const NATIVE: [&str; 12] = [
@@ -28,7 +28,7 @@ const NATIVE: [&str; 12] = [
     "nobody_knows",
     "waiting_timeout",
 ];
-/// Fields of its `sampling_params`.
+/// Fields of `sampling_params`.
 const SAMPLING: [&str; 7] = [
     "stop",
     "stop_token_ids",
@@ -54,7 +54,7 @@ const CHAT: [&str; 11] = [
 ];
 
 #[test]
-fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
+fn lists_of_zeros_take_little_more_memory_than_their_text_in_any_field() {
     let server = ChildServer::start(&["--workers", "1"]);
     let zeros = format!("[{}0]", "0,".repeat(BODY_BYTES / 2));
     let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
@@ -97,7 +97,7 @@ fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
     }
 }
 
-/// Posts a body that gets a short refusal, and takes no more memory than its bytes allow.
+/// Posts a body, and checks that it gets a short refusal and takes bounded memory.
 #[track_caller]
 pub(super) fn bounded(server: &ChildServer, path: &str, body: &str, name: &str) {
     let growth = server.growth_bytes(|| {
@@ -141,7 +141,7 @@ impl SlowBody {
         );
         let mut stream = connect(addr);
         stream.write_all(head.as_bytes()).expect("the server reads");
-        // One that is refused while it is sent may be closed already.
+        // The server may have refused the body and closed the connection already.
         let _ = stream.write_all(" ".repeat(bytes - 1).as_bytes());
         Self { stream }
     }
@@ -172,11 +172,11 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
         let mut slow: Vec<SlowBody> = (0..32).map(|_| SlowBody::open(&server, MIB)).collect();
         // Three quarters of the budget are for large bodies: no more than three of them fit.
         let refused = |slow: &[SlowBody]| slow.iter().filter(|body| body.has_answer()).count();
-        wait_until("those beyond the budget are refused", || {
+        wait_until("the bodies beyond the budget are refused", || {
             refused(&slow) >= 32 - 3
         });
         let at = slow.iter().position(SlowBody::has_answer);
-        let response = slow.swap_remove(at.expect("some are refused")).answer();
+        let response = slow.swap_remove(at.expect("a refusal")).answer();
         assert_eq!(response.status, 503, "{}", response.body);
         assert_eq!(response.header("retry-after"), Some("1"));
         assert_eq!(response.json()["error"]["code"], "overloaded");
@@ -184,7 +184,7 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
         post(server.addr, "/generate", &small).ok();
     });
     assert!(growth < 24 * MIB, "{growth} bytes");
-    // The slow ones are gone, and their memory is free again.
+    // The slow bodies are gone, and their memory is free again.
     let large = format!(
         "{{\"text\": \"a\", \"stream\": 5{}}}",
         " ".repeat(MIB - 100)
@@ -195,7 +195,7 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
 }
 
 #[test]
-fn a_promised_length_takes_nothing() {
+fn a_content_length_alone_takes_no_memory() {
     let server = ChildServer::start(&["--max-bodies-bytes", "67108864"]);
     let promises: Vec<TcpStream> = (0..64)
         .map(|_| {

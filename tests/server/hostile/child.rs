@@ -1,4 +1,4 @@
-//! The real binary in a separate process, whose memory can be measured.
+//! Runs the real binary in a separate process, whose memory can be measured.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -11,7 +11,7 @@ use crate::world::long_model;
 
 pub const MIB: usize = 1 << 20;
 
-/// A server that is ready, killed when it is dropped.
+/// A process that serves requests; it is killed when this is dropped.
 pub struct ChildServer {
     child: Child,
     _stdout: BufReader<ChildStdout>,
@@ -23,7 +23,7 @@ impl ChildServer {
     /// Serves the tests' tiny random model, whose context is [`crate::world::CONTEXT_TOKENS`] long.
     pub fn start(args: &[&str]) -> Self {
         let folder = long_model();
-        let log = fs::File::create(folder.path().join("stderr")).expect("it is writable");
+        let log = fs::File::create(folder.path().join("stderr")).expect("a writable folder");
         let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SOUFFLEUR_") {
@@ -35,10 +35,10 @@ impl ChildServer {
         command.arg(folder.path()).args(args);
         command.stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().expect("the binary runs");
-        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let addr = address(&mut stdout).unwrap_or_else(|printed| {
             let log = fs::read_to_string(folder.path().join("stderr"));
-            panic!("it ended before it was ready:\n{printed}{log:?}")
+            panic!("the server ended before it was ready:\n{printed}{log:?}")
         });
         Self {
             child,
@@ -58,7 +58,7 @@ impl ChildServer {
         self.status("VmRSS:")
     }
 
-    /// From now on [`ChildServer::peak_bytes`] starts from the bytes that are resident now.
+    /// Resets [`ChildServer::peak_bytes`] to the bytes that are resident now.
     pub fn reset_peak(&self) {
         let file = format!("/proc/{}/clear_refs", self.child.id());
         fs::write(file, "5").expect("the system keeps a high-water mark");
@@ -73,10 +73,10 @@ impl ChildServer {
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
+        fs::read_to_string(self.folder.path().join("stderr")).expect("a log")
     }
 
-    /// How many sockets it has open.
+    /// The number of sockets that the process has open.
     pub fn sockets(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
         let open = fs::read_dir(folder).expect("the process lives");
@@ -108,7 +108,7 @@ fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
     let mut printed = String::new();
     loop {
         let start = printed.len();
-        if stdout.read_line(&mut printed).expect("it prints UTF-8") == 0 {
+        if stdout.read_line(&mut printed).expect("UTF-8") == 0 {
             let _ = stdout.read_to_string(&mut printed);
             return Err(printed);
         }

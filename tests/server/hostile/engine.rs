@@ -1,4 +1,4 @@
-//! Configuration at its extremes, models that name impossible tokens, and the cache emptied from outside.
+//! Tests of extreme settings, models with EOS ids outside the vocabulary, and cache flushes by clients.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::http::{Response, get, post, post_text, stream};
 use crate::world::{World, block_on, long_model};
 
-/// Values that a number may be set to; the config parser rejects values that a key's type does not hold.
+/// Extreme values for a number; the config parser rejects those that a key's type cannot hold.
 fn extremes(default: &Value) -> Vec<Value> {
     match default {
         Value::Number(_) | Value::Null => vec![
@@ -35,7 +35,7 @@ fn extremes(default: &Value) -> Vec<Value> {
     }
 }
 
-/// Every number of a configuration, set to each extreme.
+/// Configurations in which one number is set to an extreme value.
 fn extreme_configurations(config: &Value) -> impl Iterator<Item = (String, Value, Value)> {
     let keys = config.as_object().expect("a section is a map").iter();
     keys.flat_map(move |(key, default)| {
@@ -54,7 +54,7 @@ fn one_token() -> GenerateRequest {
 }
 
 #[test]
-fn every_number_of_the_engine_is_refused_with_a_sentence_or_serves() {
+fn every_extreme_engine_setting_is_refused_with_a_sentence_or_serves() {
     let model = long_model();
     let base = EngineConfig {
         model_path: model.path().to_owned(),
@@ -83,15 +83,15 @@ fn every_number_of_the_engine_is_refused_with_a_sentence_or_serves() {
         let engine = match Engine::start(config) {
             Ok(engine) => engine,
             Err(error) => {
-                // The model or the machine is too small for it.
+                // The model or the machine is too small for this value.
                 assert!(!error.to_string().contains("panicked"), "{what}: {error}");
                 n_refused += 1;
                 continue;
             }
         };
         let end = block_on(async {
-            let mut generation = engine.generate(one_token()).expect("the door is open");
-            let mut last = generation.next().await.expect("it ends");
+            let mut generation = engine.generate(one_token()).expect("a generation");
+            let mut last = generation.next().await.expect("an event");
             while let Some(event) = generation.next().await {
                 last = event;
             }
@@ -125,13 +125,13 @@ fn assert_answers(what: &str, response: &Response) {
     );
 }
 
-/// A request over a WebSocket gets an answer, even if that is only an error.
+/// Whether a request over a WebSocket gets an answer, which may be an error.
 fn websocket_answers(world: &World) -> bool {
     let address = format!("ws://{}/v1/ws/generate", world.addr);
     let sampling = json!({"max_new_tokens": 1});
     let call = json!({"op": "generate", "input_ids": [5], "sampling_params": sampling});
     block_on(async {
-        let stream = TcpStream::connect(world.addr).await.expect("it listens");
+        let stream = TcpStream::connect(world.addr).await.expect("a connection");
         match client_async(address, stream).await {
             // No more connections are accepted.
             Err(_) => true,
@@ -144,7 +144,7 @@ fn websocket_answers(world: &World) -> bool {
 }
 
 #[test]
-fn every_number_of_the_server_is_refused_with_a_sentence_or_serves() {
+fn every_extreme_server_setting_is_refused_with_a_sentence_or_serves() {
     let base = serde_json::to_value(ServerConfig::default()).expect("plain data");
     let call = json!({"input_ids": [5], "sampling_params": {"max_new_tokens": 1}});
     let (mut n_serving, mut n_refused) = (0, 0);
@@ -155,7 +155,7 @@ fn every_number_of_the_server_is_refused_with_a_sentence_or_serves() {
         };
         if let Err(error) = config.validate() {
             assert!(error.reason.starts_with("is "), "{what}: {error}");
-            // The limit may concern two keys together: the sentence names both.
+            // A limit may concern two keys together; then the sentence names both.
             let names_it = error.key == key || error.reason.contains(&key);
             assert!(names_it, "{what}: {error}");
             n_refused += 1;
@@ -173,7 +173,7 @@ fn every_number_of_the_server_is_refused_with_a_sentence_or_serves() {
 }
 
 #[test]
-fn the_largest_sizes_that_are_taken_serve() {
+fn the_largest_accepted_sizes_serve() {
     let world = World::with(|engine, server| {
         engine.client_channel_events = 1 << 16;
         engine.max_running_requests = Some(1 << 16);
@@ -185,7 +185,7 @@ fn the_largest_sizes_that_are_taken_serve() {
     world.wait_until_whole();
 }
 
-/// The exit of the binary with these flags.
+/// Runs `serve` with these flags, which it must refuse; returns the exit code and the log.
 fn refused(flags: &[&str]) -> (Option<i32>, String) {
     let model = long_model();
     let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
@@ -197,7 +197,7 @@ fn refused(flags: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_channel_that_no_request_could_be_given_is_refused_at_the_start() {
+fn a_channel_too_large_for_any_request_is_refused_at_the_start() {
     let (code, log) = refused(&["--client-channel-events", "18446744073709551615"]);
     assert_eq!(code, Some(2), "{log}");
     assert!(
@@ -210,7 +210,7 @@ fn a_channel_that_no_request_could_be_given_is_refused_at_the_start() {
 }
 
 #[test]
-fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memory_is_refused() {
+fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is_refused() {
     const ASKED: usize = 1 << 53;
     let world = World::with(|engine, _| {
         engine.max_total_tokens = Some(ASKED);
@@ -242,7 +242,7 @@ fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memo
         log.contains("exceeds the limit set by mem_fraction_static"),
         "{log}"
     );
-    // Without one the pool took all memory, with only a warning.
+    // Without a fraction, a pool larger than the memory is an error.
     let (code, _, log) = plan(&[]);
     assert_eq!(code, Some(1), "{log}");
     let reason = format!("max_total_tokens is {ASKED}, whose K/V takes");
@@ -258,16 +258,16 @@ fn set_eos(model: &Path, of_config: &Value, of_generation: &Value) {
     ] {
         let file = model.join(file);
         let text = fs::read_to_string(&file).expect("the model has it");
-        let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
+        let mut json: Value = serde_json::from_str(&text).expect("JSON");
         json["eos_token_id"] = value.clone();
-        fs::write(&file, json.to_string()).expect("it is writable");
+        fs::write(&file, json.to_string()).expect("a writable file");
     }
 }
 
-/// Token ids that end an output, of a server for a model that names these.
+/// The EOS ids of a server whose model has these EOS ids in its two files.
 fn served_eos(of_config: &Value, of_generation: &Value) -> Value {
     let world = World::with(|engine, _| set_eos(&engine.model_path, of_config, of_generation));
-    // The probe's prompt is such a token.
+    // The prompt of this health probe is an EOS token.
     get(world.addr, "/health_generate").ok();
     let call = json!({"input_ids": [5], "sampling_params": {"max_new_tokens": 3}});
     post(world.addr, "/generate", &call).ok();
@@ -275,12 +275,12 @@ fn served_eos(of_config: &Value, of_generation: &Value) -> Value {
 }
 
 #[test]
-fn an_end_of_sequence_outside_the_vocabulary_is_left_out() {
+fn an_eos_id_outside_the_vocabulary_is_ignored() {
     let beyond = json!(4_000_000_000_u32);
     let table = [
         (json!([288, 7]), beyond.clone(), json!([7])),
         (beyond.clone(), json!([2, 288]), json!([2])),
-        // Only the tokenizer's remains.
+        // Only the tokenizer's EOS id remains.
         (beyond.clone(), beyond, json!([1])),
         (json!(null), json!(null), json!([1])),
     ];
@@ -291,9 +291,9 @@ fn an_end_of_sequence_outside_the_vocabulary_is_left_out() {
 }
 
 #[test]
-fn an_end_that_only_the_tokenizer_names_waits_for_the_least_length() {
+fn an_eos_id_of_the_tokenizer_alone_respects_min_new_tokens() {
     let world = World::with(|engine, _| set_eos(&engine.model_path, &json!(null), &json!(null)));
-    // Without the ban it would end at once.
+    // Without `min_new_tokens` the output would end at once.
     let call = |min_new_tokens: u32| {
         json!({"input_ids": [5, 6, 7], "sampling_params": {
             "max_new_tokens": 20, "min_new_tokens": min_new_tokens, "temperature": 0,
@@ -309,7 +309,7 @@ fn an_end_that_only_the_tokenizer_names_waits_for_the_least_length() {
     }
 }
 
-/// Tokens of a prompt of this family that came from the cache.
+/// Sends a prompt of this family; returns the number of its cached tokens.
 fn cached(world: &World, family: u32) -> u64 {
     let ids: Vec<u32> = (0..200)
         .map(|at| 2 + (at * 7 + family * 31) % 250)
@@ -326,7 +326,7 @@ fn flush(world: &World) -> Response {
 }
 
 #[test]
-fn a_flush_empties_the_cache_and_says_what_it_freed() {
+fn a_flush_empties_the_cache_and_reports_the_freed_tokens() {
     for page_size in [1, 16] {
         let world = World::with(|engine, _| engine.page_size = page_size);
         assert_eq!(cached(&world, 1), 0);
@@ -380,7 +380,7 @@ fn a_flush_is_refused_while_a_request_runs_and_disturbs_nothing() {
 }
 
 #[test]
-fn a_flush_keeps_what_is_pinned_and_a_server_without_a_cache_has_nothing() {
+fn a_flush_keeps_pinned_prefixes_and_frees_nothing_without_a_cache() {
     let world = World::new();
     cached(&world, 1);
     cached(&world, 2);
@@ -400,9 +400,9 @@ fn a_flush_keeps_what_is_pinned_and_a_server_without_a_cache_has_nothing() {
 }
 
 #[test]
-fn a_flush_is_no_get_and_needs_the_key_where_there_is_one() {
+fn a_flush_needs_post_and_the_api_key_if_one_is_set() {
     let world = World::with(|_, server| {
-        server.api_key = Some(ApiKey::new("secret").expect("it is printable"));
+        server.api_key = Some(ApiKey::new("secret").expect("a valid key"));
     });
     assert_eq!(flush(&world).status, 401);
     let world = World::new();

@@ -1,4 +1,4 @@
-//! WebSocket frames that claim or carry more than the limits allow.
+//! Tests of hostile WebSocket clients: frames that are too large, fragmented or invalid, and unread replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use super::child::{ChildServer, MIB};
 use crate::http;
 use crate::world::{World, wait_until};
 
-/// Opcodes, and the bit of a message's last frame.
+/// Opcodes, and the FIN bit of a message's last frame.
 const CONTINUATION: u8 = 0x0;
 const TEXT: u8 = 0x1;
 const BINARY: u8 = 0x2;
@@ -49,7 +49,7 @@ impl Client {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             let read = client.0.read_line(&mut head);
-            assert!(read.expect("the server answers") > 0, "it refuses: {head}");
+            assert!(read.expect("the server answers") > 0, "refused: {head}");
         }
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
         client
@@ -59,7 +59,7 @@ impl Client {
         self.0.get_mut().write_all(bytes).expect("the server reads");
     }
 
-    /// Sends as long as the server takes bytes, at most `bytes`.
+    /// Sends a block repeatedly while the server reads, at most `bytes` in total.
     fn flood(&mut self, block: &[u8], bytes: usize) {
         let stream = self.0.get_mut();
         let mut sent = 0;
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// The next frame's opcode with its last bit, and its payload.
+    /// The next frame's first byte (FIN bit and opcode), and its payload.
     #[track_caller]
     fn frame(&mut self) -> (u8, Vec<u8>) {
         let mut head = [0; 2];
@@ -110,7 +110,7 @@ impl Client {
         u16::from_be_bytes([payload[0], payload[1]])
     }
 
-    /// No frame follows the close frame.
+    /// Checks that no frame follows the close frame.
     #[track_caller]
     fn ends(mut self) {
         let mut rest = Vec::new();
@@ -177,7 +177,7 @@ fn refusal(addr: SocketAddr, bytes: &[u8]) -> u16 {
 const PING_OP: &[u8] = br#"{"op": "ping"}"#;
 
 #[test]
-fn a_frame_is_refused_by_its_header_and_other_streams_go_on() {
+fn a_frame_is_refused_by_its_header_and_other_streams_continue() {
     let server = ChildServer::start(&[]);
     let mut neighbour = Client::connect(server.addr);
     let story = json!({"op": "generate", "rid": "story", "text": "a",
@@ -249,7 +249,7 @@ fn a_fragmented_message_is_bounded_while_it_arrives() {
 }
 
 #[test]
-fn messages_of_just_the_limit_are_taken_whole_or_in_fragments() {
+fn messages_of_exactly_the_limit_are_accepted_whole_or_in_fragments() {
     let world = World::new();
     let mut text = PING_OP.to_vec();
     text.resize(LIMIT as usize, b' ');
@@ -286,7 +286,7 @@ fn unfinished_messages_share_the_budget_of_bodies() {
     let mut small = Client::connect(world.addr);
     small.send(&frame(LAST | TEXT, PING_OP));
     assert_eq!(small.json()["op"], "pong");
-    // A message that has ended takes nothing more.
+    // A complete message gives its share of the budget back.
     let [first, _] = &mut holding;
     first.send(&frame(LAST | CONTINUATION, b""));
     assert_ne!(first.json()["error"], Value::Null);
@@ -334,7 +334,7 @@ fn frames_that_the_standard_forbids_are_protocol_errors() {
         0, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2999, 5000, 65535,
     ] {
         let payload = close_payload(code, b"");
-        table.push(("a code that is none", frame(LAST | CLOSE, &payload)));
+        table.push(("an invalid close code", frame(LAST | CLOSE, &payload)));
     }
     for (name, bytes) in table {
         let code = refusal(world.addr, &bytes);
@@ -343,7 +343,7 @@ fn frames_that_the_standard_forbids_are_protocol_errors() {
 }
 
 #[test]
-fn what_is_not_utf8_is_told_apart() {
+fn invalid_utf8_has_its_own_close_code() {
     let world = World::new();
     let split =
         |start: &[u8], end: &[u8]| [frame(TEXT, start), frame(LAST | CONTINUATION, end)].concat();
@@ -358,7 +358,7 @@ fn what_is_not_utf8_is_told_apart() {
             "a later fragment",
             [frame(TEXT, b"{"), frame(CONTINUATION, b"\xff")].concat(),
         ),
-        ("a character that goes on wrong", split(b"\xe2\x82", b"{}")),
+        ("a wrong continuation", split(b"\xe2\x82", b"{}")),
         ("a character without end", split(b"{}\xe2", b"\x82")),
         (
             "a reason",
@@ -402,7 +402,7 @@ fn a_close_is_answered_with_its_code_and_reason() {
 }
 
 #[test]
-fn what_comes_before_a_refused_frame_is_served_and_nothing_after_it() {
+fn messages_before_a_refused_frame_are_served_and_none_after_it() {
     let world = World::new();
     let served = frame(LAST | TEXT, PING_OP);
     for (refused, code) in [
@@ -421,7 +421,7 @@ fn what_comes_before_a_refused_frame_is_served_and_nothing_after_it() {
 }
 
 #[test]
-fn a_refused_frame_cancels_what_is_under_way_on_its_socket() {
+fn a_refused_frame_cancels_the_requests_of_its_socket() {
     let world = World::new();
     let endless = json!({"op": "generate", "rid": "a", "text": "a",
         "sampling_params": {"max_new_tokens": 60_000, "ignore_eos": true}});
@@ -431,12 +431,12 @@ fn a_refused_frame_cancels_what_is_under_way_on_its_socket() {
     client.send(&header(LAST | TEXT, 1 << 40));
     while client.frame().0 != LAST | CLOSE {}
     world.wait_until_whole();
-    assert!(world.stats().steps < 60_000, "it ran to its end");
+    assert!(world.stats().steps < 60_000, "the request ran to its end");
 }
 
-/// A client that sends pings, or requests for answers, and reads none of the replies.
+/// A client sends pings, or messages that get errors, and reads none of the replies.
 #[test]
-fn answers_that_nobody_reads_do_not_pile_up() {
+fn unread_replies_do_not_pile_up() {
     let server = ChildServer::start(&["--ws-send-timeout-s", "1"]);
     let no_sockets = || {
         let page = http::get(server.addr, "/metrics").body;
@@ -451,14 +451,14 @@ fn answers_that_nobody_reads_do_not_pile_up() {
                 .set_write_timeout(timeout)
                 .expect("the timeout is not zero");
             client.flood(&flood.repeat(1000), 256 * MIB);
-            wait_until("the server gives the client up", no_sockets);
+            wait_until("the server drops the client", no_sockets);
         }
     });
     assert!(growth < GROWTH_BYTES, "{} MiB", growth / MIB);
 }
 
 #[test]
-fn handshakes_are_of_version_13_and_answered_in_json() {
+fn handshakes_need_version_13_and_errors_are_json() {
     let world = World::new();
     let without = |name: &str| -> Vec<(&str, &str)> {
         let kept = HANDSHAKE.into_iter().filter(|(other, _)| *other != name);

@@ -1,4 +1,4 @@
-//! Grammars beyond the limits: each is refused or served, harms no other client, and leaves nothing in memory.
+//! Tests of hostile grammars: each is refused or served, harms no other client, and leaves little in memory.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use crate::world::{World, wait_until};
 const GROWTH_BYTES: usize = 256 * MIB;
 /// Memory that thousands of grammars may leave: the last 64 are kept, and the system's allocator keeps some.
 const LEFT_BYTES: usize = 256 * MIB;
-/// How many different schemas come one after another.
+/// The number of different schemas that are sent.
 const N_SCHEMAS: usize = 10_000;
 
-/// A grammar and the test's name for it.
+/// A label, and the body of a call with a hostile grammar.
 struct Bomb(String, Value);
 
 fn bomb(name: &str, key: &str, value: impl Into<Value>) -> Bomb {
@@ -30,7 +30,7 @@ fn schema_bomb(name: &str, schema: Value) -> Bomb {
     bomb(name, "json_schema", schema.to_string())
 }
 
-/// Allowed answers to a hostile call: an answer, a refusal, or "later".
+/// Checks the answer to a hostile call: 200, a short refusal (400), or 503.
 #[track_caller]
 fn check_answer(name: &str, response: &Response) {
     let status = response.status;
@@ -48,10 +48,10 @@ fn check_answer(name: &str, response: &Response) {
     }
 }
 
-/// No request is in flight, and every page is free or cached.
+/// Checks that no request is in flight, and every page is free or cached.
 #[track_caller]
 fn check_whole(server: &ChildServer) {
-    wait_until("nothing is under way", || {
+    wait_until("no request is in flight", || {
         post(server.addr, "/flush_cache", &json!({})).status == 200
     });
     for name in [
@@ -75,7 +75,7 @@ fn labelled(addr: SocketAddr, name: &str) -> usize {
     values.map(|value| value as usize).sum()
 }
 
-/// Sends bombs while another client's stream continues, each within its memory.
+/// Sends bombs while another client's stream continues; each must stay within its memory.
 fn survive(bombs: &[Bomb]) {
     let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
     check_streams_go_on(&server, || {
@@ -95,7 +95,7 @@ fn survive(bombs: &[Bomb]) {
     check_whole(&server);
 }
 
-/// An object with this keyword, as many as there are.
+/// The schema of an object with `n` properties.
 fn properties(n: usize, value: impl Fn(usize) -> Value) -> Value {
     let properties = (0..n).map(|at| (format!("property_{at}"), value(at)));
     json!({"type": "object", "properties": properties.collect::<Map<_, _>>()})
@@ -281,7 +281,7 @@ fn tags_and_tools_by_the_thousand() {
 }
 
 #[test]
-fn thousands_of_schemas_leave_what_the_cache_holds() {
+fn thousands_of_schemas_leave_only_cached_grammars_in_memory() {
     let server = ChildServer::start(&[]);
     let next = AtomicUsize::new(0);
     let ask_until = |end: usize| {
@@ -310,7 +310,7 @@ fn thousands_of_schemas_leave_what_the_cache_holds() {
     assert_eq!(count("grammar_cache_hit"), 0);
 }
 
-/// The next number, if it is below the end.
+/// Takes the next number, if it is below the end.
 fn below(next: &AtomicUsize, end: usize) -> Option<usize> {
     let update = |at| (at < end).then_some(at + 1);
     next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update)
@@ -318,7 +318,7 @@ fn below(next: &AtomicUsize, end: usize) -> Option<usize> {
 }
 
 #[test]
-fn many_hostile_grammars_at_once_leave_others_their_turn() {
+fn many_hostile_grammars_at_once_do_not_block_other_requests() {
     let server = ChildServer::start(&[]);
     let hostile = |at: usize| {
         let schema =
@@ -351,7 +351,7 @@ fn many_hostile_grammars_at_once_leave_others_their_turn() {
 }
 
 #[test]
-fn a_grammar_at_hand_is_counted_as_one() {
+fn cached_and_failed_grammars_are_counted() {
     let server = ChildServer::start(&[]);
     let sampling = json!({"regex": "[ab]", "max_new_tokens": 4});
     let good = json!({"input_ids": [5], "sampling_params": sampling});
@@ -388,7 +388,7 @@ fn json_that_a_model_never_closes_ends_by_its_length() {
 }
 
 #[test]
-fn openings_of_calls_without_end_are_delivered() {
+fn endless_openings_of_calls_are_delivered_as_text() {
     let openings = "<tool_call>\n".repeat(20_000);
     let tool = json!({"type": "function", "function": {"name": "seat"}});
     let world = World::scripted(&[("", &openings)]);
@@ -397,14 +397,14 @@ fn openings_of_calls_without_end_are_delivered() {
     let choice = &whole["choices"][0];
     assert_eq!(choice["finish_reason"], "stop");
     assert!(choice["message"]["tool_calls"].is_null());
-    let said = choice["message"]["content"].as_str().expect("a text");
-    assert!(said.len() > openings.len() - 100, "{} bytes", said.len());
+    let text = choice["message"]["content"].as_str().expect("a text");
+    assert!(text.len() > openings.len() - 100, "{} bytes", text.len());
     body["stream"] = true.into();
     let events = crate::http::stream(world.addr, "/v1/chat/completions", &body).rest();
     let deltas = events
         .iter()
         .map(|event| &event["choices"][0]["delta"]["content"]);
     let streamed: String = deltas.filter_map(Value::as_str).collect();
-    assert_eq!(streamed, said);
+    assert_eq!(streamed, text);
     world.wait_until_whole();
 }

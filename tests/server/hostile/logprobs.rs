@@ -1,4 +1,4 @@
-//! Log probabilities are sent once, within a bound, and to clients that read.
+//! Tests of large lists of log probabilities: they are limited, sent only once, and unread ones share a memory budget.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +95,7 @@ fn the_prompts_log_probabilities_come_once_with_the_last_event() {
         assert_eq!(
             shown,
             length(&event["output_ids"]),
-            "SGLang's clients read them as they come"
+            "each event has the log probabilities of its tokens"
         );
     }
     world.wait_until_whole();
@@ -112,7 +112,7 @@ fn alternatives_do_not_grow_with_the_square_of_the_output() {
         length(&last["meta_info"]["output_top_logprobs"]),
         NEW_TOKENS
     );
-    // Each alternative once takes 25 bytes; with every event again, it would be 400 / 2 times as much.
+    // An alternative takes 25 bytes; repeated in every event, all would take 400 / 2 times as much.
     assert!(bytes < 60 * NEW_TOKENS * VOCABULARY, "{bytes} bytes");
     world.wait_until_whole();
 }
@@ -122,7 +122,7 @@ fn few_entries() -> World {
 }
 
 #[test]
-fn an_answer_that_is_kept_ends_with_an_error_beyond_the_limit() {
+fn an_accumulated_answer_ends_with_an_error_beyond_the_limit() {
     let world = few_entries();
     let call = everything(4, 60_000);
     let refused = post(world.addr, "/generate", &call);
@@ -133,7 +133,7 @@ fn an_answer_that_is_kept_ends_with_an_error_beyond_the_limit() {
     let text = events.last().expect("events")["error"]["message"].to_string();
     assert!(text.contains("limit is 2000"), "{text}");
     world.wait_until_whole();
-    assert!(world.stats().steps < 60_000, "they ran to their ends");
+    assert!(world.stats().steps < 60_000, "the requests ran to the end");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn the_samples_of_a_call_share_the_limit() {
 }
 
 #[test]
-fn streams_of_what_is_new_are_not_limited() {
+fn incremental_streams_are_not_limited() {
     let world = few_entries();
     let call = json!({
         "messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 20,
@@ -201,7 +201,7 @@ fn a_long_echo_is_streamed_in_small_chunks() {
     world.wait_until_whole();
 }
 
-/// A worker that writes a large answer at a stretch delays another stream's tokens: its channel fills, and the
+/// A worker that writes a large answer without a pause delays another stream's tokens: its channel fills, and the
 /// next event carries all tokens since the last one.
 #[test]
 fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
@@ -259,7 +259,7 @@ fn samples_share_the_limit_of_their_call() {
 }
 
 #[test]
-fn answers_that_nobody_takes_share_a_budget() {
+fn unread_answers_share_a_budget() {
     let child = ChildServer::start(&["--max-answers-bytes", "67108864"]);
     let mut call = everything(3000, 1);
     call["top_logprobs_num"] = 256.into();
@@ -278,7 +278,7 @@ fn answers_that_nobody_takes_share_a_budget() {
     let small = post(child.addr, "/generate", &everything(5, 1));
     assert_eq!(small.status, 200, "{}", small.body);
     drop(held);
-    wait_until("the memory is given back", || {
+    wait_until("the memory is released", || {
         post(child.addr, "/generate", &call).status == 200
     });
 }

@@ -1,6 +1,6 @@
-//! Small requests that claim much: none takes memory, time or a slot that another request needs.
+//! Tests of hostile requests: none takes memory, time or a slot that another request needs.
 //!
-//! Memory is bounded by the high-water mark of a child process, stalls by the tokens that another stream received
+//! Memory is measured by the high-water mark of a child process, stalls by the tokens that another stream received
 //! meanwhile. Nothing here measures wall time.
 
 mod child;

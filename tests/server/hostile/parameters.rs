@@ -1,4 +1,4 @@
-//! Parameters that are short once and long in total: lists that go with every prompt, names that are kept.
+//! Tests of hostile parameters: lists that are multiplied by the prompts of a batch, and long names that are kept.
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use super::child::{ChildServer, MIB};
 use crate::http::{post, stream};
 use crate::world::{World, block_on};
 
-/// As many as a call may have.
+/// The most prompts that a call may have.
 const PROMPTS: usize = 1024;
 
 /// A body of many short prompts with some fields.
@@ -24,7 +24,7 @@ fn batch(fields: Value) -> Value {
     body
 }
 
-/// Posts a body whose refusal must be short and hold `words`.
+/// Posts a body whose refusal must be short and contain `words`.
 #[track_caller]
 fn refused(server: &ChildServer, path: &str, body: &Value, words: &str) {
     let response = post(server.addr, path, body);
@@ -41,7 +41,7 @@ fn biases() -> Map<String, Value> {
     Map::from_iter((0..20_000).map(|token| (token.to_string(), json!(1))))
 }
 
-/// The bodies are refused with the words, and take no more memory than a few lists.
+/// Checks that each body is refused with its words, and takes no more memory than a few lists.
 fn check_refused<const N: usize>(path: &str, table: [(Value, &str); N]) {
     let server = ChildServer::start(&["--workers", "1"]);
     for (body, words) in table {
@@ -156,7 +156,7 @@ fn tables_of_stop_strings_are_shared_by_all_prompts() {
         let replies = post(server.addr, "/generate", body).ok();
         assert_eq!(replies.as_array().map(Vec::len), Some(PROMPTS));
     };
-    // Takes the memory that many requests need in any case.
+    // The first call takes the memory that any batch needs.
     answers(&batch(json!({"sampling_params": {"max_new_tokens": 1}})));
     let body = batch(json!({ "sampling_params": sampling }));
     let growth = server.growth_bytes(|| answers(&body));
@@ -193,14 +193,14 @@ fn names_of_namespaces_are_bounded_on_websockets_and_for_hosts() {
     block_on(async {
         let address = format!("ws://{}/v1/ws/generate", world.addr);
         let tcp = tokio::net::TcpStream::connect(world.addr).await;
-        let (mut socket, _) = client_async(address, tcp.expect("it listens"))
+        let (mut socket, _) = client_async(address, tcp.expect("a connection"))
             .await
             .expect("a WebSocket opens");
         let frame = json!({"op": "generate", "rid": "r", "text": "a", "extra_key": long});
         socket
             .send(Message::text(frame.to_string()))
             .await
-            .expect("it reads");
+            .expect("a message sent");
         let answer = socket.next().await.expect("an answer").expect("a frame");
         let answer = answer.to_text().expect("text");
         assert!(
@@ -209,18 +209,18 @@ fn names_of_namespaces_are_bounded_on_websockets_and_for_hosts() {
         );
         let mut request = GenerateRequest::new(Prompt::Tokens([5, 6].into()));
         request.namespace = Namespace::new(None, Some(&long));
-        let mut generation = world.engine().generate(request).expect("the door is open");
+        let mut generation = world.engine().generate(request).expect("a generation");
         let text = "cache_salt has 257 bytes, limit is 256: shorten it".to_owned();
         match generation.next().await {
             Some(Event::Failed(error)) => assert_eq!(error, RequestError::Invalid(text)),
-            other => panic!("{other:?} is no refusal"),
+            other => panic!("{other:?} is not a refusal"),
         }
     });
     world.wait_until_whole();
 }
 
 #[test]
-fn a_websocket_counts_requests_before_it_reads_what_goes_with_them() {
+fn a_websocket_counts_requests_before_it_reads_their_parameters() {
     let server = ChildServer::start(&["--workers", "1", "--ws-max-requests", "4"]);
     let stops: Vec<String> = (0..32).map(|n| "x".repeat(990 + n)).collect();
     let mut call = batch(json!({"sampling_params": {"stop": stops}}));
@@ -229,11 +229,11 @@ fn a_websocket_counts_requests_before_it_reads_what_goes_with_them() {
         block_on(async {
             let address = format!("ws://{}/v1/ws/generate", server.addr);
             let tcp = tokio::net::TcpStream::connect(server.addr).await;
-            let (mut socket, _) = client_async(address, tcp.expect("it listens"))
+            let (mut socket, _) = client_async(address, tcp.expect("a connection"))
                 .await
                 .expect("a WebSocket opens");
             let frame = Message::text(call.to_string());
-            socket.send(frame).await.expect("it reads");
+            socket.send(frame).await.expect("a message sent");
             let answer = socket.next().await.expect("an answer").expect("a frame");
             let answer = answer.to_text().expect("text");
             assert!(answer.contains("may have 4 requests in flight"), "{answer}");
@@ -243,7 +243,7 @@ fn a_websocket_counts_requests_before_it_reads_what_goes_with_them() {
 }
 
 #[test]
-fn what_asks_for_nothing_is_served() {
+fn parameters_without_effect_are_accepted() {
     let world = World::new();
     let sampling = json!({"max_new_tokens": 2, "stop": ""});
     post(
@@ -268,7 +268,7 @@ fn what_asks_for_nothing_is_served() {
 }
 
 #[test]
-fn what_is_not_here_yet_is_refused_on_every_endpoint() {
+fn unsupported_parameters_are_refused_on_every_endpoint() {
     let world = World::new();
     for name in [
         "stop_regex",

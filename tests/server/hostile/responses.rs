@@ -1,4 +1,4 @@
-//! Responses conform to HTTP for any request.
+//! Tests that responses conform to HTTP for any request, and that unread responses end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -17,13 +17,13 @@ fn head(addr: SocketAddr, path: &str) -> Response {
     )
 }
 
-/// The headers that two answers to one request have in common, with the length if both have the `same_body`.
-fn lasting(response: &Response, same_body: bool) -> Vec<(&str, &str)> {
+/// The headers that two answers to one request share, and the length if both have the `same_body`.
+fn stable_headers(response: &Response, same_body: bool) -> Vec<(&str, &str)> {
     let headers = response.headers.iter();
     let mut headers: Vec<_> = headers
         .filter(|(name, _)| name != "date" && name != "x-request-id")
         .filter(|(name, _)| same_body || name != "content-length")
-        // A set, in no order.
+        // A list in no fixed order.
         .filter(|(name, _)| name != "access-control-expose-headers")
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
@@ -32,11 +32,11 @@ fn lasting(response: &Response, same_body: bool) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn head_answers_where_get_does_without_a_body() {
+fn head_is_answered_like_get_without_a_body() {
     let world = World::new();
     let mut same_bodies = 0;
     let routes = routes::with_method(world.addr, "GET").into_iter();
-    // A model that is there, in addition to the routes' values of parameters.
+    // A path with an existing model, in addition to those with example parameters.
     let paths = routes
         .map(|route| route.path)
         .chain(["/v1/models/tiny".to_owned()]);
@@ -48,8 +48,8 @@ fn head_answers_where_get_does_without_a_body() {
         // Bodies with counts may change between two requests.
         let same_body = before.body == after.body;
         same_bodies += usize::from(same_body);
-        let expected = lasting(&after, same_body);
-        assert_eq!(lasting(&head, same_body), expected, "{path}");
+        let expected = stable_headers(&after, same_body);
+        assert_eq!(stable_headers(&head, same_body), expected, "{path}");
         assert_eq!(head.body, "", "{path}");
         assert!(head.header("content-length").is_some(), "{path}");
     }
@@ -102,7 +102,7 @@ fn head_opens_no_websocket() {
 }
 
 #[test]
-fn http_1_0_gets_its_streams_up_to_the_connections_end() {
+fn http_1_0_streams_end_with_the_connection() {
     let world = World::new();
     let calls = [
         (
@@ -148,7 +148,7 @@ fn http_1_0_gets_its_streams_up_to_the_connections_end() {
     world.wait_until_whole();
 }
 
-/// The lines of a page without their values.
+/// The lines of a page of metrics without their values.
 fn names(page: &str) -> Vec<&str> {
     let lines = page.lines().filter(|line| !line.is_empty());
     lines
@@ -221,7 +221,7 @@ fn malformed() -> Vec<Vec<u8>> {
     ];
     let mut all: Vec<Vec<u8>> = texts.into_iter().map(String::into_bytes).collect();
     all.push(vec![0; 64]);
-    // WebSocket frames: a continuation of nothing, a second beginning, a ping in parts, no kind, no mask.
+    // WebSocket frames: a continuation or a start out of place, a fragmented ping, an unknown opcode, no mask.
     let handshake = "GET /v1/ws/generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
                      Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
     for frames in [
@@ -237,11 +237,11 @@ fn malformed() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn malformed_requests_are_no_errors_in_the_log() {
+fn malformed_requests_log_no_errors() {
     let child = ChildServer::start(&["--header-timeout-s", "2", "--body-timeout-s", "2"]);
     for bytes in malformed() {
         let mut client = connect(child.addr);
-        // The server may have closed before it has all, which resets the connection.
+        // The server may close before it has read everything, which resets the connection.
         let _ = client.write_all(&bytes);
         let _ = client.read_to_end(&mut Vec::new());
     }
@@ -262,15 +262,15 @@ fn malformed_requests_are_no_errors_in_the_log() {
 }
 
 #[test]
-fn a_stream_that_nobody_reads_ends() {
+fn an_unread_stream_ends() {
     let child = ChildServer::start(&["--http-send-timeout-s", "1"]);
     let idle = child.sockets();
     let sampling = json!({"max_new_tokens": 60_000, "ignore_eos": true});
     let call = json!({"text": "a", "stream": true, "sampling_params": sampling});
     let client = open(child.addr, "/generate", &call);
-    wait_until("it is connected", || child.sockets() > idle);
-    // The sockets in between hold a few megabytes; chunks of all text so far fill them soon.
-    wait_until("its connection is closed", || child.sockets() <= idle);
+    wait_until("the client is connected", || child.sockets() > idle);
+    // Socket buffers hold a few megabytes; chunks that repeat all text so far soon fill them.
+    wait_until("the connection is closed", || child.sockets() <= idle);
     let page = get(child.addr, "/metrics").body;
     let inside = r#"sglang:http_requests_active{endpoint="/generate",method="POST"} 0"#;
     assert!(page.contains(inside), "{page}");
@@ -278,7 +278,7 @@ fn a_stream_that_nobody_reads_ends() {
 }
 
 #[test]
-fn a_whole_answer_that_nobody_reads_ends() {
+fn an_unread_whole_answer_ends() {
     let child = ChildServer::start(&["--http-send-timeout-s", "1"]);
     let idle = child.sockets();
     let tokens: Vec<usize> = (0..3000).map(|index| 2 + index % 250).collect();
@@ -287,8 +287,8 @@ fn a_whole_answer_that_nobody_reads_ends() {
         "sampling_params": {"max_new_tokens": 1},
     });
     let mut client = open(child.addr, "/generate", &call);
-    wait_until("it is connected", || child.sockets() > idle);
-    wait_until("its connection is closed", || child.sockets() <= idle);
+    wait_until("the client is connected", || child.sockets() > idle);
+    wait_until("the connection is closed", || child.sockets() <= idle);
     let mut read = Vec::new();
     let ended = client.read_to_end(&mut read).map_err(|error| error.kind());
     assert!(

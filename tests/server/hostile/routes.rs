@@ -1,5 +1,5 @@
-//! Routes for agents, embeddings, tokens and sessions: for any input, the answer is an error that names it, the
-//! server allocates no memory for it, and no client sees another client's kept data.
+//! Tests of hostile input to routes for agents, embeddings, tokens and sessions: errors name the field, memory is
+//! bounded, and no client sees another client's stored data.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::http::{Response, delete, get, post, post_text};
 use crate::websocket::Client;
 use crate::world::{World, block_on};
 
-/// Routes, a field that each needs, and its other fields that hold more than a number or a name.
+/// Routes, a field to send along, and the fields that hold more than a number or a name.
 const FIELDS: [(&str, &str, &[&str]); 12] = [
     (
         "/v1/responses",
@@ -110,7 +110,7 @@ fn each_field(value: &str, mut send: impl FnMut(&str, &str, &str)) {
 }
 
 #[test]
-fn large_values_take_little_more_than_their_text_wherever_they_stand() {
+fn large_values_take_little_more_memory_than_their_text_in_any_field() {
     let server = ChildServer::start(&["--workers", "1"]);
     let zeros = format!("[{}0]", "0,".repeat(BODY_BYTES / 2));
     let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
@@ -159,11 +159,11 @@ fn values_of_any_depth_and_kind_are_refused_with_a_sentence() {
     world.wait_until_whole();
 }
 
-/// A refusal of the client's request, in a sentence.
+/// Checks that a request is refused with a short message.
 #[track_caller]
 fn check_refusal(response: &Response, what: &str) {
     let text = &response.body;
-    // Routes ignore unread fields; then the named session does not exist.
+    // Some routes ignore fields that they do not read, and fail because there is no such session.
     let is_refused = matches!(response.status, 400 | 404 | 413);
     let is_untouched = response.status == 200 && what.starts_with("/set_internal_state");
     assert!(
@@ -181,7 +181,7 @@ fn check_refusal(response: &Response, what: &str) {
 /// A route, a body, and the field that the error names.
 type Refused = (&'static str, String, &'static str);
 
-/// Routes, the begin of a body, and the name of the number that follows.
+/// Routes, the start of a body, and the name of the number that follows.
 const NUMBERS: [(&str, &str, &str); 8] = [
     (
         "/v1/embeddings",
@@ -225,7 +225,7 @@ const NUMBERS: [(&str, &str, &str); 8] = [
     ),
 ];
 
-fn no_numbers() -> impl Iterator<Item = Refused> {
+fn invalid_numbers() -> impl Iterator<Item = Refused> {
     NUMBERS.into_iter().flat_map(|(path, start, name)| {
         // The length of an answer has no separate limit.
         let large = if name.starts_with("max_") {
@@ -310,7 +310,7 @@ fn numbers_out_of_range() -> impl Iterator<Item = Refused> {
 #[test]
 fn numbers_at_the_edges_are_refused_by_name() {
     let world = World::new();
-    for (path, body, name) in no_numbers().chain(numbers_out_of_range()) {
+    for (path, body, name) in invalid_numbers().chain(numbers_out_of_range()) {
         let refused = post_text(world.addr, path, &body);
         let text = &refused.body;
         assert_eq!(refused.status, 400, "{path} {body:.120}: {text}");
@@ -319,7 +319,7 @@ fn numbers_at_the_edges_are_refused_by_name() {
             "{path} {body:.120}: {text}"
         );
     }
-    // Numbers of many digits are numbers.
+    // Numbers of many digits are valid.
     let long = format!(
         r#"{{"input_embeds": {}, "sampling_params": {{"max_new_tokens": 1}}}}"#,
         vector(&format!("0.{}", "3".repeat(5000)))
@@ -329,7 +329,7 @@ fn numbers_at_the_edges_are_refused_by_name() {
 }
 
 #[test]
-fn ids_that_are_not_known_are_answered_alike() {
+fn unknown_ids_get_the_same_answer() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let kept = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
     let unkept = post(
@@ -340,7 +340,7 @@ fn ids_that_are_not_known_are_answered_alike() {
     .ok();
     let on_socket = block_on(async {
         let client = Client::connect_to(world.addr, "/v1/responses", None).await;
-        let mut client = client.expect("it is accepted");
+        let mut client = client.expect("a connection");
         client
             .send(json!({"type": "response.create", "input": "hello", "store": false}))
             .await;
@@ -350,7 +350,7 @@ fn ids_that_are_not_known_are_answered_alike() {
                 break event["response"]["id"].clone();
             }
         };
-        // While its connection is open, other clients request it.
+        // Other clients request the response while its connection is open.
         check_unknown(&world, &id);
         id
     });
@@ -386,7 +386,7 @@ fn ids_that_are_not_known_are_answered_alike() {
     world.wait_until_whole();
 }
 
-/// Every request for a response with this id gets the answer for an unknown one.
+/// Checks that every request for a response with this id gets the answer for an unknown id.
 #[track_caller]
 fn check_unknown(world: &World, id: &Value) {
     let id = id.as_str().expect("an id");
@@ -427,19 +427,19 @@ fn check_unknown(world: &World, id: &Value) {
 }
 
 #[test]
-fn what_is_too_old_is_gone() {
+fn expired_responses_are_gone() {
     let world = World::scripted_with(&[("hello", "Hello to you.")], |_, config| {
         config.responses_ttl_s = 0;
         config.responses_pin_ttl_s = 600;
     });
     let response = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
     check_unknown(&world, &response["id"]);
-    world.wait_until("its pin is gone too", |stats| stats.soft_pins == 0);
+    world.wait_until("the response's pin is gone", |stats| stats.soft_pins == 0);
     world.wait_until_whole();
 }
 
 #[test]
-fn stores_that_overflow_take_no_more_memory_than_they_may() {
+fn full_stores_take_no_more_memory_than_their_limits() {
     let server = ChildServer::start(&[
         "--responses-max-bytes",
         "4000000",
@@ -493,7 +493,7 @@ fn stores_that_overflow_take_no_more_memory_than_they_may() {
 }
 
 #[test]
-fn odd_names_of_sessions_are_names() {
+fn unusual_session_ids_are_accepted() {
     let world = World::new();
     for id in ["\u{0}", "\u{1f3ad}", "../..", "\"", &"x".repeat(256)] {
         let body = json!({"capacity_of_str_len": 9, "session_id": id});
@@ -514,7 +514,7 @@ fn odd_names_of_sessions_are_names() {
 }
 
 #[test]
-fn odd_settings_change_nothing() {
+fn invalid_settings_change_nothing() {
     let world = World::new();
     let before = world.stats().schedule_policy;
     for args in [

@@ -1,4 +1,4 @@
-//! Web pages, other clients' names, and clients without a key: none gets in, reads a prompt or takes a slot.
+//! Tests that other sites' web pages, wrong host names and clients without a key get no access, prompt or slot.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -18,7 +18,7 @@ const EVIL: &str = "Origin: http://evil.example";
 const CHAT: &str = "Origin: https://chat.example";
 const JSON: &str = "Content-Type: application/json";
 
-/// Sends a request of HTTP/1.1 with these header lines.
+/// Sends an HTTP/1.1 request with these header lines.
 fn ask(addr: SocketAddr, start: &str, lines: &[&str], body: &str) -> Response {
     let mut head = format!("{start} HTTP/1.1\r\nConnection: close\r\n");
     if !lines.iter().any(|line| line.starts_with("Host:")) {
@@ -40,14 +40,14 @@ fn check(response: &Response, status: u16, code: &str, what: &str) {
 }
 
 fn key(text: &str) -> Option<ApiKey> {
-    Some(ApiKey::new(text).expect("it is printable"))
+    Some(ApiKey::new(text).expect("a valid key"))
 }
 
 fn bearer(key: &str) -> String {
     format!("Authorization: Bearer {key}")
 }
 
-/// The start of a request of every route, and of a path that has none.
+/// The method and path of every route, and of a path that has no route.
 fn starts(addr: SocketAddr) -> impl Iterator<Item = String> {
     let routes = routes::all(addr).into_iter();
     routes
@@ -181,7 +181,7 @@ fn pages_of_other_sites_are_refused_on_every_route() {
 }
 
 #[test]
-fn pages_of_allowed_origins_ask_first_and_read_everything() {
+fn pages_of_allowed_origins_pass_preflights_and_read_everything() {
     let world = World::with(|_, server| {
         server.api_key = key(KEY);
         server.allowed_origins = vec!["https://chat.example".to_owned()];
@@ -244,7 +244,7 @@ fn pages_of_allowed_origins_ask_first_and_read_everything() {
 }
 
 #[test]
-fn without_a_key_only_names_that_are_the_servers_own_are_answered() {
+fn without_a_key_only_the_servers_own_host_names_are_answered() {
     let world = World::with(|_, server| {
         server.allowed_hosts = vec!["souffleur.internal".to_owned(), "proxy:8443".to_owned()];
     });
@@ -309,7 +309,7 @@ fn without_a_key_only_names_that_are_the_servers_own_are_answered() {
 }
 
 #[test]
-fn with_a_key_any_name_is_answered_but_none_is_an_origin_to_trust() {
+fn with_a_key_any_host_name_is_answered_but_no_origin_is_trusted() {
     let world = World::with(|_, server| server.api_key = key(KEY));
     let bearer = bearer(KEY);
     let host = "Host: rebound.example:30000";
@@ -323,7 +323,7 @@ fn with_a_key_any_name_is_answered_but_none_is_an_origin_to_trust() {
 }
 
 #[test]
-fn the_binary_takes_the_hosts_and_origins_of_its_flags() {
+fn the_binary_accepts_the_hosts_and_origins_of_its_flags() {
     let child = ChildServer::start(&[
         "--allowed-hosts",
         "souffleur,other:1",
@@ -370,7 +370,7 @@ fn report(world: &World, rid: &str, authorization: &str) -> Value {
 }
 
 #[test]
-fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
+fn a_report_does_not_confirm_a_guess_of_a_salted_prompt() {
     let world = World::with(|_, server| server.admin_api_key = key(ADMIN_KEY));
     let prompt: Vec<u32> = (10..60).collect();
     let wrong: Vec<u32> = (100..150).collect();
@@ -381,7 +381,7 @@ fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
         json!({"cache_salt": "s", "extra_key": "secret-name"}),
     );
     let mut n_guesses = 0;
-    let mut told = |guess: &[u32], guesser: &Value| {
+    let mut reported = |guess: &[u32], guesser: &Value| {
         let rid = format!("guess-{n_guesses}");
         n_guesses += 1;
         run(&world, &rid, guess, guesser.clone());
@@ -396,14 +396,14 @@ fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
         json!({"cache_salt": "another"}),
     ] {
         for guess in [&wrong, &prompt] {
-            let (outline, full) = told(guess, &guesser);
+            let (outline, full) = reported(guess, &guesser);
             assert_eq!(outline, nothing, "{guesser}");
             assert_eq!(full["elsewhere"], Value::Null, "{full}");
         }
     }
     // Both prompts are cached without a salt by now, so the report names both.
     for guess in [&wrong, &prompt] {
-        let (outline, full) = told(guess, &json!({"extra_key": "secret-name"}));
+        let (outline, full) = reported(guess, &json!({"extra_key": "secret-name"}));
         let expected = json!({"cause": "different_namespace", "position": 0});
         assert_eq!(outline, expected);
         assert_eq!(
@@ -415,7 +415,7 @@ fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
 }
 
 #[test]
-fn where_another_prompt_differs_inside_a_page_is_not_told() {
+fn a_report_hides_where_another_prompt_diverges_inside_a_page() {
     let world = World::with(|engine, server| {
         engine.page_size = 16;
         server.admin_api_key = key(ADMIN_KEY);
@@ -426,18 +426,18 @@ fn where_another_prompt_differs_inside_a_page_is_not_told() {
         let tail = secret.iter().map(|token| token + 100).skip(n_right);
         secret.iter().copied().take(n_right).chain(tail).collect()
     };
-    let told = |rid: &str, n_right: usize| {
+    let reported = |rid: &str, n_right: usize| {
         run(&world, rid, &guess(n_right), json!({}));
         report(&world, rid, "Accept: */*")
     };
     // Two of the second page's tokens are right, or ten, or none: the first page is cached each time.
     for (rid, n_right) in [("two", 18), ("ten", 26), ("none", 16)] {
         let expected = json!({"cause": "divergence", "position": 16});
-        assert_eq!(told(rid, n_right), expected, "{rid}");
+        assert_eq!(reported(rid, n_right), expected, "{rid}");
     }
     // A match shorter than a page looks like no match.
     let expected = json!({"cause": "never_cached", "position": 0});
-    assert_eq!(told("one", 1), expected);
+    assert_eq!(reported("one", 1), expected);
     let full = report(&world, "two", &bearer(ADMIN_KEY));
     assert_eq!(
         (&full["position"], &full["cached_tokens"]),
@@ -455,10 +455,10 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
     let ask_for =
         |world: &World, lines: &[&str]| ask(world.addr, "GET /debug/prefix/curious", lines, "");
     let outline = |response: &Response| {
-        let told = response.ok();
-        let names: Vec<&String> = told.as_object().expect("a report").keys().collect();
-        assert_eq!(names, ["rid", "cause", "position"], "{told}");
-        assert!(!response.body.contains("sword"), "{told}");
+        let reported = response.ok();
+        let names: Vec<&String> = reported.as_object().expect("a report").keys().collect();
+        assert_eq!(names, ["rid", "cause", "position"], "{reported}");
+        assert!(!response.body.contains("sword"), "{reported}");
     };
     for (api_key, admin_key) in [
         (None, None),
@@ -502,7 +502,7 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
 }
 
 #[test]
-fn what_changes_the_server_for_everybody_needs_the_admins_key_where_there_is_one() {
+fn calls_that_affect_all_clients_need_the_admin_key_if_there_is_one() {
     let world = World::with(|_, server| {
         server.api_key = key(KEY);
         server.admin_api_key = key(ADMIN_KEY);
@@ -527,7 +527,7 @@ fn what_changes_the_server_for_everybody_needs_the_admins_key_where_there_is_one
         &post("/set_policy", &bearer("x"), swap.clone()),
         401,
         "invalid_api_key",
-        "nobody",
+        "a wrong key",
     );
     post("/set_policy", &admin, swap).ok();
     let all = json!({"abort_all": true});
@@ -546,8 +546,8 @@ fn what_changes_the_server_for_everybody_needs_the_admins_key_where_there_is_one
     assert!(!format!("{:?}", world.state.config()).contains(ADMIN_KEY));
 }
 
-/// The minimum number of `/health_generate` requests that wait for an answer: the recorder is the whole binary's.
-fn waiting_askers(addr: SocketAddr) -> usize {
+/// The number of `/health_generate` requests that wait for an answer, in all servers of this process.
+fn waiting_health_checks(addr: SocketAddr) -> usize {
     let page = get(addr, "/metrics").body;
     let name = "sglang:http_requests_active{endpoint=\"/health_generate\",method=\"GET\"} ";
     let value = page.lines().find_map(|line| line.strip_prefix(name));
@@ -560,7 +560,7 @@ fn call(rid: &str, max_new_tokens: usize) -> Value {
 }
 
 #[test]
-fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
+fn two_hundred_health_checks_share_one_probe_and_take_no_clients_place() {
     const ASKERS: usize = 200;
     let world = World::with(|engine, server| {
         engine.max_queued_requests = 2;
@@ -579,23 +579,23 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
         std::io::Write::write_all(&mut socket, probe.as_bytes()).expect("the server reads");
         socket
     };
-    // Disconnected askers leave no requests: at most one probe waits.
+    // Health checks of disconnected clients leave no requests: at most one probe waits.
     for _ in 0..20 {
         let gone = begin();
-        wait_until("it is heard", || waiting_askers(addr) > 0);
+        wait_until("a health check waits", || waiting_health_checks(addr) > 0);
         drop(gone);
         assert!(world.stats().waiting_requests <= 1);
     }
     let askers: Vec<_> = (0..ASKERS).map(|_| begin()).collect();
-    wait_until("all askers wait", || waiting_askers(addr) >= ASKERS);
+    wait_until("all checks wait", || waiting_health_checks(addr) >= ASKERS);
     world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
     assert_eq!(
         world.engine().requests_inside(),
         1,
-        "a probe is no client's request"
+        "a probe is not counted as a client's request"
     );
     let other = open(addr, "/generate", &call("other", 1));
-    wait_until("the other client is let in", || {
+    wait_until("the other client is admitted", || {
         world.engine().requests_inside() == 2
     });
     assert_eq!(
@@ -613,7 +613,7 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
     world.wait_until_whole();
-    // One token each, and three for each of `long` and `other`.
+    // A probe has one token; `long` and `other` have three each.
     let probes = world.stats().prompt_tokens - 6;
     let bound = 1 + began.elapsed().as_secs();
     assert!(
@@ -623,7 +623,7 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
 }
 
 #[test]
-fn a_probe_is_not_judged_where_priorities_decide_who_is_let_in() {
+fn a_probe_is_admitted_regardless_of_priorities() {
     let world = World::with(|engine, server| {
         engine.enable_priority_scheduling = true;
         engine.max_queued_requests = 2;
@@ -643,19 +643,19 @@ fn a_probe_is_not_judged_where_priorities_decide_who_is_let_in() {
     let asker = std::thread::spawn(move || get(addr, "/health_generate"));
     world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
     let worse = open(addr, "/generate", &with("worse", 1, 1));
-    world.wait_until("it waits with the probe", |stats| {
+    world.wait_until("a client waits with the probe", |stats| {
         stats.waiting_requests == 2
     });
     let better = open(addr, "/generate", &with("better", 1, 2));
     assert_eq!(
         read_response(worse).status,
         503,
-        "the worst client gives way"
+        "the request of worst priority is refused"
     );
     assert_eq!(post(addr, "/generate", &with("late", 1, 2)).status, 503);
     post(addr, "/abort_request", &json!({"rid": "long"})).ok();
     assert_eq!(read_response(better).status, 200);
-    let answer = asker.join().expect("it asks");
+    let answer = asker.join().expect("an answer");
     assert_eq!(answer.status, 200, "{}", answer.body);
     world.wait_until_whole();
 }

@@ -1,4 +1,4 @@
-//! The engine encodes one client's text while other clients' streams continue.
+//! Tests that encoding one client's prompts does not stall other clients' streams.
 //!
 //! The clock is the engine itself: it generates the tokens of a stream whether or not they are sent. A stall is the
 //! number of generated tokens that the stream's client has not received.
@@ -14,11 +14,11 @@ use super::child::{ChildServer, MIB};
 use crate::http::{get, open, post, stream};
 use crate::world::wait_until;
 
-/// Tokens of the stream to wait for after the other client was answered: work that was begun for it may continue.
+/// Tokens to wait for after the other client was answered, because work for that client may continue.
 const TOKENS_AFTER: usize = 3000;
-/// A prompt that takes a second or two to encode; a longer one is refused before, since it cannot fit.
+/// The bytes of a prompt that takes a second or two to encode; a longer one is refused unencoded, as it cannot fit.
 const LONG_BYTES: usize = 1_700_000;
-/// A position past every prompt of these tests: a request for it is refused once its prompt is encoded.
+/// A position past every prompt: log probabilities from there are refused once the prompt is encoded.
 const NO_POSITION: u32 = 65_000;
 
 /// A stream that another thread reads to its end, and its progress.
@@ -65,7 +65,7 @@ impl Drop for Listener {
         self.is_left.store(true, Ordering::Relaxed);
         let ended = self.reader.take().map(JoinHandle::join);
         if !std::thread::panicking() {
-            ended.expect("it ends once").expect("the stream goes on");
+            ended.expect("a reader").expect("a stream without errors");
         }
     }
 }
@@ -83,7 +83,7 @@ fn encoded_bytes(addr: SocketAddr) -> usize {
     metric(addr, "souffleur_encoded_prompt_bytes_total")
 }
 
-/// Asserts that a stream receives most of its tokens when they are made, while and after another client's requests
+/// Asserts that a stream receives most of its tokens when they are generated, while and after another client's requests
 /// are answered.
 #[track_caller]
 pub(super) fn check_streams_go_on(server: &ChildServer, ask: impl FnOnce() + Send) {
@@ -137,7 +137,7 @@ fn words(bytes: usize) -> String {
 }
 
 #[test]
-fn template_arguments_of_six_megabytes_stall_nobody() {
+fn template_arguments_of_six_megabytes_stall_no_stream() {
     let server = ChildServer::start(&[]);
     check_streams_go_on(&server, || {
         let body = chat(json!({"note": words(6_000_000)}));
@@ -150,7 +150,7 @@ fn template_arguments_of_six_megabytes_stall_nobody() {
 }
 
 #[test]
-fn template_arguments_that_may_fit_stall_nobody() {
+fn template_arguments_that_may_fit_stall_no_stream() {
     let server = ChildServer::start(&[]);
     check_streams_go_on(&server, || {
         let body = chat(json!({"note": words(LONG_BYTES)}));
@@ -159,7 +159,7 @@ fn template_arguments_that_may_fit_stall_nobody() {
 }
 
 #[test]
-fn template_arguments_without_text_stall_nobody() {
+fn template_arguments_without_text_stall_no_stream() {
     let server = ChildServer::start(&[]);
     check_streams_go_on(&server, || {
         let empties = vec![json!([]); 1_000_000];
@@ -169,7 +169,7 @@ fn template_arguments_without_text_stall_nobody() {
 }
 
 #[test]
-fn samples_of_a_long_prompt_stall_nobody_and_are_encoded_once() {
+fn samples_of_a_long_prompt_stall_no_stream_and_are_encoded_once() {
     let server = ChildServer::start(&[]);
     let mut body = encoded_only(words(800_000).into());
     body["sampling_params"]["n"] = 64.into();
@@ -179,7 +179,7 @@ fn samples_of_a_long_prompt_stall_nobody_and_are_encoded_once() {
 }
 
 #[test]
-fn a_thousand_prompts_of_some_kilobytes_stall_nobody() {
+fn a_thousand_prompts_of_some_kilobytes_stall_no_stream() {
     let server = ChildServer::start(&[]);
     let prompts: Vec<String> = (0..1024).map(|i| format!("{i} {}", words(7000))).collect();
     let body = encoded_only(prompts.into());
@@ -187,7 +187,7 @@ fn a_thousand_prompts_of_some_kilobytes_stall_nobody() {
 }
 
 #[test]
-fn many_calls_of_short_prompts_stall_nobody() {
+fn many_calls_of_short_prompts_stall_no_stream() {
     let server = ChildServer::start(&[]);
     let body = encoded_only(words(1000).into());
     check_streams_go_on(&server, || {
@@ -201,7 +201,7 @@ fn many_calls_of_short_prompts_stall_nobody() {
 }
 
 #[test]
-fn a_thousand_prompts_of_token_ids_stall_nobody() {
+fn a_thousand_prompts_of_token_ids_stall_no_stream() {
     let server = ChildServer::start(&[]);
     let prompts = vec![vec![7u32; 4000]; 1000];
     let body = json!({
@@ -223,7 +223,7 @@ fn a_short_prompt_is_answered_while_long_ones_of_others_are_encoded() {
             )
         })
         .collect();
-    wait_until("one is being encoded", || encoded_bytes(server.addr) > 0);
+    wait_until("encoding has begun", || encoded_bytes(server.addr) > 0);
     for bytes in [9_000, 40_000] {
         refused(&server, "/generate", &encoded_only(words(bytes).into()));
     }
@@ -236,14 +236,14 @@ fn a_short_prompt_is_answered_while_long_ones_of_others_are_encoded() {
 }
 
 #[test]
-fn prompts_of_clients_that_left_are_not_encoded() {
+fn prompts_of_disconnected_clients_are_not_encoded() {
     let server = ChildServer::start(&[]);
     let body = encoded_only(words(LONG_BYTES).into());
     for _ in 0..5 {
         drop(open(server.addr, "/generate", &body));
     }
     refused(&server, "/generate", &body);
-    // The first one may have been begun before its client disconnected.
+    // The first prompt may have been begun before its client disconnected.
     let encoded = encoded_bytes(server.addr);
     let expected = LONG_BYTES..2 * LONG_BYTES + 1000;
     assert!(expected.contains(&encoded), "{encoded} bytes");

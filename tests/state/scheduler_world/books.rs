@@ -1,4 +1,4 @@
-//! Accounting while the engine runs, and its invariants.
+//! Records the events of a running engine, and checks its invariants.
 
 use souffleur_base::error::RequestError;
 use souffleur_base::ids::{PageId, StateSlot};
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// A plan is begun, whose order only the policy decides from here on.
+    /// Records that a plan begins, with the order that its policy promises.
     pub(super) fn note_plan(&mut self, next: &Next) {
         let policy = self.states.scheduler.policy_name();
         match next {
@@ -110,7 +110,7 @@ impl World {
             } = news;
             let (number, end) = (intake.index(), end.map(|end| *end));
             let life = &mut self.lives[number];
-            assert_eq!(life.end, None, "r{number} hears of itself after its end");
+            assert_eq!(life.end, None, "r{number} gets news after its end");
             assert!(life.retractions <= num_retractions);
             life.delivered.extend(tokens);
             life.cached_tokens = cached_tokens;
@@ -142,7 +142,7 @@ impl World {
         assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
 
-    /// The counters against the pools, the tree and the sequences themselves.
+    /// Checks the counters against the pools, the tree and the sequences.
     pub(super) fn check_counters(&self) {
         let page_size = self.states.cache.page_size();
         let private = self.states.scheduler.private_pages().count();
@@ -168,7 +168,7 @@ impl World {
         assert_eq!(free + cached + private, self.n_windows());
     }
 
-    /// Every page is free, cached or private to one sequence.
+    /// Checks that every page is free, cached or private to one sequence.
     pub(super) fn check_pages(&self) {
         let mut pages: Vec<PageId> = self.states.pools.pages.iter().collect();
         pages.extend(self.states.cache.iter_pages());
@@ -178,7 +178,7 @@ impl World {
         assert_eq!(pages, all);
     }
 
-    /// Every state is free, cached or private to one sequence.
+    /// Checks that every state slot is free, cached or private to one sequence.
     pub(super) fn check_states(&self) {
         let mut slots: Vec<StateSlot> = self.states.pools.states.iter().collect();
         slots.extend(self.states.cache.iter_states());
@@ -193,7 +193,7 @@ impl World {
         self.setup.windows.map_or(0, |windows| windows.total_pages)
     }
 
-    /// Every window page is free, cached or private to one sequence.
+    /// Checks that every window page is free, cached or private to one sequence.
     pub(super) fn check_windows(&self) {
         let mut pages: Vec<PageId> = self.states.pools.windows.iter().collect();
         pages.extend(self.states.cache.iter_window_pages());
@@ -221,7 +221,7 @@ impl World {
         self.check_states();
         self.check_windows();
         self.lives.iter().for_each(Life::check_end);
-        // One that was cancelled while its plan was open is admitted after its end.
+        // A request that was cancelled while its plan was open is admitted after its end.
         let is_natural = |life: &&Life| {
             let was_stopped = life.end == Some(End::StopFound) || life.is_cancelled();
             !was_stopped && life.failure().is_none()

@@ -1,4 +1,4 @@
-//! The events of hosts and clients.
+//! The events that clients and hosts cause in a [`World`]: requests, cancels, pins, flushes, policy changes.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl World {
         Some(number)
     }
 
-    /// Submits all before anything is planned.
+    /// Submits all requests before anything is planned.
     pub fn submit_all(&mut self, asks: &mut dyn Iterator<Item = Ask>) {
         self.holds_back = true;
         for ask in asks {
@@ -114,7 +114,7 @@ impl World {
         life.steps_since_cancel.get_or_insert(0);
         self.states.scheduler.cancel(&life.rid.clone(), None);
         self.after_event();
-        assert!(self.lives[number].end.is_some(), "a cancel ends at once");
+        assert!(self.lives[number].end.is_some(), "cancelled, but not ended");
     }
 
     /// The tokenizer found a stop string that ends with output token `kept`.
@@ -145,7 +145,7 @@ impl World {
         self.after_event();
     }
 
-    /// Names count up; the previous pin is replaced if `replaces`.
+    /// Pins a prefix softly under the next free name; replaces the previous soft pin if `replaces`.
     pub fn pin_softly(&mut self, tokens: &[u32], expires_s: u64, replaces: bool) -> u64 {
         let last = self.soft_pins;
         self.soft_pins += 1;

@@ -1,4 +1,4 @@
-//! Runs a plan leg by leg, and ends steps.
+//! Runs a plan leg by leg (from scheduler to cache to pools and back), and ends steps.
 
 use std::collections::HashSet;
 
@@ -14,10 +14,10 @@ use crate::scheduler_waits::Room;
 
 use super::{Fate, World};
 
-/// More rounds of a drain than any script of these tests needs.
+/// More rounds than any test needs to drain the engine.
 const MAX_ROUNDS: usize = 200_000;
 
-/// The facts of a leg before it runs.
+/// Values of a leg that are kept for the check after it has run.
 enum Before {
     Probe(Vec<ProbeKey>),
     Probed,
@@ -27,18 +27,18 @@ enum Before {
 }
 
 impl World {
-    /// Moves the open plan by one leg; false without one.
+    /// Moves the open plan by one leg; returns false if no plan is open.
     pub fn advance(&mut self) -> bool {
         let Some(leg) = self.leg.take() else {
             return false;
         };
-        let before = self.look_before(&leg);
+        let before = self.check_before(&leg);
         match self.states.carry(leg) {
             Carried::On(leg) => {
                 if let Some(account) = &mut self.account {
                     account.hear(&mut self.states.cache);
                 }
-                self.look_after(before, &leg);
+                self.check_after(before, &leg);
                 self.leg = Some(leg);
             }
             Carried::Back(next) => self.take_answer(before, next),
@@ -47,7 +47,7 @@ impl World {
     }
 
     /// Checks the invariants of a leg before it runs, and keeps values for the check after it.
-    fn look_before(&self, leg: &Leg) -> Before {
+    fn check_before(&self, leg: &Leg) -> Before {
         match leg {
             Leg::ProbePrefixes(probe) => Before::Probe(probe.keys.clone()),
             Leg::PlanStep(plan) => {
@@ -65,7 +65,7 @@ impl World {
     }
 
     /// Checks the results of the tree and the pools.
-    fn look_after(&mut self, before: Before, leg: &Leg) {
+    fn check_after(&mut self, before: Before, leg: &Leg) {
         match (before, leg) {
             (Before::Probe(keys), _) if self.looks_at_sets() => {
                 assert_eq!(self.states.cache.check_integrity(), Ok(()));
@@ -114,12 +114,12 @@ impl World {
         self.pump();
     }
 
-    /// Moves the open plan to its end, and the plans that follow it at once.
+    /// Moves the open plan, and the plans that follow at once, to their ends.
     pub fn finish_plan(&mut self) {
         while self.advance() {}
     }
 
-    /// Ends the oldest step in flight; false without one.
+    /// Ends the oldest step in flight; returns false if there is none.
     pub fn end_step(&mut self, fate: Fate) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;
@@ -155,7 +155,7 @@ impl World {
         true
     }
 
-    /// One whole step: makes all possible plans, then ends the oldest step. False when there was none.
+    /// One whole step: makes all possible plans, then ends the oldest step. Returns false if there was none.
     pub fn turn(&mut self) -> bool {
         self.finish_plan();
         self.end_step(Fate::Done)
@@ -167,7 +167,7 @@ impl World {
         while !self.is_idle() {
             assert!(
                 self.advance() || self.end_step(Fate::Done),
-                "nothing goes on, but not all is done: {:?}",
+                "no plan and no step can continue, but the engine is not idle: {:?}",
                 self.stats()
             );
             rounds += 1;
@@ -207,13 +207,13 @@ impl World {
         }
         self.plans_since_progress += 1;
         let bound = 2 * self.lives.len() + 10;
-        assert!(self.plans_since_progress < bound, "plans without an end");
+        assert!(self.plans_since_progress < bound, "plans without a step");
         for number in &self.inside {
             let life = &self.lives[*number];
             let is_late = life.steps_since_cancel.is_some_and(|steps| steps >= 2);
             assert!(
                 !(is_late && life.holds_memory),
-                "{} still holds memory",
+                "{} holds memory two steps after its cancel",
                 life.rid
             );
         }
@@ -294,7 +294,7 @@ impl World {
     }
 }
 
-/// The time of a step on a machine that needs a millisecond a token, and twice as much after a hundred others.
+/// The time of a step on a machine that needs 1 ms for a first token, and 2 ms for a token after 100 others.
 fn micros_of(plan: &StepPlan) -> u64 {
     let positions = plan.rows.iter().flat_map(|row| row.work.positions());
     positions.map(|before| 1000 + 10 * u64::from(before)).sum()

@@ -30,9 +30,9 @@ pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 use crate::scheduler_waits::{WaitLog, WaitRules};
 use crate::scheduler_watch::Watch;
 
-/// Evicted pages that the history records.
+/// The most evicted pages that the history records.
 const MAX_EVICTED_PAGES: usize = 4096;
-/// The minimum of tokens that every step has time for.
+/// The number of tokens that every step has time for, even under a time limit.
 const LEAST_TIMED_TOKENS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -50,12 +50,12 @@ pub struct Setup {
     pub clips: bool,
     pub rules: BatchRules,
     pub policy: &'static str,
-    /// Only without rules for priorities, which contain it.
+    /// Used only if `rules` has no priority rules, which determine the order themselves.
     pub priority: PriorityOrder,
     pub eviction: &'static str,
-    /// Of a model whose layers keep states.
+    /// For a model whose layers keep states.
     pub states: Option<StateLimits>,
-    /// Of a model whose layers have windows.
+    /// For a model with sliding windows.
     pub windows: Option<WindowLimits>,
     /// Plans between two checks of whole sets: each page, each node, the whole order of the queue.
     pub sets_every: usize,
@@ -168,28 +168,28 @@ pub struct World {
     pub skipped_steps: usize,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
-    /// Steps after a lost one, whose results are void.
+    /// The results of steps up to this one are void, because an earlier step failed.
     void_until: StepId,
-    /// By the order in which the scheduler took them in.
+    /// The request numbers, in the order in which the scheduler accepted the requests.
     numbers: Vec<usize>,
     pub watch: Watch,
     pub waits: WaitLog,
     /// Requests that have not ended or still hold memory.
     inside: Vec<usize>,
-    /// Plans answered.
+    /// The number of plans that the pools have answered.
     plans: usize,
     /// The number of victims of each plan with preemptions.
     pub preempted: Vec<usize>,
     pins: Vec<u64>,
     soft_pins: u64,
     plans_since_progress: usize,
-    /// Makes no plans for now.
+    /// While true, no plans are made.
     holds_back: bool,
     /// A step was made to fail.
     pub has_failures: bool,
     pub misses: PrefixHistory,
     reported: HashSet<RequestId>,
-    /// The time of events.
+    /// The current (virtual) time.
     pub now_s: f64,
     /// The cache as its events describe it, if they are enabled.
     pub account: Option<Account>,
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// Keeps an account of the cache, in blocks of this size, by its events from now on.
+    /// Applies the cache's events to an account in blocks of this size from now on.
     pub fn keep_account(&mut self, block_size: usize) -> &Account {
         self.states.cache.note_changes();
         let page_size = self.setup.page_size();
@@ -275,14 +275,14 @@ impl World {
         starts.any(|start| self.number_of(start.seq) == number)
     }
 
-    /// The report on the request's departure from the tree.
+    /// The report on the request's prefix-cache miss.
     #[track_caller]
     pub fn report(&self, number: usize) -> &PrefixReport {
         let report = self.misses.report(&self.lives[number].rid);
         report.unwrap_or_else(|| panic!("request {number} was not admitted"))
     }
 
-    /// Plans that touched prefixes: the number among those with candidates, and the requests in order.
+    /// Plans that touched prefixes: each plan's number among the plans with candidates, and its requests in order.
     pub fn touched(&self) -> &[(usize, Vec<usize>)] {
         self.order.touched()
     }
@@ -302,7 +302,7 @@ impl World {
         self.inside.iter().copied().filter(is_alive).collect()
     }
 
-    /// No request is inside and no plan is open.
+    /// Whether no request is in the engine and no plan is open.
     pub fn is_idle(&self) -> bool {
         self.states.scheduler.is_idle() && self.leg.is_none()
     }

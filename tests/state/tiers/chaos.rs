@@ -1,11 +1,11 @@
-//! Hundreds of requests on an engine with a store that is slow, drops blocks, never returns wrong data, and dies: in any
-//! order of events, pages and buffers are accounted for, and every request gets the same tokens as without a store.
+//! Chaos tests of an engine with a store that is slow, drops blocks and dies, but never returns wrong data: pages and
+//! buffers are accounted for in any order of events, and every request gets the same tokens as without a store.
 
 use super::world::{TierWorld, Tiered, prompt};
 use crate::chaos_load::Random;
 use crate::scheduler_world::Fate;
 
-/// Requests of a run.
+/// Requests in each run.
 const N_REQUESTS: usize = 150;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,7 +82,7 @@ fn add(seen: &mut Seen, world: &mut TierWorld) {
     seen.evicted += stats.evicted_tokens;
 }
 
-#[allow(clippy::print_stdout)] // names a failed run
+#[allow(clippy::print_stdout)] // the setup of a failed run
 fn run_all(page_size: u32, block_tokens: usize, n_states: usize) {
     let mut sums = Seen::default();
     for seed in 0..12 {

@@ -1,4 +1,4 @@
-//! Misses with a store have a cause, at the position where the store's blocks end.
+//! Tests of the causes of prefix-cache misses with a block store, at the position where the store's blocks end.
 
 use souffleur_state::cache::prefix_history::{Cause, StoredMiss};
 
@@ -11,7 +11,7 @@ fn restarted() -> TierWorld {
     world.restart()
 }
 
-/// Submits the prompt with 9 unique tokens after it.
+/// Submits the stored prompt with 9 new tokens after it.
 fn ask(world: &mut TierWorld) -> usize {
     world.submit(prompt(1, 80, 9), 2)
 }
@@ -20,32 +20,32 @@ fn ask(world: &mut TierWorld) -> usize {
 fn check(world: &mut TierWorld, number: usize, expected: (Cause, usize, usize)) {
     world.assert_clean();
     let report = world.lives[number].report.as_ref();
-    let report = report.expect("it was admitted");
+    let report = report.expect("a report");
     let found = (report.cause, report.position, report.loaded_tokens);
     assert_eq!(found, expected, "{report:?}");
 }
 
 #[test]
-fn what_is_loaded_is_cached_and_the_rest_was_never_stored() {
+fn loaded_tokens_count_as_cached_and_the_rest_was_never_cached() {
     let mut world = restarted();
     let number = ask(&mut world);
     check(&mut world, number, (Cause::NeverCached, 80, 80));
 }
 
 #[test]
-fn a_prompt_that_nobody_stored_has_the_causes_of_memory() {
+fn a_prompt_that_was_not_stored_has_the_cause_of_a_miss_in_memory() {
     let mut world = restarted();
     let number = world.submit(prompt(2, 80, 0), 1);
     check(&mut world, number, (Cause::NeverCached, 0, 0));
 }
 
 #[test]
-fn blocks_that_are_computed_sooner_are_too_slow() {
+fn blocks_that_are_computed_faster_than_loaded_are_too_slow() {
     let mut world = restarted();
     world.store.is_slow = true;
     let number = ask(&mut world);
     check(&mut world, number, (Cause::StoredTooSlow, 0, 0));
-    // They are in memory now.
+    // The tokens are in memory now.
     let number = ask(&mut world);
     check(&mut world, number, (Cause::MatchLimit, 88, 0));
 }
@@ -60,7 +60,7 @@ fn a_fetch_that_brings_nothing_in_time_is_late() {
 }
 
 #[test]
-fn a_store_that_ends_under_a_fetch_is_late() {
+fn a_fetch_from_a_store_that_dies_is_late() {
     let mut world = restarted();
     let number = ask(&mut world);
     world.answer();
@@ -69,7 +69,7 @@ fn a_store_that_ends_under_a_fetch_is_late() {
 }
 
 #[test]
-fn a_damaged_block_ends_what_is_loaded() {
+fn a_damaged_block_ends_the_loaded_prefix() {
     let mut world = restarted();
     world.store.cut_by = StoredMiss::Damaged;
     let number = ask(&mut world);
@@ -79,7 +79,7 @@ fn a_damaged_block_ends_what_is_loaded() {
 }
 
 #[test]
-fn a_block_that_gave_way_is_evicted_whenever_that_was() {
+fn an_evicted_block_is_reported_whenever_it_was_evicted() {
     // Before the query,
     let mut world = restarted();
     world.store.evict(3);
@@ -94,7 +94,7 @@ fn a_block_that_gave_way_is_evicted_whenever_that_was() {
 }
 
 #[test]
-fn what_memory_has_behind_a_stored_miss_is_no_miss() {
+fn tokens_in_memory_after_a_miss_in_the_store_are_no_miss() {
     let mut world = restarted();
     world.store.evict(0);
     let number = ask(&mut world);
@@ -102,7 +102,7 @@ fn what_memory_has_behind_a_stored_miss_is_no_miss() {
     let number = world.submit(prompt(1, 80, 3), 1);
     world.assert_clean();
     let report = world.lives[number].report.as_ref();
-    let report = report.expect("it was admitted");
+    let report = report.expect("a report");
     assert_eq!((report.cached_tokens, report.loaded_tokens), (80, 0));
     assert_eq!(report.cause, Cause::Divergence, "{report:?}");
 }

@@ -1,8 +1,8 @@
-//! An engine with a store: prefixes outlive memory and restarts, and nothing that a store does or fails to do changes
+//! Tests of an engine with a block store: prefixes survive eviction and restarts, and no behaviour of the store changes
 //! a request's output.
 //!
-//! The executor's K/V is a hash of all tokens up to a position, so a block that was saved too early, of another path, or
-//! loaded to the wrong place fails the next step.
+//! The fake executor's K/V is a hash of all tokens up to a position, so a block that was saved too early, that belongs
+//! to another path or that was loaded to the wrong place fails the next step.
 
 mod chaos;
 mod misses;
@@ -20,7 +20,7 @@ fn discards(world: &TierWorld) -> usize {
 }
 
 #[test]
-fn a_prompt_after_a_restart_is_loaded_and_says_the_same() {
+fn a_prompt_after_a_restart_is_loaded_and_gets_the_same_output() {
     for (page_size, block_tokens) in [(1, 64), (16, 64), (64, 64), (128, 128)] {
         let setup = Tiered {
             page_size,
@@ -48,8 +48,8 @@ fn a_prompt_after_a_restart_is_loaded_and_says_the_same() {
 }
 
 #[test]
-fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
-    // With larger pages, the reply's row has left a state at the end of the prompt's last whole one.
+fn a_prompt_of_a_model_with_states_resumes_after_a_stored_prefix() {
+    // With larger pages, the reply's row has left a state at the end of the prompt's last whole page.
     for (page_size, reused) in [(1, 256), (16, 288)] {
         let setup = Tiered {
             page_size,
@@ -76,14 +76,14 @@ fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
 }
 
 #[test]
-fn what_is_loaded_ends_before_the_last_token_of_a_prompt() {
+fn a_load_ends_before_the_last_token_of_a_prompt() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     world.submit(prompt(1, 64, 0), 1);
     let mut world = world.restart();
     let number = world.submit(prompt(1, 64, 0), 1);
     world.assert_clean();
     assert_eq!(world.lives[number].loaded_tokens, 63);
-    // The whole prompt is in the tree now, one token aside.
+    // The whole prompt except its last token is in the tree now.
     let number = world.submit(prompt(1, 64, 0), 1);
     world.assert_clean();
     let life = &world.lives[number];
@@ -91,11 +91,11 @@ fn what_is_loaded_ends_before_the_last_token_of_a_prompt() {
 }
 
 #[test]
-fn a_load_goes_on_inside_a_block_where_the_tree_ends() {
+fn a_load_continues_inside_a_block_where_the_tree_ends() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     world.submit(prompt(1, 80, 0), 1);
     let mut world = world.restart();
-    // The tree has recomputed the first block and a half of it.
+    // The engine computes the first block and a half while the disk is empty.
     let disk = std::mem::take(&mut world.store.disk);
     world.submit(prompt(1, 24, 0), 1);
     world.drain();
@@ -107,7 +107,7 @@ fn a_load_goes_on_inside_a_block_where_the_tree_ends() {
 }
 
 #[test]
-fn a_request_that_waits_for_blocks_stops_nobody_and_keeps_its_place() {
+fn a_request_that_waits_for_blocks_stops_no_other_and_keeps_its_place() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     world.submit(prompt(1, 64, 0), 1);
     let mut world = world.restart();
@@ -141,7 +141,7 @@ fn requests_that_share_a_prefix_fetch_it_once() {
 }
 
 #[test]
-fn what_comes_too_late_is_computed_and_what_came_is_used() {
+fn blocks_that_come_in_time_are_used_and_the_rest_is_computed() {
     for (most, loaded) in [(0, 0), (2, 32)] {
         let mut world = TierWorld::new(Tiered::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
@@ -157,7 +157,7 @@ fn what_comes_too_late_is_computed_and_what_came_is_used() {
 }
 
 #[test]
-fn what_a_fetch_did_not_bring_is_saved_once_it_is_computed() {
+fn blocks_that_a_fetch_did_not_bring_are_saved_once_computed() {
     for (most, written) in [(0, 4), (2, 2), (4, 0)] {
         let mut world = TierWorld::new(Tiered::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
@@ -186,14 +186,14 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
         // No block waits to be saved any more.
         assert_eq!(world.tier().queued_paths, 0);
-        // Blocks that arrived before it died remain valid.
+        // Blocks that arrived before the store died remain valid.
         assert_eq!(loaded, [if n_answers == 2 { 64 } else { 0 }, 0]);
         assert!(!world.tier().serves);
     }
 }
 
 #[test]
-fn whoever_is_cancelled_while_it_waits_leaves_no_buffer_behind() {
+fn a_request_cancelled_while_it_waits_leaks_no_buffer() {
     for n_answers in 0..2 {
         let mut world = TierWorld::new(Tiered::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
@@ -249,7 +249,7 @@ fn a_step_that_is_lost_writes_nothing_and_loads_nothing() {
 }
 
 #[test]
-fn an_idle_engine_saves_and_half_of_the_buffers_are_for_that() {
+fn an_idle_engine_saves_with_half_of_the_buffers() {
     let setup = Tiered {
         buffers: 4,
         ..Tiered::default()
@@ -266,7 +266,7 @@ fn an_idle_engine_saves_and_half_of_the_buffers_are_for_that() {
 }
 
 #[test]
-fn what_was_used_once_is_not_written_by_the_selective_policy() {
+fn the_selective_policy_does_not_write_prefixes_used_once() {
     let setup = Tiered {
         min_hits: 2,
         ..Tiered::default()
@@ -290,7 +290,7 @@ fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
 }
 
 #[test]
-fn what_the_store_did_without_is_written_when_it_is_used_again() {
+fn a_block_that_found_no_buffer_is_written_at_its_next_use() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     let set_full = |world: &TierWorld, is_full| {
         let mut desk = world.store.desk.lock().expect("no holder panics");
@@ -301,11 +301,11 @@ fn what_the_store_did_without_is_written_when_it_is_used_again() {
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
     set_full(&world, false);
-    // The tree has it, and the blocks after it are of no use without it.
+    // The tree has the prefix, and the blocks after it are of no use without it.
     world.submit(prompt(1, 64, 40), 1);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 104 / 16);
-    // Blocks evicted there while they are hot in memory come back once a block after them is saved.
+    // Blocks that the store evicts while memory keeps them are saved again once a block after them is saved.
     world.store.evict(0);
     assert_eq!(world.store.disk.blocks.len(), 0);
     world.submit(prompt(1, 64, 80), 1);
@@ -316,7 +316,7 @@ fn what_the_store_did_without_is_written_when_it_is_used_again() {
 }
 
 #[test]
-fn a_prefix_that_is_longer_than_the_buffers_comes_in_rounds() {
+fn a_prefix_that_is_longer_than_the_buffers_is_loaded_in_rounds() {
     for (page_size, chunk_tokens) in [(1, None), (1, Some(32)), (16, None), (16, Some(32))] {
         let setup = Tiered {
             page_size,
@@ -339,7 +339,7 @@ fn a_prefix_that_is_longer_than_the_buffers_comes_in_rounds() {
     }
 }
 
-/// A store with six blocks of a prompt, of which a step loads two; the first round is in a step, the second is requested.
+/// A store with six blocks of a prompt; a step loads two. The first round is in a step, the second is requested.
 fn in_rounds() -> (TierWorld, usize) {
     in_rounds_with(None)
 }
@@ -371,10 +371,10 @@ fn no_step_loads_more_than_its_share() {
 }
 
 #[test]
-fn others_go_on_between_two_rounds() {
+fn other_requests_continue_between_two_rounds() {
     let (mut world, number) = in_rounds();
     let other = world.submit(prompt(2, 10, 0), 4);
-    // The engine looks up its prefix, if it is long enough, but the store answers nothing else.
+    // The store answers no order meanwhile.
     while world.end_step(Fate::Done) {}
     assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
     world.assert_clean();
@@ -382,7 +382,7 @@ fn others_go_on_between_two_rounds() {
 }
 
 #[test]
-fn a_long_prompt_is_not_cut_between_two_rounds_and_stops_nobody() {
+fn a_long_prompt_is_not_cut_between_two_rounds_and_stops_no_other() {
     let (mut world, number) = in_rounds_with(Some(32));
     let long = world.submit(prompt(2, 100, 0), 4);
     let short = world.submit(prompt(3, 10, 0), 4);
@@ -408,7 +408,7 @@ fn a_round_that_is_late_or_short_is_the_last() {
 }
 
 #[test]
-fn whoever_leaves_between_two_rounds_leaves_no_buffer_behind() {
+fn a_request_cancelled_between_two_rounds_leaks_no_buffer() {
     let (mut world, number) = in_rounds();
     world.cancel(number);
     world.assert_clean();
@@ -441,7 +441,7 @@ fn a_round_that_is_lost_is_computed() {
 }
 
 #[test]
-fn a_decode_saves_now_and_then_and_an_idle_engine_more() {
+fn decode_steps_save_single_blocks_and_an_idle_engine_saves_more() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     world.submit(prompt(1, 96, 0), 20);
     world.answer();

@@ -1,4 +1,4 @@
-//! A naive store: a map from paths to bytes, answers whose time a test chooses, and buffers between store and executor.
+//! A naive block store: a map from token paths to bytes, which answers when a test chooses, and its buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use souffleur_state::tiers::BlockKind;
 
 type Path = (Namespace, Vec<u32>);
 
-/// Blocks, and the states at their ends, by the path that they end.
+/// Blocks, and the states at their ends, by the tokens up to their ends.
 #[derive(Default)]
 pub struct Disk {
     pub blocks: HashMap<Path, Vec<u8>>,
@@ -53,7 +53,7 @@ impl BlockPort for Port {
         };
         gather(&mut bytes);
         let before = desk.saved.insert(ticket, (kind, bytes));
-        assert!(before.is_none(), "{ticket} twice");
+        assert!(before.is_none(), "{ticket} is saved twice");
         true
     }
 
@@ -91,7 +91,7 @@ pub struct NaiveStore {
     pub is_slow: bool,
     /// The reason of a short fetch.
     pub cut_by: StoredMiss,
-    /// Blocks that it has evicted.
+    /// Blocks that the store has evicted.
     evicted: HashSet<Path>,
     block_tokens: usize,
     /// A prompt resumes only where there is a state.
@@ -146,7 +146,7 @@ impl NaiveStore {
         (namespace.clone(), path)
     }
 
-    /// Blocks of a path from its beginning on.
+    /// The number of stored blocks of a path, from its beginning without a gap.
     pub fn chain(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
         let is_there = |n_blocks: &usize| {
             let path = self.path(namespace, tokens, *n_blocks);
@@ -156,8 +156,8 @@ impl NaiveStore {
         blocks.take_while(is_there).count()
     }
 
-    /// Whether it has evicted the block after `there` blocks.
-    fn gone_behind(
+    /// The miss at the block after the first `there` blocks, if the store has evicted it.
+    fn miss_after(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
@@ -171,7 +171,7 @@ impl NaiveStore {
         is_gone.then_some(StoredMiss::Evicted)
     }
 
-    /// The number of blocks in the range after which a sequence can resume.
+    /// The last end in the range of blocks at which a sequence can resume.
     fn usable(
         &self,
         namespace: &Namespace,
@@ -250,14 +250,14 @@ impl NaiveStore {
                 let kept = self.write(ticket, namespace, &tokens, block as usize);
                 scheduler.blocks_written(&[ticket], kept);
             }
-            StoreOrder::Discard { .. } => unreachable!("it was carried out at once"),
+            StoreOrder::Discard { .. } => unreachable!("discards are carried out at once"),
         }
     }
 
     fn found(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixFound {
         let there = self.chain(namespace, tokens);
         let blocks = self.usable(namespace, tokens, 0..there);
-        let miss = self.gone_behind(namespace, tokens, there);
+        let miss = self.miss_after(namespace, tokens, there);
         PrefixFound {
             path: Arc::default(),
             blocks,
@@ -266,7 +266,7 @@ impl NaiveStore {
         }
     }
 
-    /// True if the block is there afterwards.
+    /// Writes a saved block; returns whether the store holds it afterwards.
     fn write(
         &mut self,
         ticket: Ticket,

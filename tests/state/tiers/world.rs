@@ -1,4 +1,4 @@
-//! An engine without actors on a naive store. Its invariants are asserted here at every moment.
+//! An engine without actors on a naive store, which checks its invariants after every event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct Tiered {
     pub min_hits: u32,
     pub buffers: usize,
     pub blocks_per_load: usize,
-    /// States of a model whose layers keep some; 0 for other models.
+    /// State slots of a model whose layers keep states; 0 for other models.
     pub n_states: usize,
 }
 
@@ -95,7 +95,7 @@ impl Drop for TierWorld {
 impl TierWorld {
     /// An engine whose store serves and holds `disk`.
     pub fn new(setup: Tiered, disk: Disk) -> Self {
-        let page_size = PageSize::new(setup.page_size).expect("it is positive");
+        let page_size = PageSize::new(setup.page_size).expect("a page size");
         let limits = SchedulerLimits {
             page_size,
             total_pages: setup.n_pages,
@@ -220,7 +220,7 @@ impl TierWorld {
         self.settle();
     }
 
-    /// Answers the oldest order of the store; false without one.
+    /// Answers the oldest order to the store; returns false if there is none.
     pub fn answer(&mut self) -> bool {
         self.answer_with(0, usize::MAX)
     }
@@ -271,8 +271,8 @@ impl TierWorld {
     pub fn drain(&mut self) {
         let mut rounds = 0;
         loop {
-            let goes_on = self.end_step(Fate::Done) || self.answer();
-            if !goes_on {
+            let continues = self.end_step(Fate::Done) || self.answer();
+            if !continues {
                 break;
             }
             rounds += 1;
@@ -281,7 +281,7 @@ impl TierWorld {
         assert!(self.states.scheduler.is_idle(), "{:?}", self.stats());
     }
 
-    /// Every request got its output, and every page and buffer is where it belongs.
+    /// Drains the engine, and checks that every request got its output and all pages and buffers are accounted for.
     pub fn assert_clean(&mut self) {
         self.drain();
         for (number, life) in self.lives.iter().enumerate() {
@@ -291,10 +291,10 @@ impl TierWorld {
                     let expected =
                         expected_output(&life.prompt, life.seed, life.max_new_tokens, VOCAB);
                     assert_eq!(life.delivered, expected, "request {number}");
-                    let report = life.report.as_ref().expect("it was admitted");
-                    let told = (life.cached_tokens as usize, life.loaded_tokens as usize);
+                    let report = life.report.as_ref().expect("a report");
+                    let answered = (life.cached_tokens as usize, life.loaded_tokens as usize);
                     let found = (report.cached_tokens, report.loaded_tokens);
-                    assert_eq!(found, told, "request {number}: {report:?}");
+                    assert_eq!(found, answered, "request {number}: {report:?}");
                 }
                 RequestEnd::Failed(RequestError::Step(_) | RequestError::OutOfMemory) => {}
                 other => panic!("request {number} ended with {other:?}"),
@@ -316,7 +316,7 @@ impl TierWorld {
     }
 
     pub fn tier(&self) -> TierStats {
-        self.stats().store.expect("there is a store")
+        self.stats().store.expect("a store")
     }
 
     pub fn written(&self) -> usize {
@@ -338,7 +338,7 @@ impl TierWorld {
         self.diagnose();
         for news in self.states.scheduler.take_news() {
             let life = &mut self.lives[news.intake.index()];
-            assert_eq!(life.end, None, "it hears of itself after its end");
+            assert_eq!(life.end, None, "a request gets news after its end");
             life.delivered.extend(news.tokens);
             life.cached_tokens = news.cached_tokens;
             life.loaded_tokens = news.loaded_tokens;
@@ -361,20 +361,20 @@ impl TierWorld {
 
     fn check_plan(&self, plan: &StepPlan) {
         let Some(copies) = &plan.copies else {
-            assert!(!plan.rows.is_empty(), "a step does something");
+            assert!(!plan.rows.is_empty(), "a step has neither rows nor copies");
             return;
         };
         assert!(!copies.is_empty());
         for load in &copies.loads {
             let start = plan.starts.iter().find(|start| start.row == load.row);
-            // Otherwise it is a further round, which the executor checks to follow the one before.
+            // Without a start this is a later round; the executor checks that it follows the previous one.
             if let Some(start) = start {
                 let cached = start.prefix.len() as u32 * self.setup.page_size;
                 assert_eq!(load.positions.start, cached);
                 assert!((load.positions.end as usize) < start.tokens.len());
             }
             let work = plan.rows.iter().find(|work| work.row == load.row);
-            // Otherwise more is loaded before anything is computed.
+            // Without a row more is loaded before anything is computed.
             if let Some(work) = work {
                 assert_eq!(work.work.positions().start, load.positions.end);
             }

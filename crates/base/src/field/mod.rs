@@ -1,5 +1,5 @@
-//! Parsers of request fields, shared by HTTP bodies, WebSocket messages and hosts that deserialise `SamplingParams` by
-//! serde.
+//! Parsers of request fields, shared by HTTP bodies, WebSocket messages and programs that deserialise `SamplingParams`
+//! with serde.
 //!
 //! An invalid value is reported as a [`FieldError`]: the field, and a sentence that names the value, the limit and the
 //! remedy. Values are stored only to the size that their field allows.
@@ -41,7 +41,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.must_be("true or false"))
     }
 
-    /// Some clients write integers as floats.
+    /// Accepts integers written as floats (`16.0`), which some clients send.
     pub fn integer<T: Integer>(self) -> Result<T, FieldError> {
         let number = self.whole().and_then(|number| T::try_from(number).ok());
         number.ok_or_else(|| self.must_be(T::RANGE))
@@ -64,7 +64,7 @@ impl<'a> Field<'a> {
         seconds.ok_or_else(|| self.must_be("a number of seconds above 0"))
     }
 
-    /// Numbers beyond `u32` are clipped, as the context would.
+    /// Numbers above `u32::MAX` are clipped to it, as no context is longer.
     pub fn token_limit(self) -> Result<u32, FieldError> {
         let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
         let number = self.value.as_f64().filter(whole);
@@ -73,7 +73,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.must_be("a whole number of at least 0"))
     }
 
-    /// More than any vocabulary has means all of them, as `-1` does.
+    /// A number above `i32::MAX` means the whole vocabulary, as `-1` does.
     pub fn top_k(self) -> Result<i32, FieldError> {
         const ALL: i32 = -1;
         match self.value.as_f64() {
@@ -126,7 +126,7 @@ impl<'a> Field<'a> {
 }
 
 pub trait Integer: TryFrom<i64> {
-    /// For messages.
+    /// The range in error messages.
     const RANGE: &str;
     const BOUNDS: RangeInclusive<i64>;
 }
@@ -146,7 +146,7 @@ impl Integer for i64 {
     const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 }
 
-/// Moves the text, which may be as long as the request.
+/// Moves the string out of `value`, as it may be as long as the request.
 pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
     match value {
         Shallow::Text(text) => Ok(text),
@@ -154,7 +154,7 @@ pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
     }
 }
 
-/// Fails on the first item that is no token id.
+/// Returns an error for the first item that is not a token id.
 pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
     match read {
         TokenIds::Ids(ids) => Ok(ids),

@@ -17,7 +17,7 @@ pub enum Shallow {
         /// The first items up to the limit, without their contents.
         items: Vec<Shallow>,
         len: usize,
-        /// Whether every item is empty in the sense of `asks_for_nothing`.
+        /// Whether every item is null, false or an empty list.
         is_nothing: bool,
     },
     Map {
@@ -65,8 +65,8 @@ impl Shallow {
         }
     }
 
-    /// True of values without effect: null, false, empty texts and maps, and lists of these, which frontends send for
-    /// unused features.
+    /// True of values without effect, which frontends send for unused features: null, false, empty strings, lists and
+    /// objects, and lists of only null, false and empty lists.
     pub fn asks_for_nothing(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => true,
@@ -77,7 +77,7 @@ impl Shallow {
         }
     }
 
-    /// Without its contents.
+    /// The value without the contents of lists and objects.
     pub fn of(value: &serde_json::Value) -> Self {
         use serde_json::Value;
         match value {
@@ -233,7 +233,7 @@ pub enum TokenIds {
     Bad { index: usize, found: Shallow },
 }
 
-/// `expected` is the initial capacity.
+/// Deserialises [`TokenIds`]; `expected` is the initial capacity.
 pub struct ReadTokenIds {
     pub expected: usize,
 }
@@ -291,11 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_asked_for() {
+    fn keep_limits_the_number_of_stored_items() {
         let text = "[1, 2, 3, [4, 5]]";
         let read = Keep(2).deserialize(&mut serde_json::Deserializer::from_str(text));
         let Shallow::List { items, len, .. } = read.expect("it is JSON") else {
-            panic!("a list is a list")
+            panic!("the value is not a list")
         };
         assert_eq!((items.len(), len), (2, 4));
     }

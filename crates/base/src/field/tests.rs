@@ -64,7 +64,7 @@ fn integers_have_the_bounds_of_their_type_and_may_be_floats() {
 }
 
 #[test]
-fn limits_and_seeds_take_what_they_can_mean() {
+fn limits_and_seeds_out_of_range_are_converted_or_rejected() {
     check(json!(1u64 << 40), |field| field.token_limit(), "4294967295");
     check(
         json!(-1),
@@ -87,7 +87,7 @@ fn limits_and_seeds_take_what_they_can_mean() {
 }
 
 #[test]
-fn lists_and_maps_are_capped_by_all_that_they_hold() {
+fn limits_count_all_entries_of_lists_and_maps() {
     let list = |field: Field<'_>| field.list("a list of ids", 8, "ids").map(<[_]>::len);
     check(json!([1, 2]), list, "2");
     check(

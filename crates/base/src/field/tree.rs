@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_is_what_serde_json_reads() {
+    fn a_tree_equals_the_value_of_serde_json() {
         let text = r#"{"a": [1, -2, 1.5, 1e300, 18446744073709551615, true, null, "\u00e4"], "b": {}, "a b": [[]]}"#;
         let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
         assert_eq!(
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_a_raw_value_s_key_is_text() {
+    fn text_of_the_raw_value_key_is_not_parsed() {
         let text = r#"{"\u0024serde_json::private::RawValue": "[[0], [0]]"}"#;
         let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
         let inside = tree.as_object().and_then(|object| object.values().next());

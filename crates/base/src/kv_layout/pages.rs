@@ -32,7 +32,7 @@ impl KvDtype {
         }
     }
 
-    /// On the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -58,7 +58,7 @@ pub enum Values {
     },
     /// The first `dim` elements of the key itself: latent attention stores one vector for both.
     InKeys {
-        /// At most the key's.
+        /// At most `key_dim`.
         dim: usize,
     },
 }
@@ -104,7 +104,7 @@ impl PagedKv {
         self.buffers().map(|buffer| buffer.bytes_per_token()).sum()
     }
 
-    /// In the order in which a token's parts are written.
+    /// The buffers, in the order in which a token's parts are written.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> + use<> {
         let (heads, bytes) = (self.heads, self.dtype.bytes());
         let parts = [
@@ -142,8 +142,8 @@ impl fmt::Display for PagedKv {
     }
 }
 
-/// A buffer of a layer's pages, with as many slots as the pool: the layout determines the width of a slot, not the slot
-/// of a token.
+/// A buffer of a layer's pages, with one slot for each token of the pool. The layout determines the size of a slot, not
+/// the slot of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
     /// `k`, `v`, `label` or `scale`.

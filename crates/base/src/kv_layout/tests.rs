@@ -30,7 +30,7 @@ fn sizes_are_those_of_published_models() {
     let own = |dim| Values::Own { dim };
     let latent = pages(1, 576, Values::InKeys { dim: 512 });
     let table = [
-        // Llama 3 8B, DeepSeek-V2-Lite, and keys of another width than the values.
+        // Llama 3 8B, DeepSeek-V2-Lite, and keys that are wider than the values.
         (KvLayout::uniform(32, pages(8, 128, own(128))), 131_072, 0),
         (KvLayout::uniform(27, latent), 31_104, 0),
         (KvLayout::uniform(2, pages(3, 192, own(128))), 3_840, 0),
@@ -50,7 +50,7 @@ fn windows_of_one_size_have_pages_of_their_own() {
     let windows: Vec<Option<usize>> = (1..=34)
         .map(|layer| (layer % 6 != 0).then_some(1024))
         .collect();
-    let windowed = gemma.windowed(&windows).expect("they have one size");
+    let windowed = gemma.windowed(&windows).expect("equal windows");
     assert_eq!((gemma.bytes_per_token(), gemma.window()), (139_264, None));
     assert_eq!(windowed.bytes_per_token(), 20_480);
     assert_eq!(windowed.window_bytes_per_token() * 1024, 116 << 20);
@@ -91,7 +91,7 @@ fn a_block_has_every_buffer_of_its_tokens() {
         pages: own,
         tokens: 8,
     }]);
-    let refusal = window.block_planes(16).expect_err("tokens are missing");
+    let refusal = window.block_planes(16).expect_err("no window pages");
     assert!(refusal.starts_with("layer 0 keeps"), "{refusal}");
     assert_eq!(
         hybrid().state_planes()[..4],

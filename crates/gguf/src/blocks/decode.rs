@@ -58,7 +58,7 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The codes of a block of 32 inputs whose values are a signed code times the scale.
+/// Unpacks the codes of a block whose 32 values are signed codes times the scale.
 ///
 /// # Panics
 /// If the type has other codes.
@@ -95,7 +95,7 @@ pub fn half_power(e: u8) -> f32 {
     })
 }
 
-/// The low nibbles of sixteen bytes, then the high ones.
+/// Decodes the low nibbles of sixteen bytes, then the high ones.
 fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(16);
     for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
@@ -104,7 +104,7 @@ fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// As [`halves`], with fifth bits in a preceding word.
+/// Decodes as [`halves`] does, with the fifth bits in a preceding word.
 fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let upper = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
     let fifth = |input: usize| ((upper >> input & 1) << 4) as u8;
@@ -114,7 +114,7 @@ fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// Of Q4_K and Q5_K, 6 bits each.
+/// The scale and minimum of a sub-block of Q4_K or Q5_K, 6 bits each.
 #[inline]
 pub fn scale_and_min(packed: &[u8], sub_block: usize) -> (u8, u8) {
     let j = sub_block;
@@ -154,7 +154,7 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// From 0 to 63.
+/// The code, from 0 to 63.
 pub fn q6_k_code(block: &[u8], input: usize) -> u8 {
     let (n, k, l) = (input / 128, input / 32 % 4, input % 32);
     let low = block[64 * n + 32 * (k & 1) + l] >> (4 * (k >> 1)) & 15;
@@ -185,7 +185,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Of sixteen inputs.
+/// The 6-bit scale of sixteen inputs.
 #[inline]
 pub fn q3_k_scale(packed: &[u8], index: usize) -> u8 {
     let low = packed[index % 8] >> (4 * (index / 8)) & 15;
@@ -203,7 +203,7 @@ fn q3_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Of 32 inputs.
+/// The 6-bit scale of 32 inputs.
 #[inline]
 pub fn iq4_xs_scale(block: &[u8], sub_block: usize) -> u8 {
     let upper = u16::from_le_bytes([block[2], block[3]]) >> (2 * sub_block) & 3;

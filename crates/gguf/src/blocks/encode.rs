@@ -1,8 +1,8 @@
 //! Quantises values to superblocks of Q4_K and Q6_K.
 //!
 //! Sub-blocks are the lanes of all loops, so no sum crosses lanes: the output is the same on every instruction set,
-//! however it is vectorised. Each sub-block tries a few scales around the one that reaches its largest value, fits
-//! scale and minimum to each one's codes by least squares, and keeps the best.
+//! however it is vectorised. For each sub-block the encoder tries a few scales around the one that reaches its
+//! largest value, refits scale and minimum to the codes of each by least squares, and keeps the best.
 
 use half::f16;
 
@@ -14,19 +14,19 @@ const Q6_K_BYTES: usize = 210;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, half to even.
 const MAGIC: f32 = 12_582_912.0;
-/// Q4_K's candidates for the steps across a sub-block's range. More than fifteen clip its ends.
+/// Q4_K's candidates for the number of steps in a sub-block's range. More than fifteen clip the ends of the range.
 const RANGE_STEPS: [f32; 5] = [14.0, 14.7, 15.4, 16.1, 17.0];
 /// Q6_K's candidates for the code of a sub-block's largest magnitude. Codes beyond 32 clip it.
 const LARGEST_CODES: [f32; 5] = [30.0, 31.0, 32.0, 33.0, 34.0];
 
-/// A value that is not finite, or exceeds the range of f16 scales, makes the whole superblock NaN, so that results show
-/// it.
+/// Encodes a superblock. A value that is not finite, or exceeds the range of f16 scales, makes all of its values NaN,
+/// so that the error shows in the results.
 ///
 /// # Panics
-/// If the type is neither Q4_K nor Q6_K, or `out` not as long as its superblock.
+/// If the type is neither Q4_K nor Q6_K, or `out` is not as long as its superblock.
 #[inline(always)]
 pub fn encode(block: BlockType, values: &[f32; SUPER_BLOCK], out: &mut [u8]) {
-    let expected = "as many bytes as a superblock of the type has";
+    let expected = "out has the bytes of one superblock";
     match block {
         BlockType::Q4K => q4_k(values, out.try_into().expect(expected)),
         BlockType::Q6K => q6_k(values, out.try_into().expect(expected)),
@@ -201,7 +201,7 @@ fn fit_ranges(x: &Transposed<32, 8>) -> Ranges {
     fits
 }
 
-/// Scales of codes from -32 to 31.
+/// The scale of each sub-block, for codes from -32 to 31.
 #[inline(always)]
 fn fit_signed(x: &Transposed<16, 16>) -> [f32; 16] {
     let mut extreme = [0f32; 16];
@@ -218,7 +218,7 @@ fn fit_signed(x: &Transposed<16, 16>) -> [f32; 16] {
     for largest in LARGEST_CODES {
         let mut inverse = [0f32; 16];
         for j in 0..16 {
-            // The codes reach further down than up.
+            // The extreme value gets a negative code: these reach further than the positive ones.
             inverse[j] = reciprocal(extreme[j] / -largest);
         }
         let (mut squares, mut products) = ([0f32; 16], [0f32; 16]);
@@ -240,7 +240,7 @@ fn fit_signed(x: &Transposed<16, 16>) -> [f32; 16] {
     scale
 }
 
-/// A scale over all and its six-bit multiples.
+/// An f16 scale for all values, and each value as a six-bit multiple of it.
 #[inline(always)]
 fn six_bits(values: &[f32; 8]) -> (f16, [f32; 8]) {
     let mut largest = 0f32;
@@ -283,7 +283,7 @@ fn round(x: f32) -> f32 {
     (x + MAGIC) - MAGIC
 }
 
-/// 0 for 0.
+/// `1 / x`, or 0 for 0.
 #[inline(always)]
 fn reciprocal(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn normal_values_are_as_near_as_llama_cpp_has_them() {
+    fn errors_of_normal_values_match_those_of_llama_cpp() {
         for deviation in [1e-3, 0.02, 3.0] {
             let values = gauss(512 * SUPER_BLOCK, deviation);
             for (block, limit) in [(BlockType::Q4K, 0.073), (BlockType::Q6K, 0.0178)] {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_do_not_disturb_the_sub_blocks_beside_them() {
+    fn zero_sub_blocks_do_not_affect_the_others() {
         let mut values = gauss(SUPER_BLOCK, 0.02);
         values[64..].fill(0.0);
         for block in TYPES {

@@ -1,4 +1,4 @@
-//! Quantised block formats of GGUF: some inputs of an output share a scale, and often a minimum.
+//! Quantised block formats of GGUF: consecutive inputs of an output share a scale, and often a minimum.
 //!
 //! [`BlockType`] has the types and their sizes; [`BlockType::decode`] matches llama.cpp and the `gguf` package bit for
 //! bit (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the nibbles of a byte.
@@ -16,7 +16,7 @@
 //! | IQ4_NL | as Q4_0 | d T\[q\] |
 //! | IQ4_XS | f16 d, 2 + 4 bytes of 6-bit scales, 128 bytes as eight of IQ4_NL | (d (s - 32)) T\[q\] |
 //! | MXFP4 | e (power of two), 16 bytes as Q4_0 | 2^(e - 128) F\[q\] |
-//! | Affine4 | f16 s, u8 z, 16 bytes as Q4_0; no type of GGUF, but of AWQ, GPTQ and compressed-tensors | s (q - z) |
+//! | Affine4 | f16 s, u8 z, 16 bytes as Q4_0; not in GGUF: groups of AWQ, GPTQ and compressed-tensors | s (q - z) |
 
 mod decode;
 pub mod encode;
@@ -28,33 +28,33 @@ pub use self::decode::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockType {
-    /// 4 bits around zero, 32 inputs a scale.
+    /// 4 bits around zero, 32 inputs per scale.
     Q4_0,
-    /// 4 bits from a minimum on, 32 inputs a scale.
+    /// 4 bits above a minimum, 32 inputs per scale.
     Q4_1,
-    /// 5 bits around zero, 32 inputs a scale.
+    /// 5 bits around zero, 32 inputs per scale.
     Q5_0,
-    /// 5 bits from a minimum on, 32 inputs a scale.
+    /// 5 bits above a minimum, 32 inputs per scale.
     Q5_1,
-    /// Signed bytes, 32 inputs a scale.
+    /// Signed bytes, 32 inputs per scale.
     Q8_0,
-    /// 2 bits from a minimum on, 16 inputs a scale.
+    /// 2 bits above a minimum, 16 inputs per scale.
     Q2K,
-    /// 3 bits around zero, 16 inputs a scale.
+    /// 3 bits around zero, 16 inputs per scale.
     Q3K,
-    /// 4 bits from a minimum on, 32 inputs a scale.
+    /// 4 bits above a minimum, 32 inputs per scale.
     Q4K,
-    /// 5 bits from a minimum on, 32 inputs a scale.
+    /// 5 bits above a minimum, 32 inputs per scale.
     Q5K,
-    /// 6 bits around zero, 16 inputs a scale.
+    /// 6 bits around zero, 16 inputs per scale.
     Q6K,
-    /// 4-bit indices into a table of values, 32 inputs a scale.
+    /// 4-bit indices into a table of values, 32 inputs per scale.
     Iq4Nl,
-    /// 4-bit indices into a table of values, 32 inputs a scale, with a scale over 256 inputs.
+    /// 4-bit indices into a table of values, 32 inputs per scale, with a scale over 256 inputs.
     Iq4Xs,
-    /// 4-bit floats, 32 inputs a power of two.
+    /// 4-bit floats, 32 inputs per power of two.
     Mxfp4,
-    /// 4 bits around a zero point, 32 inputs a scale: groups of AWQ, GPTQ and compressed-tensors, in no GGUF file.
+    /// 4 bits around a zero point, 32 inputs per scale: groups of AWQ, GPTQ and compressed-tensors, in no GGUF file.
     Affine4,
 }
 
@@ -162,7 +162,7 @@ impl BlockType {
     pub fn row_bytes(self, inputs: usize) -> usize {
         assert!(
             inputs.is_multiple_of(self.inputs()),
-            "{inputs} inputs are no whole blocks of {}",
+            "{inputs} inputs are not whole blocks of {}",
             self.name()
         );
         inputs / self.inputs() * self.bytes()
@@ -184,7 +184,7 @@ impl BlockType {
         let n_blocks = blocks.len() / self.bytes();
         assert!(
             blocks.len().is_multiple_of(self.bytes()) && out.len() == n_blocks * self.inputs(),
-            "{} values of {} bytes of {}",
+            "{} values do not match {} bytes of {}",
             out.len(),
             blocks.len(),
             self.name()
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn affine_blocks_are_scales_times_codes_from_the_zero_point() {
+    fn affine_values_are_the_scale_times_the_code_less_the_zero_point() {
         let mut block = half::f16::from_f32(0.25).to_le_bytes().to_vec();
         block.push(16);
         block.extend((0..16).map(|l| l | (15 - l) << 4));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_those_of_the_oracles_bit_for_bit() {
+    fn values_match_the_fixtures_bit_for_bit() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/blocks");
         for block in BlockType::ALL {
             let file = format!("{folder}/{}.bin", block.name().to_lowercase());

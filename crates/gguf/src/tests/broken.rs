@@ -1,4 +1,4 @@
-//! Tests of malformed files: each is rejected before memory is allocated for its claims.
+//! Tests of malformed files: each is rejected before memory is allocated for the sizes that it claims.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn magic_and_version_are_checked() {
 }
 
 #[test]
-fn counts_are_held_against_limits_and_against_the_bytes_left() {
+fn counts_are_checked_against_limits_and_the_remaining_bytes() {
     for claimed in [1 << 60, u64::MAX, 1 << 63, (1 << 16) + 1] {
         let file = File {
             claimed: (Some(claimed), None),
@@ -77,7 +77,7 @@ fn counts_are_held_against_limits_and_against_the_bytes_left() {
 }
 
 #[test]
-fn keys_are_there_once_and_readable() {
+fn keys_are_unique_and_utf8() {
     refused_file(
         &with("", Value::U32(1)),
         "the key of metadata pair 0 is empty",
@@ -146,7 +146,7 @@ fn alignment_is_a_power_of_two() {
 }
 
 #[test]
-fn shapes_are_of_one_to_four_sizes_that_can_be_multiplied() {
+fn shapes_have_one_to_four_sizes_whose_product_fits() {
     refused_file(
         &tensor(|t| t.sizes = vec![]),
         "tensor t has 0 dimensions, expected 1 to 4",
@@ -157,7 +157,7 @@ fn shapes_are_of_one_to_four_sizes_that_can_be_multiplied() {
     );
     refused_file(
         &tensor(|t| t.sizes = vec![4, 0]),
-        "tensor t has sizes [4, 0], expected sizes from 1 on",
+        "tensor t has sizes [4, 0], expected sizes of at least 1",
     );
     for sizes in [
         vec![1 << 62, 4],
@@ -185,7 +185,7 @@ fn shapes_are_of_one_to_four_sizes_that_can_be_multiplied() {
 }
 
 #[test]
-fn names_are_short_and_there_once() {
+fn tensor_names_are_short_and_unique() {
     let twice = File::default()
         .tensor(Tensor::f32("t", &[1], &[0.0]))
         .tensor(Tensor::f32("t", &[1], &[0.0]));
@@ -204,7 +204,7 @@ fn names_are_short_and_there_once() {
 }
 
 #[test]
-fn data_follows_without_gaps_and_is_there() {
+fn tensor_data_is_contiguous_and_complete() {
     for wrong in [1, 32, 1 << 40, u64::MAX] {
         let sentence = format!("tensor t begins at byte {wrong} of the data, expected 0");
         refused_file(&tensor(|t| t.offset = Some(wrong)), &sentence);

@@ -17,9 +17,9 @@ mod writer;
 const NAME: &str = "m.gguf";
 
 fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().expect("temporary folder");
+    let dir = tempfile::tempdir().expect("cannot create a temporary folder");
     for (name, bytes) in files {
-        fs::write(dir.path().join(name), bytes).expect("writable");
+        fs::write(dir.path().join(name), bytes).expect("the folder is writable");
     }
     dir
 }
@@ -33,7 +33,7 @@ fn parse(bytes: &[u8]) -> Result<Header, LoadError> {
     Header::parse(Path::new(NAME), bytes)
 }
 
-/// The error message, which must contain `expected`.
+/// Checks that the result is an error whose message contains `expected`.
 #[track_caller]
 fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();

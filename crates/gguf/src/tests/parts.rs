@@ -24,14 +24,14 @@ fn parts_are_one_model_named_by_its_first_file() {
     let dir = pair(&part(1, 2, &["t"]), &part(2, 2, &["u", "v"]));
     let gguf = Gguf::open(&dir.path().join(FIRST)).expect("both parts are there");
     assert_eq!(gguf.tensors().count(), 3);
-    let v = gguf.tensor("v").expect("in the second part");
+    let v = gguf.tensor("v").expect("tensor v is in the second part");
     assert_eq!(
         (v.file_index, v.bytes()),
         (1, 2_f32.to_le_bytes().as_slice())
     );
     refused(
         Gguf::open(&dir.path().join(SECOND)),
-        "is part 2 of 2: name the first, a-b-00001-of-00002.gguf",
+        "is part 2 of 2: specify the first part, a-b-00001-of-00002.gguf",
     );
     assert_eq!(model_name(FIRST), "a-b");
     assert_eq!(model_name("x.y.gguf"), "x.y");
@@ -48,11 +48,11 @@ fn wrong_parts_are_refused() {
         "but a-b-00002-of-00002.gguf is not in the same folder: download it too",
     );
     let second = folder(&[(SECOND, &part(2, 2, &["u", "v"]).bytes())]);
-    let found = only_model_in(second.path()).expect("a folder");
-    let found = found.expect("one model");
+    let found = only_model_in(second.path()).expect("the folder can be read");
+    let found = found.expect("the folder has one model");
     refused(
         Gguf::open(&found),
-        "a-b-00001-of-00002.gguf: part 1 of 2 is missing, only part 2 is there: download it too",
+        "a-b-00001-of-00002.gguf: part 1 of 2 is missing, only part 2 is in the folder: download part 1 too",
     );
     let name = |number: usize| format!("c-{number:05}-of-00004.gguf");
     let others = [3, 2, 4].map(|number| (name(number), part(number as u16, 4, &["u"]).bytes()));
@@ -63,7 +63,7 @@ fn wrong_parts_are_refused() {
     let others = folder(&others);
     refused(
         Gguf::open(&others.path().join(name(1))),
-        "part 1 of 4 is missing, the parts 2, 3 and 4 are there: download it too",
+        "part 1 of 4 is missing, parts 2, 3 and 4 are in the folder: download part 1 too",
     );
     refused(Gguf::open(&folder(&[]).path().join(FIRST)), "No such file");
     refused(

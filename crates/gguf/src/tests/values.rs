@@ -19,7 +19,7 @@ fn integers_of_any_width_are_sizes_within_their_limits() {
         .pair("no unsigned token", Value::U32(u32::MAX))
         .pair("float", Value::F32(7.0))
         .number("number", 0.5);
-    let gguf = open(&file).expect("whole");
+    let gguf = open(&file).expect("the file is valid");
     let metadata = gguf.metadata();
     for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         assert_eq!(metadata.size(key, 1..=7).expect("in range"), Some(7));
@@ -41,7 +41,7 @@ fn integers_of_any_width_are_sizes_within_their_limits() {
         "float is 7, expected a whole number",
     );
     assert_eq!(
-        metadata.number("number", 0.0..=1.0).expect("there"),
+        metadata.number("number", 0.0..=1.0).expect("present"),
         Some(0.5)
     );
     refused(
@@ -61,7 +61,7 @@ fn numbers_are_finite() {
         .number("nan", f32::NAN)
         .number("infinite", f32::INFINITY)
         .pair("double", Value::F64(0.1));
-    let gguf = open(&file).expect("whole");
+    let gguf = open(&file).expect("the file is valid");
     let metadata = gguf.metadata();
     for key in ["nan", "infinite"] {
         refused(
@@ -70,13 +70,13 @@ fn numbers_are_finite() {
         );
     }
     assert_eq!(
-        metadata.number("double", 0.0..=1.0).expect("there"),
+        metadata.number("double", 0.0..=1.0).expect("present"),
         Some(0.1)
     );
 }
 
 #[test]
-fn lists_are_read_where_they_lie() {
+fn lists_of_every_type_are_read() {
     let texts = ["", "a b", "\u{2581}"].map(str::to_owned).to_vec();
     let file = File::default()
         .pair("texts", Value::Texts(texts.clone()))
@@ -87,10 +87,10 @@ fn lists_are_read_where_they_lie() {
         .pair("flag", Value::Flag(true))
         .pair("bytes", writer::list(8, 1, &writer::string(&[0xff])))
         .text("text", "hello");
-    let gguf = open(&file).expect("whole");
+    let gguf = open(&file).expect("the file is valid");
     let metadata = gguf.metadata();
     assert_eq!(
-        metadata.texts("texts").expect("strings").expect("there"),
+        metadata.texts("texts").expect("strings").expect("present"),
         texts
     );
     assert_eq!(
@@ -152,15 +152,15 @@ fn tensors_keep_names_shapes_types_and_bytes() {
                 .tensor(Tensor::f32("a", &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
                 .tensor(Tensor::new("b", 12, &[1, 2, 256], vec![7; 288]))
                 .tensor(Tensor::f32("c", &[1], &[9.0]));
-            let gguf = open(&file).expect("whole");
+            let gguf = open(&file).expect("the file is valid");
             let shapes: Vec<_> = gguf.tensors().map(|tensor| tensor.shape.clone()).collect();
             assert_eq!(shapes, [vec![2, 3], vec![1, 2, 256], vec![1]]);
-            let b = gguf.tensor("b").expect("there");
+            let b = gguf.tensor("b").expect("present");
             assert_eq!(
                 (b.info.element.name, b.bytes()),
                 ("Q4_K", [7; 288].as_slice())
             );
-            let c = gguf.tensor("c").expect("there");
+            let c = gguf.tensor("c").expect("present");
             assert_eq!(c.bytes(), 9_f32.to_le_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! Writer of valid and broken GGUF files for tests, also outside this crate. It shares no code with the reader.
+//! Writer of valid and broken GGUF files for tests, also those of other crates. It shares no code with the reader.
 
 #[derive(Clone, Debug)]
 pub enum Value {
@@ -17,7 +17,7 @@ pub enum Value {
     U64(u64),
     I64(i64),
     F64(f64),
-    /// A type and the following bytes, right or wrong.
+    /// A type and the following bytes, valid or not.
     Raw(u32, Vec<u8>),
 }
 
@@ -69,7 +69,7 @@ pub struct Tensor {
     pub sizes: Vec<u64>,
     pub type_id: u32,
     pub data: Vec<u8>,
-    /// Its offset in the header, if not the true one.
+    /// The offset in the header, if it is not the true one.
     pub offset: Option<u64>,
 }
 
@@ -94,11 +94,11 @@ impl Tensor {
 #[derive(Clone, Debug)]
 pub struct File {
     pub version: u32,
-    /// Between tensors; the caller writes `general.alignment` if it is not 32.
+    /// Of tensor data; the caller writes `general.alignment` if it is not 32.
     pub alignment: usize,
     pub pairs: Vec<(Vec<u8>, Value)>,
     pub tensors: Vec<Tensor>,
-    /// Claimed numbers of tensors and pairs, if not the true ones.
+    /// The numbers of tensors and pairs in the header, if they are not the true ones.
     pub claimed: (Option<u64>, Option<u64>),
 }
 

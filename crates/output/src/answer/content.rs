@@ -10,7 +10,7 @@ pub(super) struct ContentStops {
     matcher: StopMatcher,
     held: String,
     keeps_stop: bool,
-    /// The search continued into held whitespace that may still be dropped, and the number of its bytes read.
+    /// A copy of the search that has read held whitespace, which may still be dropped, and the number of bytes read.
     ahead: Option<(StopMatcher, usize)>,
 }
 

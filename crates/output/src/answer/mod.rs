@@ -1,4 +1,4 @@
-//! Streaming from tokens to pieces of an answer: text, reasoning and tool calls.
+//! Converts a stream of tokens to the pieces of an answer: text, reasoning and tool calls.
 //!
 //! Marker tokens of the model's formats go to the [`OutputEngine`] by id; all others are detokenized first. Stop
 //! strings apply to the answer's text, not to its reasoning or calls.
@@ -22,6 +22,7 @@ pub struct AnswerForm {
     pub markers: Arc<Markers>,
     pub tools: Option<Arc<ToolUse>>,
     pub start: OutputStart,
+    /// Whether calls are parsed only in the model's format.
     pub in_format_only: bool,
 }
 
@@ -138,7 +139,7 @@ impl AnswerStream {
         self.take()
     }
 
-    /// Returns whether the request should end: it may call only one tool, and has done so.
+    /// Returns whether the request should end: it may call only one tool, and has called one.
     pub fn wants_end(&self) -> bool {
         self.engine.wants_end()
     }
@@ -152,13 +153,13 @@ impl AnswerStream {
         self.output_tokens
     }
 
-    /// Parses text up to a stop string, which it returns.
+    /// Parses text up to a stop string, and returns that string.
     fn push_text(&mut self, text: &str) -> Option<String> {
         if self.stops.is_empty() {
             self.engine.push_text(text, &mut self.found);
             return self.settle();
         }
-        // By character: whitespace that completes a stop string must end the answer before later text drops it.
+        // Each character apart: whitespace that completes a stop string must end the answer before later text drops it.
         let mut bytes = [0; 4];
         text.chars().find_map(|c| {
             (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.found);
@@ -166,7 +167,7 @@ impl AnswerStream {
         })
     }
 
-    /// Passes the engine's held whitespace on if it completes a stop string, which it returns.
+    /// Emits the engine's held whitespace if this completes a stop string, and returns that string.
     fn settle_held(&mut self) -> Option<String> {
         if !self.stops.end_in(self.engine.held_whitespace()) {
             return None;
@@ -175,7 +176,7 @@ impl AnswerStream {
         self.settle()
     }
 
-    /// Passes the engine's pieces on, up to a stop string, which it returns.
+    /// Emits the engine's pieces up to a stop string, and returns that string.
     fn settle(&mut self) -> Option<String> {
         let mut found = std::mem::take(&mut self.found);
         let mut stop = None;
@@ -197,7 +198,7 @@ impl AnswerStream {
         stop
     }
 
-    /// No stop string spans a call or reasoning.
+    /// Emits held text before a call or reasoning, which no stop string spans.
     fn flush_content(&mut self) {
         let held = self.stops.flush();
         self.push_content(held);

@@ -125,7 +125,7 @@ fn tokens_become_reasoning_text_and_calls() {
 }
 
 #[test]
-fn stop_strings_count_in_the_text_only() {
+fn stop_strings_are_found_only_in_the_text() {
     let answer = format!("<think>row</think>a ro{CALL}w row more");
     let (pieces, stop) = all(stream(&["row"], true), &answer);
     let mut expected = vec![OutputPiece::Reasoning("row".to_owned()), text("a ro")];
@@ -169,13 +169,13 @@ fn whitespace_completes_a_stop_string_at_once() {
 }
 
 #[test]
-fn whitespace_between_calls_is_no_text() {
+fn whitespace_between_calls_is_not_text() {
     let (_, stop) = all(stream(&["\n"], true), &format!("{CALL}\n{CALL}"));
     assert_eq!(stop, None);
 }
 
 #[test]
-fn what_may_be_a_stop_string_is_held_and_given_out_at_the_end() {
+fn a_possible_stop_string_is_held_and_emitted_at_the_end() {
     let mut stream = stream(&["stop"], true);
     tokens("a sto")
         .into_iter()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
-/// Decodes tokens: the tokenizer, or a table in a test.
+/// Decodes tokens to text. The tokenizer implements this, and so do the tables of tests.
 pub trait TokenText {
     /// Returns the tokens' text as one string, as the tokenizer decodes a whole output: invalid UTF-8 becomes U+FFFD,
     /// unknown ids decode to nothing.
@@ -85,8 +85,8 @@ impl TextStream {
 
     /// Adds the next output token. Returns the stop string that it completes, if any; later tokens are ignored.
     ///
-    /// Of several stop strings the one that ends first wins, and of those the longest: as if the text came byte by
-    /// byte, independent of tokens. The text ends before the stop string, or after it with `no_stop_trim`.
+    /// Of several stop strings, the one that ends first wins, and the longest of those that end together: as if the
+    /// text came byte by byte, whatever the tokens. The text ends before the stop string, or after (`no_stop_trim`).
     pub fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> Option<StopMatch> {
         if self.stopped {
             return None;

@@ -92,7 +92,7 @@ impl Stop {
         let bytes = string.as_bytes();
         assert!(
             bytes.len() <= usize::from(u16::MAX),
-            "stop strings were validated"
+            "a stop string has more than 65535 bytes"
         );
         let mut borders = vec![0u16; bytes.len()];
         let mut border = 0;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A table as vocabulary, with both decoding conventions of tokenizers.
+/// A small vocabulary that decodes as byte-level tokenizers do, or as metaspace tokenizers do.
 struct Table {
     pieces: Vec<Vec<u8>>,
     /// `▁` decodes to a space, which is dropped at the start of the text.
@@ -153,7 +153,7 @@ fn bytes(text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn characters_come_whole() {
+fn characters_are_emitted_whole() {
     let table = Table::byte_level();
     let (deltas, rest, _) = stream(&stop_at(&[]), &table, &bytes("é日😀!"));
     assert_eq!(deltas, ["", "é", "", "", "日", "", "", "", "😀", "!"]);
@@ -177,20 +177,20 @@ fn invalid_bytes_are_released() {
 }
 
 #[test]
-fn an_unfinished_character_comes_out_at_the_end() {
+fn an_incomplete_character_is_emitted_at_the_end() {
     let (deltas, rest, _) = stream(&stop_at(&[]), &Table::byte_level(), &bytes("aé")[..2]);
     assert_eq!((deltas.concat().as_str(), rest.as_str()), ("a", "\u{fffd}"));
 }
 
 #[test]
-fn text_given_out_stays_when_a_run_of_byte_tokens_turns_invalid() {
+fn emitted_text_stays_when_a_run_of_byte_tokens_turns_invalid() {
     let (deltas, rest, _) = stream(&stop_at(&[]), &ByteFallback, &[0xc3, 0xa9, 0xff, 300, 300]);
     assert_eq!(deltas, ["", "é", "", "\u{fffd} x", " x"]);
     assert_eq!(rest, "");
 }
 
 #[test]
-fn the_first_space_goes_only_without_context() {
+fn the_first_space_is_dropped_only_without_context() {
     let table = Table::metaspace();
     let first = |context: &[u32]| {
         let mut stream = stop_at(&[]).start(context, &table);
@@ -229,7 +229,7 @@ fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
     let the = [b'x'.into(), 256, 256];
     let (deltas, rest, found) = stream(&keep, &table, &the);
     assert_eq!((deltas.concat() + &rest).as_str(), "xthe");
-    assert_eq!(found.expect("completes").output_tokens_kept, 2);
+    assert_eq!(found.expect("a stop string").output_tokens_kept, 2);
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl DecodeWindow {
         self.decoded = tail;
     }
 
-    /// Cuts a window of invalid bytes at a position where both parts decode separately; else emits its end.
+    /// Cuts a window of invalid bytes where both parts decode separately; else emits its text and keeps the last token.
     fn cut(&mut self, tokenizer: &dyn TokenText) -> String {
         for at in (self.tokens.len() - 2 * MAX_HELD_REPLACEMENTS..self.tokens.len()).rev() {
             let left = self.decode(&self.tokens[..at], tokenizer);

@@ -1,5 +1,5 @@
-//! Parses a call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`. Keys and words are unquoted, strings are between two
-//! tags.
+//! Parses a tool call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`. Keys and words are unquoted, strings are
+//! between two tags.
 
 use super::call::{CallOutput, CallReader, Step};
 use super::escape::{write_json_char, write_json_string};
@@ -57,7 +57,7 @@ enum At {
 }
 
 impl BracedReader {
-    /// Starts a call, if the character can begin one.
+    /// Starts a call if its label can begin with this character.
     pub(super) fn new(first: char) -> Option<Self> {
         (first == 'c').then_some(Self {
             at: At::Label(LABEL),

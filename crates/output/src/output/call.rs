@@ -20,8 +20,8 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
         Closers::default()
     }
 
-    /// Returns the number of characters since a complete call that was not emitted: the input after it decides whether
-    /// the bracket before it belongs to it.
+    /// Returns the number of characters since a complete call that is not emitted yet: the next character decides
+    /// whether the bracket before the call opens a list.
     fn n_after_call(&self) -> Option<usize> {
         None
     }
@@ -36,9 +36,9 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
 pub(super) enum Step {
     More,
     Done,
-    /// Not consumed; the call was complete before it.
+    /// The character is not consumed: the call was complete before it.
     DoneBefore,
-    /// Not consumed; the reader has changed its state and must read it again.
+    /// The character is not consumed: the reader has changed its state and must read it again.
     Again,
     Broken,
 }

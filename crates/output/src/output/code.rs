@@ -22,7 +22,7 @@ enum Line {
     Fence,
     /// A fence after other text, followed only by characters of a language name.
     LateFence,
-    /// The same with other text: code up to the next fence or the end of the line.
+    /// A fence after other text and before more text: code up to the next fence or the end of the line.
     Span,
     Text,
 }

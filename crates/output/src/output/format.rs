@@ -20,7 +20,7 @@ pub enum ToolFormat {
     /// A name, then `<arg_key>` and `<arg_value>` on separate lines, between `<tool_call>` and `</tool_call>`: GLM 4.5
     /// and 4.6.
     Glm45,
-    /// The same without lines: GLM 4.7.
+    /// The same without newlines: GLM 4.7.
     Glm47,
     /// A section of calls, each a name after `<｜tool▁sep｜>` and a JSON object in a fence: DeepSeek V3 and R1.
     DeepSeekV3,
@@ -126,7 +126,7 @@ impl ToolFormat {
             Self::Pythonic => &syntax::PYTHONIC,
             Self::Mistral => &syntax::MISTRAL,
             Self::Lfm2 => &syntax::LFM2,
-            // Tags delimit the name, with or without lines.
+            // Tags delimit the name, with or without newlines.
             Self::Glm45 | Self::Glm47 => &syntax::GLM,
             // The text after the separator distinguishes the two.
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,

@@ -1,4 +1,4 @@
-//! Incremental JSON validation: follows a value to its end.
+//! Incremental JSON validator, which reads a value to its end.
 
 use super::escape::{Dialect, Read, Unescape, write_json_char};
 
@@ -67,7 +67,7 @@ enum Word {
 pub(super) enum Scan {
     More,
     Done,
-    /// Not consumed; the value was complete before it.
+    /// The character is not consumed: the value was complete before it.
     DoneBefore,
     Broken,
 }
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_json_are_read_to_their_end() {
+    fn valid_values_are_read_to_their_end() {
         for value in [
             "{}",
             "[ ]",
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_character_that_is_no_json_is_found() {
+    fn the_first_invalid_character_is_found() {
         for (before, after) in [
             ("", "x"),
             ("", "+1"),

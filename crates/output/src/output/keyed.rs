@@ -1,4 +1,4 @@
-//! Parses a call of GLM: `seat`, `<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`, with or without line breaks.
+//! Parses a tool call of GLM: `seat`, `<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`, with or without newlines.
 
 use std::sync::Arc;
 

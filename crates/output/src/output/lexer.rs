@@ -1,4 +1,4 @@
-//! Splits the input into characters and tags, as far as the input so far decides.
+//! Splits streamed input into characters and tags, and waits where more input decides.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) enum Lexeme {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoundTag {
     pub(super) tag: Tag,
-    /// The tag's text where it is not recognised.
+    /// The tag as text, for places where tags have no meaning.
     pub(super) text: &'static str,
     pub(super) is_token: bool,
 }
@@ -90,7 +90,7 @@ impl Lexer {
         self.items.clear();
     }
 
-    /// Returns the next lexeme and its number of items; `None` while more input decides.
+    /// Returns the next lexeme and its number of items; `None` if it depends on more input.
     pub(super) fn peek(&self, enabled: TagSet, input: Input) -> Option<(Lexeme, usize)> {
         let first = match *self.items.front()? {
             Item::Token(index) => return Some((self.token(index), 1)),

@@ -36,7 +36,7 @@ pub(super) struct LooseReader {
     /// The partial fence with its language, or the partial tag.
     word: String,
     closers: Closers,
-    /// Only blanks precede it in the content.
+    /// Only whitespace precedes the call in the content.
     is_start: bool,
     /// This call opened the list, without a fence or tag around it.
     is_lone_list: bool,
@@ -178,7 +178,7 @@ impl LooseReader {
                 .any(|begin| begin.starts_with(word) || word.starts_with(begin))
     }
 
-    /// Whether the object may call the tool with this name; now the object certainly has arguments.
+    /// Whether the object, whose arguments have begun, may call the tool with this name.
     fn may_call(&self, name: &str) -> bool {
         if self.tools.tool(name).is_some_and(|tool| !tool.strict) {
             return true;
@@ -245,12 +245,12 @@ impl LooseReader {
     }
 }
 
-/// Upper bound of strict tools callable without a tag. The grammar searches all text for each, at a cost.
+/// Upper bound of strict tools callable without a tag. The grammar searches all text for each of them.
 const MAX_STRICT: usize = 8;
 
 /// Returns the two accepted beginnings of an object that calls a strict tool, up to its arguments, each with its end:
-/// on one line, or one line per key. The grammar knows only these; an object with other blanks is text, because its
-/// arguments may violate the schema.
+/// on one line, or one line per key. The grammar accepts only these; an object with other whitespace is text, because
+/// its arguments may violate the schema.
 pub fn strict_openings(name: &str) -> [(String, &'static str); 2] {
     let name = serde_json::Value::from(name);
     [

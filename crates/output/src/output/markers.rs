@@ -34,8 +34,8 @@ impl Markers {
         }
     }
 
-    /// Removes the text of tokens for which `is_hidden` is true, where they are not recognised: special tokens of
-    /// requests that skip them.
+    /// Hides the tokens for which `is_hidden` is true, as requests that skip special tokens do: where these tokens are
+    /// not recognised, they have no text.
     #[must_use]
     pub fn hiding(mut self, is_hidden: impl Fn(u32) -> bool) -> Self {
         for token in &mut self.tokens {
@@ -63,7 +63,7 @@ impl Markers {
 }
 
 impl MarkerToken {
-    /// Returns the token's text where it is not recognised.
+    /// Returns the token's text for places where tokens have no meaning.
     pub(super) fn visible_text(self) -> &'static str {
         if self.is_hidden { "" } else { self.text }
     }

@@ -35,16 +35,16 @@
 //! # Openings that are not calls
 //! An opening that turns out to be invalid before its name was emitted is text: its tag is emitted unchanged, and
 //! parsing resumes right after that tag. The same holds for an opening at the end of a complete output. If the output
-//! was truncated ([`OutputEnding::Cut`]) or must call, the opening is dropped, as is the beginning of a tag after a
-//! call.
+//! was truncated ([`OutputEnding::Cut`]) or must call a tool, the opening is dropped, as is the beginning of a tag
+//! after a call.
 //!
 //! A call whose arguments become invalid (an illegal character, a marker outside a string, the end of a complete
 //! output) is not a call either, but its name was emitted: it has no end, and [`OutputPiece::CallBroken`] has its text,
 //! for non-streaming answers. Text resumes at the offending character. The end tag of a call is dropped after a call,
-//! and is text after an opening that was text and after a broken call. An unmatched end tag is text as letters and is
-//! dropped as a token.
+//! and is text after an opening that was text and after a broken call. An unmatched end tag is text if it came as
+//! characters, and is dropped if it came as a token.
 //!
-//! Where an item that is not a call follows in a list, or after its calls, the list's bracket is emitted before it.
+//! If an item that is not a call follows the calls of a list, the list's opening bracket is emitted before the item.
 //!
 //! # Messages with headers
 //! The outputs of gpt-oss are messages. The channel in each header selects the part: `analysis` is reasoning, `final`

@@ -1,4 +1,4 @@
-//! The arguments of a call with parameters between tags, streamed as JSON.
+//! Streams the arguments of a call, given as parameters between tags, as JSON.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Parses a call of DeepSeek: a name and a JSON object with a separator tag between them.
+//! Parses a tool call of DeepSeek: a name and a JSON object with a separator tag between them.
 //!
 //! V3.1 writes the name before the tag and the object after it. V3 writes a word before the tag, and after it the name,
 //! a line break, and the object in a Markdown fence. The character after the tag distinguishes the two.

@@ -1,4 +1,4 @@
-//! The formats as tables: their tags, and the grammar of calls.
+//! Tables of the output formats: their tags, and the grammar of their calls.
 
 use super::closers::Closers;
 
@@ -227,7 +227,7 @@ pub(super) static GRANITE: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// A template that requests `functools` is in use for this model as well.
+/// Some chat templates of this model ask for `functools` instead of the tag.
 pub(super) static PHI4_MINI: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::ToolOpen, "<|tool_call|>"),

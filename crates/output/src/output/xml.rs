@@ -1,4 +1,4 @@
-//! Parses a call of Qwen3-Coder: `<function=seat>`, `<parameter=row>`, `4`, `</parameter>`, `</function>`.
+//! Parses a tool call of Qwen3-Coder: `<function=seat>`, `<parameter=row>`, `4`, `</parameter>`, `</function>`.
 
 use std::sync::Arc;
 

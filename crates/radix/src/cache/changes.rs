@@ -20,11 +20,11 @@ pub enum CacheChange {
     },
     /// A node was cut in two. The cached tokens stay the same.
     Split {
-        /// Has the first tokens from now on, and takes the node's place.
+        /// The new node, which has the first tokens and takes the old node's place.
         upper: u32,
-        /// The node: keeps the other tokens and all that was below.
+        /// The old node, which keeps the other tokens and its children.
         lower: u32,
-        /// How many tokens are the upper one's, in whole pages.
+        /// Number of tokens of the upper node: whole pages.
         at: usize,
     },
     Removed {
@@ -47,7 +47,7 @@ impl CacheChange {
 /// The place above a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Above {
-    /// Nothing: its tokens begin a prefix in this namespace.
+    /// No node: its tokens begin a prefix in this namespace.
     Root(Namespace),
     Node(u32),
 }

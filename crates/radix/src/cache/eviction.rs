@@ -1,4 +1,4 @@
-//! Eviction policies: the order in which cached nodes are evicted. One row each, in one table.
+//! Eviction policies, each a row of one table: the order in which cached nodes are evicted.
 //!
 //! A stateless policy ranks nodes by a key of their use. A stateful policy is a [`QueuePolicy`].
 
@@ -57,7 +57,7 @@ impl Default for EvictionParameters {
 /// Order of eviction: the smaller key is evicted first.
 pub type EvictionKey = (i64, i64);
 
-/// How a key moves while a node is used: it decides how the tree keeps its victims in order.
+/// How use changes a node's key, which decides how the tree keeps its victims in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyTrend {
     /// Use never makes the key smaller: the order is kept up to date, O(log n) a victim. (A split of a node may,
@@ -142,8 +142,8 @@ const POLICIES: &[EvictionPolicy] = &[
     EvictionPolicy::with_queues("s3fifo", || Box::<s3fifo::S3Fifo>::default()),
 ];
 
-/// Tail-optimised LRU (Zhang et al. 2025, arXiv:2510.15152): a conversation whose next turn would still have at most
-/// `threshold` tokens to compute can do without the node.
+/// Tail-optimised LRU (Zhang et al. 2025, arXiv:2510.15152): true if a conversation's next turn would have at most
+/// `threshold` tokens to compute without the node.
 fn is_beyond_budget(node: &NodeUse, parameters: &EvictionParameters) -> bool {
     let next_turn = u64::from(node.history_tokens) + u64::from(parameters.next_prompt_estimate);
     let to_keep = next_turn.saturating_sub(u64::from(parameters.threshold));
@@ -215,7 +215,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// The smallest is evicted first. Queues order nodes without keys: all have one.
+    /// The node with the smallest key is evicted first. Queues order nodes without keys: all have the same.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
         match self.order {
             Order::Key(_, rank) => rank.key(node, &self.parameters),

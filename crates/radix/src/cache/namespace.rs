@@ -9,7 +9,7 @@ use souffleur_base::request_limits::RequestLimits;
 /// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
 ///
 /// Keys and values also depend on the weights, double sparsity's parameters and the like, which are constant for the
-/// life of an engine and in no key. Where K/V outlives the engine, they belong to its lookup key.
+/// life of an engine and in no key. Where K/V outlives the engine, its lookup key includes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
@@ -37,7 +37,6 @@ impl Namespace {
         }
     }
 
-    /// True for sequences with the long rotation.
     pub fn has_long_rotation(&self) -> bool {
         self.long_rotation
     }
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rotations_are_apart_and_change_no_name() {
+    fn rotations_have_different_namespaces_with_the_same_names() {
         let plain = Namespace::new(Some("key"), Some("salt"));
         let [short, long] = plain.of_both_rotations();
         assert_eq!(short, plain);

@@ -13,19 +13,19 @@ use souffleur_base::ids::{PageId, StateSlot};
 pub struct SaveDemand {
     pub blocks: usize,
     pub states: usize,
-    /// Change of the account of the store's blocks.
+    /// Change of the record of stored blocks.
     pub account: SaveAccount,
 }
 
-/// A change of a cache's account of the store's blocks, before it takes any block.
+/// A change of the cache's record of stored blocks, made before any block is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
     #[default]
     Keep,
-    /// Starts over, as if the store were empty: it skipped a block that counts as stored, and it refuses all blocks
-    /// after such a block. Paths are queued again at their next publication.
+    /// Starts over, as if the store were empty: the store lacks a block that counts as stored, and refuses all blocks
+    /// after that one. Paths are queued again at their next publication.
     Forget,
-    /// Drops it and the queue, because the store has stopped. Nothing is queued until a demand starts over.
+    /// Drops the record and the queue, because the store has stopped. Nothing is queued until a demand starts over.
     End,
 }
 
@@ -35,7 +35,7 @@ pub struct UnsavedBlock {
     pub namespace: Namespace,
     /// Tokens of the path, to the end of the block or beyond.
     pub tokens: Arc<[u32]>,
-    /// How many blocks are before it.
+    /// Number of blocks before this one.
     pub block: u32,
     pub part: UnsavedPart,
 }
@@ -84,7 +84,7 @@ pub enum Thinning {
 }
 
 impl Thinning {
-    /// Whether it includes a state that was saved for `reason`, and that a prompt of the plan names or not.
+    /// True if a state saved for `reason` may be dropped; `is_named` if a prompt of the plan has an anchor there.
     pub fn takes(self, reason: SaveReason, is_named: bool) -> bool {
         match self {
             Self::Later | Self::Any => true,
@@ -139,7 +139,6 @@ pub struct Checkpointed {
     pub protected_pages: usize,
     /// Goes into the request's next checkpoint.
     pub inserted_tokens: usize,
-    /// The window pages, where layers have windows.
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 

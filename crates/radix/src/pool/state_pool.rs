@@ -40,7 +40,7 @@ impl StateLimits {
         }
     }
 
-    /// The same with states `tokens` apart, rounded up to whole pages; with 0 no prompt is long enough for one.
+    /// These limits with states `tokens` apart, rounded up to whole pages; with 0 no prompt is long enough for one.
     pub fn with_grid(self, tokens: usize, page_tokens: usize) -> Self {
         let tokens = match tokens {
             0 => usize::MAX / 2,

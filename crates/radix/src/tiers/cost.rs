@@ -120,7 +120,7 @@ mod tests {
         assert!(!disk.pays(tokens, bytes, Some(43_000.0)));
         assert!(
             disk.pays(tokens, bytes, None),
-            "the other way has no estimate"
+            "the rate of computing is unknown"
         );
         assert!(disk.pays(tokens, bytes, Some(0.0)));
         let mut slow = CostModel::new(1e-3, 20e6);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_follow_what_is_read() {
+    fn averages_follow_the_readings() {
         let mut cost = CostModel::default();
         assert_eq!(cost.bytes_per_s(), None);
         cost.note_read(100 * MIB, 1.0);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn long_prefills_tell_the_rate() {
+    fn only_long_prefills_count_in_the_rate() {
         let mut rate = PrefillRate::default();
         rate.note(63, 1.0);
         rate.note(64, 0.0);

@@ -1,4 +1,4 @@
-//! The blocks of a tier, the stored part of a prompt's path, and the choice of victims.
+//! The index of a tier's blocks: lookups of stored prefixes, and the choice of eviction victims.
 //!
 //! Blocks form a forest by their parents. Eviction takes their keys and values leaves first: a block is as recently
 //! used as its most recently used successor, whose time it inherits when that is evicted. States and windows may be
@@ -25,7 +25,7 @@ pub struct StoredBlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     New,
-    /// It was there already.
+    /// The index has this record already.
     Known,
     /// The block that it follows, or for states and windows its keys and values, are missing: no lookup would find it.
     Orphan,

@@ -37,7 +37,7 @@ fn evicted(index: &mut BlockIndex) -> Vec<(BlockKind, u32)> {
 }
 
 #[test]
-fn a_path_goes_from_its_end() {
+fn a_path_is_evicted_from_its_end() {
     let mut index = filled(3);
     assert_eq!(index.prefix(&path(1, 9)), 3);
     assert_eq!(index.fault(), None);
@@ -52,7 +52,7 @@ fn a_path_goes_from_its_end() {
 }
 
 #[test]
-fn what_is_used_behind_a_block_is_used_with_it() {
+fn use_of_a_successor_keeps_the_blocks_before_it() {
     let mut index = filled(4);
     // Two branches after the same four blocks, and a separate path.
     for path in [1, 2] {
@@ -74,7 +74,7 @@ fn what_is_used_behind_a_block_is_used_with_it() {
 }
 
 #[test]
-fn a_block_whose_parent_is_not_there_is_not_taken() {
+fn a_block_without_its_parent_is_an_orphan() {
     let mut index = filled(2);
     assert_eq!(index.insert(place(1, 3), BlockKind::Kv, 0), Stored::Orphan);
     assert_eq!(
@@ -91,7 +91,7 @@ fn a_block_whose_parent_is_not_there_is_not_taken() {
 }
 
 #[test]
-fn what_is_behind_a_damaged_block_is_found_again_once_it_is_back() {
+fn blocks_after_a_damaged_one_are_found_again_once_it_is_restored() {
     let mut index = filled(6);
     let gone = index.remove(place(1, 2).key, BlockKind::Kv);
     assert_eq!(gone.map(|stored| stored.location), Some(2));
@@ -136,7 +136,7 @@ fn a_path_ends_where_states_and_windows_are() {
 }
 
 #[test]
-fn states_go_before_their_chain() {
+fn states_are_evicted_before_their_blocks() {
     let mut index = filled(2);
     index.insert(place(1, 1), BlockKind::State, 0);
     index.touch(place(1, 1).key);
@@ -150,7 +150,7 @@ fn states_go_before_their_chain() {
 }
 
 #[test]
-fn restoring_takes_any_order_and_drops_what_nobody_would_find() {
+fn restoring_accepts_any_order_and_drops_unreachable_records() {
     let mut index = filled(5);
     index.insert(place(1, 2), BlockKind::State, 9);
     let mut records: Vec<StoredBlock> = index.iter().collect();
@@ -237,7 +237,7 @@ impl Naive {
 }
 
 #[test]
-fn random_operations_agree_with_the_rules_as_they_are_said() {
+fn random_operations_agree_with_a_naive_index() {
     for seed in 0..40 {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut index, mut naive) = (BlockIndex::default(), Naive::default());

@@ -36,7 +36,7 @@ pub struct BlockPlace {
     pub key: BlockKey,
     /// The name of the block before it; of a first block, that of its namespace.
     pub parent: BlockKey,
-    /// How many blocks are before it.
+    /// Number of blocks before this one.
     pub block: u32,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Debug for Secret {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Its first 8 bytes as 16 digits, which name the folder.
+    /// The name of the store's folder: the first 8 bytes as 16 hexadecimal digits.
     pub fn folder(&self) -> String {
         self.0[..8].iter().map(|b| format!("{b:02x}")).collect()
     }
@@ -110,7 +110,7 @@ impl FingerprintParts {
         &self.parts
     }
 
-    /// Their hash. Each text is hashed after its length, so that no two lists of parts have one hash.
+    /// The hash of all parts. Each text is hashed after its length, so that different lists have different hashes.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = Sha256::new();
         for text in self.parts.iter().flat_map(|(name, value)| [name, value]) {
@@ -121,7 +121,7 @@ impl FingerprintParts {
     }
 }
 
-/// Makes keys for one engine. Its holder can find out whether a prompt is in the store; it is never written.
+/// Makes keys for one engine. Never written to disk: its holder can find out whether a prompt is in the store.
 #[derive(Clone, Debug)]
 pub struct Keys {
     secret: Secret,
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_root_is_an_hmac() {
-        // RFC 4231, test case 1, has a key of 20 bytes; this one is of 32 zeros over nothing.
+        // The HMAC of an empty message, with a key of 32 zero bytes.
         let hash = Secret::new([0; 32]).hash([]);
         let hex: String = hash.iter().map(|b| format!("{b:02x}")).collect();
         let known = "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad";

@@ -1,4 +1,4 @@
-//! KV tiers, whose blocks outlive memory: keys of blocks, the index of a tier, the cost of loads.
+//! KV tiers below memory, such as a disk: keys of blocks, the index of a tier, the cost of loads.
 //!
 //! A *block* is [`BLOCK_TOKENS`] tokens of a path, at a multiple of that number. Its key covers everything that its
 //! bytes depend on: the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a

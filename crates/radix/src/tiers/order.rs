@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::tiers::{BlockKey, BlockKind};
 
-/// The evictable records, by their last use. Of one time, states go before windows, and windows before keys and values:
-/// without them a path is shorter, and without its keys and values it is lost.
+/// The evictable records, by their last use. Of equal ones, states go before windows, and windows before keys and
+/// values: without states or windows a path is shorter, without its keys and values it is lost.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EvictionOrder {
     by_use: [BTreeSet<(u64, BlockKey)>; 3],

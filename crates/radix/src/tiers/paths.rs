@@ -1,4 +1,4 @@
-//! The names of blocks that are written to a tier: paths are hashed once, block by block, while they are in use.
+//! Names the blocks that are written to a tier; a path in use is hashed only once, block by block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ mod tests {
     use crate::tiers::{Fingerprint, Secret};
 
     #[test]
-    fn a_path_has_the_same_names_in_whatever_order_they_are_asked_for() {
+    fn names_do_not_depend_on_the_order_of_requests() {
         let keys = Keys::new(Secret::new([7; 32]), Fingerprint([1; 32]), 4);
         let tokens: Arc<[u32]> = (0..30).collect();
         let other: Arc<[u32]> = (1..30).collect();

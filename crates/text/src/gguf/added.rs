@@ -1,4 +1,4 @@
-//! Tokens that are found in a text before any merge: control tokens, and the pieces that the vocabulary's author defined.
+//! Added tokens of a GGUF vocabulary, found before any merge: control tokens and user-defined pieces.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use tokenizers::AddedToken;
 
 use super::entries::{BLANK, Entry, Kind, is_blank};
 
-/// The text that a SentencePiece vocabulary puts before another.
+/// The prefix that a SentencePiece vocabulary adds to a text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
     Blank,
@@ -16,21 +16,21 @@ pub(super) enum Prefix {
 /// Tokens of Phi-3 that do not absorb the whitespace after them; all others do.
 const PHI3_WITHOUT_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// The added tokens of a byte-level vocabulary. They are found in the text as it comes.
+/// The added tokens of a byte-level vocabulary. They are found in the raw text.
 pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
     let added = entries.iter().filter_map(|entry| added(entry, false));
     added.collect()
 }
 
 /// The added tokens of a SentencePiece vocabulary that are found in the raw text. The text after one gets a leading
-/// blank like the text of a prompt, if the vocabulary says so; the pieces of [`frozen`] are found after that blank and
-/// get none.
+/// blank, as a prompt does, if the vocabulary has that prefix; the pieces of [`frozen`] are found after blanks are
+/// added, and the text after them gets none.
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],
     prefix: Prefix,
     takes_blanks: bool,
 ) -> Vec<AddedToken> {
-    // Without a prefix it is the same where runs of line ends are found, but for pieces of line ends and blanks.
+    // Without a prefix, runs of newlines can be found later too, together with pieces of newlines and blanks.
     let is_found_later =
         |entry: &Entry<'_>| is_frozen(entry) && (prefix == Prefix::None || entry.holds_blank());
     let entries = entries.iter().filter(|entry| !is_found_later(entry));
@@ -49,8 +49,8 @@ fn added(entry: &Entry<'_>, takes_blanks: bool) -> Option<AddedToken> {
     (!entry.is_filler).then(|| token.normalized(false).rstrip(takes_blanks))
 }
 
-/// The pieces that are found in the normalized text, as it spells them, and their ids: user-defined ones that hold a blank,
-/// and, for parts of a text that no added token is looked for in, other runs of white space.
+/// The user-defined pieces that are found in the normalized text, as it spells them, and their ids: those that hold a
+/// blank and, for fragments in which no added tokens are searched, other runs of white space.
 pub(super) fn frozen(entries: &[Entry<'_>]) -> Vec<(String, u32)> {
     let entries = entries.iter().zip(0_u32..);
     let frozen = entries.filter(|(entry, _)| is_frozen(entry));
@@ -63,8 +63,8 @@ fn is_frozen(entry: &Entry<'_>) -> bool {
     entry.kind == Kind::User && !entry.is_filler && is_text
 }
 
-/// Converters write user-defined pieces with spaces for U+2581. This restores it, so that they decode as other tokens
-/// do, unless the vocabulary has that token too.
+/// Converters write spaces for U+2581 in user-defined pieces. This restores U+2581, so that the pieces decode as other
+/// tokens do, unless the vocabulary has the restored token too.
 pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
     let is_written = |entry: &Entry<'_>| entry.kind == Kind::User && entry.text.contains(' ');
     let written = entries.iter().filter(|entry| is_written(entry));

@@ -54,7 +54,7 @@ impl Source<'_> {
     }
 }
 
-/// The tokens by id. Fails with [`LoadError::Format`] where sizes, lengths, types or ids cannot be.
+/// The tokens by id. Fails with [`LoadError::Format`] if sizes, lengths, types or ids are invalid.
 pub(super) fn entries<'a>(
     source: Source<'_>,
     fields: &'a VocabularyFields<'_>,

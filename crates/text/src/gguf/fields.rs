@@ -68,10 +68,10 @@ const ENDS: [&str; 22] = [
     "<｜end▁of▁sentence｜>",
 ];
 
-/// Ends a message, not an output, where the vocabulary has `<|return|>` and one for calls as well.
+/// Ends a message, not an output, if the vocabulary has `<|return|>` and an end token of calls.
 const END_OF_MESSAGE: &str = "<|end|>";
 
-/// Types of tokens that are more than their letters.
+/// The types of control tokens and of user-defined tokens.
 pub(super) const CONTROL: i32 = 3;
 pub(super) const USER: i32 = 4;
 
@@ -90,7 +90,7 @@ impl VocabularyFields<'_> {
         ids.extend(known.filter_map(|((token, &kind), id)| {
             let ends = match kind {
                 CONTROL => ENDS.contains(&token.as_ref()),
-                // Some converters typed these so; "</s>" is a tag of HTML there.
+                // Some converters give end tokens this type; "</s>" of this type is an HTML tag.
                 USER => token.starts_with("<|") && ENDS.contains(&token.as_ref()),
                 _ => false,
             };

@@ -1,4 +1,4 @@
-//! Merges, best first: read from the file, or made from the scores of SentencePiece.
+//! The merges of a GGUF vocabulary, best first: read from the file, or derived from SentencePiece's scores.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use souffleur_base::error::LoadError;
 /// Limit on the work for all cuts of all tokens: characters times bytes, summed over the tokens.
 const MAX_CUT_BYTES: usize = 1 << 27;
 
-/// Splits the file's merges into their two tokens. The user of the merges checks that these and their results are
+/// Splits the file's merges into their two tokens. The BPE builder checks that these and their results are
 /// tokens; see [`unknown`]. Fails if a merge does not hold two tokens, or would make a token longer than any in the
 /// vocabulary.
 pub(super) fn listed(
@@ -50,7 +50,7 @@ fn two(line: &str) -> Option<(&str, &str)> {
     Some((&line[..space], &line[space + 1..]))
 }
 
-/// The error about merges that are not all of two tokens that make a third.
+/// The error for merges of which a part or the result is not a token.
 pub(super) fn unknown(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -80,8 +80,8 @@ fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> Loa
     ))
 }
 
-/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score
-/// of the result. `tokenizer.json` files of such vocabularies hold the same list. Fails without scores, or if the
+/// Derives merges that give the same tokens as the scores do: all ways to make a token of two others, by decreasing
+/// score of the result. `tokenizer.json` files of such vocabularies hold the same list. Fails without scores, or if the
 /// tokens are so long that this would take too much time.
 pub(super) fn from_scores(
     source: Source<'_>,

@@ -1,10 +1,10 @@
-//! The text side of a GGUF file: the tokenizer and the chat templates that its metadata hold.
+//! Builds the tokenizer and the chat templates of a GGUF file from its metadata.
 //!
 //! The tokenizer is the one that the model's `tokenizer.json` describes, rebuilt from the converter's fields:
 //! the tokens with their types, the merges or the scores, and a name for how texts are cut into words. Two things are
-//! lost in the file. Tokens that look like `<|this|>` are special here even where `tokenizer.json` has them as plain added
-//! tokens, so texts without special tokens leave them out. And whether an added token takes the blanks around it along,
-//! which is known of Phi-3's alone.
+//! lost in the file. Tokens that look like `<|this|>` are special here even if `tokenizer.json` has them as plain added
+//! tokens, so texts without special tokens leave them out. And the file does not say whether an added token absorbs the
+//! white space after it, which is known only of Phi-3.
 
 mod added;
 mod entries;
@@ -22,9 +22,9 @@ pub use fields::VocabularyFields;
 use souffleur_base::error::LoadError;
 
 impl TextModel {
-    /// Makes the text side of the model in a GGUF file, of which errors name only the path.
+    /// Builds the text side of a model from a GGUF file's fields. Only errors use the path.
     ///
-    /// A template that does not compile is no error here: it refuses chats, and everything else works.
+    /// A template that does not compile is not an error here: chats are refused, and everything else works.
     ///
     /// # Errors
     /// [`LoadError::Format`], naming the file and the key: a kind of tokenizer that is not supported, lists that do not
@@ -46,7 +46,7 @@ impl TextModel {
             vocab_size: built.vocab_size,
             max_token_bytes: built.max_token_bytes,
             special,
-            // Its post-processor puts tokens around prompts.
+            // The tokenizer's post-processor adds special tokens to prompts.
             adds_bos: None,
             templates: default.map(|default| TemplateSources {
                 file: file.to_owned(),

@@ -1,8 +1,8 @@
-//! How byte-level tokenizers cut a text into words before they merge: `tokenizer.ggml.pre`.
+//! Pre-tokenizers by name (`tokenizer.ggml.pre`): how a text is split into words before merges.
 //!
-//! A file names the cuts and does not hold them. The patterns are those of the models' own `tokenizer.json`.
+//! A GGUF file has only the name. The patterns are those of the models' `tokenizer.json` files.
 
-/// Names that are known, as error texts list them.
+/// The known names, which error messages list.
 pub(super) const KNOWN: [&str; 38] = [
     "chatglm-bpe",
     "codeshell",
@@ -52,7 +52,7 @@ pub(super) struct Splits {
     pub(super) punctuation_first: bool,
     /// GPT-2's words are cut after the patterns.
     pub(super) words_of_gpt2: bool,
-    /// Last, when characters are spelled as bytes, runs of numbers are cut off, and matches of this in them.
+    /// Last, when characters are spelled as bytes, runs of digits are split off, and in them the matches of this.
     pub(super) digits_of_bytes: Option<&'static str>,
     /// A word that is a token stays whole, whatever the merges say.
     pub(super) ignores_merges: bool,
@@ -168,7 +168,7 @@ fn regular(letters: &str, numbers: &str) -> String {
     )
 }
 
-/// As `regular`, but a word ends before a capital that follows a small letter.
+/// As `regular`, but a word ends before an upper-case letter that follows a lower-case one.
 fn by_case(suffix: &str, numbers: &str) -> String {
     let before = r"[^\r\n\p{L}\p{N}]?";
     let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_are_not_known() {
+    fn other_names_are_unknown() {
         for name in ["", "default", "gpt2", "QWEN2"] {
             assert_eq!(Splits::named(name), None, "{name:?}");
         }

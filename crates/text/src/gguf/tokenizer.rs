@@ -31,7 +31,7 @@ pub(super) struct Built {
     pub(super) tokenizer: Tokenizer,
     /// Pieces that are found in the normalized text, before any merge.
     pub(super) frozen: Option<FrozenPieces>,
-    /// Ids that are no fillers: one more than the highest.
+    /// One more than the highest id that is not a filler.
     pub(super) vocab_size: usize,
     /// Bytes of the longest token.
     pub(super) max_token_bytes: usize,
@@ -49,7 +49,7 @@ impl Built {
     }
 }
 
-/// Errors name the key.
+/// Builds the tokenizer; errors name the key.
 pub(super) fn build(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<Built, LoadError> {
     let entries = entries(source, fields)?;
     match fields.model.as_str() {
@@ -144,7 +144,7 @@ fn sentence_piece(
     Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
-/// Merges from the file over plain text; prompts begin with the beginning-of-sequence token whatever the file says.
+/// Gemma 4: the file's merges over plain text, and prompts that always begin with the beginning-of-sequence token.
 fn gemma4(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
@@ -214,7 +214,7 @@ fn frozen(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Option<FrozenPiec
     pieces.map_err(|error| internal(source, &error))
 }
 
-/// The tokens that are put around plain prompts, as `tokenizer.json` says it: even where a prompt begins so already.
+/// Adds special tokens around plain prompts as `tokenizer.json` does: also if a prompt already begins with them.
 fn add_ends(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
@@ -294,5 +294,5 @@ fn set_normalizer(
 }
 
 fn internal(source: Source<'_>, error: &dyn std::fmt::Display) -> LoadError {
-    source.refuse(format!("no tokenizer: {error}"))
+    source.refuse(format!("cannot build the tokenizer: {error}"))
 }

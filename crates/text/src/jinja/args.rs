@@ -50,7 +50,7 @@ impl Args {
         }
     }
 
-    /// As `bind`, where Python takes no names.
+    /// Binds as `bind` does, for functions without keyword arguments.
     pub(super) fn by_place<const N: usize>(
         self,
         function: &str,

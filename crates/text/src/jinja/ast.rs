@@ -81,14 +81,14 @@ pub(super) struct Statement {
 pub(super) enum Action {
     Data(String),
     Print(Vec<Expr>),
-    /// Pairs of condition and body, then the body otherwise.
+    /// Pairs of condition and body, then the `else` body.
     If(Vec<(Expr, Vec<Statement>)>, Vec<Statement>),
     For(Box<For>),
     Set(Target, Expr),
     SetBlock(Target, Option<Expr>, Vec<Statement>),
     With(Vec<(Target, Expr)>, Vec<Statement>),
     Macro(usize),
-    /// The call, the macro that is its caller.
+    /// The call, and the index of the macro that it gets as `caller`.
     CallBlock(Expr, usize),
     FilterBlock(Expr, Vec<Statement>),
     /// A block with variables that end with it.
@@ -121,7 +121,7 @@ pub(super) struct MacroBody {
     pub(super) parameters: Vec<String>,
     pub(super) defaults: Vec<Expr>,
     pub(super) body: Vec<Statement>,
-    /// Which of `varargs`, `kwargs` and `caller` it names.
+    /// Which of `varargs`, `kwargs` and `caller` the body names.
     pub(super) names: [bool; 3],
     pub(super) is_caller: bool,
 }

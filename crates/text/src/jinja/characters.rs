@@ -64,7 +64,7 @@ const ZEROS: [u32; 66] = [
     0x1d7ce, 0x1d7d8, 0x1d7e2, 0x1d7ec, 0x1d7f6, 0x1e140, 0x1e2f0, 0x1e950, 0x1fbf0,
 ];
 
-/// Digits that are no decimal ones, such as superscripts: first and last.
+/// Ranges of digits that are not decimal, such as superscripts: first and last.
 const DIGITS: [(u32, u32); 20] = [
     (0xb2, 0xb3),
     (0xb9, 0xb9),

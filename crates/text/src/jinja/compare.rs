@@ -10,10 +10,10 @@ use super::meter;
 use super::number::Number;
 use super::value::{Key, Value, View};
 
-/// Bytes of text that are read for the price of one instruction.
+/// Bytes of text whose reading counts as one instruction.
 const BYTES_AN_INSTRUCTION: usize = 64;
 
-/// Whether two values are equal. Without instructions left they are not, and the next step of the rendering fails.
+/// Whether two values are equal. False without instructions left: then the next step of the rendering fails.
 pub(super) fn equal(a: &Value, b: &Value) -> bool {
     use Value as V;
     if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_AN_INSTRUCTION) {
@@ -48,7 +48,7 @@ pub(super) fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Whether two values are one object. Texts and numbers are as CPython often, not always, shares them: by value.
+/// Python's `is`. Texts and numbers are compared by value, as CPython often, but not always, shares them.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     use std::rc::Rc;
 
@@ -141,7 +141,7 @@ impl Key {
 
 fn is_hashable(value: &Value) -> bool {
     if !meter::spend(1) {
-        // The template ends for want of instructions, not for this value.
+        // The rendering fails for lack of instructions, not because of this value.
         return true;
     }
     match value {

@@ -33,7 +33,7 @@ impl Value {
         })
     }
 
-    /// Reads a JSON text, as Python's `json.loads`. `None` if it is none, or nests too deep.
+    /// Reads a JSON text, as Python's `json.loads`. `None` if it is not JSON, or nests too deep.
     pub(crate) fn parse_json(text: &str) -> Option<Self> {
         let mut reader = Reader {
             bytes: text.as_bytes(),
@@ -45,13 +45,13 @@ impl Value {
         (reader.at == text.len()).then_some(value)
     }
 
-    /// Writes it as `json.dumps` does without ASCII escapes. Fails for a value that JSON lacks, such as undefined.
+    /// Writes the value as `json.dumps` does without ASCII escapes. Fails for values that JSON lacks, as undefined.
     pub(crate) fn to_json(&self) -> Result<String> {
         Style::default().dump(self)
     }
 }
 
-/// Levels of lists and objects inside of each other.
+/// Most nested lists and objects.
 const MAX_DEPTH: usize = super::value::MAX_DEPTH as usize - 8;
 
 struct Reader<'a> {
@@ -128,7 +128,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A text: serde_json knows its escapes.
+    /// A string, whose escapes serde_json decodes.
     fn string(&mut self) -> Option<String> {
         let start = self.at;
         if self.bytes.get(start) != Some(&b'"') {
@@ -153,7 +153,7 @@ impl Reader<'_> {
             self.at += 1;
         }
         let text = &self.text[start..self.at];
-        // It checks the form; the value is Python's.
+        // serde_json checks the syntax only: the value is Python's.
         serde_json::from_str::<&serde_json::value::RawValue>(text).ok()?;
         if text.contains(['.', 'e', 'E']) {
             return text.parse().ok().map(Value::Float);

@@ -3,13 +3,13 @@
 use super::token::{Kind, Token};
 use super::{characters, literals};
 
-/// Signs, the longer ones first.
+/// Operators and punctuation, the longer ones first.
 const SIGNS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
     ">", "<", "=", ".", ":", "|", ",", ";",
 ];
 
-/// Cuts a template. An error comes with its line.
+/// Splits a template into tokens. An error comes with its line.
 pub(super) fn lex(source: &str) -> Result<Vec<Token>, (String, usize)> {
     let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
     if source.ends_with('\n') {
@@ -115,7 +115,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// After a tag's end: white space that goes with it.
+    /// Skips the white space after a tag that the tag strips.
     fn after(&mut self, takes_all: bool, takes_line: bool) {
         let rest = self.rest();
         let bytes = match (takes_all, takes_line) {

@@ -4,7 +4,7 @@ use num_bigint::BigInt;
 
 use super::token::Kind;
 
-/// A quoted text at the start of `rest`, and its bytes.
+/// A quoted text at the start of `rest`, and its length in bytes.
 pub(super) fn text(rest: &str) -> Result<(Kind, usize), String> {
     let quote = rest.as_bytes()[0];
     let bytes = rest.as_bytes();
@@ -76,7 +76,7 @@ fn hex(chars: &mut std::str::Chars<'_>, digits: usize) -> Result<char, String> {
         .ok_or_else(|| format!("\\{written:?} is not a character"))
 }
 
-/// A number at the start of `rest`, and its bytes. After a dot it is an index: `a.0.1`.
+/// A number at the start of `rest`, and its length in bytes. After a dot it is an index: `a.0.1`.
 pub(super) fn number(rest: &str, follows_dot: bool) -> Result<(Kind, usize), String> {
     let bytes = rest.as_bytes();
     let digits = |from: usize, is_digit: fn(&u8) -> bool| {

@@ -26,12 +26,12 @@ impl Drop for Charge {
     }
 }
 
-/// Begins a rendering on this thread, bounded by `instructions`. Outside of one there is no bound.
+/// Begins a rendering on this thread, bounded by `instructions`. Outside of a rendering there is no bound.
 pub(super) fn begin(instructions: u64) {
     LEFT.set(instructions);
 }
 
-/// Takes instructions, and returns whether there were enough. Once there are not, there are none.
+/// Spends instructions, and returns whether there were enough. After a failure none are left.
 pub(super) fn spend(instructions: usize) -> bool {
     match LEFT.get().checked_sub(instructions as u64) {
         Some(left) if left > 0 => {

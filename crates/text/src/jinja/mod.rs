@@ -1,9 +1,9 @@
-//! Jinja as transformers configures it: Python's sandboxed environment with `trim_blocks`, `lstrip_blocks` and loop
-//! controls, over values of Python.
+//! Jinja as transformers configures it: Python's sandboxed environment with `trim_blocks`, `lstrip_blocks`, loop
+//! controls and Python's values.
 //!
 //! A template and its values are not trusted. Rendering is bounded in instructions, memory, output and depth, and every
-//! value counts its memory, so that no template ends the process. This is why no general engine is used here: those
-//! bound some of these and have no hook for the others, and their integers end at 128 bits.
+//! value counts its memory, so that no template ends the process. No general engine is used because those
+//! bound only some of these and have no hook for the others, and their integers have at most 128 bits.
 
 mod args;
 mod ast;
@@ -35,7 +35,7 @@ pub(super) use value::Value;
 pub(super) struct Limits {
     /// Expressions and statements, and each 64 bytes that a function reads.
     pub(super) instructions: u64,
-    /// Bytes of its values, except those it is given.
+    /// Bytes of the values that the rendering makes.
     pub(super) memory_bytes: usize,
     pub(super) output_bytes: usize,
 }

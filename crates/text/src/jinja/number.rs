@@ -105,7 +105,7 @@ fn order_of_float(a: f64, b: &Number) -> Option<Ordering> {
     Some(whole.cmp(&b).then(a.fract().partial_cmp(&0.0)?))
 }
 
-/// The result of an operator on two numbers; `None` if one is no number.
+/// The result of an operator on two numbers; `None` if one is not a number.
 pub(super) fn arithmetic(operator: Arithmetic, a: &Value, b: &Value) -> Option<Result<Value>> {
     let (a, b) = (Number::of(a)?, Number::of(b)?);
     Some(match (&a, &b) {
@@ -354,13 +354,13 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
     text.replace('_', "").parse().ok()
 }
 
-/// Rounds as Python's `round`: to the even digit where two are as near.
+/// Rounds as Python's `round` does: half to even.
 pub(super) fn round(value: f64, digits: i64) -> f64 {
     if !value.is_finite() || digits > 330 {
         return value;
     }
     if digits >= 0 {
-        // The exact value of the float decides, which its decimal text shows.
+        // Formatting rounds the exact value of the float, as Python does.
         let text = format!("{value:.*}", digits as usize);
         return text.parse().unwrap_or(value);
     }

@@ -136,7 +136,7 @@ impl Interpreter<'_> {
         Ok(())
     }
 
-    /// Writes the entries of a namespace. It may hold itself, so their depth is bounded here.
+    /// Writes the entries of a namespace. A namespace may hold itself, so the depth is bounded here.
     pub(super) fn write_entries(
         &self,
         out: &mut String,
@@ -159,7 +159,7 @@ impl Interpreter<'_> {
 }
 
 fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let _ = out.write_fmt(text);
 }
 
@@ -193,7 +193,7 @@ pub(super) fn quote(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// Python's `str.isprintable` for one character, but for characters that no version of Unicode has assigned.
+/// Python's `str.isprintable` for one character, except for characters that no version of Unicode has assigned.
 pub(super) fn is_printable(character: char) -> bool {
     let hidden = matches!(
         character,

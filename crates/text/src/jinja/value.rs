@@ -1,4 +1,4 @@
-//! The values of templates: Python's, immutable but for the objects of [`Object`](super::eval::Object).
+//! The values of templates: Python's, immutable except for the objects of [`Object`](super::eval::Object).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use super::error::{Fault, Result};
 use super::meter::Charge;
 use rustc_hash::FxHashMap;
 
-/// Levels of lists, tuples and mappings inside of each other.
+/// Most nested lists, tuples and mappings.
 pub(super) const MAX_DEPTH: u16 = 256;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Value {
     View(Rc<Dict>, View),
     Range(Range),
     Generator(Rc<Generator>),
-    /// An object with a state, by its number in the interpreter.
+    /// An object with a state, by its index in the interpreter.
     Object(usize),
     Method(Rc<(Value, Rc<str>)>),
     Function(&'static str),
@@ -87,7 +87,7 @@ impl std::ops::Deref for Items {
 #[derive(Debug)]
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
-    /// Places of the entries; empty for few.
+    /// Indices of the entries by key; empty for few entries.
     places: FxHashMap<Key, usize>,
     depth: u16,
     _charge: Charge,
@@ -102,7 +102,7 @@ const FEW: usize = 8;
 
 impl Dict {
     /// A mapping of these entries; of two with one key the last value counts.
-    // The mutable part of a value, the place of a generator, is no part of its hash.
+    // The only mutable part of a value, the position of a generator, does not enter its hash.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn new(given: Vec<(Value, Value)>) -> Result<Self> {
         let depth = depth_of(given.iter().flat_map(|(key, value)| [key, value]))?;
@@ -188,7 +188,7 @@ pub(crate) struct Generator {
     items: Vec<Value>,
     next: Cell<usize>,
     depth: u16,
-    /// As Python prints it.
+    /// The name that Python prints.
     pub(super) name: &'static str,
     _charge: Charge,
 }
@@ -219,7 +219,7 @@ impl Value {
         Self::Text(Text::new(text, true))
     }
 
-    /// A text that is safe where the other is.
+    /// A text that is safe if `other` is.
     pub(super) fn like(other: &Value, text: String) -> Self {
         Self::Text(Text::new(text, other.is_safe()))
     }
@@ -363,7 +363,7 @@ impl Value {
         self.len().is_some() || matches!(self, Self::Generator(_))
     }
 
-    /// Bytes that are read to make something of it, about.
+    /// The approximate number of bytes that are read to use the value.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.as_str().len(),

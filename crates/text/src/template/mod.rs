@@ -1,4 +1,4 @@
-//! Chat templates: Jinja as transformers renders it, with bounds.
+//! Renders chat templates as transformers does, within limits on time and memory.
 //!
 //! A template is one of the model's files, and its input is the client's: neither can end the process.
 
@@ -23,7 +23,7 @@ use crate::written::CallWriter;
 use souffleur_base::error::RequestError;
 
 const LIMITS: Limits = Limits {
-    // A long chat takes some hundred for each message.
+    // Each message of a long chat takes some hundred.
     instructions: 5_000_000,
     memory_bytes: 256 << 20,
     output_bytes: 16 << 20,
@@ -101,7 +101,7 @@ impl ChatTemplate {
         }) = &rendered
             && let Some(tools) = variables::with_parameters(&variables["tools"])
         {
-            // Some read the properties of every tool, also of one that takes nothing.
+            // Some templates read the properties of every tool, also of tools without parameters.
             variables.insert("tools".to_owned(), tools);
             rendered = template.render(&variables, LIMITS);
         }

@@ -1,4 +1,4 @@
-//! Probes a template: the form of the calls of earlier answers, and whether it takes instructions between the turns.
+//! Renders probe chats to detect how a template takes earlier tool calls and late system messages.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ const ARGUMENT: &str = "probed argument";
 
 /// Returns the first form in which a template writes a call with its name and its argument; `None` if it writes none.
 ///
-/// `render` renders messages of which arguments are objects.
+/// `render` renders messages unchanged; `None` if the template fails.
 pub(super) fn call_form(
     source: &str,
     render: impl Fn(&Value) -> Option<String>,

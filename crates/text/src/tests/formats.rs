@@ -18,7 +18,7 @@ fn check(cases: &[Case<'_>]) {
 }
 
 #[test]
-fn templates_tell_the_formats() {
+fn templates_determine_the_formats() {
     check(&[
         ("plain", &[], None, None),
         (HERMES, &[], Some(Calls::Hermes), None),
@@ -63,7 +63,7 @@ fn templates_tell_the_formats() {
 }
 
 #[test]
-fn tokens_of_the_vocabulary_tell_the_formats() {
+fn tokens_of_the_vocabulary_determine_the_formats() {
     check(&[
         (
             "{{ tools }}",
@@ -121,7 +121,7 @@ fn tokens_of_the_vocabulary_tell_the_formats() {
 }
 
 #[test]
-fn the_most_telling_of_several_formats_is_taken() {
+fn the_most_specific_of_several_formats_is_chosen() {
     let channels = ["<|channel|>", "<|message|>", "<|call|>"];
     let hermes = "{{ tools }}<tool_call>{\"name\": \"parameters\": }</tool_call>";
     let thoughts = Some(Thoughts::Think);

@@ -9,7 +9,7 @@ const TURNS: &str = "{%- if messages[0].role != 'system' %}<|im_start|>system\nH
     {%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 
 #[test]
-fn prompts_part_at_the_end_of_the_instructions_and_before_the_answer() {
+fn anchors_are_after_the_instructions_and_before_the_answer() {
     let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
     let model = dir.load();
     let turns = TurnMarks::learn(&model);
@@ -54,7 +54,7 @@ fn a_model_without_a_template_has_no_turns() {
     assert_eq!(TurnMarks::default().anchors(&[1, 2, 3], 1), [] as [u32; 0]);
 }
 
-/// Chats of templates in the manner of several families, and the instructions as they begin them.
+/// Templates like those of several model families, each with the text up to the first anchor.
 #[test]
 fn turns_of_many_templates_are_found() {
     let each = |turn: &str, open: &str| {
@@ -102,8 +102,7 @@ fn turns_of_many_templates_are_found() {
     );
 }
 
-/// Prompts for answers with thoughts, without, and as the template has it part at the same places, whether tags are tokens
-/// or not.
+/// Checks that prompts have the same anchors with thinking on, off and by default, whether tags are tokens or not.
 fn check(template: &str, instructions: &str) {
     let tags: [&[&str]; 2] = [
         &[],
@@ -151,10 +150,10 @@ fn check_turns(model: &TextModel, thinks: Option<bool>, instructions: &str) {
     assert_eq!(anchors[1] as usize, before_reply.len(), "{whole}");
 }
 
-/// llama.cpp #22929, #24176: the end of the user's last words was looked for at the wrong message, so a tool loop left no
+/// llama.cpp #22929, #24176: the end of the user's query was looked for at the wrong message, so a tool loop left no
 /// state there.
 #[test]
-fn a_tool_loop_parts_at_the_end_of_the_query_too() {
+fn a_tool_loop_has_an_anchor_at_the_end_of_the_query() {
     let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
     let model = dir.load();
     let turns = TurnMarks::learn(&model);

@@ -1,4 +1,4 @@
-//! The flags of `souffleur bench` without a server.
+//! The command-line flags of `souffleur bench` without a server.
 
 use std::path::PathBuf;
 
@@ -42,8 +42,8 @@ pub struct OfflineArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with_all = ["base_url", "scaling"], help_heading = "Bench without a server")]
     pub noise_context: Option<u32>,
-    /// Partition threads, weights and K/V as on this many NUMA nodes, whatever the machine has: measures the cost of the
-    /// partition without its gain
+    /// Partition threads, weights and K/V as on this many NUMA nodes, whatever the machine has: measures the cost of
+    /// the partition without its gain
     #[arg(long, value_name = "NODES", value_parser = clap::value_parser!(u16).range(1..),
         conflicts_with = "base_url", help_heading = "Bench without a server")]
     pub pretended_nodes: Option<u16>,

@@ -1,18 +1,18 @@
-//! The benchmark's loads: the number of concurrent streams, and of tokens in each.
+//! The loads of the offline benchmark: the number of concurrent streams, and their prompt and output lengths.
 
 use serde::Serialize;
 use souffleur::engine::ModelInfo;
 
 use super::args::OfflineArgs;
 
-/// Tokens of context and pool that intake keeps free after a request.
+/// Tokens of the context and the pool that the engine keeps free in addition to a request's tokens.
 pub const KEPT_TOKENS: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
     pub streams: u32,
     pub prompt_tokens: u32,
-    /// Tokens that each stream generates; with one, the load measures the prefill.
+    /// Tokens that each stream generates; with one token, the load measures the prefill.
     pub output_tokens: u32,
 }
 
@@ -33,7 +33,7 @@ impl Load {
     }
 }
 
-/// The loads of a round, with prompts as long as the model takes them.
+/// The loads of a round, with prompts clipped to the model's longest.
 pub fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
     let load = |streams, prompt_tokens: u32, output_tokens| Load {
         streams,

@@ -1,11 +1,11 @@
-//! The bench without a server: the machine first, then starts, then loads on an engine in this process.
+//! The bench without a server: measures the machine, starts of this program, and loads on an engine in this process.
 //!
 //! | part | role |
 //! |---|---|
 //! | [`args`] | the flags |
 //! | [`load`] | the loads |
 //! | [`subject`] | the measured model and where it computes |
-//! | [`machine`] | the machine's peak rates, and the least time that a step can take at them |
+//! | [`machine`] | the machine's peak rates, and the least time of a step at these rates |
 //! | [`measure`] | runs starts and loads, and times them |
 //! | [`report`] | record, tables and plot |
 
@@ -58,7 +58,7 @@ pub fn run(
         return publish(&record, json, || record.print());
     }
     let bar = progress::spinner();
-    bar.set_message("the machine");
+    bar.set_message("measuring the machine");
     let subject = Subject::read(&config)?;
     let waits = match subject.place.gpu() {
         Some(_) => Some(StepWaits(telemetry::install_recorder()?)),
@@ -90,7 +90,7 @@ pub fn run(
 fn measure_starts(args: &OfflineArgs, bar: &ProgressBar) -> Result<Vec<Start>, Failure> {
     let n_starts = if args.skip_starts { 0 } else { args.repeat + 1 };
     let starts = (1..=n_starts).map(|start| {
-        bar.set_message(format!("start {start} of {n_starts}"));
+        bar.set_message(format!("timing start {start} of {n_starts}"));
         starts::measure()
     });
     starts.collect()

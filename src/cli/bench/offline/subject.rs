@@ -1,4 +1,4 @@
-//! The model under test: its element types and its device.
+//! The model under test: its data types, its cost and its device.
 
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::LoadedMatrix;

@@ -1,4 +1,4 @@
-//! The flags of `souffleur bench` against a server.
+//! The command-line flags of `souffleur bench` with a server.
 
 use std::path::PathBuf;
 
@@ -7,17 +7,17 @@ use serde::Serialize;
 
 use crate::cli::remote::secret::Secret;
 
-/// Requests per second; fewer are no load.
+/// The lowest accepted request rate, per second.
 const LEAST_RATE: f64 = 0.001;
-/// Longest part of a prompt, in tokens.
+/// The largest accepted length of a part of a prompt, in tokens.
 const MOST_TOKENS: i64 = 1 << 20;
 
 /// Flags with a server.
 #[derive(Args, Debug)]
 pub struct OnlineArgs {
     /// Measure an OpenAI-compatible server in place of an engine in this process: the server at this address, such as
-    /// http://127.0.0.1:30000, through its /v1/completions. Requests go to the model named by --model-path, otherwise to the first model that the server
-    /// lists
+    /// http://127.0.0.1:30000, through its /v1/completions. Requests go to the model named by --model-path, otherwise
+    /// to the first model that the server lists
     #[arg(long, value_name = "URL", help_heading = "Bench of a server")]
     pub base_url: Option<String>,
     /// API key, sent as `Authorization: Bearer KEY`; set it through the environment variable OPENAI_API_KEY to keep it

@@ -1,4 +1,4 @@
-//! A client of `/v1/completions` that reads the stream and times it.
+//! A client of `/v1/completions` that records the time of each chunk of the streamed answer.
 
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ pub struct Answer {
 }
 
 impl Server {
-    /// Asks the server for its model. All requests carry the key, if there is one. Fails for an unusable URL, a
-    /// server that does not answer, or one that lists no model when none is given.
+    /// Asks the server for its model, unless `model` is given. Fails if the URL is invalid, if the server does not
+    /// answer, or if it lists no model.
     pub async fn find(
         base_url: &str,
         model: Option<String>,
@@ -55,7 +55,7 @@ impl Server {
         &self.remote.url
     }
 
-    /// Sends one request and reads its stream to the end. The error says in one line why there is no complete answer.
+    /// Sends one request and reads its stream to the end. The error is one line with the reason.
     pub async fn complete(&self, request: &Request) -> Result<Answer, String> {
         let mut body = json!({
             "model": self.model,
@@ -134,7 +134,7 @@ struct Choice {
 }
 
 impl Choice {
-    /// A token may be part of a character, so text may be empty; the last chunk may have a finish reason and no token.
+    /// True unless the chunk has only a finish reason. The text may be empty: a token may be a part of a character.
     fn has_tokens(&self) -> bool {
         self.finish_reason.is_none() || self.text.as_ref().is_some_and(|text| !text.is_empty())
     }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn tokens_and_counts_are_read_whatever_the_pieces() {
+    async fn tokens_and_counts_are_read_however_the_stream_is_split() {
         let parts = [
             ": keep-alive\n\ndata: {\"choices\":[{\"text\":\"a\",\"finish_reason\":null}]}\n",
             "\ndata: {\"choices\":[{\"text\":\"\",\"finish_reason\":null}],\"usage\":null}\r\n\r\nda",
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn streams_that_end_early_or_fail_are_failures() {
+    async fn incomplete_and_failed_streams_are_errors() {
         let token = "data: {\"choices\":[{\"text\":\"a\",\"finish_reason\":null}]}\n\n";
         for (parts, reason) in [
             (&[token][..], "the stream ended before [DONE]"),

@@ -1,4 +1,4 @@
-//! Plans which requests a bench sends to a server, and when.
+//! Generates the requests of a bench of a server, and their arrival times.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Tokens, or words, which count as one token each.
+    /// The number of tokens, or of words, which count as one token each.
     pub fn tokens(&self) -> u32 {
         let tokens = match self {
             Self::Ids(ids) => ids.len(),
@@ -37,9 +37,8 @@ impl Prompt {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
-    /// Since the first request.
+    /// The time since the first request.
     pub at: Duration,
-    /// The request that is sent then.
     pub request: Request,
 }
 
@@ -66,7 +65,7 @@ pub fn arrivals(args: &OnlineArgs, prompts: &mut Prompts) -> Vec<Arrival> {
     (0..args.num_prompts).map(arrival).collect()
 }
 
-/// A request that shares nothing with others.
+/// A request whose prompt shares no prefix with others.
 pub fn random(args: &OnlineArgs, prompts: &mut Prompts) -> Request {
     let prompt = part(args, prompts, own_tokens(args));
     request(args, prompt)
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_prefixes_are_shared_by_all_and_followed_by_own_tokens() {
+    fn all_prompts_share_the_prefix_and_have_their_own_tokens_after_it() {
         let flags = "--dataset-name shared-prefix --shared-prefix-len 20 --num-prompts 2";
         let sent_ids = sent(flags);
         let [first, second] = [ids(&sent_ids[0]), ids(&sent_ids[1])];

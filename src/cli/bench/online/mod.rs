@@ -1,4 +1,4 @@
-//! Benchmarks a server: sends a load like that of users, and measures latencies as clients see them.
+//! Benchmarks a server: sends requests as users would, and measures throughput and latencies as clients see them.
 //!
 //! | part | role |
 //! |---|---|
@@ -27,10 +27,10 @@ use client::Server;
 use load::Arrival;
 use report::{OnlineRecord, Outcome};
 
-/// Vocabulary size of a server that does not report it; --vocab-size overrides it.
+/// The vocabulary size assumed if the server reports none and --vocab-size is not given.
 const USUAL_VOCAB_SIZE: u32 = 32_000;
 
-/// Measures the server under the load that the flags describe. Without `model`, requests name its first model.
+/// Measures the server under the load that the flags describe. Without `model`, the server's first model is used.
 pub fn measure(
     args: &OnlineArgs,
     base_url: &str,
@@ -81,7 +81,7 @@ async fn run(args: &OnlineArgs, server: Server, seed: u64) -> Result<OnlineRecor
     ))
 }
 
-/// Sends each request when it is due, and waits for all answers.
+/// Sends each request at its arrival time, and waits for all answers.
 async fn drive(
     server: &Server,
     arrivals: Vec<Arrival>,
@@ -91,11 +91,11 @@ async fn drive(
     let limit = max_concurrency.map_or(arrivals.len(), |limit| limit as usize);
     let permits = std::rc::Rc::new(tokio::sync::Semaphore::new(limit));
     let began = Instant::now();
-    let mut under_way = Vec::with_capacity(arrivals.len());
+    let mut in_flight = Vec::with_capacity(arrivals.len());
     for Arrival { at, request } in arrivals {
         tokio::time::sleep_until((began + at).into()).await;
         let (server, permits, bar) = (server.clone(), permits.clone(), bar.clone());
-        under_way.push(actix_web::rt::spawn(async move {
+        in_flight.push(actix_web::rt::spawn(async move {
             let permit = permits.acquire().await;
             let answer = server.complete(&request).await;
             drop(permit);
@@ -104,8 +104,8 @@ async fn drive(
             (request.prompt.tokens(), Outcome { at, answer })
         }));
     }
-    let mut outcomes = Vec::with_capacity(under_way.len());
-    for outcome in under_way {
+    let mut outcomes = Vec::with_capacity(in_flight.len());
+    for outcome in in_flight {
         outcomes.push(outcome.await.map_err(Failure::failed)?);
     }
     Ok((outcomes, began.elapsed()))

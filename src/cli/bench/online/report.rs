@@ -1,4 +1,4 @@
-//! The results of a bench against a server: throughput, latencies, failures.
+//! The results of a bench of a server (throughput, latencies, failures), as a JSON record and as tables.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::{record, say, table};
 use crate::cli::statistics::Summary;
 
-/// The most frequent reasons are shown.
+/// The number of failure reasons shown, the most frequent first.
 const SHOWN_REASONS: usize = 8;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -38,14 +38,14 @@ pub struct OnlineRecord {
     vocab_size: Option<u32>,
     num_prompts: u32,
     max_concurrency: Option<u32>,
-    /// Requests per second; absent when all were sent at once.
+    /// Requests per second; `None` if all requests were sent at once.
     request_rate: Option<f64>,
     seed: u64,
     #[serde(flatten)]
     measured: Measured,
 }
 
-/// The sums of the outcomes. Times in seconds.
+/// Statistics of the outcomes. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Measured {
     duration_s: f64,
@@ -59,14 +59,14 @@ struct Measured {
     output_throughput: f64,
     ttft_s: Option<Summary>,
     itl_s: Option<Summary>,
-    /// For each request, its mean time per token after the first.
+    /// The mean time per token after the first, of each request.
     tpot_s: Option<Summary>,
     e2e_s: Option<Summary>,
-    requests: Vec<Seen>,
+    requests: Vec<Timed>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Seen {
+struct Timed {
     at_s: f64,
     input_tokens: u32,
     output_tokens: u32,
@@ -77,7 +77,7 @@ struct Seen {
 }
 
 impl OnlineRecord {
-    /// Adds up the outcomes of a load that took this time.
+    /// Computes the record from the outcomes of a load that took the time `took`.
     pub fn new(
         args: &OnlineArgs,
         server: &Server,
@@ -108,7 +108,7 @@ impl OnlineRecord {
         }
     }
 
-    /// Prints the tables, and writes the record. Fails if the file cannot be written, or if no request was answered.
+    /// Prints the tables and writes the record. Fails if the file cannot be written, or if all requests failed.
     pub fn publish(&self, json: Option<&Path>) -> Result<(), Failure> {
         record::publish(self, json, || self.print())?;
         let Measured {
@@ -150,9 +150,9 @@ impl OnlineRecord {
 
 impl Measured {
     fn new(outcomes: &[(u32, Outcome)], took: Duration) -> Self {
-        let requests: Vec<Seen> = outcomes
+        let requests: Vec<Timed> = outcomes
             .iter()
-            .map(|(input_tokens, outcome)| Seen::new(*input_tokens, outcome))
+            .map(|(input_tokens, outcome)| Timed::new(*input_tokens, outcome))
             .collect();
         let mut failures = BTreeMap::new();
         for reason in requests.iter().filter_map(|request| request.error.clone()) {
@@ -161,8 +161,8 @@ impl Measured {
         let answered = || requests.iter().filter(|request| request.error.is_none());
         let completed = answered().count();
         let duration_s = took.as_secs_f64().max(1e-9);
-        let total = |of: fn(&Seen) -> u32| answered().map(|request| u64::from(of(request))).sum();
-        let summary = |of: fn(&Seen) -> Option<f64>| {
+        let total = |of: fn(&Timed) -> u32| answered().map(|request| u64::from(of(request))).sum();
+        let summary = |of: fn(&Timed) -> Option<f64>| {
             Summary::of(&answered().filter_map(of).collect::<Vec<_>>())
         };
         let gaps: Vec<f64> = answered()
@@ -182,7 +182,7 @@ impl Measured {
             output_throughput: total_output_tokens as f64 / duration_s,
             ttft_s: summary(|request| request.ttft_s),
             itl_s: Summary::of(&gaps),
-            tpot_s: summary(Seen::tpot_s),
+            tpot_s: summary(Timed::tpot_s),
             e2e_s: summary(|request| request.e2e_s),
             requests,
         }
@@ -225,8 +225,8 @@ impl Measured {
     }
 }
 
-impl Seen {
-    /// `sent_tokens` counts the prompt where the server does not.
+impl Timed {
+    /// `sent_tokens` is the prompt's length if the server does not report it.
     fn new(sent_tokens: u32, outcome: &Outcome) -> Self {
         let at_s = outcome.at.as_secs_f64();
         let answer = match &outcome.answer {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_and_throughput_are_those_of_the_answers() {
+    fn latencies_and_throughput_are_computed_from_the_answers() {
         let outcomes = [
             (8, answer(&[500, 750, 1000], Some(5))),
             (8, answer(&[250], None)),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_counted_by_reason_and_change_no_latency() {
+    fn failures_are_counted_by_reason_and_do_not_affect_latencies() {
         let outcomes = [
             (8, failure("503: full")),
             (8, answer(&[500], Some(1))),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::host::HostBuffer;
 use souffleur_kernels::cuda::driver::Stream;
 
-/// Buffers that a stream copies to or from; dropping them earlier waits for the copies.
+/// Buffers that a stream copies to or from; dropping them waits for the copies.
 pub(super) struct Held {
     stream: Arc<Stream>,
     buffers: Vec<Box<dyn HostBuffer>>,
@@ -38,7 +38,7 @@ impl Drop for Held {
         if self.buffers.is_empty() || self.stream.synchronize().is_ok() {
             return;
         }
-        // The context is lost and its copies may still run: leak this memory instead of reusing it.
+        // The context is lost and its copies may still run: the memory is leaked instead of reused.
         for buffer in self.buffers.drain(..) {
             buffer.abandon();
         }

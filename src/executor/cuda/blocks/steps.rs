@@ -14,7 +14,7 @@ impl CudaExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
     ///
     /// # Errors
-    /// Blocks that are not whole pages, heads that the kernel cannot copy, and too little memory for blocks.
+    /// Blocks are not whole pages, the kernel cannot copy the model's heads, or the device lacks memory for staging.
     pub fn with_store(
         mut self,
         block_tokens: usize,
@@ -29,8 +29,8 @@ impl CudaExecutor {
         Ok(self)
     }
 
-    /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose
-    /// pages it gets.
+    /// Begins the saves of a step before its own work is launched, and makes that work wait for all saves of pages that
+    /// the step gets.
     pub(in crate::cuda) fn save_blocks(
         &mut self,
         plan: &StepPlan,
@@ -68,7 +68,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Hands a step's saved blocks to the store and returns the loaded ones. All its work but the saves has ended.
+    /// Hands a step's saved blocks to the store and returns the loaded ones, after all of its other work has ended.
     pub(in crate::cuda) fn end_blocks(&mut self, step: StepBlocks) -> Result<(), DriverError> {
         let Some(blocks) = &mut self.blocks else {
             return Ok(());
@@ -82,7 +82,7 @@ impl CudaExecutor {
         };
         saves.copied.synchronize()?;
         for (buffer, ticket) in saves.buffers.release().into_iter().zip(saves.tickets) {
-            // A store that has ended takes nothing.
+            // A store that has ended keeps nothing.
             let _ = buffer.keep(ticket);
         }
         blocks.copied.push(saves.copied);
@@ -90,7 +90,7 @@ impl CudaExecutor {
     }
 }
 
-/// Lets a step's work wait for the saves, its own and earlier ones, of pages that it gets and may write to.
+/// Makes a step's work wait for the saves, its own and earlier ones, of pages that the step gets and may write to.
 fn wait_for_saves(
     plan: &StepPlan,
     under_way: &VecDeque<DeviceStep>,

@@ -14,9 +14,9 @@ use souffleur_kernels::cuda::sampling::{
 use souffleur_state::sampling::SamplingParams;
 use souffleur_state::step::RowStart;
 
-/// Slots of counts at first; they are doubled when they do not suffice.
+/// Initial number of count slots; it is doubled when too small.
 const COUNT_SLOTS: usize = 8;
-/// For the biases and bans of all rows.
+/// Memory for the biases and bans of all rows.
 const LIST_BYTES: usize = 4 << 20;
 
 pub(super) struct RowSamplers {
@@ -39,7 +39,7 @@ struct Held {
     count_slot: Option<u32>,
     _biases: Option<Part>,
     _bans: Option<Part>,
-    /// The tokens that end its output, if it may be too short to end.
+    /// The tokens that end the row's output, if they are banned while it is too short.
     ends: Vec<u32>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct StartLists {
     runs: Section<CountRun>,
     counted: Section<u32>,
     most_counted: usize,
-    /// Biases and bans to be copied: the words uploaded, and the word of the lists where they go.
+    /// Biases and bans to be copied: the uploaded words, and the index of their first word in `lists`.
     copies: Vec<(Section<u32>, usize)>,
 }
 

@@ -1,4 +1,4 @@
-//! Compares the device's sampler with the host's, on random logits and parameters: the same tokens.
+//! Tests that the device's sampler chooses the same tokens as the host's, on random logits and parameters.
 
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ fn logits(random: &mut fastrand::Rng, n_rows: usize) -> Vec<f32> {
     let mut logits: Vec<f32> = (0..n_rows * VOCAB)
         .map(|_| 6.0 * (random.f32() + random.f32() + random.f32()) - 9.0)
         .collect();
-    // Sometimes a row that no token can be chosen from, and one with ties.
+    // Sometimes one logit is NaN, so that no token can be chosen; the first row has ties.
     if random.u32(0..4) == 0 {
         let place = random.usize(0..logits.len());
         logits[place] = f32::NAN;
@@ -168,7 +168,7 @@ fn logits(random: &mut fastrand::Rng, n_rows: usize) -> Vec<f32> {
 }
 
 #[test]
-fn the_device_samples_what_the_host_samples() {
+fn device_and_host_sample_the_same_tokens() {
     let random = &mut fastrand::Rng::with_seed(5);
     let mut gpu = Gpu::new();
     let starts: Vec<RowStart> = (1..=ROWS).map(|row| start(row, random)).collect();
@@ -217,11 +217,11 @@ fn the_device_samples_what_the_host_samples() {
             host.record(sampled.token);
         }
     }
-    assert!(n_nan > 0, "a NaN was among the logits");
+    assert!(n_nan > 0, "some rows have NaN logits");
 }
 
 #[test]
-fn counts_of_many_rows_find_room() {
+fn counts_grow_with_the_number_of_rows() {
     let random = &mut fastrand::Rng::with_seed(6);
     let mut gpu = Gpu::new();
     let penalized = |row| {
@@ -234,7 +234,7 @@ fn counts_of_many_rows_find_room() {
         gpu.start(std::slice::from_ref(start));
     }
     assert!(gpu.samplers.n_slots >= ROWS as usize);
-    // A row that begins again gives its slot back first.
+    // A row that starts again first gives its slot back.
     let n_slots = gpu.samplers.n_slots;
     for _ in 0..3 {
         gpu.start(&starts);

@@ -98,7 +98,7 @@ fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
 }
 
 #[test]
-fn what_loading_left_is_compared_with_the_plan() {
+fn free_memory_after_loading_is_compared_with_the_plan() {
     let plan = MemoryPlan::new(gpu(), wish()).expect("it fits");
     plan.check_loaded(12 * GIB).expect("as planned");
     plan.check_loaded(12 * GIB - GIB / 2)

@@ -163,7 +163,7 @@ fn too_small_a_fraction_names_the_smallest_that_works() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_numbers() {
+fn plans_that_do_not_fit_are_refused_with_numbers() {
     let refusals = [
         (
             MemoryBudget {
@@ -171,7 +171,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
                 ..budget()
             },
             wish(),
-            "the weights take 17.0 GiB, 16.0 GiB",
+            "the weights take 17.0 GiB, but 16.0 GiB",
         ),
         (
             MemoryBudget {
@@ -218,7 +218,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
 }
 
 #[test]
-fn more_tokens_than_a_fraction_leaves_room_for_become_those_that_it_does() {
+fn max_total_tokens_is_clamped_to_the_fraction() {
     for place in [Place::Host, Place::Gpu(0)] {
         let budget = MemoryBudget { place, ..budget() };
         for asked in [100_000, u64::MAX] {
@@ -239,7 +239,7 @@ fn more_tokens_than_a_fraction_leaves_room_for_become_those_that_it_does() {
 }
 
 #[test]
-fn more_tokens_than_fit_are_refused_with_the_number_that_does() {
+fn too_many_tokens_are_refused_with_the_number_that_fits() {
     let with = |place, max_total_tokens| {
         let wish = MemoryWish {
             max_total_tokens: Some(max_total_tokens),
@@ -257,7 +257,7 @@ fn more_tokens_than_fit_are_refused_with_the_number_that_does() {
         }
         let all = with(place, 90_096).expect("the last one fits");
         assert_eq!((all.max_total_tokens, all.limit), (90_096, PoolLimit::Room));
-        // Cut to whole pages is not clamped.
+        // Rounding down to whole pages does not count as clamping.
         let fits = with(place, 1007).expect("it fits");
         assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
     }
@@ -284,7 +284,7 @@ fn running_requests_follow_the_pool() {
 }
 
 #[test]
-fn the_explanation_says_why() {
+fn the_explanation_names_the_reason() {
     let text = |wish| {
         MemoryPlan::new(budget(), wish)
             .expect("fits")

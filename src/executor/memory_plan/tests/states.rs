@@ -32,7 +32,7 @@ fn states_take_their_part_of_the_pool() {
 }
 
 #[test]
-fn rows_and_tokens_that_are_asked_for_size_the_states() {
+fn requested_rows_and_tokens_size_the_states() {
     let plan = |wish| MemoryPlan::new(budget(), wish).expect("it fits");
     let few_rows = MemoryWish {
         max_running_requests: Some(2),
@@ -79,7 +79,7 @@ fn a_pool_without_room_for_its_states_is_refused() {
 }
 
 #[test]
-fn a_number_of_states_that_is_asked_for_decides_rows_and_memory() {
+fn a_requested_number_of_states_sets_rows_and_memory() {
     let hybrid = |max_states, max_running_requests| MemoryWish {
         state_bytes: 50 << 20,
         max_total_tokens: Some(4096),
@@ -93,9 +93,9 @@ fn a_number_of_states_that_is_asked_for_decides_rows_and_memory() {
     let limits = plan.state_limits().expect("it has states");
     assert_eq!((limits.total_slots, limits.grid_tokens), (9, 112));
     let refused = MemoryPlan::new(budget(), hybrid(Some(9), Some(9)));
-    let said = refused.expect_err("none is left for the cache").to_string();
+    let error = refused.expect_err("none is left for the cache").to_string();
     assert!(
-        said.contains("max_mamba_cache_size is 9, expected at least 10"),
-        "{said}"
+        error.contains("max_mamba_cache_size is 9, expected at least 10"),
+        "{error}"
     );
 }

@@ -53,17 +53,17 @@ fn walked_parameters_in_xml_follow_their_types() {
             let text = walk(grammar.as_ref(), vocabulary, seed).text;
             let inner = text
                 .strip_prefix("<tool_call>\n<function=seat>\n")
-                .expect("it begins so");
+                .expect("the prefix");
             let inner = inner
                 .strip_suffix("</function>\n</tool_call>")
-                .expect("it ends so");
+                .expect("the suffix");
             for parameter in inner
                 .split("</parameter>\n")
                 .filter(|rest| !rest.is_empty())
             {
-                let parameter = parameter.strip_prefix("<parameter=").expect("it begins so");
+                let parameter = parameter.strip_prefix("<parameter=").expect("the prefix");
                 let (name, value) = parameter.split_once(">\n").expect("it has a name");
-                let value = value.strip_suffix('\n').expect("it ends so");
+                let value = value.strip_suffix('\n').expect("the suffix");
                 match name {
                     "row" => assert!((1..=99).contains(&value.parse::<u32>().expect("a row"))),
                     "kind" => assert!(["aisle", "window"].contains(&value), "{value}"),
@@ -100,7 +100,7 @@ fn braced(arguments: &str) -> String {
 }
 
 #[test]
-fn choices_are_taken_apart_whatever_is_said_beside_them() {
+fn alternatives_are_decomposed_despite_annotations() {
     let schema = json!({"type": "object", "properties": {"a": {
         "title": "A", "description": "One of three.", "default": null, "examples": [true], "x-order": 1,
         "anyOf": [
@@ -138,7 +138,7 @@ fn choices_are_taken_apart_whatever_is_said_beside_them() {
 }
 
 #[test]
-fn objects_within_objects_have_what_they_must() {
+fn nested_objects_have_their_required_properties() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "object",
         "properties": {"x": {"type": "boolean"}, "y": {"type": "integer"}}, "required": ["y"]}}, "required": ["a"]});
     let grammar = grammar(tiny(), &one_call(schema, ToolFormat::Gemma4));
@@ -154,7 +154,7 @@ fn objects_within_objects_have_what_they_must() {
 }
 
 #[test]
-fn python_writes_its_own_words() {
+fn pythonic_arguments_use_python_literals() {
     let wish = |schema: Value| one_call(schema, ToolFormat::Pythonic);
     let schema = json!({"type": "object", "properties": {
         "a": {"type": ["boolean", "null"]},
@@ -193,9 +193,9 @@ fn python_writes_its_own_words() {
         tiny(),
         &wish(json!({"type": "object", "properties": {"a": {"not": {}}}})),
     );
-    let told = refused.expect_err("it is not supported").to_string();
+    let error = refused.expect_err("it is not supported").to_string();
     assert!(
-        told.contains("\"f\"") && told.contains("#/properties/a/not"),
-        "{told}"
+        error.contains("\"f\"") && error.contains("#/properties/a/not"),
+        "{error}"
     );
 }

@@ -14,7 +14,7 @@ use souffleur_state::output::{OutputStart, ToolChoice, ToolFormat};
 const SEAT: &str = "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>{\"row\": 4, \"kind\": \"aisle\"}";
 const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";
 const THOUGHT: &str = "<|channel|>analysis<|message|>So, a seat.<|end|><|start|>assistant";
-const SAID: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
+const PREAMBLE: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
 
 /// The constraint of a chat with a model that writes messages.
 fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
@@ -42,8 +42,8 @@ fn calls_in_messages_are_constrained() {
                 assert!(takes(&required, &text) && takes(&auto, &text), "{text}");
                 assert_eq!(takes(&named, &text), call == PING, "{text}");
             }
-            assert!(!takes(&required, &format!("{SAID}{call}")));
-            assert!(takes(&auto, &format!("{THOUGHT}{SAID}{call}")));
+            assert!(!takes(&required, &format!("{PREAMBLE}{call}")));
+            assert!(takes(&auto, &format!("{THOUGHT}{PREAMBLE}{call}")));
         }
         let wrong = SEAT.replace("aisle", "floor");
         let answer = "<|channel|>final<|message|>Row 4.";

@@ -21,7 +21,7 @@ fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |first| first..n_rows.min(first + RUN_ROWS))
 }
 
-/// How many keys of a block some of the rows see, those before them included.
+/// End of the keys in a block that at least one of the rows sees.
 #[inline(always)]
 fn seen_end(seen: &[Seen]) -> usize {
     let ends = seen
@@ -120,7 +120,7 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Whether zero times any value that some query does not see is zero.
+    /// Whether all values that some query does not see are finite, so that a weight of zero cancels them.
     #[inline(always)]
     fn is_plain(&mut self, sizes: Sizes, place: usize, loaded: Seen) -> bool {
         let covered = |seen: &Seen| {
@@ -165,8 +165,8 @@ impl<F: KvElement> Work<'_, F> {
         unsafe { fold.run::<F, S>(&space.seen[rows]) };
     }
 
-    /// The weighted sums of a block where a value is not finite: a weight of zero would give NaN, so each query's sum
-    /// uses values of which the unseen ones are masked.
+    /// Computes the weighted sums of a block with a value that is not finite. Since zero times it is NaN, each query's
+    /// sum uses a copy of the values in which unseen ones are zero.
     #[inline(always)]
     fn weigh_seen<S: Lanes>(
         &mut self,

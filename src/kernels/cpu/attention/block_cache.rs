@@ -37,7 +37,7 @@ impl BlockCache {
         self.kept.resize(KEPT_BLOCKS, nothing);
     }
 
-    /// Drops the kept blocks: keys and values of another layer or step follow.
+    /// Drops the kept blocks, before the keys and values of another layer or step.
     pub fn forget(&mut self) {
         for kept in &mut self.kept {
             kept.loaded = Seen::default();
@@ -102,7 +102,7 @@ mod tests {
     use souffleur_base::kv_layout::Values;
 
     #[test]
-    fn a_block_is_found_by_who_sees_the_same_slots_of_its_head() {
+    fn a_kept_block_is_found_for_the_same_head_and_slots() {
         let heads = HeadShape {
             n_heads: 2,
             n_kv_heads: 2,

@@ -1,13 +1,13 @@
 //! Attention for few queries: keys and values go from the KV pool to registers without being packed.
 //!
-//! The chains of sums are those of [`super::product`] over packed blocks, so the bits are too.
+//! Terms are added in the order of [`super::product`], so the results are bit-identical to those of packed blocks.
 
 use super::super::simd::{LANES, Lanes};
 use super::float_kv::FloatKv;
 use super::scales::Scales;
 use super::seen::BLOCK;
 
-/// Most queries: their sums, sixteen words of keys and the intermediate values fill the registers.
+/// Maximum number of queries: their sums, sixteen words of keys and the intermediate values then fill the registers.
 pub const MAX_DIRECT_ROWS: usize = 4;
 
 /// A block of keys and values of one head, and the queries that see all of its loaded slots.
@@ -31,12 +31,12 @@ pub struct Direct<'a, F> {
     pub decay: *const f32,
     /// Weighted sums, `[rows, record]`.
     pub sums: *mut f32,
-    /// Values from a row of sums to the next.
+    /// Distance between rows of sums, in values.
     pub record: usize,
     pub scales: Scales,
 }
 
-/// Slots of a plane to prefetch in portions.
+/// Slots of a plane to prefetch, a few at a time.
 pub struct Fetch<'a, F> {
     pub slots: &'a [*const F],
     /// Elements from the first head's plane to the slots' plane.

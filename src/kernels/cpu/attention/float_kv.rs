@@ -13,7 +13,7 @@ pub trait FloatKv: Element {
 
     /// Whether a word holds neither infinity nor NaN.
     fn is_finite(word: u32) -> bool;
-    /// Sixteen times the word at `p`.
+    /// The word at `p` in all sixteen lanes.
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> Self::Operand<S>;
     unsafe fn operand<S: Lanes>(p: *const u32) -> Self::Operand<S>;
     unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
@@ -23,10 +23,10 @@ pub trait FloatKv: Element {
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;
-    /// Reads 32 elements of `PER_WORD` rows as words across the rows; the second row may not matter. See
-    /// [`Self::in_order`].
+    /// Reads 32 elements of `PER_WORD` rows, each word with an element of every row, in the order that
+    /// [`Self::in_order`] undoes. If `PER_WORD` is 1, the second row is ignored.
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2];
-    /// Values in the order of the elements, from the order in which [`Self::across`] has them.
+    /// Reorders values from the order of [`Self::across`] to that of the elements.
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
 }
 
@@ -157,7 +157,7 @@ macro_rules! singles {
 singles!(f32);
 singles!(f16);
 
-/// Does as `words` for the `len` elements at `p`; the others are zero.
+/// Like `words`, with only `len` elements at `p`; the missing ones are zero.
 ///
 /// # Safety
 /// `p` is valid for `len` elements; the instruction set of `S` was detected.
@@ -171,7 +171,7 @@ pub unsafe fn words_part<F: FloatKv, S: Lanes>(p: *const F, len: usize) -> S::W 
     }
 }
 
-/// Does as `across` for the `len` elements at each row; the others are zero.
+/// Like `across`, with only `len` elements in each row; the missing ones are zero.
 ///
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.

@@ -1,8 +1,7 @@
-//! The KV element types: work items call the attention operations of [`KvElement`]. Floats implement them by
-//! [`FloatKv`], their mapping to lanes; int8 implements them in [`super::codes`].
+//! The trait of KV element types, [`KvElement`]: attention operations that depend on the type.
 //!
-//! Both operands of a product are made of 32-bit words. A word is a pair of bf16 (`dot_pairs`), one f32 (`mul_add`) or a pair
-//! of i16 (`dot_shorts`).
+//! Floats implement them through [`FloatKv`], int8 in [`super::codes`]. Both operands of a product consist of 32-bit
+//! words: a pair of bf16 (`dot_pairs`), one f32 (`mul_add`) or a pair of i16 (`dot_shorts`).
 
 use super::super::element::load_up_to;
 use super::super::kept::Kept;
@@ -15,7 +14,7 @@ use super::seen::BLOCK;
 use super::state::{Fold, VECTORS};
 
 /// # Safety
-/// Every method has the requirements of [`Lanes`], and needs operands of the shapes that they name.
+/// Every method has the requirements of [`Lanes`], and needs operands of the documented shapes.
 pub trait KvElement: Kept {
     /// Elements of a key in a word of an operand, and keys in a word of values.
     const PER_WORD: usize;
@@ -27,19 +26,19 @@ pub trait KvElement: Kept {
     }
     /// Words of a key without padding.
     fn depth(key_dim: usize) -> usize;
-    /// Rows of words that the values of the first `n_keys` keys of a block take.
+    /// Rows of words that hold the values of a block's first `n_keys` keys.
     fn value_depth(n_keys: usize) -> usize;
-    /// Whether few queries of such heads can read keys and values from the pool directly, without packing.
+    /// Whether small query tiles read the pool without packing, for heads of these sizes.
     fn has_direct(key_dim: usize, value_dim: usize) -> bool;
     /// Whether a word of packed values holds neither infinity nor NaN.
     fn is_finite(word: u32) -> bool;
     fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output;
 
-    /// Writes a query as words, whole chunks of them, and returns its scale.
+    /// Writes a query as words, padded to whole chunks, and returns its scale.
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32;
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]);
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize);
-    /// Scores some rows of packed queries against `vectors` times sixteen packed keys.
+    /// Scores some rows of packed queries against `vectors` vectors of sixteen packed keys.
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize);
     /// Adds packed values, weighted, to the decayed sums of some rows.
     unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize);
@@ -137,7 +136,7 @@ impl<F: FloatKv> KvElement for F {
             unsafe {
                 let [first, second] =
                     F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);
-                // A zero's sign may depend on the skipped terms.
+                // Adding 0 makes zeros positive: their sign may depend on the skipped terms.
                 let first = S::mul_add(first, factor, S::splat(0.0));
                 let second = S::mul_add(second, factor, S::splat(0.0));
                 let mut mean = [0.0; PAIR];

@@ -1,13 +1,12 @@
 //! Attention over paged KV, for prefill and decode alike.
 //!
-//! A query's keys are visited in blocks of `BLOCK` and spans of `SPAN` keys that begin at
-//! multiples of those in the sequence. Each span has its own running maximum and sum (online softmax); spans are
-//! merged in ascending order.
-//! So a query's result depends on its position, its own vector and the keys that it sees: not on the chunk it came in,
-//! the page size, the other queries of the step, or which thread computes which spans.
+//! A query's keys are visited in blocks of `BLOCK` and spans of `SPAN` keys that begin at multiples of these sizes in
+//! the sequence. Each span has its own running maximum and sum (online softmax); spans are merged in ascending order.
+//! So a query's result depends only on its position, its own vector and the keys that it sees, not on its prefill
+//! chunk, the page size, the other queries of the step, or which thread computes which spans.
 //!
 //! Rows of a step that begin with the same pages have their shared spans computed together (`prefix`): keys and values
-//! are read and packed once for all of them, and each row continues alone from where they diverge.
+//! are read and packed once for all of them, and each row continues separately from where they diverge.
 
 mod block;
 mod block_cache;
@@ -52,16 +51,16 @@ use crate::HeadShape;
 /// Plans, buffers and counts of all layers' attention.
 pub struct Attention {
     shares_prefixes: bool,
-    /// The plans of the step `serial`, one for each window among the layers and position at which queries become sparse.
+    /// Plans of step `serial`, by head shape and the position from which queries are sparse.
     pub plans: Vec<((HeadShape, usize), AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
-    /// Parts of the step's segments that are not sparse, where some are.
+    /// The dense parts of the step's segments, if some queries are sparse.
     dense: Vec<Segment>,
     pub sparse: SparseAttention,
     pub states: Lines<f32>,
-    /// One for each thread, all of the same size, so that no assignment of items makes one grow.
+    /// One for each thread, all of the same size, so that none must grow whichever items its thread takes.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
 }
@@ -140,7 +139,7 @@ impl Attention {
         out
     }
 
-    /// Index of the plan for a head shape, of the queries at positions below a limit.
+    /// Index of the plan for a head shape and the queries below a position; makes the plan on first use in a step.
     fn plan(
         &mut self,
         kind: (HeadShape, usize),

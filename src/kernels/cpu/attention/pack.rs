@@ -13,7 +13,7 @@ pub struct Ahead<'s, F> {
     /// Where the head's keys begin, and how far its values are after them, in bytes.
     pub start: usize,
     pub to_values: usize,
-    /// The bytes of a slot's keys, and of values that are not among those.
+    /// The bytes of a slot's keys, and of its values unless these are part of the keys.
     pub key_bytes: usize,
     pub value_bytes: usize,
 }
@@ -54,17 +54,17 @@ pub struct Packing<'s, F> {
     pub ahead: Ahead<'s, F>,
 }
 
-/// Packs a block of floats, sixteen keys after the other.
+/// Packs a block of floats, sixteen keys at a time.
 ///
 /// # Safety
-/// The slots hold keys and values where the packing says, and there is room for them; the instruction set of `S` was detected.
+/// The fields of `packing` are valid for `n_keys` keys and values; the instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_keys: usize) {
     let width = F::padded(packing.value_dim);
     for group in (0..n_keys).step_by(LANES) {
         let sixteen: &[*const F; LANES] = packing.slots[group..group + LANES]
             .try_into()
-            .expect("sixteen slots");
+            .expect("a group has sixteen slots");
         let keys = packing.keys.wrapping_add(group);
         let row = group / F::PER_WORD;
         let values = packing.values.wrapping_add(row * width);

@@ -15,17 +15,17 @@ use crate::cpu::nodes::Nodes;
 use crate::cpu::threads::Taking;
 use souffleur_base::ids::RowId;
 
-/// Queries of a key head (tokens times heads of its group) that share a packed block: up to a half more or fewer, so
-/// that no small tile remains that would pack the block again.
+/// Queries of a key head (tokens times heads of its group) in a tile, which share packed blocks. A tile may have up to
+/// half more or fewer, so that no small tile remains that would pack the blocks again.
 const TILE_ROWS: usize = 384;
-/// A segment with at least this many queries shares no prefix: packing again costs less than passing on its records.
+/// A segment with at least this many queries shares no prefix: packing again costs less than storing its records.
 const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which attention is memory-bound.
 const FEW_ROWS: usize = 12;
 /// Work items for each thread, for load balancing.
 const ITEMS_PER_THREAD: usize = 4;
-/// How many such shares an item of many queries may be before it is cut by spans: the records of all its
-/// spans then go through memory, which takes a fifth of the time.
+/// An item of many queries is cut by spans only if it exceeds this many fair shares: the records of all its spans then
+/// go through memory, which takes a fifth of the time.
 const MOST_SHARES: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
@@ -47,14 +47,14 @@ pub enum Target {
     Out,
     /// To the records of the step's tokens, which the next round continues.
     State,
-    /// To one record for each span, from this one on: `[spans, tokens, n_heads]`.
+    /// To records `[spans, tokens, n_heads]`, of which this is the first.
     Spans(usize),
 }
 
-/// Query tokens that see the same slots, and some spans of those.
+/// Query tokens that see the same slots, and the spans of slots to attend to.
 #[derive(Clone, Debug)]
 pub struct Tile {
-    /// First of its tokens in the plan, and their number.
+    /// Index of the first token in the plan.
     first_token: usize,
     n_tokens: usize,
     /// A row whose pages hold the keys.
@@ -77,14 +77,14 @@ impl Tile {
     }
 }
 
-/// The part that a thread claims: some key heads and spans of a tile.
+/// A work item, which one thread claims: some key heads and spans of a tile.
 #[derive(Clone, Debug)]
 pub struct Item {
     pub tile: u32,
     pub heads: Range<u32>,
     pub spans: Range<usize>,
     round: u32,
-    /// The NUMA node that owns the heads; 0 where there are fewer heads than nodes.
+    /// The NUMA node that owns the heads; 0 if there are fewer heads than nodes.
     pub node: u32,
     pub cost: usize,
 }
@@ -92,10 +92,10 @@ pub struct Item {
 /// Items that do not wait for each other.
 pub struct Round {
     items: Range<usize>,
-    /// Its number of items per node, as a range of [`AttentionPlan`]'s `dealt`.
+    /// Range in [`AttentionPlan`]'s `dealt` with the round's number of items per node.
     dealt: Range<usize>,
     pub cost: usize,
-    /// In runs if neighbours share a head, whose keys a thread finds in its cache if it has both.
+    /// In runs if neighbouring items share a head: a thread that takes both finds the keys in its cache.
     pub taking: Taking,
 }
 
@@ -110,13 +110,13 @@ pub struct AttentionPlan {
     dealt: Vec<usize>,
     /// A round begins when the previous one is done.
     rounds: Vec<Round>,
-    /// Tiles whose spans are merged at the end, and the multiply-adds of that.
+    /// Tiles whose spans are merged at the end, and the multiply-adds of the merges.
     merges: (Vec<u32>, usize),
-    /// Also `None` if every query sees all earlier keys.
+    /// Sliding window; also `None` if it covers all keys of every query.
     pub window: Option<usize>,
     /// Records passed from round to round or merged at the end.
     pub n_records: usize,
-    /// Most query tokens, and most records, of an item.
+    /// The largest numbers of query tokens and of records of an item.
     pub largest_item: (usize, usize),
 }
 
@@ -235,7 +235,7 @@ impl AttentionPlan {
         }
     }
 
-    /// Cuts tiles into items: by key heads, and long ones of few queries by spans too.
+    /// Cuts tiles into items: by key heads, and costly tiles by spans too.
     fn divide(&mut self, heads: &HeadShape, nodes: &Nodes) {
         let group = heads.n_heads / heads.n_kv_heads;
         let heads_of_nodes = nodes.heads(heads.n_kv_heads);
@@ -296,7 +296,7 @@ impl AttentionPlan {
     fn sort_items(&mut self, group: usize) {
         let tiles = &self.tiles;
         self.items.sort_unstable_by_key(|item| {
-            // Tiles that follow each other on one head find its keys in the cache.
+            // Consecutive tiles of one head find its keys in the cache.
             let is_many = tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
             let head = if is_many { item.heads.start } else { 0 };
             (
@@ -335,8 +335,8 @@ impl AttentionPlan {
     }
 }
 
-/// The number of parts of a tile's key heads, and of spans of its items, such that items cost about a fair share. Few
-/// queries are memory-bound, which favours reading the heads of a slot together; many are compute-bound.
+/// Into how many parts to cut a tile's key heads, and how many spans an item has, so that items cost about a fair
+/// share. Few queries are memory-bound, which favours reading the heads of a slot together; many are compute-bound.
 fn parts(
     tile: &Tile,
     (cost, fair): (usize, usize),
@@ -353,7 +353,7 @@ fn parts(
         let span_parts = wanted.clamp(1, n_spans);
         (wanted.div_ceil(span_parts), span_parts)
     } else {
-        // To the nearest: the last of equal tiles costs a little more than a share.
+        // Rounded to the nearest: the last of equal tiles costs a little more than a share.
         let wanted = (cost + fair / 2) / fair;
         let span_parts = wanted.div_ceil(MOST_SHARES * n_heads);
         (n_heads, span_parts.clamp(1, n_spans))
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
     use souffleur_base::kv_layout::Values;
 
-    /// The merges of a step with these chunks on two threads: (first position, tokens).
+    /// Counts the merges in a step with chunks of (first position, tokens), on two threads.
     fn merges_of(heads: &HeadShape, chunks: &[(usize, usize)]) -> usize {
         let segments = chunks.iter().scan(0, |next, (first_position, n_tokens)| {
             let first_token = std::mem::replace(next, *next + n_tokens);
@@ -400,10 +400,10 @@ mod tests {
         plan.merges().0.len()
     }
 
-    /// A chunk of the length that half a second allows goes to the threads by heads and tiles: its spans would be written
-    /// and read once more.
+    /// Prefill chunks of about half a second are divided by heads and tiles only: with a division by spans, the spans'
+    /// records would be written and read again.
     #[test]
-    fn short_chunks_far_behind_are_not_cut_by_spans() {
+    fn short_chunks_at_late_positions_are_not_cut_by_spans() {
         let shape = |n_heads, n_kv_heads| HeadShape {
             n_heads,
             n_kv_heads,

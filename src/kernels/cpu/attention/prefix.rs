@@ -1,7 +1,7 @@
 //! Detection of shared prefixes: the rows of a step that begin with the same KV pages.
 //!
-//! It compares page tables, so callers declare no prefix. Rows are sorted by one page of each span, then the pages of
-//! neighbours are compared in full: at most one pass over the rows' pages per step.
+//! Page tables are compared, so callers need not declare prefixes. Rows are sorted by one page of each span, then the
+//! pages of neighbours are compared in full: at most one pass over the rows' pages per step.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use super::seen::SPAN;
 use crate::cpu::batch::Segment;
 use crate::cpu::kv::PageTable;
 
-/// Most levels of nested prefixes; rows continue alone after the last.
+/// Maximum number of nested prefixes; rows continue separately after the last.
 const MAX_ROUNDS: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Node {
     rows: Range<usize>,
     pub spans: Range<usize>,
-    /// Nodes of lower rounds hold the preceding spans.
+    /// Nodes of lower rounds cover the preceding spans.
     pub round: usize,
 }
 
@@ -27,7 +27,7 @@ pub struct Prefixes {
     /// Segments that may share a prefix, sorted so that those with the same pages are adjacent.
     order: Vec<u32>,
     common: Vec<u32>,
-    /// Leading spans of each segment that its nodes hold.
+    /// Number of leading spans of each segment that nodes cover.
     done: Vec<u32>,
     nodes: Vec<Node>,
 }
@@ -97,17 +97,17 @@ impl Prefixes {
                 first = row + 1;
             }
         }
-        // All rows except for the last cut: a part is always shorter than the whole.
+        // The rows after the last cut; some pair has the minimum, so there is a cut, and the recursion ends.
         self.split(first..rows.end, depth as usize, round);
     }
 }
 
-/// Spans before a segment: its tokens see them in full, and later keys.
+/// Number of whole spans before a segment: all its tokens see them, and later keys.
 fn whole_spans(segment: &Segment) -> usize {
     segment.first_position / SPAN
 }
 
-/// Orders two segments by the last page of each span, and counts the spans where it is the same.
+/// Orders two segments by the last page of each span, and counts the leading spans where that page is the same.
 fn sampled(a: &Segment, b: &Segment, table: &PageTable) -> (Ordering, usize) {
     let n_spans = whole_spans(a).min(whole_spans(b));
     let (a_pages, b_pages) = (table.row(a.row), table.row(b.row));

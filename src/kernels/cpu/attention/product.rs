@@ -34,8 +34,8 @@ impl Product {
         }
     }
 
-    /// Computes `rows` rows and `vectors` times sixteen columns. Each element of `a b` is one chain over ascending
-    /// depth: the tiling does not change it.
+    /// Computes `rows` rows and `vectors` vectors of sixteen columns. Each element of `a b` is summed in order of
+    /// ascending depth, whatever the tiling.
     ///
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
@@ -97,7 +97,7 @@ impl Product {
         row: usize,
         vector: usize,
     ) -> usize {
-        // SAFETY: the caller's promise. Wrapping arithmetic because other carries checks in debug builds.
+        // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
         unsafe {
             let mut sums = [[S::splat(0.0); N]; M];
             let mut a = self.a.wrapping_add(row.wrapping_mul(self.lda));

@@ -12,7 +12,7 @@ impl<F: KvElement> Work<'_, F> {
         self.item.heads.len() * sizes.rows
     }
 
-    /// Index of a record in the order of `[tokens, n_heads]`, for each record of the item in its own order.
+    /// Token and query head of each record of the item, in the item's order.
     fn records(&self, sizes: Sizes) -> impl Iterator<Item = (QueryToken, usize)> + use<'_, F> {
         self.item.heads.clone().flat_map(move |head| {
             let heads = head as usize * sizes.group..(head as usize + 1) * sizes.group;
@@ -34,7 +34,7 @@ impl<F: KvElement> Work<'_, F> {
             let of_group =
                 |token: QueryToken| &q.row(token.index as usize)[head as usize * part..][..part];
             for (i, token) in tokens.iter().enumerate() {
-                // A head of a token is far from that of the next: no stream for the hardware prefetcher.
+                // The same head of consecutive tokens is too far apart for the hardware prefetcher.
                 if let Some(token) = tokens.get(i + TOKENS_AHEAD) {
                     for line in of_group(*token).chunks(LANES) {
                         // SAFETY: only a hint; `dispatch` detected the instruction set.

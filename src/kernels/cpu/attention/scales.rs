@@ -1,6 +1,6 @@
 //! Scales of int8 keys and values, and of the quantised queries and softmax weights.
 
-/// Not read for floats.
+/// Scales of the operands of an attention product; not read for float keys and values.
 #[derive(Clone, Copy)]
 pub struct Scales {
     /// `[groups of a key, BLOCK]`.

@@ -12,7 +12,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// The part of the block that begins at `start` which `positions` cover.
+    /// The part of the block at `start` that `positions` cover.
     #[inline(always)]
     pub(super) fn new(positions: Range<usize>, start: usize) -> Self {
         Self {

@@ -23,7 +23,7 @@ pub struct Sizes {
     /// Scales of a value, and the number of scales before them.
     pub value_scales: usize,
     pub before_value_scales: usize,
-    /// Words of a row's weights of a block: each group of a value with a scale has its own weights.
+    /// Words of a row's weights for a block; int8 values have separate weights for each group with a scale.
     pub weight_words: usize,
 }
 

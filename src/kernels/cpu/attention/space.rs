@@ -7,7 +7,7 @@ use super::seen::{BLOCK, Seen};
 use super::sizes::Sizes;
 use crate::HeadShape;
 
-/// Queries whose scores of a block are computed together, so that they stay in L1.
+/// Queries that are scored against a block together; their scores stay in L1.
 pub const CHUNK_ROWS: usize = 96;
 
 /// Buffers of one work item; they only grow.
@@ -20,7 +20,7 @@ pub struct Workspace {
     pub kv_scales: Lines<f32>,
     pub are_scales_finite: bool,
     pub blocks: BlockCache,
-    /// Values of a block with those masked that a query does not see.
+    /// A block's values, zero where a query does not see them.
     pub masked: Lines<u32>,
     /// The part of the block that each query sees, `[rows]`.
     pub seen: Vec<Seen>,

@@ -1,14 +1,14 @@
 //! Running state of an online softmax: weighted sum of values, sum of weights, maximum score.
 //!
-//! A record is `[values: width, in the order of their operands][sum: 16 lanes][maximum: 16, the first counts]`; the sum
-//! of weights stays in lanes and decays like another vector of values. Scores and maxima are base-2 logarithms.
+//! A record is `[weighted values: width][sum of weights: 16 lanes][maximum: first of 16 lanes]`. Values have the order
+//! of product operands; the sum of weights decays like a vector of values. Scores and maxima are base-2 logarithms.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::scales::Scales;
 use super::seen::{BLOCK, Seen};
 
-/// f32 of a record of heads padded to `width`.
+/// Number of f32 in a record whose values are padded to `width`.
 pub const fn record_len(width: usize) -> usize {
     width + 2 * LANES
 }
@@ -19,7 +19,8 @@ pub fn clear(record: &mut [f32]) {
     record[max] = f32::MIN;
 }
 
-/// Bound of the score and factor of the weight, of keys that count and others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
+/// Upper limits of scores and factors of weights, for seen (`yes`) and unseen keys: `[no: BLOCK, yes: BLOCK, no:
+/// BLOCK]`.
 static LIMITS: [f32; 3 * BLOCK] = bounds(f32::NEG_INFINITY, f32::INFINITY);
 static FACTORS: [f32; 3 * BLOCK] = bounds(0.0, 1.0);
 
@@ -34,7 +35,7 @@ const fn bounds(no: f32, yes: f32) -> [f32; 3 * BLOCK] {
 }
 
 pub const VECTORS: usize = BLOCK / LANES;
-/// Fewest rows whose maxima are found together.
+/// Minimum number of rows whose maxima are computed together, by a transposition.
 const MANY_ROWS: usize = 8;
 
 /// Scores of a block to turn into weights, and the records that receive their sums and maxima.
@@ -48,7 +49,7 @@ pub struct Fold {
     pub decay: *mut f32,
     pub records: *mut f32,
     pub record: usize,
-    /// Positive.
+    /// Positive factor of the scores.
     pub scale: f32,
     pub scales: Scales,
 }
@@ -90,7 +91,7 @@ impl Fold {
                     v[i] = S::exp2_falling(S::mul_add(v[i], S::splat(self.scale), below));
                 }
                 if !seen.is_all() {
-                    // `exp2` clamps: unseen keys must weigh exactly zero.
+                    // `exp2` clamps its result above zero, but unseen keys must weigh exactly zero.
                     let [start, end] = seen.bounds_in(&FACTORS);
                     for i in 0..VECTORS {
                         let factor = S::mul(
@@ -143,7 +144,7 @@ impl Fold {
         }
     }
 
-    /// A row's scores; those of unseen keys, which are arbitrary, become lower than all others.
+    /// Loads a row's scores; those of unseen keys, which are arbitrary, become negative infinity.
     #[inline(always)]
     unsafe fn load<S: Lanes>(&self, row: usize, seen: Seen) -> [S::V; VECTORS] {
         let scores = self.scores.wrapping_add(row * BLOCK);
@@ -169,7 +170,7 @@ impl Fold {
 }
 
 impl Seen {
-    /// Starts of the bounds of a block's keys: one by the first key that is seen, one by the last.
+    /// Starts of two block-sized windows of `bounds`: `no` for keys before the seen ones, and for keys after them.
     #[inline(always)]
     fn bounds_in(self, bounds: &'static [f32; 3 * BLOCK]) -> [*const f32; 2] {
         let at = |offset: usize| bounds[offset..offset + BLOCK].as_ptr();
@@ -189,10 +190,10 @@ impl Seen {
 /// If the records differ in length.
 #[inline(always)]
 pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
-    assert_eq!(total.len(), span.len(), "records of one shape");
+    assert_eq!(total.len(), span.len(), "records must have equal lengths");
     let max_at = span.len() - LANES;
     let (old, new) = (total[max_at], span[max_at]);
-    // A NaN score shows in the sum.
+    // An empty span changes nothing; a span with a NaN score has a NaN sum, so it is merged.
     if new == f32::MIN && span[max_at - LANES..max_at].iter().all(|sum| *sum == 0.0) {
         return;
     }

@@ -26,7 +26,7 @@ pub struct Step<'a, F> {
     pub sinks: Option<&'a [f32]>,
     pub planes: Planes,
     pub q: &'a Tensor,
-    /// As `planes` says; scales only where elements have some.
+    /// Elements in the layout of `planes`, and their scales if they are int8.
     pub kv: &'a [F],
     pub scales: &'a [bf16],
     pub table: &'a PageTable,
@@ -49,15 +49,15 @@ pub struct Work<'a, F> {
     pub space: &'a mut Workspace,
 }
 
-/// Fewest queries of a tile that keeps its packed blocks: a smaller one is rarely followed by others on the same head.
+/// Minimum queries of a tile that keeps its packed blocks: after a smaller tile, another on the same head is rare.
 const MIN_KEEPING_ROWS: usize = 96;
 
 /// The slots of a block; the dummy slot replaces those that the tile does not see.
 #[derive(Clone, Copy)]
 struct Slots<F> {
-    /// Offsets in the keys of the first head.
+    /// Pointers to the slots in the first head's plane of keys.
     starts: [*const F; BLOCK],
-    /// Slot numbers, by which scales are found.
+    /// Slot indices, to look up scales.
     numbers: [u32; BLOCK],
 }
 
@@ -154,7 +154,10 @@ impl<F: KvElement> Work<'_, F> {
         self.step
             .table
             .for_slots(self.tile().row, seen, |position, slot| {
-                assert!(slot < n_slots, "slot {slot} of {n_slots}");
+                assert!(
+                    slot < n_slots,
+                    "slot {slot} is outside the KV pool of {n_slots} slots"
+                );
                 slots.starts[position - start] = kv.wrapping_add(planes.slot(slot));
                 slots.numbers[position - start] = slot as u32;
             });
@@ -174,13 +177,13 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Offsets of the keys and of the values of a head of the item from the keys of the first head of all.
+    /// Offsets of the key and value planes of the item's head number `head`, from the first head's keys.
     fn planes(&self, head: usize) -> (usize, usize) {
         let head = self.item.heads.start as usize + head;
         (self.step.planes.keys(head), self.step.planes.values(head))
     }
 
-    /// Packs the keys and values of a head, unless an earlier tile did; returns where they are.
+    /// Packs the keys and values of a head, unless an earlier tile did; returns their place in the cache.
     #[inline(always)]
     fn packed<S: Lanes>(
         &mut self,
@@ -209,14 +212,14 @@ impl<F: KvElement> Work<'_, F> {
             values: self.space.blocks.values::<F>(sizes, place).as_mut_ptr(),
             ahead: self.ahead(next, head),
         };
-        // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch` detected the
-        // instruction set.
+        // SAFETY: every slot, the dummy too, holds keys and values of all heads; `fit` made room; `dispatch` detected
+        // the instruction set.
         unsafe { F::pack::<S>(&mut packing, loaded.end as usize) };
         packing.ahead.fetch::<S>(usize::MAX);
         place
     }
 
-    /// A decode of few heads per key head: packing a block would cost more than using it.
+    /// Whether the item is a decode with few query heads per key head: packing a block would cost more than using it.
     fn is_direct(&self, sizes: Sizes) -> bool {
         let heads = self.step.heads;
         self.tokens().len() == 1

@@ -1,6 +1,6 @@
-//! Mixture of experts on the CPU.
+//! Mixture of experts (MoE) on the CPU.
 //!
-//! Tokens are sorted by expert once, in blocks if they are many. One kernel then computes all experts' gate and up
+//! Tokens are sorted by expert once, in blocks if there are many. One kernel then computes all experts' gate and up
 //! projections, another all down projections; an item of the latter owns some outputs of every token of a block and
 //! sums over the experts in ascending id.
 
@@ -40,7 +40,7 @@ impl Experts {
     /// Takes experts of equal shapes.
     ///
     /// # Panics
-    /// If there is none, or their shapes differ.
+    /// If there are no experts, or their shapes differ.
     pub fn new(experts: Vec<Expert<CpuBackend>>, gate: Gate) -> Self {
         let (gate_up, down): (Vec<_>, Vec<_>) = experts
             .into_iter()
@@ -51,7 +51,7 @@ impl Experts {
             let first = shape(&all[0]);
             assert!(
                 all.iter().all(|other| shape(other) == first),
-                "experts of equal shapes"
+                "experts must have equal shapes"
             );
             first
         };
@@ -59,7 +59,7 @@ impl Experts {
         assert_eq!(
             [both, hidden],
             [2 * width, outputs],
-            "gate/up and down projections of matching shapes"
+            "gate/up and down projections must have matching shapes"
         );
         Self {
             gate_up_encodings: encodings(&gate_up),

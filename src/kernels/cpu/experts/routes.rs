@@ -12,15 +12,15 @@ use crate::routing::Routing;
 /// Approximate cost of choosing, per logit, in multiply-adds.
 const LOGIT_COST: usize = 32;
 const ITEM_TOKENS: usize = 16;
-/// Minimum average rows of an expert in a block of tokens, per thread: smaller groups of rows are often not full, and
-/// each thread reads all weights.
+/// Minimum average rows of an expert in a block of tokens, per thread: with fewer, groups of rows are often not full,
+/// while each thread reads all weights.
 const LEAST_BLOCK_ROWS: usize = 16;
 
 /// Per-expert biases, added to scores for the choice only, and factors on the weights of the chosen experts.
 pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 
-/// A *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by expert, and within
-/// an expert by token.
+/// The rows of a step: a *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by
+/// expert, and within an expert by token.
 #[derive(Default)]
 pub struct Routes {
     /// `[tokens, n_used]`.
@@ -128,9 +128,9 @@ fn chosen<'a>(
     of_token.map(move |(token, chosen)| (token * n_blocks / n_tokens, chosen))
 }
 
-/// Blocks of tokens, one per thread if experts keep enough rows: a thread then reads data that it wrote itself.
-/// Measured with bf16 and two threads; instruction sets that widen bf16 or multiply tiles of sixteen rows are faster
-/// with the rows of all tokens.
+/// Number of blocks of tokens: one per thread if experts keep enough rows, as a thread then reads data that it wrote
+/// itself. Measured with bf16 and two threads; instruction sets that widen bf16 or multiply tiles of sixteen rows are
+/// faster with a single block.
 fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
     let n_threads = pool.n_threads();
     let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads * n_threads;

@@ -1,4 +1,4 @@
-//! Packed activations of experts' rows: those of an expert in a block of tokens are contiguous, in their own groups.
+//! Packed activations sorted by expert: the rows of an expert in a block of tokens are contiguous, in separate groups.
 
 use super::super::activations::{RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
@@ -65,7 +65,7 @@ impl<'a> ExpertRows<'a> {
     /// Encodes all rows of `x`; the experts' rows are picked from them.
     ///
     /// # Panics
-    /// If one of them does not exist.
+    /// If a picked row does not exist in `x`.
     pub fn picked(
         (pool, isa): (&mut ThreadPool, Isa),
         scratch: &Scratch,

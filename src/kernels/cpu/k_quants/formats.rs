@@ -9,18 +9,18 @@ const LOW_HALVES: u32 = 0x0f0f_0f0f;
 const ONE: u32 = 0x0101_0101;
 const TWO: u32 = 0x0303_0303;
 
-/// 2 bits from minima on.
+/// 2-bit codes with minima.
 pub struct Q2K;
-/// 3 bits around zero.
+/// 3-bit codes around zero, without minima.
 pub struct Q3K;
-/// 4 bits from minima on.
+/// 4-bit codes with minima.
 pub struct Q4K;
-/// 5 bits from minima on.
+/// 5-bit codes with minima.
 pub struct Q5K;
-/// 6 bits around zero.
+/// 6-bit codes around zero, without minima.
 pub struct Q6K;
 
-/// Four lines of codes: the low halves are the first four steps, the high ones the last four.
+/// Unpacks four lines of 4-bit codes: the low halves of bytes are the first four steps, the high halves the last four.
 ///
 /// # Safety
 /// `lines` is valid for four lines; the instruction set of `S` was detected.
@@ -39,7 +39,7 @@ unsafe fn halves<S: Lanes>(lines: *const u32) -> [S::W; SUB_STEPS] {
     }
 }
 
-/// Two lines, each with two bits of four steps: shifted to higher bits by `place`.
+/// Unpacks two lines, each with two bits for each of four steps, to bit `place`.
 ///
 /// # Safety
 /// `lines` is valid for two lines; the instruction set of `S` was detected.
@@ -58,7 +58,7 @@ unsafe fn two_bits<S: Lanes>(lines: *const u32, place: u32) -> [S::W; SUB_STEPS]
     }
 }
 
-/// A line with one bit of eight steps: shifted to higher bits by `place`.
+/// Unpacks a line with one bit for each of eight steps, to bit `place`.
 ///
 /// # Safety
 /// `line` is valid for a line; the instruction set of `S` was detected.
@@ -75,7 +75,7 @@ unsafe fn one_bit<S: Lanes>(line: *const u32, place: u32) -> [S::W; SUB_STEPS] {
     }
 }
 
-/// Bits moved from one place to another.
+/// Moves bits from position `from` to position `to`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -12,7 +12,8 @@ const UPPER_TWO: u32 = 0x3030_3030;
 const EVEN_BYTES: u32 = 0x00ff_00ff;
 const EVEN_LOW_HALVES: u32 = 0x000f_000f;
 
-/// Lines of scales of sixteen inputs, four a word: the bytes 0 and 2 are the pair of an even sub-block, 1 and 3 that of an odd one.
+/// Lines of scales of sixteen inputs, four in a word: bytes 0 and 2 are an even sub-block's, bytes 1 and 3 an odd
+/// one's.
 const PAIR_LINES: usize = 4;
 
 /// `acc + scaled (d dx) - minima (dmin dx)`.
@@ -34,7 +35,7 @@ unsafe fn add_with_minima<S: Lanes>(
     }
 }
 
-/// The bytes of a sub-block's pair.
+/// The two scale bytes of a sub-block.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -61,7 +62,7 @@ unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
     }
 }
 
-/// A byte of each word, twice as i16.
+/// Copies a byte of each word into both of the word's i16.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -75,7 +76,7 @@ unsafe fn twice<S: Lanes>(words: S::W, byte: usize) -> S::W {
     }
 }
 
-/// The upper two bits of the scales 4 to 7 of Q4_K, from the bytes of 0 to 3.
+/// The upper two bits of scales 4 to 7 of Q4_K, which the bytes of scales 0 to 3 contain.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -85,7 +86,7 @@ unsafe fn upper_two<S: Lanes>(words: S::W) -> S::W {
     unsafe { S::and(S::shift_right(words, 2), S::splat_word(UPPER_TWO)) }
 }
 
-/// The header of Q4_K and Q5_K: d, dmin; scales and minima of the sub-blocks, a byte each, of 0 to 3 and of 4 to 7.
+/// The header of Q4_K and Q5_K: d, dmin, and the scales and minima of sub-blocks 0 to 3 and 4 to 7, a byte each.
 #[derive(Clone, Copy)]
 pub struct MinHeader<S: Lanes> {
     d: S::V,
@@ -136,7 +137,8 @@ impl<S: Lanes> Header<S> for MinHeader<S> {
     }
 }
 
-/// The header of Q2_K: d, dmin; of each sixteen inputs a byte, the scale in its low half and the minimum in its high one.
+/// The header of Q2_K: d, dmin, and a byte for each sixteen inputs, with the scale in its low half, the minimum in the
+/// high half.
 #[derive(Clone, Copy)]
 pub struct HalvesHeader<S: Lanes> {
     d: S::V,
@@ -175,7 +177,7 @@ impl<S: Lanes> Header<S> for HalvesHeader<S> {
     }
 }
 
-/// The header of Q3_K and Q6_K: d; of each sixteen inputs a signed byte. Codes are `1 << OFFSET_BITS` too large.
+/// The header of Q3_K and Q6_K: d, and a signed scale for each sixteen inputs. Codes are `1 << OFFSET_BITS` too large.
 #[derive(Clone, Copy)]
 pub struct SignedHeader<S: Lanes, const OFFSET_BITS: u32> {
     d: S::V,

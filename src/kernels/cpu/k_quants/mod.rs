@@ -1,26 +1,26 @@
-//! Products with K-quants: superblocks of 256 inputs whose codes have 2 to 6 bits, scales in integers and a scale over them.
+//! Products with K-quants: superblocks of 256 inputs with codes of 2 to 6 bits and two levels of scales.
 //!
-//! **A panel** of sixteen outputs has for each superblock lines of 64 bytes, one word an output:
+//! For each superblock, **a panel** of sixteen outputs has lines of 64 bytes, one word per output:
 //!
 //! | format | lines | header | a sub-block of 32 inputs |
 //! |---|---|---|---|
-//! | Q2_K | 21 | d and dmin (f16) of all outputs; four lines of scales and minima of sixteen inputs, see [`pack`] | 2 lines of codes |
-//! | Q3_K | 29 | a line whose first half is d (f16); four lines of signed scales | 2 lines of lower bits, one of third bits |
-//! | Q4_K | 36 | d and dmin (f16) of all outputs; three lines of 6-bit scales and minima, as in the file | 4 lines of codes |
+//! | Q2_K | 21 | d, dmin (f16); four lines of scales and minima of sixteen inputs, see [`pack`] | 2 lines of codes |
+//! | Q3_K | 29 | d (f16) in half a line; four lines of signed scales | 2 lines of lower bits, one of third bits |
+//! | Q4_K | 36 | d, dmin (f16); three lines of 6-bit scales and minima, as in GGUF | 4 lines of codes |
 //! | Q5_K | 44 | the same | 4 lines of codes, one of fifth bits |
-//! | Q6_K | 53 | a line whose first half is d (f16); four lines of signed scales, see [`pack`] | 4 lines of codes, two of upper bits |
+//! | Q6_K | 53 | d (f16) in half a line; four lines of signed scales | 4 lines of codes, two of upper bits |
 //!
-//! A line of codes holds two steps of four inputs: step u in the low halves of its bytes, step u + 4 in the high ones.
-//! A line of third or fifth bits has step t of a byte in bit t; other lines of lower or upper bits, and the codes of Q2_K, have four
-//! steps, two bits each.
+//! A line of codes holds two steps of four inputs: step u in the low halves of its bytes, step u + 4 in the high
+//! halves. In a line of third or fifth bits, bit t of a byte belongs to step t. Other lines of lower or upper bits, and
+//! the codes of Q2_K, hold four steps, two bits each.
 //!
-//! **Activations** ([`Encoding::A256`](super::format::Encoding)) are signed bytes with one f32 scale for each row and superblock,
-//! and the sums of each sixteen of them in pairs of i16.
+//! **Activations** ([`Encoding::A256`](super::format::Encoding)) are signed bytes with one f32 scale for each row and
+//! superblock, and the sums of each sixteen of these bytes, as pairs of i16.
 //!
-//! **Sums**: all sums inside a superblock are exact integers: S of scale x code x activation, M of minimum x activation. Then
-//! `acc = fma(S, d dx, acc)` and `acc = fma(M, -(dmin dx), acc)`, in ascending superblocks: the same bits for any number of
-//! rows and on every instruction set with a fused multiply-add. Q3_K and Q6_K have no minima: their codes are 4 and 32 too large,
-//! which M, the sum of scale x activation, takes away from S.
+//! **Sums** inside a superblock are exact integers: S of scale x code x activation, M of minimum x activation. Then
+//! `acc = fma(S, d dx, acc)` and `acc = fma(M, -(dmin dx), acc)`, in ascending order of superblocks: the same bits for
+//! any number of rows and on every instruction set with a fused multiply-add. Q3_K and Q6_K have no minima. Their codes
+//! are 4 and 32 too large, so as many times M, here the sum of scale x activation, is subtracted from S.
 
 mod formats;
 mod headers;
@@ -43,7 +43,7 @@ pub const SUB_STEPS: usize = 8;
 pub const ROW_WORDS: usize = 1 + SUB_BLOCKS + SUPER_BLOCK / 4;
 
 /// # Panics
-/// If it is no K-quant.
+/// If `block` is not a K-quant.
 pub fn lines(block: BlockType) -> usize {
     match block {
         BlockType::Q2K => Q2K::LINES,
@@ -51,7 +51,7 @@ pub fn lines(block: BlockType) -> usize {
         BlockType::Q4K => Q4K::LINES,
         BlockType::Q5K => Q5K::LINES,
         BlockType::Q6K => Q6K::LINES,
-        other => unreachable!("{} is multiplied otherwise", other.name()),
+        other => unreachable!("{} is not a K-quant", other.name()),
     }
 }
 
@@ -59,7 +59,7 @@ pub trait KQuant: 'static {
     const LINES: usize;
     /// Steps that share a scale: eight for 32 inputs, four for sixteen.
     const SCALED_STEPS: usize;
-    /// Steps whose products stay within i16 when they are summed by twos.
+    /// Number of steps whose products, summed in pairs, fit into i16.
     const NARROW_STEPS: usize;
     type Header<S: Lanes>: Header<S>;
 
@@ -75,7 +75,7 @@ pub trait Header<S: Lanes>: Copy {
     /// `block` is valid for a superblock; the instruction set of `S` was detected.
     unsafe fn load(block: *const u32) -> Self;
 
-    /// The scales of a sub-block in pairs of i16: of its first and of its second sixteen inputs; then the factors of M.
+    /// The scales of a sub-block, and its factors of M: pairs of i16, for the first and the second sixteen inputs.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -88,7 +88,7 @@ pub trait Header<S: Lanes>: Copy {
     unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V;
 }
 
-/// The steps of a sub-block in an order in which those of the same line of codes follow each other.
+/// The step of a sub-block at `index` in an order in which steps of the same line of codes are adjacent.
 #[inline(always)]
 pub fn by_lines(index: usize) -> usize {
     index / 2 + SUB_STEPS / 2 * (index % 2)
@@ -97,7 +97,8 @@ pub fn by_lines(index: usize) -> usize {
 /// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `blocks * ROW_WORDS * M` words, `panel` for `blocks` superblocks; the instruction set of `S` was detected.
+/// `rows` is valid for `blocks * ROW_WORDS * M` words, `panel` for `blocks` superblocks; the instruction set of `S` was
+/// detected.
 #[inline(always)]
 pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
     rows: *const u32,

@@ -1,7 +1,7 @@
 //! Packs K-quant superblocks from GGUF into the lines of a panel.
 //!
-//! A line of sixteen words holds a word of each of sixteen outputs. Packing moves and re-pairs nibbles of words of four
-//! codes and never unpacks a single code.
+//! A line has one word for each of sixteen outputs. Packing rearranges words of four codes and never unpacks a single
+//! code.
 
 use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -14,7 +14,7 @@ const LOW_ONE: u32 = 0x0101_0101;
 /// Header lines of Q4_K and Q5_K, and of the types with a scale for each sixteen inputs.
 pub(super) const MIN_HEADER: usize = 4;
 pub(super) const PAIR_HEADER: usize = 5;
-/// The order of scales within a line of four: the pairs of two sub-blocks alternate.
+/// The order of the four scales in a word: the pairs of two sub-blocks alternate.
 pub(super) const PAIR_ORDER: [usize; 4] = [0, 2, 1, 3];
 
 type Line = [u32; PANEL];
@@ -22,8 +22,7 @@ type Line = [u32; PANEL];
 /// A superblock of each output of a panel.
 type Superblocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; PANEL];
 
-/// Writes the superblocks of at most sixteen rows into the lines of a panel. Lanes without a row are those of a row of
-/// zeros.
+/// Writes the superblocks of at most sixteen rows into the lines of a panel. Lanes without a row are zero.
 #[inline(always)]
 pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
     match block_type {
@@ -32,7 +31,7 @@ pub fn pack(block_type: BlockType, rows: &[&[u8]], panel: &mut [u32]) {
         BlockType::Q4K => pack_rows(rows, panel, Q4K::LINES, pack_q4k),
         BlockType::Q5K => pack_rows(rows, panel, Q5K::LINES, pack_q5k),
         BlockType::Q6K => pack_rows(rows, panel, Q6K::LINES, pack_q6k),
-        other => unreachable!("{} is packed elsewhere", other.name()),
+        other => unreachable!("{} is not a K-quant", other.name()),
     }
 }
 
@@ -91,7 +90,7 @@ fn pack_q3k(blocks: &Superblocks<'_, 110>, lines: &mut [Line]) {
     for i in 0..4 {
         lines[1 + i] = std::array::from_fn(|lane| {
             let packed = &blocks[lane][96..108];
-            // Signed, as Q6_K has them.
+            // Signed, as in Q6_K.
             let scale = |at: usize| q3_k_scale(packed, 4 * i + at).wrapping_sub(32);
             u32::from_le_bytes(PAIR_ORDER.map(scale))
         });
@@ -117,7 +116,7 @@ fn pack_q6k(blocks: &Superblocks<'_, 210>, lines: &mut [Line]) {
     put_two_bits(blocks, 128, &mut lines[PAIR_HEADER + 4..], 6);
 }
 
-/// Writes the scales of each sixteen inputs, sixteen bytes of each superblock.
+/// Writes the scales of sixteen inputs each: sixteen bytes of each superblock.
 #[inline(always)]
 fn put_pairs<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, lines: &mut [Line]) {
     for i in 0..4 {
@@ -164,7 +163,7 @@ fn words<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize) -> Line
     })
 }
 
-/// Puts the half word at a byte of each superblock side by side.
+/// Writes the 16-bit word at byte `at` of each superblock, two in a word.
 #[inline(always)]
 fn put_halves<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, out: &mut [u32]) {
     for (pair, out) in out.iter_mut().enumerate() {
@@ -173,8 +172,8 @@ fn put_halves<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, ou
     }
 }
 
-/// Writes the four-bit codes of 32 bytes: those in the low halves are the steps of one sub-block, those in the high halves of
-/// another. Four lines hold the eight steps of a sub-block.
+/// Writes the four-bit codes of 32 bytes: low halves are the steps of one sub-block, high halves those of another. Four
+/// lines hold the eight steps of a sub-block.
 #[inline(always)]
 fn put_codes<const BYTES: usize>(
     blocks: &Superblocks<'_, BYTES>,
@@ -193,7 +192,7 @@ fn put_codes<const BYTES: usize>(
     }
 }
 
-/// The bits of `mask`, shifted down by `from`, of each step, side by side with `width` between them.
+/// Gathers the bits `mask << from` of all steps into one line, `width` bits apart.
 #[inline(always)]
 fn gathered<const STEPS: usize>(
     steps: &[Line; STEPS],

@@ -11,7 +11,7 @@ fn half_at(line: &[u32], index: usize) -> f32 {
     f16::from_bits((line[index / 2] >> (16 * (index % 2))) as u16).to_f32()
 }
 
-/// Reads the values of a lane of a superblock's lines, as [`BlockType::decode`] gives them.
+/// Decodes one lane of a superblock's lines, to the values of [`BlockType::decode`].
 pub fn unpack(block_type: BlockType, lines: &[u32], lane: usize, out: &mut [f32]) {
     let out = &mut out[..SUPER_BLOCK];
     let line = |index: usize| lines[index * PANEL + lane];
@@ -61,11 +61,11 @@ pub fn unpack(block_type: BlockType, lines: &[u32], lane: usize, out: &mut [f32]
                 *out = scale * (f32::from(low | upper << 4) - 32.0);
             }
         }
-        other => unreachable!("{} is unpacked elsewhere", other.name()),
+        other => unreachable!("{} is not a K-quant", other.name()),
     }
 }
 
-/// The byte of the scale of an input's sixteen inputs.
+/// The scale byte of the sixteen inputs that include `input`.
 fn pair_scale(line: impl Fn(usize) -> u32, input: usize) -> u8 {
     let s = input / 16;
     line(1 + s / 4).to_le_bytes()[PAIR_ORDER[s % 4]]

@@ -16,13 +16,13 @@ pub struct HeadMatrices {
 
 impl HeadMatrices {
     /// # Panics
-    /// If there is none, or their shapes differ.
+    /// If there are no heads, or their shapes differ.
     pub fn new(heads: Vec<Stack>) -> Self {
         let shape = |stack: &Stack| (stack.outputs, stack.inputs);
         let first = shape(&heads[0]);
         assert!(
             heads.iter().all(|other| shape(other) == first),
-            "heads of equal shapes"
+            "heads must have equal shapes"
         );
         let mut encodings = Encodings::new();
         for encoding in heads.iter().flat_map(Stack::encodings) {

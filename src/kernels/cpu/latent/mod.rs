@@ -1,4 +1,4 @@
-//! Latent attention (MLA): query projections, latents into the KV pages, values from means of latents.
+//! Latent attention (MLA) on the CPU: projects queries, stores latents, computes values from means of latents.
 
 pub(super) mod head_rows;
 mod heads;
@@ -23,7 +23,7 @@ use crate::latent::{LatentShape, LatentWeights};
 
 const ELEMENT_COST: usize = 64;
 
-/// Stores the latents of a layer and returns the queries as attention over latents reads them.
+/// Stores the latents of a layer and returns the absorbed queries, for attention over latents.
 pub fn project(
     backend: &mut CpuBackend,
     x: &Operand,

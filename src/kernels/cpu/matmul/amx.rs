@@ -1,8 +1,8 @@
 //! Matrix products with AMX tiles: up to 32 rows with two panels at once, in bf16 and int8.
 //!
-//! A panel's steps are tiles as they are in memory, and so are the words of contiguous rows
-//! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). The sums of an output depend on neither the rows
-//! nor the other panels: a tile of one row is multiplied like one of sixteen.
+//! A panel's steps form tiles as they are in memory, and so do the words of contiguous rows
+//! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). A sum does not depend on other rows or panels: a
+//! tile of one row is multiplied like one of sixteen.
 
 use std::ops::Range;
 
@@ -17,16 +17,16 @@ const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 const BLOCK_PANELS: usize = 2;
 const BLOCK_GROUPS: usize = BLOCK_ROWS / MAX_ROWS;
 const TILE_WORDS: usize = TILE_ROWS * LINE_WORDS;
-/// With the group's header.
+/// Words of a row for a group, including the header.
 const INT8_ROW: usize = INT8_STEPS + 2;
-/// With the group's header.
+/// Words of a panel for a group, including the header.
 const INT8_PANEL: usize = (INT8_STEPS + 1) * PANEL;
 /// Prefetch distance of a single stream of weights: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
 const STREAM_WORDS: usize = 512;
 
 pub(super) struct FromTiles<'a>(pub Item<'a>);
 
-/// The sums of a block: adjacent panels in the first; if gated, gate in the first and up in the second.
+/// The sums of a block: two adjacent panels in the first element; if gated, gate in the first and up in the second.
 type BlockSums = [[Sums; BLOCK_GROUPS]; 2];
 
 struct Block<'a> {
@@ -144,7 +144,7 @@ impl Item<'_> {
         }
     }
 
-    /// The weights that this thread probably multiplies next: this share of them, to prefetch, and its number of words.
+    /// Pointer and number of words of this share of the weights that the thread probably multiplies next, to prefetch.
     #[inline(always)]
     fn words_ahead(
         &self,
@@ -165,7 +165,8 @@ impl Item<'_> {
 
 trait BlockProduct {
     /// # Safety
-    /// The block's pointers are valid, it has as many tiles of rows and panels as said; the instruction set of `S` was detected.
+    /// The block's pointers are valid for `ROWS` tiles of rows and `PANELS` panels; the instruction set of `S` was
+    /// detected.
     unsafe fn multiply<S: Lanes, const ROWS: usize, const PANELS: usize>(block: &Block<'_>);
 }
 
@@ -224,7 +225,7 @@ impl Block<'_> {
         }
     }
 
-    /// Writes the sums of all tiles; `to` has a destination per panel, `stride` is the words from row to row.
+    /// Writes the sums of all tiles; `to` has a destination per panel, `stride` is the distance of rows in words.
     ///
     /// # Safety
     /// The places are valid for the rows.
@@ -264,7 +265,7 @@ impl BlockProduct for Bf16Product {
             }
             if rest > 0 {
                 let operands = block.step::<ROWS, PANELS>(whole * TILE_PAIRS, whole * TILE_WORDS);
-                // No panel may follow: zeros replace it.
+                // No panel may follow the last one: zeros replace the missing steps.
                 let mut padded = [[0u32; TILE_WORDS]; PANELS];
                 for (padded, panel) in padded.iter_mut().zip(operands.panels) {
                     for line in 0..rest {

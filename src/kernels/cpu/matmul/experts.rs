@@ -20,7 +20,7 @@ use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
 use crate::Linear;
 
-/// Panels of an item with several groups of rows, which stay in cache while weights stream past.
+/// Panels of an item with several groups of rows; the rows stay in cache while the weights stream.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
 /// Spans of a matrix per thread; each is multiplied with the rows of a block's experts in turn.
@@ -31,7 +31,7 @@ const STRIP_SPANS: usize = 8;
 /// A product of each expert's rows with its weights.
 ///
 /// # Shapes
-/// `x: [rows, inputs]`, `out: [rows, outputs]`; gated half as many outputs.
+/// `x: [rows, inputs]`, `out: [rows, outputs]`, or half as many outputs if gated.
 pub struct ExpertProduct<'a> {
     pub x: &'a [ExpertRows<'a>],
     pub experts: &'a [Linear<CpuBackend>],
@@ -42,10 +42,10 @@ pub struct ExpertProduct<'a> {
     pub write: Write,
 }
 
-/// `runs` is scratch memory.
+/// Multiplies each expert's rows with its weights; `runs` is scratch memory.
 ///
 /// # Panics
-/// If the shapes or encodings do not fit each other.
+/// If the shapes or encodings do not match.
 pub fn multiply_experts(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -125,22 +125,22 @@ fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
     (&linear.weight, linear.bias.as_deref())
 }
 
-/// Divides a node's panels of each expert evenly among threads, and each thread's into spans of whole tiles except the
-/// last; some may be empty. Without strips a thread's spans shrink if it has more tiles than spans, so that stealing
-/// the last ones balances finely.
+/// Divides a node's panels of each expert evenly among threads, and each thread's panels into spans of whole tiles,
+/// except for the last span; some may be empty. Without strips, later spans of a thread are smaller if it has more
+/// tiles than spans, so that stealing the last spans balances finely.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
     threads: usize,
     thread_spans: usize,
     n_spans: usize,
-    falls: bool,
+    shrinks: bool,
 }
 
 impl NodePanels {
     fn new(n_panels: usize, meets_strips: bool, threads: usize) -> Self {
-        // Strips of fewer panels leave registers idle, and single panels take as long as two.
-        let (tile, spans, falls) = if meets_strips {
+        // Strips of fewer panels leave registers idle, and a single panel takes as long as two.
+        let (tile, spans, shrinks) = if meets_strips {
             (MAX_PANELS, STRIP_SPANS, false)
         } else {
             (2, SPANS, true)
@@ -153,7 +153,7 @@ impl NodePanels {
             threads,
             thread_spans,
             n_spans: threads * thread_spans,
-            falls,
+            shrinks,
         }
     }
 
@@ -163,7 +163,7 @@ impl NodePanels {
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // Shrinking spans: the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
-        let tiles = if self.falls && n_tiles > spans {
+        let tiles = if self.shrinks && n_tiles > spans {
             let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
             n_tiles - left(span)..n_tiles - left(span + 1)
         } else {
@@ -199,9 +199,9 @@ impl<'a> ExpertSections<'a> {
         let columns = write.columns(experts[0].weight.outputs);
         let rows = active.last().map_or(0, |last| last.first + last.rows);
         match weighted {
-            None => assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}"),
+            None => assert_eq!(out.len(), rows * columns, "output of {rows} rows"),
             Some(to) => {
-                assert!(out.len().is_multiple_of(columns), "rows of {columns}");
+                assert!(out.len().is_multiple_of(columns), "output of whole rows");
                 assert_eq!([to.rows.len(), to.weights.len()], [rows; 2]);
             }
         }
@@ -270,7 +270,7 @@ impl<'a> ExpertSections<'a> {
         let wanted = (weight.inputs, weight.format.encoding(self.isa));
         let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
         found
-            .expect("activations encoded for the weights")
+            .expect("activations are encoded for the weights")
             .of(active)
     }
 }
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_shares_of_a_panel_more_or_less_in_spans_that_leave_none_out() {
+    fn shares_differ_by_at_most_one_panel_and_spans_cover_all_panels() {
         for (n_panels, threads) in [
             (64, 2),
             (64, 3),
@@ -302,12 +302,12 @@ mod tests {
                     .collect();
                 if !meets_strips {
                     let tiles = |span: &Range<usize>| span.len().div_ceil(dealt.tile);
-                    let falls = |share: &[Range<usize>]| {
+                    let shrinks = |share: &[Range<usize>]| {
                         share.iter().all(|span| tiles(span) <= 1)
                             || share.is_sorted_by(|a, b| tiles(a) >= tiles(b))
                     };
                     assert!(
-                        spans.chunks(dealt.thread_spans).all(falls),
+                        spans.chunks(dealt.thread_spans).all(shrinks),
                         "{case}: {spans:?}"
                     );
                 }

@@ -1,4 +1,4 @@
-//! Work items that multiply many rows with weights widened once into strips.
+//! Work items that widen weights once into strips and multiply many rows with them.
 
 use std::array;
 use std::ops::Range;
@@ -77,8 +77,8 @@ impl Item<'_> {
         }
     }
 
-    /// The row numbers and words of `n` groups; each part of the inputs goes through all of them. The last comes first:
-    /// it nearly always has as many rows as any, and a whole group hides the filling of strips best.
+    /// The row indices and words of `n` groups, which are multiplied in turn with each part of the inputs. The last
+    /// group comes first: it is rarely smaller than the others, and a full group best hides the filling of strips.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| {
@@ -109,7 +109,7 @@ impl Item<'_> {
                 1 => T::widen::<S, 1>(&operands, part, widened, first),
                 2 => T::widen::<S, 2>(&operands, part, widened, first),
                 MAX_PANELS => T::widen::<S, MAX_PANELS>(&operands, part, widened, first),
-                n => unreachable!("strips of {n} panels"),
+                n => unreachable!("strips have 1, 2 or {MAX_PANELS} panels, not {n}"),
             }
         }
     }
@@ -130,7 +130,7 @@ impl Item<'_> {
 
 type Group<'a> = (Range<usize>, &'a [u32]);
 
-/// A part of the inputs of a group's rows, before that of the next group, or the next part of the first.
+/// A part of the inputs of a group's rows, with the start of the following group or part to prefetch.
 #[inline(always)]
 fn group_part<'a>(
     groups: &[Group<'_>],
@@ -156,7 +156,7 @@ fn group_part<'a>(
     }
 }
 
-/// The weights that strips are made of next, of which each group prefetches a share.
+/// The weights of the next strips; each group prefetches a share of them.
 struct NextPart<'a> {
     words: &'a [u32],
     panels: Panels,

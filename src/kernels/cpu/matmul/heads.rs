@@ -25,14 +25,14 @@ pub struct HeadsProduct<'a> {
 }
 
 /// # Panics
-/// If the shapes or encodings do not fit each other.
+/// If the shapes or encodings do not match.
 pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>) {
     let HeadsProduct { x, heads, out } = product;
     let (rows, columns) = (out.rows(), out.width());
     let width = columns / heads.len();
     let [outputs, inputs] = [heads[0].outputs, heads[0].inputs];
-    assert!(outputs <= width, "{outputs} outputs in {width} values");
-    assert_eq!(columns, width * heads.len(), "heads of one width");
+    assert!(outputs <= width, "{outputs} outputs exceed {width} values");
+    assert_eq!(columns, width * heads.len(), "heads of equal width");
     if rows == 0 {
         return;
     }
@@ -41,7 +41,8 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         let weight = &heads[head].sections()[node];
         let wanted = (weight.inputs, weight.format.encoding(isa));
         let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-        let rows: RowGroups<'_> = found.expect("activations encoded for the weights").of(head);
+        let found = found.expect("activations are encoded for the weights");
+        let rows: RowGroups<'_> = found.of(head);
         let output = Output {
             panels: weight.panels(),
             bias: None,
@@ -57,7 +58,7 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         };
         Section::with_stride(rows, weight, output, stride)
     };
-    // Per node as many items as its largest head has: formats, and with them panel sizes, may differ.
+    // Every head gets as many items as the node's largest head: formats, and so panel sizes, may differ.
     let most = (0..heads[0].n_nodes()).map(|node| {
         let items = (0..heads.len()).map(|head| section(head, node).n_items());
         items.max().unwrap_or(0)

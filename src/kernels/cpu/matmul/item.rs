@@ -28,7 +28,7 @@ pub struct Item<'a> {
     pub output: Output<'a>,
     pub panels: Range<usize>,
     pub groups: Range<usize>,
-    /// The start of this thread's next item, if known and not at the following panels.
+    /// The start of this thread's next item, unless it is unknown or begins at the following panels.
     pub then: Option<Start<'a>>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Compiled separately for each format: a single function takes the compiler many minutes.
+    /// Runs the item. Each format is compiled separately: a single function would take the compiler many minutes.
     pub fn run(self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
         if self.packed.stands_by_rows() {
@@ -136,7 +136,7 @@ impl NextTile<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// The `n` panels from one on, if gated those of gate and of up; and the number of these sets.
+    /// One set of `n` panels from `panel` on, or two if gated, of gate and of up panels; and the number of sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         if self.output.write.is_gated() {
             (Panels::alternating(panel, n).into(), 2)
@@ -145,7 +145,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Panels of the next tile, of `left`: single-panel tiles are slow, so none unless only one panel is left.
+    /// Number of panels of the next tile if `left` remain. Single-panel tiles are slow, so four panels make two tiles.
     #[inline(always)]
     fn tile_panels<S: Lanes, T: Tile>(&self, left: usize) -> usize {
         // One group is memory-bound, and one stream is faster than three.
@@ -263,7 +263,7 @@ impl<'a> Item<'a> {
         assert!(self.packed.picked.is_none() || encoding == PICKED);
     }
 
-    /// Unchecked: `check` has validated the item.
+    /// Does not check the shapes: `check` has validated the item.
     #[inline(always)]
     pub fn operands(&self, rows: Rows, panels: Panels, ahead: Ahead) -> Operands {
         let size = self.weight.panel_words;

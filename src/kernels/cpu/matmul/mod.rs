@@ -4,8 +4,9 @@
 //! with all rows before the next panels, so weights are read from memory once. `super::tile` has the inner loops and
 //! the order of the sums.
 //!
-//! A thread keeps its share in every kernel: with few rows a contiguous part of the outputs, whose weights are one
-//! stream, with many the same rows, as reading from another core's cache is slow. Idle threads take over others' work.
+//! A thread has the same share in every kernel: with few rows, a contiguous part of the outputs, whose weights are one
+//! stream; with many, the same rows, as reading from another core's cache is slow. Idle threads take over other
+//! threads' work.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -36,7 +37,7 @@ use super::threads::ThreadPool;
 /// A product to compute: `x weight^T + bias`, and the use of the result.
 ///
 /// # Shapes
-/// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; gated half as many outputs.
+/// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`, or half as many outputs if gated.
 pub struct Product<'a> {
     /// In each encoding that the weights need.
     pub x: &'a [PackedRows],
@@ -47,7 +48,7 @@ pub struct Product<'a> {
 }
 
 /// # Panics
-/// If the shapes or encodings do not fit each other.
+/// If the shapes or encodings do not match.
 pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let Product {
         x,
@@ -65,10 +66,10 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         !write.is_gated() || weight.alternates(),
         "gated product needs alternating gate and up panels"
     );
-    assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
+    assert_eq!(out.len(), rows * columns, "output of {rows} rows");
     assert!(
         bias.is_none_or(|b| b.len() == weight.outputs),
-        "bias of {} outputs",
+        "bias must have {} values",
         weight.outputs
     );
     let out = Shared::new(out);
@@ -119,5 +120,5 @@ fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
 fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRows {
     let wanted = (weight.inputs, weight.format.encoding(isa));
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-    found.expect("activations encoded for the weights")
+    found.expect("activations are encoded for the weights")
 }

@@ -23,7 +23,7 @@ pub enum Write {
     GatedPairs,
     /// The same as [`Encoding::WideBf16`].
     GatedRounded,
-    /// The same as [`Encoding::Bf16Rows`], except the padding of a row.
+    /// The same as [`Encoding::Bf16Rows`]; does not write the padding of rows.
     GatedRows,
 }
 
@@ -42,7 +42,7 @@ impl Write {
         }
     }
 
-    /// Words of a row for that number of outputs, if they are `PackedRows` words; a padded row has more.
+    /// Words for this number of outputs in a row, without padding; `None` if the output is not `PackedRows` words.
     fn packed_words(self, outputs: usize) -> Option<usize> {
         Some(match self.encoding()? {
             Encoding::Bf16Rows => Encoding::Bf16.row_words(outputs),
@@ -61,7 +61,7 @@ impl Write {
     }
 }
 
-/// Number of panels of a matrix; if gated, of pairs.
+/// Number of panels of a matrix; if gated, of pairs of panels.
 pub fn panels_of(weight: &Matrix, write: Write) -> usize {
     if write.is_gated() {
         weight.panels().len() / 2
@@ -125,7 +125,7 @@ impl Output<'_> {
         self.write == Write::GatedRows
     }
 
-    /// The factor of a row's values before they are added, in all lanes; 1 where rows have no weights.
+    /// The factor of a row's values before they are added, in all lanes; 1 if rows have no weights.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -139,7 +139,7 @@ impl Output<'_> {
         unsafe { S::splat(weight) }
     }
 
-    /// Writes sixteen values of a product to `to`, of a row with this weight.
+    /// Writes sixteen values of a row with this weight to `to`.
     ///
     /// # Safety
     /// `to` holds sixteen values that no other thread reads or writes; the instruction set of `S` was detected.
@@ -183,7 +183,7 @@ impl Output<'_> {
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
         let first = self.panels[panels.first].first;
-        // Panels that are not adjacent may still end where adjacent ones would.
+        // Checks every panel: the end of the last does not show that all are adjacent.
         let is_whole = (0..panels.n).all(|n| {
             let panel = self.panels[panels.index(n)];
             panel.first == first + (n * PANEL) as u32 && panel.len == PANEL as u32
@@ -196,8 +196,8 @@ impl Output<'_> {
                 }
                 continue;
             }
-            // SAFETY: no other item writes these columns of these rows; the tile has written these sums; `dispatch` detected
-            // the instruction set.
+            // SAFETY: no other item writes these columns of these rows; the tile has written these sums; `dispatch`
+            // detected the instruction set.
             unsafe {
                 let start = self.target(row) * self.columns + first as usize;
                 let out = self.out.part(start, panels.n * PANEL).as_mut_ptr();
@@ -294,7 +294,7 @@ impl Output<'_> {
             self.out.part(start, panel.len as usize)
         };
         let mut padded = [0f32; LANES];
-        // SAFETY: `out`, or what stands in for it, holds sixteen values; `dispatch` detected the instruction set.
+        // SAFETY: `out`, or its padded copy, holds sixteen values; `dispatch` detected the instruction set.
         unsafe {
             let weight = self.weight::<S>(row);
             if out.len() == LANES {

@@ -15,10 +15,10 @@ use super::output::{Output, panels_of};
 pub const STREAM_BYTES: usize = 128 << 10;
 
 const LEAST_BLOCK_GROUPS: usize = 8;
-/// Most groups of rows in a block, of which an item multiplies all. A thread keeps its block from the previous kernels:
-/// smaller items cost nothing, and threads wait less for the last one.
+/// Maximum groups of rows in a block; an item multiplies all of a block. A thread keeps its block from previous
+/// kernels, so smaller items cost nothing, and threads wait less for the last one.
 const BLOCK_GROUPS: usize = 16;
-/// Most bytes of a block, which stays in cache together with the panels of an item.
+/// Maximum bytes of a block, which stays in cache together with the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
 
 /// The same for AMX tiles, which would otherwise be memory-bound.
@@ -88,7 +88,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Start of a span. No span has a single panel, which is slow, if the previous one can leave it another.
+    /// Start of a span. As a single panel is slow, the span before a last single panel may leave it another.
     fn cut(&self, span: usize) -> usize {
         let at = span * self.stride;
         let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;

@@ -85,7 +85,7 @@ impl Operands {
 pub(super) trait Tile: Sized + 'static {
     const MAX_PANELS: usize = MAX_PANELS;
 
-    /// Compiled with integer dot products unless the format's time goes elsewhere.
+    /// Runs an item, compiled with integer dot products; float formats override it.
     fn run_item(isa: Isa, item: TileItem<'_, Self>) {
         dispatch_integers(isa, item);
     }
@@ -222,7 +222,7 @@ impl<C: Codes> Tile for NibbleTile<C> {
             ..
         } = *operands;
         let Format::Nibbles(header) = format else {
-            unreachable!("{format:?} has another tile");
+            unreachable!("{format:?} is not a nibble format");
         };
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: the caller's promise.

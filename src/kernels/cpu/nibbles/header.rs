@@ -15,9 +15,9 @@ pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 /// |---|---|---|
 /// | Q4_0, IQ4_NL | 1 | d (f16) of all outputs for the first block, then for the second |
 /// | Q4_1 | 2 | d likewise; the minima likewise |
-/// | Affine4 | 2 | d likewise; a word an output: the zero points of both blocks, 16 bits each |
+/// | Affine4 | 2 | d likewise; a word per output: the zero points of both blocks, 16 bits each |
 /// | IQ4_XS | 1 | d (f16) of all outputs; for each output two bytes: the scales s of both blocks |
-/// | MXFP4 | 1 | a word an output: two bytes of exponents as f32 has them, of half the scale and 0 at least; the two bytes of the file |
+/// | MXFP4 | 1 | a word per output: both f32 exponents of half the scale, at least 0; both scale bytes of the file |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     Around8,
@@ -33,7 +33,7 @@ const IQ4_OFFSET: u8 = 128;
 const MXFP4_OFFSET: u8 = 12;
 static IQ4_CODES: [u8; 16] = without_sign(IQ4_VALUES, IQ4_OFFSET);
 static MXFP4_CODES: [u8; 16] = without_sign(MXFP4_VALUES, MXFP4_OFFSET);
-static THEMSELVES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+static IDENTITY_CODES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 const fn without_sign(values: [i8; 16], offset: u8) -> [u8; 16] {
     let mut out = [0; 16];
@@ -46,7 +46,7 @@ const fn without_sign(values: [i8; 16], offset: u8) -> [u8; 16] {
 }
 
 impl Header {
-    /// `None` unless codes have four bits and are not parts of a superblock.
+    /// The header of a four-bit format; `None` for other formats and for K-quants.
     pub fn of(block: BlockType) -> Option<Self> {
         match block {
             BlockType::Q4_0 => Some(Self::Around8),
@@ -81,13 +81,13 @@ impl Header {
     #[inline(always)]
     pub fn values(self) -> &'static [u8; 16] {
         match self {
-            Self::Around8 | Self::Minima | Self::Zeros => &THEMSELVES,
+            Self::Around8 | Self::Minima | Self::Zeros => &IDENTITY_CODES,
             Self::Table | Self::ScaledTable => &IQ4_CODES,
             Self::Powers => &MXFP4_CODES,
         }
     }
 
-    /// The offset of these values, or with zero points of 0.
+    /// The offset of these values; 0 for formats with minima or zero points.
     #[inline(always)]
     pub fn value_offset(self) -> u8 {
         match self {
@@ -131,7 +131,7 @@ impl Header {
                     S::load_f16(halves.wrapping_add(half * PANEL))
                 }
                 Self::ScaledTable => {
-                    // The upper halves of words.
+                    // Widening moves the 16 bits to the upper halves of words.
                     let pairs = S::load_bf16(halves.wrapping_add(PANEL).cast::<bf16>());
                     let words = S::shift_right(S::to_words(pairs), 16 + 8 * half as u32);
                     let s = S::words_to_f32(S::and(words, S::splat_word(0xff)));

@@ -1,13 +1,13 @@
-//! Products with blocks of 32 codes of four bits: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and those of checkpoints with zero points.
+//! Products with blocks of 32 four-bit codes: Q4_0, Q4_1, IQ4_NL, IQ4_XS, MXFP4, and Affine4 with zero points.
 //!
-//! A panel has for each two blocks one or two lines of headers ([`Header`]) and eight lines of codes, four a block: line u holds
-//! the inputs 4u to 4u + 3 of an output in the low halves of its bytes, and the inputs 16 + 4u to 16 + 4u + 3 in the high ones,
-//! which is how files have them. Activations are those of [`block32`](super::block32): signed bytes with a scale for each row and
-//! 32 inputs.
+//! For each two blocks, a panel has one or two header lines ([`Header`]) and eight lines of codes, four per block. As
+//! in files, line u holds inputs 4u to 4u + 3 of an output in the low halves of its bytes, and inputs 16 + 4u to 16 +
+//! 4u + 3 in the high halves. Activations are those of [`block32`](super::block32): signed bytes with a scale for each
+//! row and 32 inputs.
 //!
-//! A code stands for itself or for a value of a table, less an offset: the sum of a block, of (value - offset) x activation, is
-//! an exact integer. Then `acc = fma(sum, scale dx, acc)`, with a minimum also `acc = fma(sum of activations, min dx, acc)`, in
-//! ascending blocks.
+//! The value of a code is the code or a table entry, minus an offset. The sum of (value - offset) x activation over a
+//! block is an exact integer. Then `acc = fma(sum, scale dx, acc)`, and with a minimum also
+//! `acc = fma(sum of activations, min dx, acc)`, in ascending order of blocks.
 
 mod header;
 mod pack;
@@ -26,7 +26,7 @@ const LOW_HALVES: u32 = 0x0f0f_0f0f;
 const ONES: u32 = 0x0001_0001;
 
 pub trait Codes: 'static {
-    /// The products of a block's steps, added to the sums of the rows.
+    /// Adds the products of a block's steps to the sums of the rows.
     ///
     /// # Safety
     /// `words` is valid for [`BLOCK_STEPS`] words of `M` rows; the instruction set of `S` was detected.
@@ -36,7 +36,7 @@ pub trait Codes: 'static {
         codes: &[S::W; BLOCK_STEPS],
     );
 
-    /// The values of codes in the low halves of bytes, without a sign.
+    /// The unsigned values of codes in the low halves of bytes.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -76,6 +76,7 @@ impl Codes for Plain {
     }
 }
 
+/// Codes that index a table of values.
 pub struct Looked;
 
 impl Codes for Looked {
@@ -103,11 +104,11 @@ impl Codes for Looked {
     }
 }
 
-/// Multiplies `M` rows with a panel into the first sixteen values of `M` rows of `sums`; the panel has `twos` times two blocks.
+/// Multiplies `M` rows with a panel of `2 * twos` blocks, into the first sixteen values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, `panel` for `twos * header.lines()` lines; the instruction set of `S`
-/// was detected.
+/// `rows` is valid for `2 * twos * ROW_WORDS * M` words, `panel` for `twos * header.lines()` lines; the instruction set
+/// of `S` was detected.
 #[inline(always)]
 pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     rows: *const u32,
@@ -140,7 +141,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
             let offset = header.offset::<S>(two, half);
             let mut dots = [zero; M];
             for m in 0..M {
-                // The sum of the row's activations, times -128, of which a pair of 16 bits keeps the sum.
+                // A correction is -128 times the sum of activations: shifted, it is the negated sum, in 16 bits.
                 let less = read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7;
                 let less = S::splat_word(u32::from(less as u16));
                 dots[m] = S::dot_shorts(zero, less, offset);

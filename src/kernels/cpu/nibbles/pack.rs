@@ -7,7 +7,7 @@ use super::super::panel::PANEL;
 use super::header::{CODE_LINES, Header};
 use crate::blocks::{half_power, iq4_xs_scale};
 
-/// Bytes of a superblock of IQ4_XS before its codes, and its blocks.
+/// Bytes before the codes of a superblock of IQ4_XS, and its number of blocks.
 const XS_HEADER: usize = 8;
 const XS_BLOCKS: usize = 8;
 const CODE_BYTES: usize = BLOCK / 2;
@@ -50,7 +50,7 @@ pub fn pack(header: Header, row: &[u8], lane: usize, panel: &mut [u32]) {
     }
 }
 
-/// Each block of a row, with its place in two blocks and their lines.
+/// Calls `put` with each block of a row, its index in its pair of blocks, and the lines of the pair.
 fn each(
     header: Header,
     scale_bytes: usize,
@@ -84,7 +84,7 @@ fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &m
     }
 }
 
-/// Reads the values of a lane, as [`BlockType::decode`](crate::blocks::BlockType::decode) gives them.
+/// Decodes a lane of a panel, to the values of [`BlockType::decode`](crate::blocks::BlockType::decode).
 pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
     let twos = panel.chunks_exact(header.lines() * PANEL);
     for (two, out) in twos.zip(out.chunks_mut(2 * BLOCK)) {

@@ -8,12 +8,12 @@ use crate::cpu::activations::most_group_rows;
 const GUARD: u32 = 0xdead_beef;
 
 #[test]
-fn rows_of_every_number_and_length_are_encoded_and_nothing_behind_them_is_written() {
+fn groups_of_every_size_are_encoded_without_writing_past_the_end() {
     for isa in Isa::available() {
         for encoding in [Encoding::F32, Encoding::WideBf16, Encoding::Bf16] {
             for n in 1..=most_group_rows(isa) {
                 for inputs in [2, 16, 30, 32, 34, 64, 100] {
-                    is_encoded(isa, encoding, n, inputs);
+                    check_encoding(isa, encoding, n, inputs);
                 }
             }
         }
@@ -21,7 +21,7 @@ fn rows_of_every_number_and_length_are_encoded_and_nothing_behind_them_is_writte
 }
 
 #[test]
-fn panels_of_every_number_of_rows_are_encoded_like_rows_of_sixteen_values() {
+fn panels_are_encoded_like_rows_of_sixteen_values() {
     for isa in Isa::available() {
         for n in 1..=most_group_rows(isa) {
             let values: Vec<f32> = (0..n * LANES).map(|i| (i as f32 * 0.73).cos()).collect();
@@ -70,7 +70,7 @@ impl Kernel for Panel<'_> {
     }
 }
 
-fn is_encoded(isa: Isa, encoding: Encoding, n: usize, inputs: usize) {
+fn check_encoding(isa: Isa, encoding: Encoding, n: usize, inputs: usize) {
     let case = format!("{isa:?} {encoding:?}: {n} rows of {inputs}");
     let x: Vec<f32> = (0..n * inputs).map(|i| (i as f32 * 0.37).sin()).collect();
     let n_words = n * encoding.row_words(inputs);

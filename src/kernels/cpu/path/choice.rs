@@ -6,7 +6,7 @@ use super::super::simd::Isa;
 /// A simpler path wins if its instruction is this many times as fast: a smaller gain is noise, or is lost in widening.
 const MARGIN: f64 = 1.15;
 
-/// Whether a path's own instruction is worth it.
+/// A comparison of a path's own instruction with an alternative path.
 pub struct Question {
     path: Isa,
     pub with: Arithmetic,
@@ -15,12 +15,12 @@ pub struct Question {
     instead: Isa,
 }
 
-/// Operations per second, or proportional to them.
+/// Measures operations per second, or values proportional to them.
 pub trait Rates {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)>;
 }
 
-/// From the best path down. A path is no alternative if the machine lacks its other instructions.
+/// The comparisons for a machine, from the best path down. A path that the machine does not support is no alternative.
 pub fn questions(available: &[Isa]) -> Vec<Question> {
     let all = [
         Question {
@@ -60,8 +60,8 @@ pub fn questions(available: &[Isa]) -> Vec<Question> {
     asked
 }
 
-/// The best path by CPU flags, or the one left after each question downwards is answered with "without". An instruction
-/// without a rate is not better than any.
+/// Starts with the best path by CPU flags, and moves to the alternative path while that is faster by [`MARGIN`]. A
+/// path's own instruction loses if it has no rate.
 pub fn decide(available: &[Isa], rates: &mut dyn Rates) -> Isa {
     let mut path = available.last().copied().unwrap_or(Isa::Portable);
     for question in questions(available) {

@@ -1,11 +1,11 @@
-//! Measures instruction rates on this thread, interleaved so that other load disturbs them alike.
+//! Measures instruction rates on this thread, interleaved so that other load affects all instructions alike.
 
 use std::time::Instant;
 
 use super::super::probe::Arithmetic;
 use super::choice::Rates;
 
-/// Passes of each instruction, of which the best counts. One earlier pass is not timed: a core needs time to run wide
+/// Passes of each instruction, of which the best counts. An earlier pass is ignored: a core needs time to run wide
 /// vectors at full speed.
 const PASSES: usize = 9;
 /// About a millisecond.

@@ -24,7 +24,7 @@ const BUILD: &str = if cfg!(debug_assertions) { "-debug" } else { "" };
 /// unset, and so does an `XDG_CACHE_HOME` that is relative.
 ///
 /// # Errors
-/// When neither is set.
+/// If neither is set.
 pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
     let absolute = |name| {
         let path = PathBuf::from(variable(name)?);
@@ -32,7 +32,7 @@ pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathB
     };
     let cache =
         absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    let cache = cache.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?;
+    let cache = cache.ok_or("neither XDG_CACHE_HOME nor HOME is an absolute path")?;
     Ok(cache.join("souffleur"))
 }
 
@@ -60,7 +60,7 @@ pub struct Memory {
 
 impl Memory {
     /// # Errors
-    /// Why there is no folder.
+    /// The error of `cache`.
     pub fn new(
         cache: Result<&Path, &String>,
         processor: &Processor,
@@ -96,7 +96,7 @@ impl Memory {
     /// The rates in the file. If it is missing or invalid, calls `measure` and stores the result.
     ///
     /// # Errors
-    /// When it can be neither read nor written, with the file's name.
+    /// If the file cannot be read or written; names the file.
     pub fn recall_or(
         &self,
         measure: impl FnOnce() -> Vec<(Arithmetic, f64)>,

@@ -1,9 +1,9 @@
 //! Selects the kernel path (instruction set) of this process.
 //!
-//! CPUID flags name instructions, not their speed: there are processors whose `vdpbf16ps` does half the work of
-//! plain multiply-adds. So the path that the flags allow is compared with the next simpler one wherever the two differ in an
-//! instruction ([`choice`]): by a table of processors that are known ([`processor`]), else by a short measurement whose outcome
-//! is kept in a file ([`memory`]). Results depend on the path in their last bits, so a machine has the same one at every start.
+//! CPUID flags name instructions, not their speed: on some processors `vdpbf16ps` does half the work of plain
+//! multiply-adds. So the path that the flags allow is compared with the next simpler one wherever the two differ in an
+//! instruction ([`choice`]): by a table of known processors ([`processor`]), else by a short measurement that is saved
+//! in a file ([`memory`]). The last bits of results depend on the path, so a machine uses the same path at every start.
 
 mod choice;
 mod measure;
@@ -30,7 +30,7 @@ pub struct KernelPath {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
     Forced,
-    /// The machine has no instruction without which another path could be faster.
+    /// The machine supports no simpler path that could be faster.
     Only,
     /// The published rates of the named core.
     Known(&'static str),
@@ -39,7 +39,7 @@ pub enum Reason {
         giga_ops: Vec<(Arithmetic, f64)>,
         file: PathBuf,
     },
-    /// No measurement could be kept: CPU flags decide, so that each start chooses alike.
+    /// The measurement could not be saved: CPU flags decide, so that each start chooses the same path.
     Flags {
         error: String,
     },
@@ -64,7 +64,7 @@ impl KernelPath {
         }
     }
 
-    /// Measures rates only if the processor is unknown and no measurement is kept.
+    /// Measures rates only if the processor is unknown and no measurement is saved.
     fn choose(machine: &Machine, rates: &mut dyn Rates) -> Self {
         let available = &machine.available;
         let by_flags = available.last().copied().unwrap_or(Isa::Portable);
@@ -139,7 +139,7 @@ impl fmt::Display for KernelPath {
             Reason::Flags { error } => {
                 write!(
                     f,
-                    ", by the processor's flags, as no measurement is kept: {error}"
+                    ", chosen by CPU flags because no measurement could be saved: {error}"
                 )
             }
         }

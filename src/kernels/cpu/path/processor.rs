@@ -1,10 +1,10 @@
-//! Identifies the processor by CPUID, and has published instruction rates of known cores.
+//! Identifies the processor by CPUID, and lists published instruction rates of known cores.
 //!
-//! Cycles for each instruction are as InstLatx64 publishes them: Zen 4 takes one for an FMA, a `vdpbf16ps` and a `vpdpbusd`
-//! of 512 bits, Zen 5 half of one (one in its mobile form), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove takes
-//! two cycles for a `vdpbf16ps`, whatever its width, one for the others on its first unit of 512 bits, and half of one where it
-//! has the second, as servers do: there a `vdpbf16ps` does half the work of FMAs. A product of tiles takes sixteen cycles (Intel's
-//! manual). Cooper Lake and Granite Rapids are not in those tables, so they are measured.
+//! Cycles per instruction are those of InstLatx64. For an FMA, a `vdpbf16ps` or a `vpdpbusd` of 512 bits, Zen 4 takes
+//! one cycle and Zen 5 half a cycle (its mobile form one), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove
+//! takes two cycles for a `vdpbf16ps` of any width. For the other two, it takes one cycle with one 512-bit unit and
+//! half a cycle with two, which servers have: there a `vdpbf16ps` does half the work of FMAs. A product of tiles takes
+//! sixteen cycles (Intel's manual). Cooper Lake and Granite Rapids are not in those tables, so they are measured.
 
 use super::super::probe::Arithmetic;
 use super::choice::Rates;
@@ -33,7 +33,7 @@ impl Processor {
         Self::from_signature(std::env::consts::ARCH.as_bytes(), 0)
     }
 
-    /// By the vendor's name and the signature that `cpuid` gives.
+    /// Decodes the vendor's name and the signature from `cpuid`.
     pub fn from_signature(vendor: &[u8], signature: u32) -> Self {
         let field = |from: u32, bits: u32| signature >> from & ((1 << bits) - 1);
         let (base, model) = (field(8, 4), field(4, 4));

@@ -41,7 +41,7 @@ impl Rates for Given {
     }
 }
 
-/// `vdpbf16ps` and FMA in GFLOP/s, with int8 products as they are on most processors.
+/// Rates of `vdpbf16ps` and FMA in GFLOP/s, with the int8 rates of most processors.
 fn given(bf16: f64, f32: f64) -> Given {
     Given::new(&[
         (Arithmetic::Bf16Dot, bf16 * 1e9),
@@ -64,9 +64,9 @@ fn machine(available: &[Isa], cache: Result<PathBuf, String>) -> Machine {
 }
 
 #[test]
-fn a_path_is_left_only_for_one_that_is_faster_by_more_than_the_margin() {
+fn a_simpler_path_wins_only_beyond_the_margin() {
     let of = |bf16, f32| decide(&WITH_BF16, &mut given(bf16, f32));
-    // The Xeon on which it was found.
+    // Measured on a Xeon with slow `vdpbf16ps`.
     assert_eq!(of(170.0, 350.0), Isa::Avx512Vnni);
     assert_eq!(of(350.0, 170.0), Isa::Avx512Bf16);
     assert_eq!(of(100.0, 100.0), Isa::Avx512Bf16);
@@ -75,7 +75,7 @@ fn a_path_is_left_only_for_one_that_is_faster_by_more_than_the_margin() {
 }
 
 #[test]
-fn products_of_bytes_and_tiles_are_asked_about_likewise() {
+fn int8_and_amx_instructions_are_compared_too() {
     use Arithmetic::{Bf16Dot, Bf16Tiles, F32, Int8Dot, Int8Shorts};
     let mut slow_bytes = Given::new(&[
         (Bf16Dot, 100.0),
@@ -93,14 +93,14 @@ fn products_of_bytes_and_tiles_are_asked_about_likewise() {
     let with_tiles: Vec<_> = WITH_BF16.into_iter().chain([Isa::Amx]).collect();
     let mut tiles = Given::new(&[(Bf16Tiles, 2000.0), (Bf16Dot, 170.0), (F32, 350.0)]);
     assert_eq!(decide(&with_tiles, &mut tiles), Isa::Amx);
-    // Emulated ones, say: the next questions follow.
+    // Slow tiles, for example emulated ones: the next comparisons follow.
     tiles.rates[0].1 = 100.0;
     tiles.rates.extend([(Int8Dot, 1400.0), (Int8Shorts, 700.0)]);
     assert_eq!(decide(&with_tiles, &mut tiles), Isa::Avx512Vnni);
 }
 
 #[test]
-fn paths_without_instructions_of_their_own_are_not_asked_about() {
+fn paths_without_own_instructions_are_not_measured() {
     for available in [&WITH_BF16[..1], &WITH_BF16[..2], &WITH_BF16[..3]] {
         assert!(questions(available).is_empty());
         let mut rates = given(1.0, 9.0);
@@ -143,7 +143,7 @@ fn known_processors_are_not_measured() {
             (Isa::Amx, known)
         );
     }
-    // Cooper Lake has no numbers that are published, nor have later ones.
+    // No rates are published for Cooper Lake and for later processors.
     for signature in [0x0005_065b, 0x000a_06d1] {
         let processor = Processor::from_signature(b"GenuineIntel", signature);
         assert_eq!(Known::of(&processor), None, "{signature:x}");
@@ -151,7 +151,7 @@ fn known_processors_are_not_measured() {
 }
 
 #[test]
-fn signatures_are_taken_apart() {
+fn signatures_are_decoded() {
     let of = |signature| {
         let processor = Processor::from_signature(b"Genuine/Intel\0", signature);
         assert_eq!(processor.vendor, "GenuineIntel");
@@ -163,13 +163,13 @@ fn signatures_are_taken_apart() {
 }
 
 #[test]
-fn every_restart_decides_as_the_first_start_did() {
+fn restarts_choose_the_same_path() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let machine = machine(&WITH_BF16, Ok(folder.path().join("not/yet/there")));
     let mut slow = given(170.0, 350.0);
     let first = KernelPath::choose(&machine, &mut slow);
     assert_eq!((first.isa, slow.asked), (Isa::Avx512Vnni, 1));
-    // The machine is busy, or is measured otherwise: nothing is measured.
+    // A later start would measure other rates, but it uses the saved ones.
     let mut fast = given(700.0, 350.0);
     assert_eq!(KernelPath::choose(&machine, &mut fast), first);
     assert_eq!(fast.asked, 0);
@@ -185,7 +185,7 @@ fn every_restart_decides_as_the_first_start_did() {
     };
     assert!(text.ends_with(&file.display().to_string()), "{text}");
 
-    // Another processor, other paths: their own file.
+    // Another processor, or other paths: a separate file.
     let other = Machine {
         processor: Processor::from_signature(b"GenuineIntel", 0x000f_0ff2),
         ..machine
@@ -229,7 +229,7 @@ fn a_damaged_file_is_measured_again() {
 }
 
 #[test]
-fn without_a_place_to_keep_it_nothing_is_measured_twice_with_two_answers() {
+fn without_a_cache_file_cpu_flags_decide() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let is_file = folder.path().join("file");
     fs::write(&is_file, "").expect("it can be written");
@@ -244,7 +244,7 @@ fn without_a_place_to_keep_it_nothing_is_measured_twice_with_two_answers() {
 }
 
 #[test]
-fn processes_that_start_at_once_decide_alike() {
+fn processes_that_start_together_choose_the_same_path() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cache = folder.path().to_owned();
     let start = std::sync::Barrier::new(8);

@@ -15,7 +15,7 @@ use souffleur_base::row_state::StateSave;
 const ELEMENT_COST: usize = 64;
 
 pub struct ConvInput<'a> {
-    /// Rows of tokens, which begin with the channels.
+    /// A row per token, which begins with the channels.
     pub x: &'a Tensor,
     pub channels: usize,
     /// `[n_taps, channels]`, the oldest token's first.
@@ -30,9 +30,8 @@ pub struct ConvInput<'a> {
 pub enum After {
     /// `s / (1 + e^-s)`.
     Silu,
-    Times {
-        first: usize,
-    },
+    /// The sum times the columns of `x` from `first` on.
+    Times { first: usize },
 }
 
 pub fn gate_inputs(pool: &mut ThreadPool, projected: &mut Tensor, channels: usize) {
@@ -94,7 +93,7 @@ struct Histories<'a> {
 }
 
 impl Histories<'_> {
-    /// The inputs of `token` of a segment and of those before it, the oldest first.
+    /// The inputs of `token` of a segment and of the tokens before it, the oldest first.
     ///
     /// # Safety
     /// No thread writes the history of `live`.
@@ -142,7 +141,7 @@ impl Histories<'_> {
         self.write(input, segment, live, (live, segment.n_tokens));
     }
 
-    /// Writes to a slot the inputs before the token numbered `seen` of the segment.
+    /// Writes the inputs of the last tokens before token `seen` of the segment to a slot.
     fn write(
         &self,
         input: &ConvInput<'_>,
@@ -151,8 +150,8 @@ impl Histories<'_> {
         (slot, seen): (StateSlot, usize),
     ) {
         for kept in 0..self.n_kept {
-            // SAFETY: the calling thread alone uses histories now. In the live slot an input moves to where an older one
-            // stood, which was moved before it; `seen` is not 0, so that the two do not overlap.
+            // SAFETY: the calling thread alone uses histories now. In the live slot, an input replaces an older one
+            // that was moved before; `seen` is not 0, so that source and destination do not overlap.
             unsafe {
                 let from = self.input(input, segment, live, kept + seen);
                 let to = self

@@ -13,8 +13,8 @@ use crate::recurrent::DeltaNetShape;
 use souffleur_base::ids::StateSlot;
 use souffleur_base::row_state::StateSave;
 
-/// Column blocks of an item: keys and queries are read once for all of them, and their sums are independent chains.
-/// They stay in L1 for all tokens.
+/// Column blocks of an item: keys and queries are read once for all of them, their sums are independent chains, and the
+/// blocks stay in L1 for all tokens.
 const ITEM_BLOCKS: usize = 2;
 /// Approximate cost per matrix element and token, in multiply-adds.
 const ELEMENT_COST: usize = 5;
@@ -64,7 +64,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// All rows of a batch, at most as many at once as fit on the stack.
+    /// All rows of a batch, in portions that fit on the stack.
     fn of(batch: &'a CpuBatch) -> impl Iterator<Item = Self> {
         let mut rows = batch.with_states();
         std::iter::from_fn(move || {
@@ -133,7 +133,7 @@ struct Extent<'a> {
     state: &'a mut [f32],
     head: usize,
     first_column: usize,
-    /// In the step.
+    /// Indices in the step.
     tokens: Range<usize>,
 }
 
@@ -160,7 +160,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
         let end_column = shape.value_dim.min(first_column + N * LANES);
         let n_columns = end_column - first_column;
         let state = state.as_mut_ptr();
-        let mut due: Option<Lesson<'_, S, N>> = None;
+        let mut due: Option<PendingUpdate<'_, S, N>> = None;
         let end = tokens.end;
         for token in tokens {
             let row = rule.mixed.row(token);
@@ -185,17 +185,17 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
                     None => read::<S, N>(state, block, (k, q)),
                 };
                 let (decay, beta) = (S::splat(decay), S::splat(beta));
-                let likeness = S::splat(product::<S>(k, q));
+                let key_query = S::splat(product::<S>(k, q));
                 let mut change = [S::splat(0.0); N];
                 for (n, v) in v.chunks(LANES).enumerate() {
-                    let missing = S::sub(load_up_to::<S>(v), S::mul(products[n].known, decay));
+                    let missing = S::sub(load_up_to::<S>(v), S::mul(products[n].by_key, decay));
                     change[n] = S::mul(missing, beta);
                 }
                 for (n, out) in out.chunks_mut(LANES).enumerate() {
-                    let kept = S::mul(products[n].read, decay);
-                    store_up_to::<S>(S::mul_add(change[n], likeness, kept), out);
+                    let kept = S::mul(products[n].by_query, decay);
+                    store_up_to::<S>(S::mul_add(change[n], key_query, kept), out);
                 }
-                due = Some(Lesson { k, decay, change });
+                due = Some(PendingUpdate { k, decay, change });
             }
         }
         if let Some(due) = due {
@@ -216,14 +216,14 @@ fn fetch<S: Lanes>(part: &[f32]) {
 
 /// A token's pending update of `N` blocks, applied when the next token reads them, so that blocks are loaded once per
 /// token.
-struct Lesson<'a, S: Lanes, const N: usize> {
+struct PendingUpdate<'a, S: Lanes, const N: usize> {
     k: &'a [f32],
     decay: S::V,
     change: [S::V; N],
 }
 
-impl<S: Lanes, const N: usize> Lesson<'_, S, N> {
-    /// Row `i` of block `n` after it, from the row before it.
+impl<S: Lanes, const N: usize> PendingUpdate<'_, S, N> {
+    /// Applies the update to a `row` of block `n`; `k` is the element of the key for that row.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -238,8 +238,8 @@ impl<S: Lanes, const N: usize> Lesson<'_, S, N> {
 /// from them: `S^T q`, decayed, plus the update times the product of key and query.
 #[derive(Clone, Copy)]
 struct Products<S: Lanes> {
-    known: S::V,
-    read: S::V,
+    by_key: S::V,
+    by_query: S::V,
 }
 
 impl<S: Lanes> Products<S> {
@@ -250,8 +250,8 @@ impl<S: Lanes> Products<S> {
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                known: S::splat(0.0),
-                read: S::splat(0.0),
+                by_key: S::splat(0.0),
+                by_query: S::splat(0.0),
             }
         }
     }
@@ -262,14 +262,14 @@ impl<S: Lanes> Products<S> {
     unsafe fn add(&mut self, row: S::V, k: S::V, q: S::V) {
         // SAFETY: the caller's promise.
         unsafe {
-            self.known = S::mul_add(row, k, self.known);
-            self.read = S::mul_add(row, q, self.read);
+            self.by_key = S::mul_add(row, k, self.by_key);
+            self.by_query = S::mul_add(row, q, self.by_query);
         }
     }
 }
 
 /// # Safety
-/// `state` holds `N` blocks, each with as many rows as `k` and `q` have elements. The instruction set of `S` was detected.
+/// `state` holds `N` blocks with as many rows as `k` and `q` have elements; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn read<S: Lanes, const N: usize>(
     state: *const f32,
@@ -290,7 +290,7 @@ unsafe fn read<S: Lanes, const N: usize>(
     }
 }
 
-/// Updates the blocks, and reads the result.
+/// Applies the pending update to the blocks, and multiplies the result with `k` and `q`.
 ///
 /// # Safety
 /// As [`read`], and `due.k` has as many elements.
@@ -298,7 +298,7 @@ unsafe fn read<S: Lanes, const N: usize>(
 unsafe fn learn_and_read<S: Lanes, const N: usize>(
     state: *mut f32,
     block: usize,
-    due: &Lesson<'_, S, N>,
+    due: &PendingUpdate<'_, S, N>,
     (k, q): (&[f32], &[f32]),
 ) -> [Products<S>; N] {
     // SAFETY: the caller's promise.
@@ -321,7 +321,11 @@ unsafe fn learn_and_read<S: Lanes, const N: usize>(
 /// # Safety
 /// As [`learn_and_read`].
 #[inline(always)]
-unsafe fn learn<S: Lanes, const N: usize>(state: *mut f32, block: usize, due: &Lesson<'_, S, N>) {
+unsafe fn learn<S: Lanes, const N: usize>(
+    state: *mut f32,
+    block: usize,
+    due: &PendingUpdate<'_, S, N>,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         for (i, k) in due.k.iter().enumerate() {
@@ -334,7 +338,7 @@ unsafe fn learn<S: Lanes, const N: usize>(state: *mut f32, block: usize, due: &L
     }
 }
 
-/// The product of two vectors of one length: lanes by ascending element, then the lanes.
+/// The dot product of two vectors of equal length: each lane sums ascending elements, then lanes are added.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -1,4 +1,4 @@
-//! Steps around the delta rule: L2 norm of q and k, decays and rates, gated norm.
+//! Steps before and after the delta rule: L2 norm of q and k, decays and betas, gated norm.
 
 use crate::cpu::CpuBackend;
 use crate::cpu::element::{load_up_to, store_up_to};
@@ -19,8 +19,8 @@ const SOFTPLUS_LINEAR: f32 = 20.0;
 /// Decays below `exp` of this are zero: their products would be subnormal.
 const LEAST_LOG_DECAY: f32 = -80.0;
 
-/// L2-normalises the heads of q and k in `mixed`, and computes the decays of the value heads, then their rates: `rates
-/// [n_tokens, 2 * value_heads]`.
+/// L2-normalises the heads of q and k in `mixed`, and computes `rates: [n_tokens, 2 * value_heads]`: the decays, then
+/// the betas of the value heads.
 pub fn prepare(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,
@@ -45,7 +45,7 @@ pub fn prepare(
         let query_scale = (shape.key_dim as f32).sqrt().recip();
         for (part, scale) in [(q, query_scale), (k, 1.0)] {
             for head in part.chunks_exact_mut(shape.key_dim) {
-                dispatch(isa, Shorten { head, scale });
+                dispatch(isa, L2Norm { head, scale });
             }
         }
         let after = &projected.row(row)[channels + shape.values()..];
@@ -72,15 +72,15 @@ fn softplus(x: f32) -> f32 {
     }
 }
 
-struct Shorten<'a> {
+struct L2Norm<'a> {
     head: &'a mut [f32],
     scale: f32,
 }
 
-impl Kernel for Shorten<'_> {
+impl Kernel for L2Norm<'_> {
     type Output = ();
 
-    /// `x / sqrt(sum(x^2) + eps) * scale`: the norm's sum, not its mean.
+    /// `x / sqrt(sum(x^2) + eps) * scale`: with the sum of squares, not the mean.
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let n = self.head.len() as f32;

@@ -1,7 +1,7 @@
 //! Recurrent layers, whose state has a fixed size: short convolutions and gated delta nets, token by token.
 //!
 //! The chunked form of the delta rule is not used: its sums would depend on chunk boundaries. Each column of a head's
-//! matrix is a lane that sums over keys in a fixed order; threads share heads and columns, never sums.
+//! matrix is a lane that sums over keys in a fixed order; threads divide heads and columns, never sums.
 
 mod conv;
 mod delta;

@@ -1,6 +1,6 @@
 //! Pool of the recurrent states of sequences, for all layers that keep one.
 //!
-//! Heads, and with them their parts of each state, are divided among NUMA nodes; the last node owns the remaining elements.
+//! Each NUMA node owns the parts of its heads in every state; the last node also owns the remaining elements.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use souffleur_base::row_state::StateStart;
 const LINE: usize = 16;
 const ELEMENT_COST: usize = 4;
 
-/// For each layer the states of all slots, contiguous, initially zero.
+/// The states of all slots, contiguous in each layer, initially zero.
 pub struct StatePool {
     layers: Vec<LayerStates>,
     n_slots: usize,
@@ -27,7 +27,7 @@ struct LayerStates {
     /// Elements from one state to the next; 0 in layers without states.
     stride: usize,
     len: usize,
-    /// Heads, whose parts begin a state, and elements of each.
+    /// Number of heads, whose parts are first in a state, and elements of each part.
     heads: usize,
     head_len: usize,
     elements: Elements<f32>,
@@ -77,7 +77,7 @@ impl StatePool {
         }
     }
 
-    /// First touch of all memory on its NUMA node. A no-op with one node.
+    /// Places all memory on its NUMA node by first touch. Does nothing with one node.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -103,7 +103,7 @@ impl StatePool {
     }
 
     /// # Panics
-    /// If there is no such slot, or `bytes` has another length.
+    /// If the slot does not exist, or `bytes` is not as long as a state.
     pub fn gather(&mut self, slot: StateSlot, bytes: &mut [u8]) {
         let mut rest = bytes;
         for layer in &mut self.layers {
@@ -113,13 +113,13 @@ impl StatePool {
             part.copy_from_slice(bytemuck::cast_slice(state));
             rest = others;
         }
-        assert!(rest.is_empty(), "bytes of a state");
+        assert!(rest.is_empty(), "longer than a state");
     }
 
-    /// Copies the bytes that [`Self::gather`] has written to a slot.
+    /// Copies bytes from [`Self::gather`] into a slot.
     ///
     /// # Panics
-    /// As there.
+    /// As [`Self::gather`].
     pub fn scatter(&mut self, slot: StateSlot, bytes: &[u8]) {
         let mut rest = bytes;
         for layer in &mut self.layers {
@@ -129,13 +129,13 @@ impl StatePool {
             bytemuck::cast_slice_mut(&mut elements[first..first + len]).copy_from_slice(part);
             rest = others;
         }
-        assert!(rest.is_empty(), "bytes of a state");
+        assert!(rest.is_empty(), "longer than a state");
     }
 
-    /// Initialises states as copies of others or zero. No slot is both read and written, and none is written twice.
+    /// Initialises states to zero or copies of other states. No slot may be both read and written, or written twice.
     ///
     /// # Panics
-    /// If there is no such slot.
+    /// If a slot does not exist.
     pub fn begin(&mut self, pool: &mut ThreadPool, starts: impl Iterator<Item = StateStart>) {
         self.starts.clear();
         self.starts.extend(starts);
@@ -148,7 +148,7 @@ impl StatePool {
             starts
                 .iter()
                 .all(|start| exists(start.live) && start.from.is_none_or(exists)),
-            "there are {} states",
+            "a state slot is above {}",
             self.n_slots
         );
         for layer in &mut self.layers {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn states_begin_whole_whichever_parts_nodes_own() {
+    fn states_begin_complete_for_every_division_among_nodes() {
         let n_bytes = layout().state_bytes() as usize;
         let elements: Vec<f32> = (1..=n_bytes / 4).map(|i| i as f32).collect();
         let state: &[u8] = bytemuck::cast_slice(&elements);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::single_range_in_vec_init)] // one node has one part
-    fn a_node_owns_its_heads_and_the_last_one_the_rest() {
+    fn a_node_owns_its_heads_and_the_last_node_the_rest() {
         let states = StatePool::new(&layout(), 0);
         let parts = |layer: usize, threads: &[usize]| {
             let nodes = Nodes::new(threads.iter().copied());

@@ -19,7 +19,7 @@ use souffleur_base::kv_layout::Values;
 const ANGLE_COST: usize = 1024;
 
 /// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
-/// use `long_inv_freq`, if the rotation has it.
+/// use `long_inv_freq`, if the model has it.
 pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
     let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
@@ -43,7 +43,7 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
 
 pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
-    /// Weights of the norms of query and key heads, each head's or that of all of them, and eps.
+    /// Norm weights of query heads and of key heads, as wide as one head or as all of them, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
     /// Eps of the RMSNorm of values, which has no weight.
     pub value_eps: Option<f32>,
@@ -51,12 +51,12 @@ pub struct Rotation<'a> {
     pub rotations: &'a Tensor,
 }
 
-/// Norms and rotates queries and keys, in place, copies the queries to `q`, and narrows keys and values into the
-/// slots of their tokens.
+/// Normalises and rotates queries and keys in place, copies the queries to `q`, and stores keys and values in the slots
+/// of their tokens.
 ///
 /// # Shapes
 /// `qkv: [n_tokens, (n_heads + n_kv_heads) * key_dim + n_kv_heads * value_dim]`, `q: [n_tokens, n_heads * key_dim]`,
-/// `kv` as [`Planes`] says; no two tokens have the same slot.
+/// `kv` in the layout of [`Planes`]; no two tokens have the same slot.
 ///
 /// # Panics
 /// If a row of `qkv` is of another width, or values are parts of keys.
@@ -71,10 +71,14 @@ pub fn rotate_and_store(
     let heads = rotation.heads;
     let (rows, width, q_width) = (qkv.rows(), qkv.width(), q.width());
     let Values::Own { dim } = heads.values else {
-        panic!("no projection gives values that are parts of keys");
+        panic!("values that are parts of keys have no projection");
     };
     let kv_width = heads.n_kv_heads * (heads.key_dim + dim);
-    assert_eq!(width, q_width + kv_width, "queries, keys and values");
+    assert_eq!(
+        width,
+        q_width + kv_width,
+        "width of queries, keys and values"
+    );
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
     with_elements!(kv, kv, scales => {
@@ -137,8 +141,8 @@ impl<E: Kept> Kernel for RotateRow<'_, E> {
             turn_head::<S>(head, q_norm, self.turn);
             q.copy_from_slice(head);
         }
-        // Each slot is written by one item, as no two tokens of a step have the same: a page that a row writes to is
-        // that row's alone, see `state::pool::page_pool`.
+        // Each slot is written by one item, as no two tokens of a step have the same slot: only one row writes to a
+        // page, see `state::pool::page_pool`.
         for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
             turn_head::<S>(key, k_norm, self.turn);
             let scales_at = planes.scales_of_key(i, self.slot);
@@ -171,7 +175,7 @@ pub fn rotate_queries(
     rotations: &Tensor,
 ) {
     let (rows, width) = (q.rows(), q.width());
-    assert_eq!(width, heads.q_width(), "queries of all heads");
+    assert_eq!(width, heads.q_width(), "width of all query heads");
     let shared = Shared::new(q.values_mut());
     for_rows(pool, rows, width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
@@ -208,7 +212,7 @@ impl Kernel for RotateQueries<'_> {
     }
 }
 
-/// Norms all heads of a row as one vector, if the weight is as wide; returns the norm that is left for each head.
+/// Normalises all heads of a row as one vector if the weight is that wide; else returns the norm to apply to each head.
 #[inline(always)]
 fn norm_together<'a, S: Lanes>(
     heads: &mut [f32],
@@ -224,7 +228,7 @@ fn norm_together<'a, S: Lanes>(
     None
 }
 
-/// Norms a head, if the model does, and rotates its first elements, as many as there are cosines and sines.
+/// Normalises a head if `norm` is given, and rotates its first `turn.len()` elements.
 #[inline(always)]
 pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
     if let Some((weight, eps)) = norm {
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_of_other_widths_go_to_their_own_places() {
+    fn keys_and_values_of_different_widths_are_stored_in_their_planes() {
         const SLOTS: usize = 5;
         let heads = HeadShape {
             n_heads: 2,
@@ -333,7 +337,7 @@ mod tests {
             [-102.0, -103.0, 100.0, 101.0, -106.0, -107.0, 104.0, 105.0]
         );
         let Storage::F32(elements) = &storage else {
-            panic!("it was made of f32");
+            panic!("the storage must be f32");
         };
         let kv: &[f32] = elements.slice();
         let planes = Planes::of(&heads, kv.len());

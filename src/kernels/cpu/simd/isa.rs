@@ -50,7 +50,7 @@ impl Isa {
         found.copied().ok_or_else(|| {
             let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
             format!(
-                "{ISA_VARIABLE} is {name:?}, this machine has {}",
+                "{ISA_VARIABLE} is {name:?}, which this machine does not support: use one of {}",
                 names.join(", ")
             )
         })
@@ -90,7 +90,7 @@ impl Isa {
     pub(super) fn assert_present(self) {
         assert!(
             self.is_present(),
-            "{} is missing on this machine",
+            "this machine does not support {}",
             self.name()
         );
     }
@@ -121,11 +121,11 @@ fn has_avx2() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// In unit tests the same instructions in the encoding of AVX-512 will do, so that the path is tested on more machines.
+/// Unit tests accept the same instructions in the AVX-512 encoding, so that the path is tested on more machines.
 #[cfg(target_arch = "x86_64")]
 fn has_avx_vnni() -> bool {
-    let stands_in = cfg!(test) && has_avx512() && is_x86_feature_detected!("avx512vnni");
-    is_x86_feature_detected!("avxvnni") || stands_in
+    let is_emulated = cfg!(test) && has_avx512() && is_x86_feature_detected!("avx512vnni");
+    is_x86_feature_detected!("avxvnni") || is_emulated
 }
 
 #[cfg(target_arch = "x86_64")]

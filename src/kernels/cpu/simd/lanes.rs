@@ -74,8 +74,8 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: values
-    /// that it treats as zero may be zero.
+    /// Rounds two vectors to bf16 and packs the values in this order, two to a word, for [`Lanes::dot_pairs`]: values
+    /// that it treats as zero may become zero.
     #[inline(always)]
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
         let mut narrow = [bf16::ZERO; 2 * LANES];
@@ -87,7 +87,7 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// The lowest byte of four times sixteen values in this order, four to a word.
+    /// Packs the lowest byte of each value of four vectors in this order, four to a word.
     #[inline(always)]
     unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
         let mut bits = [0u32; 4 * LANES];
@@ -112,7 +112,7 @@ pub trait Lanes: Copy + 'static {
         unsafe { Self::to_words(Self::splat_at(p.cast())) }
     }
     unsafe fn load_words(p: *const u32) -> Self::W;
-    /// Adds to each lane the products of a pair: of the first elements and of the second ones.
+    /// Adds to each lane the two products of its pairs: of the first elements, and of the second elements.
     unsafe fn dot_pairs(acc: Self::V, a: Self::W, b: Self::W) -> Self::V;
     /// Adds to each word, an i32, the four products of the signed bytes of `a` with the unsigned bytes of `b`.
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
@@ -122,7 +122,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn shift_left(words: Self::W, n: u32) -> Self::W;
     /// Each word shifted to lower bits by `n`, below 32; zeros follow.
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W;
-    /// The value of each byte, which is below 16.
+    /// Looks up the value of each byte; bytes are below 16.
     unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W;
     /// The low bytes of the i16 halves, as signed numbers.
     unsafe fn extend_bytes(words: Self::W) -> Self::W;
@@ -141,10 +141,10 @@ pub trait Lanes: Copy + 'static {
     /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
 
-    /// Sums of codes are 16-bit until scaled, which limits their number.
+    /// Whether sums of codes are 16-bit until they are scaled, which limits the number of terms.
     const NARROW_SUMS: bool;
-    /// Adds to sums of codes the four products of each word's signed bytes in `row` with the unsigned bytes in `codes`. With
-    /// [`Self::NARROW_SUMS`], the halves of a word are sums of two products, which must not leave i16.
+    /// Adds to sums of codes the four products of each word's signed bytes in `row` with the unsigned bytes in `codes`.
+    /// With [`Self::NARROW_SUMS`], each half of a word sums two of the products, which must fit into i16.
     unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W;
     /// Adds sums of codes, multiplied by scales, to words of i32.
     unsafe fn add_scaled(acc: Self::W, sums: Self::W, scales: Self::W) -> Self::W;
@@ -159,7 +159,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
-    /// Exchanges four rows and lanes: the words i of all rows are adjacent, four such columns in a vector.
+    /// Exchanges four rows and lanes: words i of all rows become adjacent, four such columns in a vector.
     #[inline(always)]
     unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
         // SAFETY: the caller's promise is the same.
@@ -171,12 +171,13 @@ pub trait Lanes: Copy + 'static {
         // SAFETY: the caller's promise is the same.
         unsafe { transpose_some::<Self, EIGHT>(rows) }
     }
-    /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
-    /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
+    /// Pairs the 32 bf16 of `low`, in the low halves, with those of `high`. In each quarter of four words, the first
+    /// vector holds the pairs of the first four elements of that quarter of the operands, the second vector those of
+    /// the last.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
-    /// Quads of the bytes of four rows, that of the first row lowest. The first two vectors hold those of the first 32 bytes of
-    /// each row, the others those of the last: quarter `c` of vector `2 h + k` those of the four bytes from
-    /// `32 h + 16 (c % 2) + 8 k + 4 (c / 2)` on.
+    /// Joins the bytes of four rows into words, with the first row's byte lowest. The first two vectors hold the first
+    /// 32 bytes of each row, the others the last 32: quarter `c` of vector `2 h + k` holds the four bytes from `32 h +
+    /// 16 (c % 2) + 8 k + 4 (c / 2)` on.
     #[inline(always)]
     unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
         let (mut from, mut to) = ([[0u32; LANES]; 4], [[0u32; LANES]; 4]);
@@ -196,7 +197,7 @@ pub trait Lanes: Copy + 'static {
             to.map(|quads| Self::load_words(quads.as_ptr()))
         }
     }
-    /// Quarters of four lanes by turns: those of the first halves, and those of the second halves.
+    /// Interleaves quarters of four lanes of `a` and `b`: those of the first halves, and those of the second halves.
     #[inline(always)]
     unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
         let (mut from, mut to) = ([[0f32; LANES]; 2], [0f32; 2 * LANES]);
@@ -224,7 +225,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch<T>(_p: *const T) {}
 
-    /// For soon use, into L1; any address is valid.
+    /// Prefetches into L1, for use soon; any address is valid.
     #[inline(always)]
     unsafe fn prefetch_near<T>(_p: *const T) {}
 
@@ -245,24 +246,23 @@ pub trait Lanes: Copy + 'static {
     /// See `strips`.
     ///
     /// # Safety
-    /// The product's `rows` are valid for `M * inputs` values, its `strip` for `STRIP` values of each input, and its `sums` for
-    /// writing `STRIP` values of each of `M` rows, and for reading them unless it `begins`; the instruction set was detected,
-    /// and has [`Self::STRIPS`]. `STRIP` is
-    /// `WIDE_STRIP` or `NARROW_STRIP`.
+    /// The product's `rows` are valid for `M * inputs` values, its `strip` for `STRIP` values of each input, and its
+    /// `sums` for writing `STRIP` values of each of `M` rows, and for reading them unless it `begins`; the instruction
+    /// set was detected, and has [`Self::STRIPS`]. `STRIP` is `WIDE_STRIP` or `NARROW_STRIP`.
     #[inline(always)]
     unsafe fn multiply_strip<const M: usize, const STRIP: usize>(_product: StripProduct) {
-        unreachable!("products from strips without registers for them");
+        unreachable!("this instruction set has no strip products");
     }
 
-    /// Fills a wide strip with inputs of pairs of bf16, eight words of each half of a panel from one pair to the next
-    /// `PANEL` further, and multiplies
-    /// `STRIP_ROWS` rows with it as [`Self::multiply_strip`] does.
+    /// Fills a wide strip with inputs from pairs of bf16: eight words of each half of a panel, with `PANEL` words from
+    /// pair to pair. Multiplies `STRIP_ROWS` rows with the strip as [`Self::multiply_strip`] does.
     ///
     /// # Safety
-    /// As [`Self::multiply_strip`]; each half is valid for the product's inputs, an even number, and its strip for writing.
+    /// As [`Self::multiply_strip`]; each half is valid for the product's inputs, an even number, and the strip for
+    /// writing.
     #[inline(always)]
     unsafe fn widen_strip(_product: StripProduct, _halves: [*const u32; 3]) {
-        unreachable!("products from strips without registers for them");
+        unreachable!("this instruction set has no strip products");
     }
 
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.

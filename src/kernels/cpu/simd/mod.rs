@@ -1,9 +1,9 @@
-//! SIMD: sixteen f32 lanes with one semantics on every instruction set.
+//! SIMD: sixteen f32 lanes with the same semantics on every instruction set.
 //!
 //! Kernels are written once against [`Lanes`] and compiled for each instruction set by [`dispatch`] or
-//! [`dispatch_integers`]. The lane structure, and with it the order of every sum, is the same everywhere; instruction sets differ in whether
-//! `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable), and in how the two products
-//! of a bf16 pair are rounded (`dot_pairs`).
+//! [`dispatch_integers`]. The lane structure, and with it the order of every sum, is the same everywhere. Instruction
+//! sets differ in whether `mul_add` rounds once (AVX2 and AVX-512, which agree bit for bit) or twice (portable), and in
+//! how the two products of a bf16 pair are rounded (`dot_pairs`).
 
 mod isa;
 pub(super) mod lanes;
@@ -17,7 +17,7 @@ use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 
-/// Runs a kernel with the lanes of `isa`. VNNI makes no difference to it; see `dispatch_integers`.
+/// Runs a kernel with the lanes of `isa`, without VNNI; see `dispatch_integers`.
 ///
 /// # Panics
 /// If this machine lacks `isa`.
@@ -34,12 +34,12 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 | Isa::Amx => unsafe { x86::run_avx512_bf16(kernel) },
-        _ => unreachable!("{} is missing on this machine", isa.name()),
+        _ => unreachable!("this machine does not support {}", isa.name()),
     }
 }
 
 /// Runs a kernel dominated by integer products. Kernels are compiled for VNNI only through this, and for bf16 products
-/// only through [`dispatch`]: both for all would lengthen the build.
+/// only through [`dispatch`]: compiling all kernels for both would lengthen the build.
 ///
 /// # Panics
 /// If this machine lacks `isa`.
@@ -66,7 +66,7 @@ pub fn dispatch_integers<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe { x86::run_avx512_vnni(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        _ => unreachable!("{} is missing on this machine", isa.name()),
+        _ => unreachable!("this machine does not support {}", isa.name()),
     }
 }
 

@@ -127,7 +127,7 @@ fn exp2_is_right_to_two_units_in_the_last_place() {
 }
 
 #[test]
-fn exp2_keeps_nan_one_and_almost_nothing() {
+fn exp2_keeps_nan_and_one_and_underflows_to_almost_zero() {
     for isa in Isa::available() {
         let mut x = [0.0; LANES];
         x[..3].copy_from_slice(&[f32::NAN, f32::NEG_INFINITY, -1e30]);
@@ -233,7 +233,7 @@ fn eight_rows_are_transposed_into_pairs_of_columns() {
 }
 
 #[test]
-fn four_rows_are_transposed_into_fours_of_columns() {
+fn four_rows_are_transposed_into_groups_of_four_columns() {
     some_rows_are_transposed::<FOUR>();
 }
 
@@ -257,7 +257,7 @@ impl Kernel for ZipQuarters {
 }
 
 #[test]
-fn quarters_are_taken_by_turns() {
+fn quarters_are_interleaved() {
     let of = |base: usize| std::array::from_fn(|i| (base + i) as f32);
     for isa in Isa::available() {
         let [first, second] = dispatch(isa, ZipQuarters([of(0), of(100)]));
@@ -269,7 +269,7 @@ fn quarters_are_taken_by_turns() {
     }
 }
 
-/// Sums, signed bytes or pairs of i16, unsigned bytes or pairs of i16.
+/// Operands: sums; signed bytes or pairs of i16; unsigned bytes or pairs of i16.
 #[derive(Clone, Copy)]
 struct Dots([[u32; LANES]; 3]);
 
@@ -282,7 +282,7 @@ impl Kernel for Dots {
         // SAFETY: every array holds sixteen words; `dispatch_integers` detected the instruction set.
         unsafe {
             let [acc, a, b] = self.0.map(|words| S::load_words(words.as_ptr()));
-            // Two products of seven bits and eight stay within i16.
+            // The sum of two products of 7-bit and 8-bit numbers fits into i16.
             let small = S::and(b, S::splat_word(0x7f7f_7f7f));
             let codes = S::dot_codes(S::splat_word(0), a, small);
             let results = [
@@ -338,7 +338,7 @@ fn integer_dots_are_exact() {
 }
 
 #[test]
-fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
+fn instruction_sets_have_distinct_names_and_missing_ones_are_reported() {
     let names = Isa::ALL.map(Isa::name);
     let expected = [
         "portable",
@@ -351,23 +351,26 @@ fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
     ];
     assert_eq!(names, expected);
     let available = Isa::available();
-    assert_eq!(Isa::detect(), *available.last().expect("one is there"));
+    assert_eq!(
+        Isa::detect(),
+        *available.last().expect("the portable path is available")
+    );
     for isa in Isa::ALL.iter().filter(|isa| !available.contains(isa)) {
-        say(&format!(
+        report(&format!(
             "kernel path {}: not present on this machine\n",
             isa.name()
         ));
     }
     #[cfg(target_arch = "x86_64")]
     if available.contains(&Isa::Avx2Vnni) && !is_x86_feature_detected!("avxvnni") {
-        say("kernel path avx2_vnni: AVX-512 VNNI stands in for AVX-VNNI in these tests\n");
+        report("kernel path avx2_vnni: AVX-512 VNNI stands in for AVX-VNNI in these tests\n");
     }
 }
 
 /// Prints to the terminal: the test runner hides output of `eprintln` from tests that pass.
-fn say(line: &str) {
+fn report(line: &str) {
     let written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-    written.expect("the terminal takes it");
+    written.expect("stderr is writable");
 }
 
 struct Bytes([[u32; LANES]; 4]);

@@ -1,7 +1,7 @@
 //! Unaligned reads and writes.
 
-/// A value at any alignment. Reading one compiles to a plain unaligned load in every profile; the library's
-/// `read_unaligned`, and with it the load intrinsics, carry checks in debug builds that keep tiles out of registers.
+/// A value at any alignment. Reading it compiles to a plain unaligned load in every profile. In debug builds, the
+/// standard library's `read_unaligned`, which load intrinsics use, has checks that keep tiles out of registers.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Unaligned<T>(T);

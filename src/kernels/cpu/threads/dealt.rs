@@ -1,7 +1,7 @@
 //! Parallel loops whose items belong to NUMA nodes: a node's threads take its items first, then help the others.
 //!
-//! `dealt` has the number of items of each node; items are numbered node by node. With one node, or for unowned items,
-//! it is a single number.
+//! `dealt` has the number of items of each node; items are numbered node by node. With one node, or for items without
+//! an owner, `dealt` has a single number.
 
 use std::sync::atomic::Ordering;
 
@@ -65,8 +65,8 @@ impl ThreadPool {
         }
     }
 
-    /// Calls `item` once for each item, only on threads of the item's node: for first touch. For engine start: threads
-    /// that are done wait for the others.
+    /// Calls `item` once for each item, only on threads of the item's node, for first touch. Suits engine start only:
+    /// finished threads wait for the others.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
@@ -80,7 +80,7 @@ impl ThreadPool {
         let at_home = |_: usize| {
             let own = NUMBER.get();
             let threads = nodes.threads(nodes.of_thread(own));
-            for run in turned(threads, own).map(|thread| &runs[thread]) {
+            for run in rotated(threads, own).map(|thread| &runs[thread]) {
                 while let Some(index) = run.claim_first() {
                     item(index);
                 }
@@ -114,7 +114,7 @@ impl ThreadPool {
             while let Some(index) = runs[own].claim_first() {
                 item(claim, index);
             }
-            let near = turned(nodes.threads(node), own).skip(1);
+            let near = rotated(nodes.threads(node), own).skip(1);
             let count = nodes.count();
             let far = (1..count).flat_map(|i| nodes.threads((node + i) % count));
             for other in near.chain(far) {
@@ -127,7 +127,7 @@ impl ThreadPool {
 
     /// Sets each thread's items; with `Taking::First`, the first thread of a node has all of the node's items.
     fn set_runs(&mut self, dealt: &[usize], taking: Taking) {
-        assert_eq!(dealt.len(), self.nodes.count(), "items of each node");
+        assert_eq!(dealt.len(), self.nodes.count(), "item counts of nodes");
         let mut first = 0;
         for (node, count) in dealt.iter().enumerate() {
             let threads = self.nodes.threads(node);
@@ -147,7 +147,7 @@ impl ThreadPool {
     }
 }
 
-/// Successive numbers from one of them on, wrapping around.
-fn turned(numbers: std::ops::Range<usize>, from: usize) -> impl Iterator<Item = usize> {
+/// The numbers of a range from `from` on, wrapping around.
+fn rotated(numbers: std::ops::Range<usize>, from: usize) -> impl Iterator<Item = usize> {
     (from..numbers.end).chain(numbers.start..from)
 }

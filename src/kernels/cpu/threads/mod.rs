@@ -1,6 +1,6 @@
 //! Thread pool of persistent workers, with a barrier after each kernel.
 //!
-//! Workers spin for the next kernel while a step is in flight, yielding their core to others, and park soon after it.
+//! Workers spin for the next kernel while a step is in flight, yielding their core to others, and park soon afterwards.
 //! The caller waits for claimed items, not for workers: a preempted worker without a claim delays nothing. Results do
 //! not depend on which thread computes an item.
 
@@ -18,9 +18,9 @@ use super::nodes::{Nodes, PerNode};
 use super::seats::Seats;
 use super::tensor::Shared as Parts;
 
-/// In rounds of `spin_loop`, some tens of nanoseconds each.
+/// Rounds of `spin_loop`, some tens of nanoseconds each, before an idle worker parks.
 const SPINS_BEFORE_PARK: usize = 4000;
-/// In rounds of `spin_loop`, of the caller that waits for the last item.
+/// Rounds of `spin_loop` before the caller, which waits for the last item, yields.
 const SPINS_BEFORE_YIELD: usize = 1000;
 
 /// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about the cost of sharing it, and
@@ -65,7 +65,7 @@ impl Ticket {
 }
 
 struct Shared {
-    /// Written by the caller while every item is done; read by the holder of a claimed item.
+    /// Written by the caller while no item is pending; read by the holder of a claimed item.
     job: UnsafeCell<Option<Job>>,
     ticket: AtomicU64,
     pending: AtomicUsize,
@@ -85,7 +85,7 @@ pub struct ThreadPool {
     workers: Vec<JoinHandle<()>>,
     handles: Vec<Thread>,
     epoch: u32,
-    /// A kernel was shared since the last step began: the next one is worth a wake-up.
+    /// Whether a kernel was shared since the last step began: then the next step is worth a wake-up.
     has_shared: bool,
     /// Each thread's remaining items in [`ThreadPool::for_each_in_runs`].
     runs: Arc<[Run]>,
@@ -103,7 +103,7 @@ impl Run {
         self.0.store(items, Ordering::Relaxed);
     }
 
-    /// Only for the run's own thread.
+    /// Takes the first item.
     fn claim_first(&self) -> Option<usize> {
         let before = self.claim(|first, end| (first + 1, end))?;
         Some((before >> 32) as usize)
@@ -128,7 +128,7 @@ impl Run {
                 u64::from(first) << 32 | u64::from(end)
             })
         };
-        // The kernel's ticket orders memory; a run only says which items are left.
+        // The kernel's ticket orders memory accesses; a run only tracks the remaining items.
         self.0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest)
             .ok()
@@ -140,7 +140,7 @@ impl ThreadPool {
     /// and is not bound yet. With one thread everything runs on the caller.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// If the system refuses a thread.
     pub fn seated(seats: Seats) -> std::io::Result<Self> {
         let n_workers = seats.nodes.n_threads() - 1;
         let mut cpus = seats.cpus.into_iter();
@@ -174,7 +174,7 @@ impl ThreadPool {
                 .spawn(move || {
                     NUMBER.set(worker + 1);
                     bind_this_thread(&cpus);
-                    // The pool that waits for this is there until all workers have started.
+                    // The receiver exists until all workers have started.
                     let _ = started.send(());
                     drop(started);
                     work(&shared, worker);
@@ -200,8 +200,8 @@ impl ThreadPool {
         bind_this_thread(&self.own_cpus);
     }
 
-    /// Begins a step: wakes the workers before its first kernel, and none parks before [`ThreadPool::rest`]. A no-op if
-    /// the last step shared no kernel: then a wake-up is unlikely to pay off.
+    /// Begins a step: wakes the workers, which do not park before [`ThreadPool::rest`]. Does nothing if the last step
+    /// shared no kernel: then a wake-up is unlikely to pay off.
     pub fn wake(&mut self) {
         if std::mem::take(&mut self.has_shared) {
             self.shared.awake.store(true, Ordering::SeqCst);
@@ -209,7 +209,7 @@ impl ThreadPool {
         }
     }
 
-    /// Ends a step: workers park soon unless another begins.
+    /// Ends a step: workers park soon unless another step begins.
     pub fn rest(&mut self) {
         self.shared.awake.store(false, Ordering::SeqCst);
     }
@@ -218,7 +218,7 @@ impl ThreadPool {
     /// many threads as lanes share the work.
     ///
     /// # Panics
-    /// If an item panicked, and with items but no lane.
+    /// If an item panics, or if there are items but no lanes.
     pub fn for_each_with<L: Send>(
         &mut self,
         lanes: &mut [L],
@@ -242,7 +242,7 @@ impl ThreadPool {
         });
     }
 
-    /// As [`ThreadPool::for_each`], but each thread takes consecutive items while its own last: it reads memory as one
+    /// As [`ThreadPool::for_each`], but each thread first takes its own consecutive items: it reads memory as one
     /// stream, and its next item is known.
     ///
     /// # Panics
@@ -302,7 +302,7 @@ impl ThreadPool {
     /// the total in multiply-adds.
     ///
     /// # Panics
-    /// If an item panicked, and with 2^32 items or more.
+    /// If an item panics, or if there are 2^32 items or more.
     pub fn for_each(&mut self, n_items: usize, cost: usize, item: Item<'_>) {
         if n_items <= 1 || cost < MIN_SHARED_COST || self.workers.is_empty() {
             (0..n_items).for_each(item);
@@ -386,7 +386,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
             }
             std::thread::yield_now();
         }
-        // Either the caller's load after its own store sees this store, or this thread sees the caller's.
+        // Either the caller sees this store, or this thread sees what the caller stored before.
         shared.parked[worker].store(true, Ordering::SeqCst);
         while !is_new(Ordering::SeqCst) && !is_awake() {
             std::thread::park();
@@ -395,7 +395,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
     }
 }
 
-/// Returns the number of the last kernel that it saw.
+/// Claims and runs items until none is left; returns the number of the last kernel seen.
 fn run_items(shared: &Shared) -> u32 {
     let mut ticket = Ticket(shared.ticket.load(Ordering::Acquire));
     while ticket.unclaimed() > 0 {
@@ -417,13 +417,13 @@ fn run_items(shared: &Shared) -> u32 {
     ticket.epoch()
 }
 
-/// `rest` items are left after it.
+/// Runs a claimed item, after which `rest` items are unclaimed.
 fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
     let job = unsafe { *shared.job.get() }.expect("the job is published before its claims");
     // The caller must reach the barrier even if an item panics: the borrow in `job` ends there.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
-        // Its drop could panic before the barrier.
+        // Dropping the payload could panic before the barrier.
         std::mem::forget(payload);
         shared.panicked.store(true, Ordering::Relaxed);
     }

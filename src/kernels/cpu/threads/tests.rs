@@ -20,7 +20,7 @@ fn every_item_runs_once_for_any_number_of_threads() {
 }
 
 #[test]
-fn kernels_that_follow_each_other_never_mix() {
+fn consecutive_kernels_never_mix() {
     let mut pool = ThreadPool::new(4).expect("threads start");
     for kernel in 0..20_000 {
         let sum = AtomicUsize::new(0);
@@ -32,7 +32,7 @@ fn kernels_that_follow_each_other_never_mix() {
 }
 
 #[test]
-fn runs_leave_no_item_out_and_take_none_twice() {
+fn runs_take_every_item_once() {
     for n_threads in [1, 2, 3] {
         let mut pool = ThreadPool::new(n_threads).expect("threads start");
         for kernel in 0..300 {
@@ -50,7 +50,7 @@ fn runs_leave_no_item_out_and_take_none_twice() {
 }
 
 #[test]
-fn lanes_are_never_shared_and_no_item_is_left_out() {
+fn lanes_are_exclusive_and_every_item_runs_once() {
     let mut pool = ThreadPool::new(3).expect("threads start");
     for n_lanes in [1, 2, 5] {
         for n_items in [0, 1, 2, 100] {
@@ -66,7 +66,7 @@ fn lanes_are_never_shared_and_no_item_is_left_out() {
 }
 
 #[test]
-fn a_run_has_a_lane_of_its_own() {
+fn every_run_has_its_own_lane() {
     let mut pool = ThreadPool::new(3).expect("threads start");
     for n_items in [0, 1, 2, 7, 500] {
         let mut lanes = vec![Vec::new(); 3];
@@ -80,7 +80,7 @@ fn a_run_has_a_lane_of_its_own() {
 }
 
 #[test]
-fn workers_that_wake_with_a_step_park_behind_it() {
+fn workers_wake_with_a_step_and_park_after_it() {
     let mut pool = ThreadPool::new(2).expect("threads start");
     let is_parked = |pool: &ThreadPool| pool.shared.parked[0].load(Ordering::SeqCst);
     let until_parked = |pool: &ThreadPool| {
@@ -129,7 +129,7 @@ const DEALS: [(&[usize], &[usize]); 5] = [
 ];
 
 #[test]
-fn dealt_items_run_once_and_a_lane_is_nobody_elses() {
+fn dealt_items_run_once_with_exclusive_lanes() {
     for (threads, dealt) in DEALS {
         let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
         let n_items: usize = dealt.iter().sum();
@@ -162,7 +162,7 @@ fn dealt_items_run_once_and_a_lane_is_nobody_elses() {
 }
 
 #[test]
-fn items_that_are_nobodys_run_on_any_node() {
+fn items_without_an_owner_run_on_any_node() {
     let mut pool = ThreadPool::on_nodes(&[1, 1]).expect("threads start");
     for taking in [Taking::Runs, Taking::First] {
         let mut lanes = vec![Vec::new(); 2];
@@ -216,7 +216,7 @@ fn at_home_every_item_runs_on_a_thread_of_its_node() {
 }
 
 #[test]
-fn panic_at_home_reaches_the_caller_and_holds_nobody_up() {
+fn panic_at_home_reaches_the_caller_without_deadlock() {
     for planted in 0..4 {
         let mut pool = ThreadPool::on_nodes(&[1, 1]).expect("threads start");
         let result = catch_unwind(AssertUnwindSafe(|| {

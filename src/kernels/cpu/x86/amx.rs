@@ -3,8 +3,8 @@
 //! The compiler does not use tiles, so their content persists between the functions here. All are assembly: the
 //! intrinsics are not stable.
 //!
-//! Tiles 0 to 3 hold sums: those of the first rows with both panels, then those of the second rows. Tiles 4 and 5 hold rows, 6
-//! and 7 panels.
+//! Tiles 0 to 3 hold sums: of the first rows with both panels, then of the second rows. Tiles 4 and 5 hold rows, tiles
+//! 6 and 7 panels.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
@@ -28,8 +28,8 @@ fn has_instructions() -> bool {
     if !is_x86_feature_detected!("xsave") {
         return false;
     }
-    // SAFETY: the state of the processor's extensions may be read where it has `xsave`, and the system enabled it: it runs
-    // AVX, which `is_x86_feature_detected` finds only then.
+    // SAFETY: `_xgetbv` needs `xsave`, which was detected, and which the system enabled: `is_x86_feature_detected`
+    // finds AVX only then.
     let enabled = is_x86_feature_detected!("avx") && unsafe { enabled_states() } & STATES == STATES;
     enabled && __cpuid_count(7, 0).edx & ALL == ALL
 }
@@ -62,7 +62,7 @@ fn is_permitted() -> bool {
     result == 0
 }
 
-/// Untested on other systems.
+/// Returns false, since AMX is untested on other systems.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
@@ -83,7 +83,7 @@ struct Config {
 
 impl Tiles {
     /// Configures tiles for these numbers of first and second rows, at most [`TILE_ROWS`] each; without second rows,
-    /// only the first may be multiplied. Sums are zero then.
+    /// only the first may be multiplied. Afterwards, all sums are zero.
     ///
     /// # Safety
     /// [`has_amx`]; nothing else configures tiles on this thread while this lives.
@@ -151,7 +151,7 @@ impl Tiles {
         }
     }
 
-    /// `stride` is in bytes.
+    /// Stores the sums of the first or second rows with a panel; `stride` is in bytes.
     ///
     /// # Safety
     /// `to` is valid for the rows, of [`TILE_BYTES`] each.
@@ -187,7 +187,7 @@ impl Drop for Tiles {
 
 #[derive(Clone, Copy)]
 pub struct Step<const ROWS: usize, const PANELS: usize> {
-    /// The first rows, then the second ones.
+    /// The first rows, then the second rows.
     pub rows: [*const u32; ROWS],
     pub row_bytes: usize,
     pub panels: [*const u32; PANELS],
@@ -199,11 +199,11 @@ pub trait Dot: 'static {
     unsafe fn add<const ROWS: usize, const PANELS: usize>(tiles: &Tiles, step: Step<ROWS, PANELS>);
 }
 
-/// `tdpbf16ps`. A step's products of the first elements and of the second ones are each one chain of fused
-/// multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count as zero.
+/// `tdpbf16ps`. In a step, the first elements of pairs and the second elements are each one chain of fused
+/// multiply-adds in ascending order from zero; the total of both is added to the tile. Subnormal numbers count as zero.
 pub struct Bf16Pairs;
 
-/// Products of signed bytes of rows with unsigned ones of panels.
+/// `tdpbsud`: products of signed bytes of rows with unsigned bytes of panels.
 pub struct ByteQuads;
 
 macro_rules! add_step {

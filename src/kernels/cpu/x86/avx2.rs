@@ -160,7 +160,7 @@ impl<D: Dots> Lanes for Avx2<D> {
         }
     }
 
-    // Not a plain dereference: in debug builds that carries a check which keeps tiles out of registers.
+    // Not a plain dereference, which has a check in debug builds that keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
         // SAFETY: the caller promises one value at `p`, and the instruction set.

@@ -10,8 +10,8 @@ use super::super::simd::unaligned::read;
 use super::dots::Extensions;
 use super::moves::{exchange_quarters, max8, sum8, transpose_quarters};
 
-/// Masked loads and stores of all lanes compile to plain unaligned ones; others carry a pointer check in debug builds
-/// that keeps tiles out of registers.
+/// Mask of all lanes. Masked loads and stores compile to plain unaligned ones; other intrinsics have a pointer check in
+/// debug builds that keeps tiles out of registers.
 const ALL: u16 = !0;
 
 #[derive(Clone, Copy)]
@@ -172,7 +172,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
         unsafe { _mm512_set1_epi32(word as i32) }
     }
 
-    // Not a plain dereference: in debug builds that carries a check which keeps tiles out of registers.
+    // Not a plain dereference, which has a check in debug builds that keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
         // SAFETY: the caller promises one value at `p`, and the instruction set.
@@ -414,7 +414,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
                 _mm512_unpacklo_epi16(high.0, high.1),
                 _mm512_unpackhi_epi16(high.0, high.1),
             ];
-            // The first halves of two, then their second halves.
+            // The first halves of two vectors, then their second halves.
             [
                 _mm512_shuffle_i64x2::<0x44>(quads[0], quads[1]),
                 _mm512_shuffle_i64x2::<0x44>(quads[2], quads[3]),

@@ -34,24 +34,24 @@ impl Extensions for VnniAndBf16 {
 /// # Safety
 /// Every method must only run where its instructions were detected.
 pub trait Dots: Copy + 'static {
-    /// Whether each is one instruction.
+    /// Whether each method is one instruction.
     const VNNI: bool;
 
-    /// Adds to each word the four products of unsigned bytes with signed ones.
+    /// Adds to each word the four products of unsigned bytes with signed bytes.
     unsafe fn quads(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i;
 
     /// Adds to each word the products of its i16 halves.
     unsafe fn shorts(acc: __m256i, a: __m256i, b: __m256i) -> __m256i;
 }
 
-/// With AVX2 multiplications.
+/// Dot products by AVX2 multiplications.
 #[derive(Clone, Copy)]
 pub struct Multiplied;
 
 impl Dots for Multiplied {
     const VNNI: bool = false;
 
-    /// In 16 bits, where products never saturate.
+    /// Multiplies in 16 bits, where products never saturate.
     #[inline(always)]
     unsafe fn quads(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
         // SAFETY: only registers; the caller detected the instruction set.

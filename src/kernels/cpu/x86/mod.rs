@@ -15,14 +15,14 @@ use self::dots::{AvxVnni, Multiplied, Plain, Vnni, VnniAndBf16};
 use super::simd::lanes::Kernel;
 
 /// # Safety
-/// The machine must have them.
+/// The machine must have the enabled features.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<Multiplied>>()
 }
 
 /// # Safety
-/// The machine must have them.
+/// The machine must have the enabled features.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub unsafe fn run_avx2_vnni<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<AvxVnni>>()
@@ -39,21 +39,21 @@ pub unsafe fn run_avx2_evex_vnni<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// # Safety
-/// The machine must have them.
+/// The machine must have the enabled features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<Plain>>()
 }
 
 /// # Safety
-/// The machine must have them.
+/// The machine must have the enabled features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn run_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<Vnni>>()
 }
 
 /// # Safety
-/// The machine must have them.
+/// The machine must have the enabled features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512<VnniAndBf16>>()

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-/// Lane i with i+4, i+2, i+1.
+/// Adds lane i to i+4, then i+2, i+1.
 #[inline(always)]
 pub unsafe fn sum8(v: __m256) -> f32 {
     // SAFETY: only registers; the caller detected the instruction set.
@@ -25,7 +25,7 @@ pub unsafe fn max8(v: __m256) -> f32 {
     }
 }
 
-/// Quads of the bytes of four rows, as [`zip_bytes`](super::super::simd::Lanes::zip_bytes) has them in half a vector.
+/// As [`zip_bytes`](super::super::simd::Lanes::zip_bytes), for half a vector of each row.
 #[inline(always)]
 pub unsafe fn zip_bytes8(rows: [__m256i; 4]) -> [__m256i; 4] {
     // SAFETY: only registers; the caller detected the instruction set.

@@ -13,7 +13,7 @@ const LANES: usize = 8;
 /// See [`Lanes::multiply_strip`](super::super::simd::Lanes::multiply_strip).
 ///
 /// # Safety
-/// As there; the machine has AVX2 and FMA.
+/// As [`Lanes::multiply_strip`](super::super::simd::Lanes::multiply_strip); the machine has AVX2 and FMA.
 #[inline(always)]
 pub unsafe fn multiply<const M: usize, const N: usize>(product: StripProduct) {
     // SAFETY: the caller's promise.
@@ -32,7 +32,7 @@ pub unsafe fn multiply<const M: usize, const N: usize>(product: StripProduct) {
 
 type Acc<const M: usize, const N: usize> = [[__m256; N]; M];
 
-/// Zeros where a product begins, else the sums in memory.
+/// Zeros if the product begins, else the sums in memory.
 #[inline(always)]
 unsafe fn sums_before<const M: usize, const N: usize>(begins: bool, sums: *const f32) -> Acc<M, N> {
     // SAFETY: the caller's promise.
@@ -79,7 +79,7 @@ unsafe fn some_rows<const M: usize, const N: usize>(product: StripProduct, acc: 
     }
 }
 
-/// The products of one input, whose weights are in the registers 12 to 14, with four rows, whose sums are in 0 to 11.
+/// Multiplies one input of four rows: its weights are in registers 12 to 14, the sums of the rows in 0 to 11.
 macro_rules! four_products {
     ($input:literal) => {
         concat!(
@@ -158,7 +158,7 @@ macro_rules! one_half {
     };
 }
 
-/// One input of a strip that is filled meanwhile: the lower bf16 of each word shifted up, or the upper one masked.
+/// Multiplies one input and fills the strip with it: shifts up the lower bf16 of each word, or masks the upper one.
 macro_rules! one_widened {
     ($pair:literal, $input:literal, $op:literal, $with:literal) => {
         concat!(
@@ -180,8 +180,8 @@ macro_rules! both_widened {
 }
 
 /// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers;
-/// a compiler reorders the loads and spills a sum for each input, which costs a third of the speed. Eight inputs a
-/// round make few enough rounds that the processor predicts the last one.
+/// a compiler reorders the loads and spills a sum for each input, which costs a third of the speed. With eight inputs
+/// per iteration there are few enough iterations that the processor predicts the last one.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>) {
     // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
@@ -257,16 +257,16 @@ pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
 
 static UPPER: [u32; LANES] = [0xffff_0000; LANES];
 
-/// Fills a wide strip and adds its products with four rows: weights that [`four_rows`] reads from the strip are widened
-/// and stored, mostly on ports of a core that do not multiply.
+/// Fills a wide strip and adds its products with four rows. The weights, which [`four_rows`] reads from the strip, are
+/// widened and stored, mostly on ports of a core that do not multiply.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn widen_for_four_rows(
     product: StripProduct,
     [a, b, c]: [*const u32; 3],
     acc: &mut Acc<STRIP_ROWS, REGISTERS>,
 ) {
-    // SAFETY: reads four values of the rows and half of each word for each input, and writes 24 values of the strip, as the
-    // caller promised.
+    // SAFETY: for each input, reads four values of the rows and half of each word, and writes 24 values of the strip,
+    // as the caller promised.
     unsafe {
         asm!(
             "test {eights}, {eights}",

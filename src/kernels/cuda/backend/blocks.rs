@@ -1,8 +1,8 @@
 //! Copies blocks of tokens between the KV pool and staging memory on the device.
 //!
-//! A block has the planes of the pool in their order, contiguous, each with the block's tokens in the pool's layout.
-//! Planes are as long as [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes) says; in
-//! them the heads of a token are contiguous, while on the CPU the tokens of a head are.
+//! A block consists of the pool's planes in order, contiguous, each with the block's tokens in the pool's layout. Their
+//! lengths are those of [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes). In a plane the
+//! heads of a token are contiguous; on the CPU the tokens of a head are.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use souffleur_base::ids::{PageId, RowId};
 
 impl CudaBackend {
     /// # Errors
-    /// Blocks that are not whole pages, or of more pages than a launch names; heads that are not whole words.
+    /// If blocks are not whole pages or have more pages than a launch takes, or if keys are not whole words.
     pub fn block_bytes(&self, block_tokens: usize) -> Result<usize, String> {
         let (planes, page) = (self.kv.planes(), self.page_size);
         if block_tokens == 0 || !block_tokens.is_multiple_of(page) {
@@ -28,7 +28,7 @@ impl CudaBackend {
         }
         if !planes.token_bytes.is_multiple_of(WORD_BYTES) {
             return Err(format!(
-                "the keys of a token in a layer take {} bytes, the CUDA kernels copy words of {WORD_BYTES}",
+                "the keys of a token in a layer take {} bytes; the CUDA kernels need a multiple of {WORD_BYTES}",
                 planes.token_bytes
             ));
         }
@@ -36,8 +36,8 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As for the launches: see [`launch`](crate::cuda::launch). The pages are written by no other stream unordered,
-    /// and `to` has room for a block.
+    /// As for [`launch`](crate::cuda::launch). Writes to the pages by other streams are ordered with this copy, and
+    /// `to` has room for a block.
     ///
     /// # Panics
     /// If there are more pages than [`Self::block_bytes`] allows.
@@ -60,8 +60,8 @@ impl CudaBackend {
         unsafe { self.copy_block(stream, &params) }
     }
 
-    /// Copies positions of a row from the block that holds them to the row's own pages, as its page table names them when
-    /// this stream comes here.
+    /// Copies positions of a row from the block that holds them to the row's pages. The page table is read when the
+    /// stream reaches the copy.
     ///
     /// # Safety
     /// As for [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the

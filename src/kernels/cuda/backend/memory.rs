@@ -9,7 +9,7 @@ use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 const ALIGNMENT: usize = 256;
 /// Thread blocks of a decode for each multiprocessor: contexts are split into more parts until there are this many.
 const DECODE_BLOCKS: usize = 2;
-/// A quarter more than the parts in use at once, for fragmentation and small parts.
+/// Adds a quarter to the parts in use at once, for fragmentation and small parts.
 const GAPS_DIVISOR: usize = 4;
 const SMALL_PARTS_BYTES: usize = 64 << 10;
 
@@ -47,7 +47,7 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
 /// Rejects layers that the kernels do not support: they need one head shape, with values as wide as keys.
 ///
 /// # Errors
-/// The first unsupported layer, by its number and the KV or state that it keeps.
+/// Names the first unsupported layer, and the KV or state that it keeps.
 pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
     let is_served =
         |pages: &PagedKv| matches!(pages.values, Values::Own { dim } if dim == pages.key_dim);
@@ -58,10 +58,10 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
             LayerKv::Window { .. } => "there are no CUDA kernels for sliding-window pages",
             LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
             LayerKv::Pages(pages) if !is_served(pages) => {
-                "the CUDA kernels need values of their own, as wide as the keys"
+                "the CUDA kernels need separate values, as wide as the keys"
             }
             LayerKv::Pages(pages) if pages.dtype == KvDtype::Int8 => {
-                "there are no CUDA kernels for KV in int8"
+                "there are no CUDA kernels for int8 KV"
             }
             LayerKv::Pages(_) if Some(layer) != first => {
                 "the CUDA kernels need the same heads in every layer"
@@ -86,7 +86,7 @@ pub(super) struct KvPool {
     plane_stride: usize,
 }
 
-/// The planes of a pool, which are alike.
+/// The planes of a pool, which all have the same size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PoolPlanes {
     pub(super) start: DevicePtr<u8>,
@@ -162,7 +162,7 @@ mod tests {
         let plain = pages(64, Values::Own { dim: 64 });
         let refused = |other| {
             let error = check_layout(&KvLayout::new(vec![plain, other]));
-            error.expect_err("no kernel serves it").to_string()
+            error.expect_err("no kernel supports it").to_string()
         };
         assert!(check_layout(&KvLayout::new(vec![plain; 3])).is_ok());
         let int8 = LayerKv::Pages(PagedKv {
@@ -170,8 +170,8 @@ mod tests {
             ..*plain.pages().expect("it has pages")
         });
         for (other, reason) in [
-            (int8, "no CUDA kernels for KV in int8"),
-            (pages(96, Values::InKeys { dim: 64 }), "values of their own"),
+            (int8, "no CUDA kernels for int8 KV"),
+            (pages(96, Values::InKeys { dim: 64 }), "separate values"),
             (pages(96, Values::Own { dim: 64 }), "as wide as the keys"),
             (pages(96, Values::Own { dim: 96 }), "the same heads"),
             (

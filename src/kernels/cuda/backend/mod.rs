@@ -31,9 +31,7 @@ use vectors::VectorUploads;
 pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error(
-        "{wanted_bytes} bytes of activations exceed the free part of the buffer of {arena_bytes} bytes"
-    )]
+    #[error("no room for {wanted_bytes} bytes in the activation buffer of {arena_bytes} bytes")]
     NoRoom {
         wanted_bytes: usize,
         arena_bytes: usize,
@@ -52,6 +50,7 @@ pub struct CudaSizes {
     pub step_tokens: usize,
     pub logit_rows: usize,
     pub gemm: GemmWish,
+    /// Bytes and number of weight tensors.
     pub weights: (usize, usize),
 }
 
@@ -68,7 +67,7 @@ pub struct CudaBatch {
     pub decode_segments: DevicePtr<Segment>,
     pub n_decode: usize,
     pub prefill_segments: DevicePtr<Segment>,
-    /// Tiles of their queries, of [`CudaBackend::queries_per_tile`].
+    /// Tiles of [`CudaBackend::queries_per_tile`] prefill queries.
     pub tiles: DevicePtr<Tile>,
     pub n_tiles: usize,
 }
@@ -76,7 +75,7 @@ pub struct CudaBatch {
 /// Rows of the residual stream whose logits are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenList {
-    /// Indices of tokens; null for the first ones in order.
+    /// Indices of tokens; null for the first `len` tokens.
     pub tokens: DevicePtr<u32>,
     pub len: usize,
 }
@@ -141,10 +140,10 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Only loads weights before [`Self::take_memory`]. All work goes to `stream`.
+    /// Creates a backend that can only load weights until [`Self::take_memory`]. All work goes to `stream`.
     ///
     /// # Errors
-    /// Out of memory, a kernel that is missing, or the driver's error.
+    /// If memory is exhausted, a kernel is missing, or the driver reports an error.
     pub fn new(
         device: &Device,
         stream: Arc<Stream>,
@@ -192,13 +191,13 @@ impl CudaBackend {
     /// Waits until all weights are on the device and frees the loader's memory. Returns the free device bytes.
     ///
     /// # Errors
-    /// The errors since the start.
+    /// The first failure since the start.
     pub fn end_loading(&mut self) -> Result<u64, CudaFailure> {
         self.take_failure()?;
         if let Some(loader) = self.loader.take() {
             loader.finish()?;
         }
-        // For weights made by kernels: products may read weights before the preceding launches have ended.
+        // Kernels may still fill random weights, and products may read weights before preceding launches have ended.
         self.stream.synchronize()?;
         Ok(self.device.memory()?.free_bytes)
     }
@@ -214,7 +213,7 @@ impl CudaBackend {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
         self.kv = KvPool::new(device, kv, n_slots)?;
         self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
-        // The padding's row has only the dummy page.
+        // The padding row has only the dummy page.
         let whole = 0..self.page_table.len();
         self.stream.fill(&self.page_table, whole, 0)?;
         let arena_bytes = activation_bytes(shape, sizes, device.info().multiprocessors);
@@ -280,7 +279,7 @@ impl CudaBackend {
         })
     }
 
-    /// Takes memory of activations, for a kernel that is launched on [`Self::stream`].
+    /// Takes activation memory for a kernel that is launched on [`Self::stream`].
     pub fn scratch(&mut self, bytes: usize) -> Tensor {
         self.tensor(1, bytes, 1)
     }
@@ -332,7 +331,7 @@ impl CudaBackend {
             return None;
         }
         let loader = self.loader.as_mut();
-        let uploaded = upload(loader.expect("weights come before the end of loading"));
+        let uploaded = upload(loader.expect("weights are uploaded before end_loading"));
         uploaded
             .map_err(|error| self.failure = Some(error.into()))
             .ok()

@@ -36,10 +36,10 @@ impl Vector {
     }
 }
 
-/// MoE models are refused before loading: there are no kernels.
+/// Has no values: MoE models are refused before loading, as there are no CUDA kernels for them.
 pub enum NoExperts {}
 
-/// Latent attention has no kernels either.
+/// Has no values: there are no CUDA kernels for latent attention.
 pub enum NoHeadMatrices {}
 
 pub struct DeviceRope {
@@ -49,7 +49,7 @@ pub struct DeviceRope {
 }
 
 impl CudaBackend {
-    /// `out = x weight^T + bias`, or `out +=` that, as `write` says.
+    /// Computes `x weight^T + bias`; `write` stores it in `out` or adds it to `out`.
     fn multiply(
         &mut self,
         x: &Tensor,
@@ -70,8 +70,8 @@ impl CudaBackend {
             write,
             n_splits: 1,
         };
-        // SAFETY: shapes as the tensors and matrices say; all of them are used on this stream only, and memory is
-        // freed when the stream has passed it.
+        // SAFETY: shapes are those of the tensors and matrices; all of them are used on this stream only, and memory is
+        // freed when the stream has passed this launch.
         self.launch(|launches, stream| unsafe { launches.products.multiply(stream, &params) });
     }
 
@@ -164,7 +164,7 @@ impl Backend for CudaBackend {
     }
 
     fn operand(&mut self, _: &Tensor, _: &Matrix) -> Tensor {
-        unreachable!("models with states are refused")
+        unreachable!("models with recurrent states are refused")
     }
 
     fn attend_gated(
@@ -175,7 +175,7 @@ impl Backend for CudaBackend {
         _: &CudaBatch,
         _: &Matrix,
     ) -> Tensor {
-        unreachable!("models with states are refused")
+        unreachable!("models with recurrent states are refused")
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
@@ -187,7 +187,7 @@ impl Backend for CudaBackend {
     }
 
     fn soft_cap(&mut self, _: &mut Tensor, _: f32) {
-        unreachable!("models with caps are refused")
+        unreachable!("models with softcaps are refused")
     }
 
     fn scale(&mut self, _: &mut Tensor, _: f32) {
@@ -213,7 +213,7 @@ impl Backend for CudaBackend {
         _: usize,
         _: &CudaBatch,
     ) -> Tensor {
-        unreachable!("models with states are refused")
+        unreachable!("models with recurrent states are refused")
     }
 
     fn delta_net(
@@ -223,7 +223,7 @@ impl Backend for CudaBackend {
         _: usize,
         _: &CudaBatch,
     ) -> Tensor {
-        unreachable!("models with states are refused")
+        unreachable!("models with recurrent states are refused")
     }
 
     fn project_latent(
@@ -271,7 +271,7 @@ impl Backend for CudaBackend {
     }
 
     fn look_up(&mut self, _: &Matrix, _: Option<f32>, _: &CudaBatch) -> Tensor {
-        unreachable!("models with inputs for each layer are refused")
+        unreachable!("models with per-layer inputs are refused")
     }
 
     fn zeros_like(&mut self, _: &Tensor) -> Tensor {
@@ -289,7 +289,7 @@ impl Backend for CudaBackend {
     }
 
     fn gated_part(&mut self, _: (&Tensor, Gate), _: (&Tensor, usize), _: &Matrix) -> Tensor {
-        unreachable!("models with inputs for each layer are refused")
+        unreachable!("models with per-layer inputs are refused")
     }
 
     fn embed(&mut self, table: &Matrix, factor: Option<f32>, batch: &CudaBatch) -> Tensor {
@@ -333,7 +333,7 @@ impl Backend for CudaBackend {
         layer: usize,
         batch: &CudaBatch,
     ) -> Tensor {
-        assert!(!weights.norms_values, "models that norm values are refused");
+        assert!(!weights.norms_values, "models with value norms are refused");
         let linear = &weights.projection;
         let qkv = self.elements(x.rows, linear.weight.outputs);
         self.multiply(
@@ -439,7 +439,7 @@ impl Backend for CudaBackend {
 
     fn pick(&mut self, x: &Tensor, tokens: &TokenList) -> Tensor {
         let out = self.tensor(tokens.len, x.width, x.value_bytes);
-        // A rotation pairs the elements of a head, so rows of both kinds are whole words.
+        // RoPE pairs the elements of a head, so rows of both element types are whole words.
         let words = x.width * x.value_bytes / size_of::<f32>();
         let shape = [tokens.len as u32, words as u32];
         if tokens.len > 0 {

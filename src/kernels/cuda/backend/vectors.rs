@@ -1,6 +1,6 @@
-//! Prompt vectors: they overwrite the embeddings of their placeholder tokens.
+//! Uploads prompt vectors over the embeddings of their placeholder tokens.
 //!
-//! A step may have as many bytes of them as its residual stream, so they pass through pinned memory of a fixed size,
+//! The vectors of a step may be as large as its residual stream, so they pass through pinned memory of a fixed size,
 //! allocated on first use.
 
 use super::{CudaBackend, Tensor};

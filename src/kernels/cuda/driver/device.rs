@@ -12,9 +12,9 @@ use super::error::{CudaUnavailable, DriverError};
 use super::graph::{ContextLock, beside_no_recording, context_lock};
 use super::table::{Functions, check};
 
-/// For mma.sync on bf16 and cp.async.
+/// Minimum compute capability: kernels use mma.sync on bf16 and cp.async.
 const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
-/// So that a GPU without free memory is detected on opening, not while loading.
+/// Size of a test allocation, by which a GPU without free memory is detected on opening, not while loading.
 const FIRST_ALLOCATION_BYTES: usize = 1 << 20;
 const NAME_BYTES: usize = 128;
 
@@ -40,7 +40,7 @@ impl fmt::Display for CudaVersion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Among the GPUs visible to this process.
+    /// Index among the GPUs visible to this process.
     pub ordinal: usize,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
@@ -68,14 +68,14 @@ impl fmt::Display for DeviceInfo {
     }
 }
 
-/// Of all processes.
+/// Memory of a GPU, which all processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     pub free_bytes: u64,
     pub total_bytes: u64,
 }
 
-/// `None` without a driver. Does not query GPUs, which is slow.
+/// The CUDA version of the driver; `None` without a driver. Does not query GPUs, which is slow.
 pub fn installed() -> Option<CudaVersion> {
     let functions = Functions::open().ok()?;
     version(functions).ok()
@@ -187,7 +187,7 @@ struct Shared {
     device: CUdevice,
     context: CUcontext,
     context_lock: Arc<ContextLock>,
-    /// Range of stream priorities, the most urgent second; lower numbers are more urgent.
+    /// Range of stream priorities: the least urgent, the most urgent; lower numbers are more urgent.
     priorities: (c_int, c_int),
     allocated_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
@@ -209,7 +209,7 @@ impl Device {
     /// Opens a GPU and makes a small test allocation.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the GPU cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, CudaUnavailable> {
         let functions = Functions::open()?;
         let (info, device) = found(functions, ordinal)?;
@@ -262,7 +262,7 @@ impl Device {
         })
     }
 
-    /// Waits until everything given to the GPU is done.
+    /// Waits until all work on the GPU is done.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -336,8 +336,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: retained once in `open`; nothing made from it is left, for that holds this. An error leaves nothing
-        // to be done.
+        // SAFETY: retained once in `open`; nothing made from it is left, as that would hold `self`. An error cannot be
+        // handled.
         let _ = unsafe { (self.functions.primary_release)(self.device) };
     }
 }

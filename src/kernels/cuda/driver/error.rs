@@ -62,7 +62,7 @@ impl DriverError {
         }
     }
 
-    /// An error of a library on top of the driver; its codes are not the driver's, so it counts as no refusal.
+    /// An error of a library on top of the driver; its codes are not the driver's, so it never counts as a refusal.
     pub(in super::super) fn of_library(
         call: &'static str,
         name: &'static str,
@@ -83,8 +83,8 @@ impl DriverError {
         self
     }
 
-    /// Whether only the call was rejected and the context is sound. All other codes, including unknown ones, may report
-    /// an earlier kernel failure: then no result of the context can be trusted.
+    /// Whether only the call was rejected and the context is intact. All other codes, including unknown ones, may
+    /// report an earlier kernel failure: then no result of the context can be trusted.
     pub fn is_refusal(&self) -> bool {
         match self.code {
             INVALID_VALUE | OUT_OF_MEMORY | NOT_READY | LAUNCH_OUT_OF_RESOURCES => true,
@@ -97,7 +97,7 @@ impl DriverError {
         }
     }
 
-    /// On the device or pinned.
+    /// Whether device memory or pinned memory is exhausted.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == OUT_OF_MEMORY
     }
@@ -115,13 +115,13 @@ impl DriverError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launched {
-    /// Nothing: the step can be refused.
+    /// The step can still be refused.
     Nothing,
-    /// Some of it, at least.
+    /// At least a part of the step.
     Something,
 }
 
-/// Why no GPU can be used: the findings, and the remedy.
+/// Why no GPU can be used, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaUnavailable {
@@ -134,12 +134,12 @@ pub enum CudaUnavailable {
         CudaVersion::NEEDED
     )]
     TooOld {
-        /// The version that it supports.
+        /// The version that the driver supports.
         found: CudaVersion,
     },
     /// The library lacks a function that drivers of its version have.
     #[error(
-        "the CUDA driver has no {0}: libcuda.so.1 is damaged or not NVIDIA's driver; reinstall the driver"
+        "the CUDA driver has no function {0}: libcuda.so.1 is damaged or not NVIDIA's; reinstall the driver"
     )]
     MissingFunction(&'static str),
     #[error("failed to initialise the CUDA driver: {error}; {advice}")]

@@ -13,7 +13,7 @@ use super::error::DriverError;
 use super::stream::Stream;
 use super::table::check;
 
-/// Refers to buffers by address and does not keep them alive: they must outlive it.
+/// Captured launches, which refer to buffers by address and do not keep them alive: buffers must outlive the graph.
 pub struct Graph {
     device: Device,
     exec: CUgraphExec,
@@ -22,12 +22,12 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
-/// Captures in a context take it shared, synchronization of the context exclusively: the driver ends all captures in a
-/// context that another thread synchronizes.
+/// A lock that captures in a context take shared, and synchronization of the context exclusively: the driver ends all
+/// captures in a context that another thread synchronizes.
 pub(super) type ContextLock = RwLock<()>;
 
-/// The lock of a GPU's primary context, shared by the [`Device`]s of engines on the same GPU: a rank that captures
-/// never delays another rank's synchronization.
+/// The lock of a GPU's primary context, shared by all [`Device`]s of the GPU. Ranks on other GPUs have other locks, so
+/// a capture does not delay their synchronization.
 pub(super) fn context_lock(ordinal: usize) -> Arc<ContextLock> {
     static LOCKS: Mutex<BTreeMap<usize, Arc<ContextLock>>> = Mutex::new(BTreeMap::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,7 +84,7 @@ impl Stream {
     /// running it. Allocation, copies of unpinned memory and synchronization are errors meanwhile.
     ///
     /// # Errors
-    /// The error of `work`, else the driver's about the capture; nothing was run.
+    /// The error of `work`, else the driver's error of the capture; nothing was run.
     pub fn capture<E: From<DriverError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
@@ -112,7 +112,7 @@ impl Stream {
             Ok(exec)
         });
         if !graph.is_null() {
-            // SAFETY: made by the recording and used no more: the executable graph does not depend on it.
+            // SAFETY: made by the recording and no longer used: the executable graph does not depend on it.
             let _ = unsafe { (functions.graph_destroy)(graph) };
         }
         Ok(Graph {
@@ -133,8 +133,8 @@ impl Graph {
     }
 
     /// # Safety
-    /// The promises of each launch and copy in it: every buffer that was named lives, and pinned memory is not touched
-    /// until `stream` has passed this point.
+    /// The promises of each captured launch and copy: every buffer that they use lives, and pinned memory is not
+    /// touched until `stream` has passed this point.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop, the rest by the caller.

@@ -19,7 +19,7 @@ const JIT_LOG_BYTES: usize = 8 << 10;
 /// Code of this virtual architecture and later ones waits for earlier launches: `after_earlier_launches` of `ptx.cuh`.
 const WAITING_PTX_VERSION: u32 = 90;
 
-/// Kernels in machine code. Clones share it; it is unloaded with the last of them and of its [`Kernel`]s.
+/// Loaded machine code of kernels. Clones share it; the last clone or [`Kernel`] that is dropped unloads it.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -84,7 +84,7 @@ impl Grid {
 }
 
 /// # Safety
-/// Size and layout are those of the kernel's parameter: a number, a [`DevicePtr`] or a `repr(C)` struct of such.
+/// Size and layout are those of the kernel's parameter: a number, a [`DevicePtr`] or a `repr(C)` struct of these.
 pub unsafe trait KernelArg: Copy {}
 
 // SAFETY: numbers are the same on both sides.
@@ -133,7 +133,7 @@ impl Device {
     /// The image is a whole cubin, or PTX: the driver finds its end from the image itself.
     ///
     /// # Errors
-    /// The driver's error; for PTX with its log.
+    /// The driver's error; for PTX with the compilation log.
     pub unsafe fn load_module(&self, image: &[u8]) -> Result<Module, DriverError> {
         self.bind()?;
         let mut raw = std::ptr::null_mut();
@@ -173,7 +173,7 @@ impl Module {
     /// Finds a kernel.
     ///
     /// # Errors
-    /// The module has no kernel of this name.
+    /// If the module has no kernel of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel, DriverError> {
         let module = &self.0;
         module.device.bind()?;
@@ -208,7 +208,7 @@ impl Kernel {
     /// otherwise static and dynamic bytes are limited to 48 KiB together.
     ///
     /// # Errors
-    /// The GPU has less.
+    /// If the GPU has less shared memory.
     pub fn allow_shared_bytes(&self, bytes: u32) -> Result<(), DriverError> {
         if bytes == 0 {
             return Ok(());
@@ -251,7 +251,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The arguments are those that the kernel takes, in type, number and order; the memory it accesses through them is
-    /// memory of this device that lives until `stream` has passed this point, and no other stream uses it unordered.
+    /// memory of this device that lives until `stream` has passed this point; other streams use it only in order.
     ///
     /// # Errors
     /// The driver's error: nothing ran. A later call reports a fault of the kernel.
@@ -296,7 +296,8 @@ impl Kernel {
     }
 }
 
-/// Programmatic dependent launch: may begin once all blocks of the previous launch have waited for their predecessors.
+/// Allows programmatic dependent launch: a kernel may begin once all blocks of the previous launch have waited for
+/// their predecessors.
 fn begins_early() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -93,7 +93,7 @@ pub struct DeviceBuffer<T> {
 }
 
 impl Device {
-    /// Not for hot paths: it may wait for the device.
+    /// Allocates device memory. Not for hot paths: the driver may wait for the device.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, DriverError> {
         let bytes = bytes_of::<T>("cuMemAlloc", len)?;
         self.bind()?;
@@ -148,7 +148,7 @@ fn bytes_of<T>(call: &'static str, len: usize) -> Result<usize, DriverError> {
     len.checked_mul(size_of::<T>()).ok_or_else(|| {
         DriverError::invalid(
             call,
-            format!("{len} elements of {} bytes are too many", size_of::<T>()),
+            format!("{len} elements of {} bytes overflow", size_of::<T>()),
         )
     })
 }
@@ -161,11 +161,11 @@ impl<T> DeviceBuffer<T> {
     /// Address of element `index`, which may be one past the last.
     ///
     /// # Panics
-    /// If it exceeds that.
+    /// If `index` is greater.
     pub fn at(&self, index: usize) -> DevicePtr<T> {
         assert!(
             index <= self.len,
-            "element {index} is past the end, {}",
+            "element {index} is past the end of {}",
             self.len
         );
         self.start.add(index)
@@ -220,7 +220,7 @@ pub struct PinnedBuffer<T> {
 
 // SAFETY: it owns its memory, which all threads may use.
 unsafe impl<T: Send> Send for PinnedBuffer<T> {}
-// SAFETY: likewise; it is changed through `&mut` only, or by copies whose callers answer for it.
+// SAFETY: likewise; it is changed only through `&mut`, or by copies for which their callers are responsible.
 unsafe impl<T: Sync> Sync for PinnedBuffer<T> {}
 
 impl<T> Deref for PinnedBuffer<T> {
@@ -351,7 +351,7 @@ impl Stream {
     /// Copies a slice to the device, from element `at` of `to` on, and waits.
     ///
     /// # Panics
-    /// If it is out of bounds.
+    /// If the slice exceeds `to`.
     pub fn write<T: Pod>(
         &self,
         to: &DeviceBuffer<T>,
@@ -426,7 +426,7 @@ impl Stream {
 
 pub(super) fn check_range(len: usize, at: usize, n: usize) {
     let fits = at.checked_add(n).is_some_and(|end| end <= len);
-    assert!(fits, "{n} elements from {at} on are more than {len}");
+    assert!(fits, "{n} elements from {at} on exceed {len} elements");
 }
 
 impl<T> fmt::Debug for DeviceBuffer<T> {

@@ -10,7 +10,8 @@ use super::memory::{DeviceBuffer, check_range};
 use super::stream::Stream;
 use super::table::check;
 
-/// Pinned foreign memory, unpinned on drop or, in a lost context, when the context ends. The memory must live as long.
+/// Pinned foreign memory, unpinned on drop or, in a lost context, when the context ends. The memory must live that
+/// long.
 #[derive(Debug)]
 pub struct Pinning {
     device: Device,
@@ -25,10 +26,10 @@ impl Device {
     /// Pins existing memory, so that copies to and from it are asynchronous.
     ///
     /// # Safety
-    /// Until the result is dropped the memory lives where it is; if the context is lost by then, until that ends.
+    /// The memory lives and does not move until the result is dropped; if the context is lost by then, until it ends.
     ///
     /// # Errors
-    /// The driver's error: no memory can be pinned, or a page of it is pinned already.
+    /// The driver's error: for example, if a page of the memory is pinned already.
     pub unsafe fn pin(&self, memory: &mut [u8]) -> Result<Pinning, DriverError> {
         self.bind()?;
         let start = NonNull::from(&mut *memory).cast::<u8>();
@@ -53,7 +54,7 @@ impl Drop for Pinning {
             .fetch_sub(self.len as u64, Ordering::Relaxed);
         // A copy may be in flight. A lost context unpins the memory when it ends.
         let unregister = self.device.functions().host_unregister;
-        // SAFETY: pinned in `pin`, once given back.
+        // SAFETY: pinned in `pin`, unpinned once.
         let _ = self
             .device
             .when_idle(|| unsafe { unregister(self.start.as_ptr().cast()) });
@@ -61,14 +62,14 @@ impl Drop for Pinning {
 }
 
 impl Stream {
-    /// Enqueues a copy of host bytes to the device, from byte `at` of `to` on. If they are not pinned, the driver
+    /// Enqueues a copy of `len` host bytes to the device, from byte `at` of `to` on. If they are not pinned, the driver
     /// copies them before this returns.
     ///
     /// # Safety
-    /// Until this stream has passed this point (see [`Stream::upload`]) `len` bytes from `from` on live and are not written.
+    /// Until this stream has passed this point (see [`Stream::upload`]), the bytes live and are not written.
     ///
     /// # Panics
-    /// If they are more than `to` has.
+    /// If the bytes exceed `to`.
     pub unsafe fn upload_bytes(
         &self,
         (to, at): (&DeviceBuffer<u8>, usize),
@@ -76,7 +77,7 @@ impl Stream {
         len: usize,
     ) -> Result<(), DriverError> {
         check_range(to.len(), at, len);
-        // SAFETY: by the caller; they are only handed to the driver.
+        // SAFETY: by the caller; the bytes are only passed to the driver.
         let from = unsafe { std::slice::from_raw_parts(from, len) };
         // SAFETY: in bounds; the rest by the caller.
         unsafe { self.copy_to_device(to.at(at), from) }
@@ -85,8 +86,8 @@ impl Stream {
     /// Enqueues a copy of bytes `range` of the device's `from` to the host; waits if that memory is not pinned.
     ///
     /// # Safety
-    /// Until this stream has passed this point (see [`Stream::upload`]) as many bytes from `to` on live and are neither read
-    /// nor written.
+    /// Until this stream has passed this point (see [`Stream::upload`]), as many bytes from `to` on live and are
+    /// neither read nor written.
     ///
     /// # Panics
     /// If the range is out of bounds.

@@ -9,11 +9,11 @@ use super::device::Device;
 use super::error::{DriverError, NOT_READY};
 use super::table::check;
 
-/// Not ordered with the default stream, which is never used.
+/// Flag: work is not ordered with the default stream, which is never used.
 const NON_BLOCKING: c_uint = 1;
 const UNTIMED: c_uint = 2;
 
-/// Of blocks that are ready, those of the stream with the higher priority run first.
+/// If thread blocks of several streams are ready, those of the stream with the higher priority run first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     Low,
@@ -59,12 +59,12 @@ impl Device {
         })
     }
 
-    /// Without timing. Counts as reached until it is recorded.
+    /// Creates an event without a timestamp, which counts as reached until it is recorded.
     pub fn event(&self) -> Result<Event, DriverError> {
         self.make_event(UNTIMED)
     }
 
-    /// Has a timestamp, which makes it slower.
+    /// Creates an event with a timestamp, which makes the event slower.
     pub fn timed_event(&self) -> Result<Event, DriverError> {
         self.make_event(0)
     }
@@ -103,7 +103,7 @@ impl Stream {
         })
     }
 
-    /// Marks the point after all work enqueued so far.
+    /// Sets `event` to the point after all work enqueued so far.
     pub fn record(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop.
@@ -112,7 +112,7 @@ impl Stream {
         })
     }
 
-    /// Work enqueued from now on begins only after the point that `event` marks now.
+    /// Makes work enqueued from now on wait for the point that `event` marks now.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop; the driver keeps the event's state while it needs it.
@@ -144,7 +144,7 @@ impl Event {
         })
     }
 
-    /// Both must be timed events that were reached.
+    /// Milliseconds between two events, which must be timed and reached.
     pub fn ms_since(&self, start: &Event) -> Result<f32, DriverError> {
         self.device.bind()?;
         let mut ms = 0.0;
@@ -158,8 +158,8 @@ impl Event {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: made in `stream`, destroyed once. Work in flight is finished by the driver. An error leaves
-            // nothing to be done.
+            // SAFETY: made in `stream`, destroyed once. Work in flight is finished by the driver. An error cannot be
+            // handled.
             let _ = unsafe { (self.device.functions().stream_destroy)(self.raw) };
         }
     }

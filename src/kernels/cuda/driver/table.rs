@@ -69,7 +69,7 @@ library_functions! {
     graph_exec_destroy: cuGraphExecDestroy(CUgraphExec);
 }
 
-/// The function table, and functions whose argument types in the bindings lack unknown codes.
+/// The function table, and functions that accept error codes which the bindings do not know.
 struct Driver {
     functions: Functions,
     error_name: DescribeCode,
@@ -83,8 +83,8 @@ impl Functions {
         if let Some(driver) = DRIVER.get() {
             return Ok(&driver.functions);
         }
-        // First, as the bindings panic without a library. SAFETY: loading the driver's library runs its initialisers,
-        // as in any CUDA program.
+        // Checked first, as the bindings panic without a library. SAFETY: loading the driver's library runs its
+        // initialisers, as in any CUDA program.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaUnavailable::NoDriver);
         }

@@ -9,9 +9,9 @@ use super::error::DriverError;
 use super::memory::{DeviceBuffer, HostUse, PinnedBuffer};
 use super::stream::{Event, Stream};
 
-/// One is filled while the other is copied.
+/// Pinned buffers: one is filled while the other is copied.
 const N_CHUNKS: usize = 2;
-/// Enough to saturate the bus, little enough to fill quickly.
+/// Bytes of a buffer: enough to saturate the bus, and few enough to be filled quickly.
 const CHUNK_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Uploader {
 #[derive(Debug)]
 struct Chunk {
     memory: PinnedBuffer<u64>,
-    /// Recorded after its last copy.
+    /// Recorded after the chunk's last copy.
     copied: Event,
 }
 
@@ -43,8 +43,8 @@ impl Uploader {
         })
     }
 
-    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of them into memory that is slow to
-    /// read: its arguments are the elements, and the index of the first one.
+    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of the elements into memory that is
+    /// slow to read; its arguments are that memory, and the index of the part's first element.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.
@@ -60,7 +60,7 @@ impl Uploader {
     ) -> Result<(), DriverError> {
         assert!(
             at.checked_add(len).is_some_and(|end| end <= to.len()),
-            "{len} elements from {at} on are more than {}",
+            "{len} elements from {at} on exceed {} elements",
             to.len()
         );
         let per_chunk = CHUNK_BYTES / size_of::<T>().max(1);

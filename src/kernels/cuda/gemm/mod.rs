@@ -9,13 +9,13 @@ use super::pack::Modules;
 use super::params::{ElementType, GemmParams};
 pub use crate::gemm::GemmWish;
 
-/// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
+/// Workspace sizes that NVIDIA recommends for cuBLASLt: on Hopper and later, and on earlier GPUs.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
 /// The lowest compute capability on which our own kernels multiply few rows even with cuBLASLt.
 const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 
-/// For one stream at a time: all products share a workspace.
+/// Matrix products, for one stream at a time: all of them share a workspace.
 #[derive(Debug)]
 pub struct Products {
     own: OwnGemm,
@@ -27,7 +27,7 @@ pub struct Products {
 
 impl Products {
     /// # Errors
-    /// A kernel is missing, memory is short, or `wish` requires cuBLASLt and it cannot be loaded.
+    /// If a kernel is missing, memory is exhausted, or `wish` requires cuBLASLt, which cannot be loaded.
     pub fn new(
         device: &Device,
         modules: &Modules,
@@ -65,7 +65,7 @@ impl Products {
         })
     }
 
-    /// Upper bound of the products' device memory, without their arguments.
+    /// Upper bound of the products' device memory, without operands.
     pub fn workspace_bytes(multiprocessors: u32) -> u64 {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
@@ -100,8 +100,9 @@ impl Products {
         self.cublaslt.as_ref().map_or(0, CublasLt::n_left)
     }
 
-    /// Fills in `partials` and `n_splits`. A shape for which cuBLASLt has no algorithm, or fails, falls back to our own
-    /// kernels. The first call of a shape runs cuBLASLt's heuristic, later ones allocate nothing.
+    /// Multiplies, and sets `partials` and `n_splits` itself. A shape for which cuBLASLt has no algorithm, or fails,
+    /// falls back to our own kernels. The first call for a shape runs cuBLASLt's heuristic, later calls allocate
+    /// nothing.
     ///
     /// # Safety
     /// As for the launches: see [`super::launch`].

@@ -16,7 +16,7 @@ impl SiluMul {
         modules.kernel("activation.cu", &name).map(Self)
     }
 
-    /// `out[T, width]` from `gate_up[T, 2 * width]`, the gate first.
+    /// Computes `out[T, width]` from `gate_up[T, 2 * width]`, with the gate first.
     ///
     /// # Safety
     /// See the module.

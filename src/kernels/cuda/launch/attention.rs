@@ -31,8 +31,8 @@ impl AttendShape {
         self.n_heads / self.n_kv_heads
     }
 
-    /// Limits of the tensor-core kernels, if there are some for these heads: heads are zero-padded to a kernel's size;
-    /// for heads below half of the smallest size that is not worth it.
+    /// Launch parameters of the tensor-core kernels, if these heads use them. Heads are zero-padded to a kernel's size,
+    /// which does not pay for heads below half of the smallest size.
     fn tensor(&self) -> Option<TensorLaunch> {
         let launch = |padded_dim, threads, decode_bytes, prefill_bytes, prefill_rows| {
             Some(TensorLaunch {
@@ -70,7 +70,7 @@ pub struct Attention {
     shape: AttendShape,
     multiprocessors: u32,
     decode: Kernel,
-    /// Minimum thread blocks for this many query heads.
+    /// Thread blocks for all heads of a row and split.
     decode_blocks: u32,
     decode_threads: u32,
     decode_shared_bytes: u32,
@@ -83,7 +83,7 @@ pub struct Attention {
 
 impl Attention {
     /// # Errors
-    /// One is missing, or the GPU has too little shared memory; heads that do not divide or are too large.
+    /// If a kernel is missing, the GPU has too little shared memory, or the kernels do not support the heads.
     pub fn load(
         modules: &Modules,
         shape: AttendShape,
@@ -126,7 +126,7 @@ impl Attention {
         Ok(attention)
     }
 
-    /// Queries of a tile of [`Self::prefill`]; tile `i` of a segment begins at its query `i` times this.
+    /// Queries of a tile of [`Self::prefill`]; tile `i` of a segment begins at query `i` times this number.
     pub fn queries_per_tile(&self) -> u32 {
         self.queries_per_tile
     }
@@ -224,8 +224,8 @@ impl AttendShape {
             Ok(())
         } else {
             Err(DriverError::unsupported(format!(
-                "{n_heads} query heads over {n_kv_heads} key heads of {head_dim} elements: the kernels need whole \
-             groups and at most {MAX_HEAD_DIM} elements"
+                "{n_heads} query heads over {n_kv_heads} key heads of {head_dim} elements: the CUDA kernels need a \
+             multiple of the key heads and at most {MAX_HEAD_DIM} elements"
             )))
         }
     }

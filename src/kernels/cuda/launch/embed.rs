@@ -25,7 +25,7 @@ impl Embed {
         })
     }
 
-    /// Row `tokens[t]` of `table[V, hidden]` to row `t` of the residual stream `out[T, hidden]`.
+    /// Copies row `tokens[t]` of `table[V, hidden]` to row `t` of the residual stream `out[T, hidden]`.
     ///
     /// # Safety
     /// See the module.
@@ -45,7 +45,7 @@ impl Embed {
         }
     }
 
-    /// Row `tokens[i]` of `x`, of `words` words each, to row `i` of `out[n, words]`.
+    /// Copies row `tokens[i]` of `x[*, words]` to row `i` of `out[n, words]`.
     ///
     /// # Safety
     /// See the module.
@@ -62,7 +62,8 @@ impl Embed {
         unsafe { self.pick.launch(stream, grid, &(out, x, tokens, words)) }
     }
 
-    /// Cosines, then sines, of `positions[t] * inv_freq[i]` times `scale` to row `t` of `out[T, 2 * half]`.
+    /// Writes the cosines, then sines, of `positions[t] * inv_freq[i]`, times `scale`, to row `t` of `out[T, 2 *
+    /// half]`.
     ///
     /// # Safety
     /// See the module.

@@ -6,10 +6,10 @@ use super::super::params::{Element, ElementType};
 
 const THREADS: u32 = 256;
 const ELEMENTS_PER_THREAD: u64 = 8;
-/// Thread blocks per multiprocessor; each takes several turns at a large tensor.
+/// Maximum thread blocks per multiprocessor; each block fills several parts of a large tensor.
 const BLOCKS: u32 = 8;
 
-/// Random elements: those of [`RandomTensor`](crate::random::RandomTensor).
+/// Fills memory with the elements of [`RandomTensor`](crate::random::RandomTensor).
 #[derive(Clone, Debug)]
 pub struct FillRandom {
     kernel: Kernel,

@@ -14,9 +14,9 @@ const FEW_OUTPUTS: u32 = 4096;
 /// Inputs below which a split of `k` is not worth a thread block.
 const INPUTS_PER_SPLIT: u32 = 512;
 const REDUCE_COLUMNS: u32 = 1024;
-/// Per multiprocessor, of `partials`.
+/// Bytes of `partials` per multiprocessor.
 const PARTIAL_BYTES: usize = 131_072;
-/// Of vector loads, in bytes.
+/// Alignment of vector loads, in bytes.
 const ALIGNMENT: u64 = 16;
 const ROW_ELEMENTS: u32 = 8;
 
@@ -74,7 +74,7 @@ pub struct OwnGemm {
     element: ElementType,
     multiprocessors: u32,
     simt: Kernel,
-    /// Only for bf16, as the following fields.
+    /// Only for bf16.
     tensor: Option<TensorKernels>,
 }
 
@@ -87,7 +87,7 @@ struct TensorKernels {
 
 impl OwnGemm {
     /// # Errors
-    /// One is missing, or the GPU has too little shared memory.
+    /// If a kernel is missing, or the GPU has too little shared memory.
     pub fn load(
         modules: &Modules,
         element: ElementType,
@@ -107,7 +107,7 @@ impl OwnGemm {
         })
     }
 
-    /// The maximum of any product.
+    /// Maximum workspace of any product.
     pub fn workspace_bytes(&self) -> usize {
         match self.element {
             ElementType::F32 => 0,
@@ -120,7 +120,7 @@ impl OwnGemm {
         PARTIAL_BYTES * multiprocessors as usize
     }
 
-    /// Depends only on the shape, the element type and the GPU.
+    /// Chooses a kernel, depending only on the shape, the element type and the GPU.
     pub fn choose(&self, shape: GemmShape) -> GemmChoice {
         choose(self.element, self.multiprocessors, shape)
     }
@@ -132,7 +132,7 @@ impl OwnGemm {
         matches!(choice.variant, Variant::Skinny(i) if SKINNY[i].0 <= FEW_ROWS)
     }
 
-    /// Fills in `n_splits`. `partials` has [`Self::workspace_bytes`], aligned to 16, for exclusive use.
+    /// Sets `n_splits` itself. `partials` has [`Self::workspace_bytes`], aligned to 16, for exclusive use.
     ///
     /// # Safety
     /// See the module.
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_not_aligned_and_f32_are_multiplied_plainly() {
+    fn unaligned_rows_and_f32_use_the_simt_kernel() {
         let shape = GemmShape {
             m: 1,
             n: 64,

@@ -23,7 +23,7 @@ pub struct KvBlockParams {
     /// Slot 0 of the first plane.
     pub pool: DevicePtr<u8>,
     pub block: DevicePtr<u8>,
-    /// Ids of the pages of the tokens that are copied; null for `pages`.
+    /// Ids of the pages to copy; null to use `pages`.
     pub table: DevicePtr<u32>,
     /// Bytes from a plane of the pool to the next.
     pub plane_stride: u64,
@@ -34,7 +34,7 @@ pub struct KvBlockParams {
     pub first_token: u32,
     pub n_tokens: u32,
     pub direction: BlockCopy,
-    /// See `table`.
+    /// Ids of the pages to copy if `table` is null.
     pub pages: [u32; MOST_BLOCK_PAGES],
 }
 

@@ -1,8 +1,8 @@
 //! Launches of the CUDA kernels: name, grid, shared memory and arguments, one file per family.
 //!
 //! # Safety
-//! Every launch takes addresses, which must point to device memory of the given shape, alive until the stream has
-//! passed the launch, and used by no other stream unordered.
+//! Every launch takes addresses, which must point to device memory of the given shape. The memory must live until the
+//! stream has passed the launch, and other streams may use it only in order.
 
 mod activation;
 mod attention;

@@ -1,7 +1,8 @@
 //! The kernel pack: machine code of all kernels for the usual GPUs, written by `kernels/pack.py`.
 //!
-//! One zstd frame. In it, numbers little-endian: 8 bytes of magic, `u32` entries, then for each entry 16 bytes of target
-//! and 32 of unit (both padded with NUL), 32 of the sources' hash, `u64` offset and `u64` length; then the images.
+//! The file is one zstd frame, with little-endian numbers: 8 bytes of magic, `u32` entries, then for each entry 16
+//! bytes of target and 32 of unit (both padded with NUL), 32 of the sources' hash, `u64` offset and `u64` length; then
+//! images.
 
 use std::io::Read;
 use std::ops::Range;
@@ -12,7 +13,7 @@ const MAGIC: &[u8] = b"SFLPACK1";
 const TARGET_BYTES: usize = 16;
 const UNIT_BYTES: usize = 32;
 const ENTRY_BYTES: usize = TARGET_BYTES + UNIT_BYTES + 32 + 8 + 8;
-/// Many times the usual size: bounds the memory that a damaged pack can take.
+/// Limit of the memory that a damaged pack can take; many times the usual size.
 const MAX_BYTES: u64 = 256 << 20;
 
 pub struct Archive {
@@ -41,7 +42,7 @@ impl Archive {
     }
 
     /// # Errors
-    /// The fault in it.
+    /// Why the pack is damaged.
     pub fn decode(packed: &[u8]) -> Result<Self, String> {
         let damaged = |reason: &dyn std::fmt::Display| format!("kernels.pack is damaged: {reason}");
         let decoder = ruzstd::decoding::StreamingDecoder::new(packed);
@@ -53,7 +54,7 @@ impl Archive {
         Ok(Self { bytes, entries })
     }
 
-    /// The best match for a GPU.
+    /// The best machine code of a unit for a GPU.
     pub fn machine_code(&self, unit: &str, capability: (u32, u32)) -> Option<&Entry> {
         let of_unit = self.entries.iter().filter(|entry| entry.unit == unit);
         let suiting = of_unit.filter_map(|entry| Some((suits(&entry.target, capability)?, entry)));

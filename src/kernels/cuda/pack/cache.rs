@@ -1,6 +1,6 @@
 //! On-disk cache of kernels compiled on this machine.
 //!
-//! A file name is the hash of the sources and the compiler's version; any version is accepted, so that lookups don't
+//! A file's name is the hash of the sources and the compiler's version; lookups accept any version, so that they don't
 //! need NVRTC. A file begins with a hash of the rest, which detects truncation.
 
 use std::fs;
@@ -13,11 +13,11 @@ use sha2::{Digest, Sha256};
 use super::super::search;
 use super::sources::SourceHash;
 
-/// A dozen units for a few GPUs and versions. The oldest files are deleted first.
+/// Maximum files: a dozen units for a few GPUs and versions. The oldest files are deleted first.
 const MAX_FILES: usize = 96;
 const EXTENSION: &str = "cubin";
 
-/// The folder, if the user has one.
+/// The cache folder, if the user has one.
 pub struct Cache(pub Option<PathBuf>);
 
 /// `kernels` in `SOUFFLEUR_CACHE_DIR`, else in `souffleur` in the user's cache.
@@ -33,13 +33,13 @@ pub fn folder_of_user() -> Option<PathBuf> {
 
 impl Cache {
     /// # Errors
-    /// The cache has no such kernel, or its file is damaged.
+    /// If the cache has no kernel of these sources, or its file is damaged.
     pub fn read(&self, sources: &SourceHash) -> Result<Vec<u8>, String> {
         let dir = self
             .0
             .as_ref()
             .ok_or("neither HOME nor SOUFFLEUR_CACHE_DIR is set")?;
-        let path = newest(dir, sources).ok_or_else(|| format!("none in {}", dir.display()))?;
+        let path = newest(dir, sources).ok_or_else(|| format!("no file in {}", dir.display()))?;
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let whole = bytes
             .split_first_chunk::<32>()
@@ -53,7 +53,7 @@ impl Cache {
     /// Stores machine code compiled by this version of NVRTC, and deletes the oldest files beyond the limit.
     ///
     /// # Errors
-    /// The folder cannot be written.
+    /// If the folder cannot be written.
     pub fn write(&self, sources: &SourceHash, compiler: &str, image: &[u8]) -> Result<(), String> {
         let Some(dir) = &self.0 else {
             return Ok(());
@@ -117,7 +117,7 @@ fn prune(dir: &Path) -> io::Result<()> {
     files.sort();
     let n_surplus = files.len().saturating_sub(MAX_FILES);
     files.into_iter().take(n_surplus).try_for_each(|(_, path)| {
-        // Another process may have removed it.
+        // Another process may have removed the file.
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_was_cut_short_is_not() {
+    fn written_files_are_read_and_truncated_files_are_not() {
         let (_dir, cache) = cache();
         assert!(cache.read(&[1; 32]).is_err());
         cache
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_files_go_first() {
+    fn the_oldest_files_are_deleted_first() {
         let (_dir, cache) = cache();
         for n in 0..MAX_FILES as u64 + 3 {
             let mut sources = [0; 32];

@@ -23,7 +23,7 @@ use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
 use super::driver::{Device, DriverError, Kernel, Module};
 
 const ELF: &[u8] = b"\x7fELF";
-/// As the compiler version in the hashes that name cache files.
+/// The compiler version in the hashes that name cache files.
 const ANY_COMPILER: &str = "";
 
 /// A name for the kernels of a GPU that changes if any of their inputs does.
@@ -34,18 +34,18 @@ pub fn kernels_name(capability: (u32, u32)) -> String {
     format!("{target} {hash}")
 }
 
-/// Sources of kernels in addition to the pack.
+/// Where kernels are loaded from, in addition to the pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     pub skips_pack: bool,
-    /// Folder for images compiled here.
+    /// Folder for images compiled on this machine.
     pub cache: Option<PathBuf>,
-    /// In order of preference.
+    /// Folders of NVRTC, in order of preference.
     pub nvrtc: Vec<PathBuf>,
 }
 
 impl Places {
-    /// From this user's environment variables, toolkits and Python packages.
+    /// The places of this user's environment variables, toolkits and Python packages.
     pub fn of_user() -> Self {
         Self {
             skips_pack: false,
@@ -92,13 +92,13 @@ impl Modules {
     /// Loads the kernels from `Places::of_user`.
     ///
     /// # Errors
-    /// No place has them; the error lists the attempts.
+    /// If no place has the kernels; the error lists the attempts.
     pub fn load(device: &Device) -> Result<Self, KernelsUnavailable> {
         Self::load_from(device, Places::of_user())
     }
 
     /// # Errors
-    /// No place has them; the error lists the attempts.
+    /// If no place has the kernels; the error lists the attempts.
     pub fn load_from(device: &Device, places: Places) -> Result<Self, KernelsUnavailable> {
         let began = Instant::now();
         let mut finder = Finder::new(device, places);
@@ -140,12 +140,12 @@ impl Modules {
     /// Finds a kernel of a unit, such as `gemm.cu`.
     ///
     /// # Errors
-    /// The unit has no kernel of this name.
+    /// If the unit has no kernel of this name.
     pub fn kernel(&self, unit: &str, name: &str) -> Result<Kernel, DriverError> {
         match self.0.get(unit) {
             Some((module, _)) => module.kernel(name),
             None => Err(DriverError::unsupported(format!(
-                "kernel {name}: there is no {unit}"
+                "kernel {name}: unknown kernel file {unit}"
             ))),
         }
     }
@@ -193,10 +193,10 @@ impl<'a> Finder<'a> {
         for origin in [Origin::Pack, Origin::Cache, Origin::Nvrtc, Origin::Ptx] {
             let loaded = self.image(unit, origin).and_then(|image| {
                 if !image.starts_with(ELF) && !image.ends_with(b"\0") {
-                    return Err("is neither machine code nor PTX".to_owned());
+                    return Err("the image is neither machine code nor PTX".to_owned());
                 }
                 // SAFETY: images of the pack, of the cache (whose files carry a hash) and of NVRTC are whole, and PTX
-                // ends in NUL, as was just seen.
+                // ends in NUL, as was just checked.
                 let module = unsafe { device.load_module(&image) };
                 module.map_err(|error| error.to_string())
             });
@@ -218,12 +218,12 @@ impl<'a> Finder<'a> {
             Origin::Pack => {
                 let archive = self.archive.as_ref().map_err(String::clone)?;
                 let entry = archive.machine_code(unit, capability);
-                let entry = entry.ok_or_else(|| format!("none for {}", self.target))?;
+                let entry = entry.ok_or_else(|| format!("no code for {}", self.target))?;
                 current(archive, entry)
             }
             Origin::Ptx => {
                 let archive = self.archive.as_ref().map_err(String::clone)?;
-                let entry = archive.ptx(unit).ok_or("none in the pack")?;
+                let entry = archive.ptx(unit).ok_or("no PTX in the pack")?;
                 current(archive, entry)
             }
             Origin::Cache => {
@@ -241,7 +241,7 @@ impl<'a> Finder<'a> {
                 }
                 Ok(Cow::Owned(image))
             }
-            Origin::Given => Err("nothing is given".to_owned()),
+            Origin::Given => Err("no image was given".to_owned()),
         }
     }
 
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_embedded_pack_is_of_these_sources() {
+    fn the_embedded_pack_was_compiled_from_these_sources() {
         let Ok(archive) = Archive::embedded() else {
             eprintln!("skipped: this binary was built without a pack");
             return;

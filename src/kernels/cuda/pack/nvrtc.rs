@@ -36,10 +36,10 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Opens the first one found in these folders or where the loader looks.
+    /// Opens the first NVRTC library found in these folders or by the loader.
     ///
     /// # Errors
-    /// None was found; the error names the folders searched.
+    /// If none is found; the error names the folders searched.
     pub fn find(folders: &[PathBuf]) -> Result<Self, String> {
         let mut tried = Vec::new();
         for folder in folders {
@@ -48,7 +48,7 @@ impl Nvrtc {
                     Ok(nvrtc) => return Ok(nvrtc),
                     Err(reason) => tried.push(format!("{}: {reason}", library.display())),
                 },
-                None => tried.push(format!("none in {}", folder.display())),
+                None => tried.push(format!("no {LIBRARY} in {}", folder.display())),
             }
         }
         for major in ["13", "12"] {
@@ -56,7 +56,7 @@ impl Nvrtc {
                 return Ok(nvrtc);
             }
         }
-        tried.push("not on the loader's path".to_owned());
+        tried.push(format!("no {LIBRARY} on the loader's path"));
         Err(tried.join(", "))
     }
 
@@ -91,7 +91,7 @@ impl Nvrtc {
             (functions.version)(&mut major, &mut minor)
         })?;
         if major < OLDEST_MAJOR {
-            return Err(format!("is from CUDA {major}.{minor}, 12 is needed"));
+            return Err(format!("CUDA {major}.{minor} is too old: 12 is needed"));
         }
         Ok(Self {
             functions,
@@ -99,13 +99,13 @@ impl Nvrtc {
         })
     }
 
-    /// Returns machine code.
+    /// Compiles a unit to machine code.
     ///
     /// # Errors
     /// The compiler's log.
     pub fn compile(&self, unit: &str, target: &str) -> Result<Vec<u8>, String> {
         let text = ALL_UNITS.iter().find(|(name, _)| *name == unit);
-        let (_, text) = text.ok_or_else(|| format!("there is no {unit}"))?;
+        let (_, text) = text.ok_or_else(|| format!("unknown kernel file {unit}"))?;
         let name = c_string(unit)?;
         let source = c_string(text)?;
         let strings = |pairs: &[(&str, &str)], of: fn(&(&str, &str)) -> String| {
@@ -173,12 +173,12 @@ impl Program<'_> {
     ) -> Result<Vec<u8>, String> {
         let mut len = 0;
         // SAFETY: the program was compiled, `len` outlives the call.
-        check("size of NVRTC's output", unsafe {
+        check("reading the size of NVRTC's output", unsafe {
             size(self.raw, &mut len)
         })?;
         let mut bytes = vec![0_u8; len];
         // SAFETY: the call writes as many bytes as the library just reported.
-        check("NVRTC's output", unsafe {
+        check("reading NVRTC's output", unsafe {
             get(self.raw, bytes.as_mut_ptr().cast())
         })?;
         Ok(bytes)

@@ -64,8 +64,8 @@ pub fn target((major, minor): (u32, u32)) -> String {
     }
 }
 
-/// Whether machine code for `target` runs on a GPU, and how close it is: the same major version, and no higher minor
-/// one. A target that ends in a letter runs on its own capability only.
+/// How far a GPU is from machine code for `target`; `None` if the code does not run on the GPU. Code needs the same
+/// major version and no higher minor version; a target that ends in a letter runs only on its own capability.
 pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
     if target == self::target((major, minor)) {
         return Some(0);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_tells_unit_target_and_compiler_apart() {
+    fn the_hash_depends_on_target_and_compiler() {
         let hash = |unit, target, compiler| source_hash(unit, target, compiler);
         let first = hash("gemm.cu", "sm_80", "12.9.86");
         assert_eq!(first, hash("gemm.cu", "sm_80", "12.9.86"));

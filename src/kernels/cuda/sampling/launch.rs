@@ -15,7 +15,7 @@ const PEAK_BYTES: usize = 16;
 const LOGPROB_CHUNK: usize = 4096;
 const MASS_BYTES: usize = 16;
 const CHUNKS: [usize; 5] = [1024, 2048, 4096, 8192, 16384];
-/// More thread blocks, with smaller chunks, are no faster.
+/// Maximum thread blocks per multiprocessor: more blocks, with smaller chunks, are no faster.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 const LIST_THREADS: u32 = 128;
 const COUNTED_TOKENS: usize = 4096;
@@ -35,7 +35,7 @@ pub struct SamplingKernels {
     logprob_finish: Kernel,
 }
 
-/// Partition of rows of logits, and the workspace in bytes. Results do not depend on it.
+/// Partition of rows of logits, and the workspace in bytes. Results do not depend on the partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplingShape {
     /// Tokens per thread block.
@@ -76,7 +76,7 @@ impl SamplingShape {
         }
     }
 
-    /// Maximum of sampling and log probabilities.
+    /// Bytes for sampling or log probabilities, whichever needs more.
     pub fn workspace_bytes(&self) -> usize {
         let sampling = self.peaks_bytes + self.block_sums_bytes + self.classes_bytes;
         let ranking = self.masses_bytes + self.highest_bytes_per_top * MAX_TOP as usize;
@@ -119,7 +119,7 @@ impl SamplingKernels {
         unsafe { for_each(&self.begin_rows, stream, params.n_begins, *params) }
     }
 
-    /// Clears the counts of starting rows, and counts their tokens; the longest has `most_tokens`.
+    /// Clears the counts of starting rows, and counts their tokens; the longest row has `most_tokens`.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
@@ -217,7 +217,7 @@ impl SamplingKernels {
     }
 }
 
-/// One thread per item; no launch if there are none.
+/// Launches a kernel with one thread per item, unless there are no items.
 ///
 /// # Safety
 /// As [`Kernel::launch`].

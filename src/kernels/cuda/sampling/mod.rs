@@ -12,7 +12,7 @@ mod launch;
 
 pub use launch::{SamplingKernels, SamplingShape};
 
-/// No slot of counts, no mask, no sampled row.
+/// Stands for no slot of counts, no mask or no sampled token.
 pub const NONE: u32 = u32::MAX;
 /// Maximum `top_logprobs` that [`SamplingKernels::logprobs`] ranks.
 pub const MAX_TOP: u32 = 64;
@@ -46,10 +46,10 @@ pub struct RowSampler {
     pub min_new_tokens: u32,
     /// Slot of [`SampleParams::counts`]; [`NONE`] if no penalty is set.
     pub count_slot: u32,
-    /// Index of its first in [`SampleParams::biases`].
+    /// Index of the row's first bias in [`SampleParams::biases`].
     pub first_bias: u32,
     pub n_biases: u32,
-    /// Index of its first in [`SampleParams::bans`].
+    /// Index of the row's first banned token in [`SampleParams::bans`].
     pub first_ban: u32,
     pub n_bans: u32,
     pub reserved: u32,
@@ -73,7 +73,7 @@ pub struct TokenBias {
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct RowBegin {
     pub row: u32,
-    /// Output tokens among its initial tokens.
+    /// Number of output tokens among the row's initial tokens.
     pub n_output: u32,
     pub sampler: RowSampler,
 }
@@ -96,7 +96,7 @@ pub struct BeginRowsParams {
 pub struct CountRun {
     /// Slot of the counts, which are cleared first.
     pub slot: u32,
-    /// Index of its first in [`CountParams::tokens`]: the prompt, then the output.
+    /// Index of the run's first token in [`CountParams::tokens`]: the prompt, then the output.
     pub first_token: u32,
     pub n_prompt: u32,
     pub n_output: u32,
@@ -143,7 +143,7 @@ pub struct SampleWork {
     /// 0: padding.
     pub row: u32,
     pub logits_row: u32,
-    /// Index of its mask, or [`NONE`].
+    /// Index of the row's mask, or [`NONE`].
     pub mask: u32,
     /// 1 if banned tokens may be excluded.
     pub may_ban: u32,
@@ -209,14 +209,14 @@ pub struct LogprobWork {
     pub logits_row: u32,
     /// The token whose log probability is requested, unless it was sampled.
     pub token: u32,
-    /// Index in [`LogprobParams::sampled`] of the token that was, or [`NONE`].
+    /// Index of the sampled token in [`LogprobParams::sampled`], or [`NONE`].
     pub sampled: u32,
     /// Number of most likely tokens requested, at most [`MAX_TOP`].
     pub top: u32,
-    /// Index of its first in [`LogprobParams::ids`].
+    /// Index of the first requested token in [`LogprobParams::ids`].
     pub first_id: u32,
     pub n_ids: u32,
-    /// Index of its first `1 + top + n_ids` places in [`LogprobParams::out`]: the token, the most likely ones, those of
+    /// Index of the first of `1 + top + n_ids` results in [`LogprobParams::out`]: the token, the most likely tokens,
     /// ids.
     pub first_out: u32,
     pub reserved: u32,
@@ -259,7 +259,7 @@ pub struct TableRun {
     pub row: u32,
     pub first_index: u32,
     pub n_pages: u32,
-    /// Index of its first in [`EditTableParams::pages`].
+    /// Index of the run's first page in [`EditTableParams::pages`].
     pub first_page: u32,
 }
 

@@ -33,7 +33,7 @@ pub struct Rates {
     pub copy_bytes_per_s: f64,
     /// Bytes of weights read by a product of one row.
     pub read_bytes_per_s: f64,
-    /// Of a large product.
+    /// Rate of a large matrix product.
     pub flop_per_s: f64,
     /// `cublaslt` or `own`.
     pub product: &'static str,
@@ -111,7 +111,7 @@ impl Lab {
         })
     }
 
-    /// Doubles the copy until it takes long enough to be dominated by bandwidth.
+    /// Doubles the size of a copy until bandwidth dominates its time.
     fn copy_rate(&self) -> Result<f64, DriverError> {
         let mut bytes = LEAST_COPY_BYTES;
         loop {
@@ -141,7 +141,7 @@ impl Lab {
         }
     }
 
-    /// The rate of square matrix products, found likewise.
+    /// Doubles the sides of square matrix products until computing dominates.
     fn product_rate(
         &self,
         products: &mut Products,
@@ -168,7 +168,7 @@ impl Lab {
         let elements = |rows: u32, width: u32| rows as usize * width as usize;
         let x = self.elements(element, elements(m, k))?;
         let w = self.elements(element, elements(n, k))?;
-        // The largest that any product writes.
+        // Large enough for every write mode.
         let out = self.elements(ElementType::F32, elements(m, n))?;
         self.time(|stream, turn| {
             let params = GemmParams {
@@ -231,7 +231,7 @@ impl Lab {
         // Operands filled by kernels must be complete: products may read weights before the preceding launches have
         // ended.
         stream.synchronize()?;
-        // The first launch loads and chooses; the second estimates the duration.
+        // The first launch loads code and chooses algorithms; the second estimates the duration.
         launch(stream, 0)?;
         let once = self.between(|| launch(stream, 1))?;
         let wanted = (GRAPH_SECONDS / once.max(1e-7)).ceil() as usize;

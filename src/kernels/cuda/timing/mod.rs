@@ -56,17 +56,17 @@ impl Timing {
 /// Measures the GPU's peak rates.
 ///
 /// # Errors
-/// There are no kernels, or the driver refuses something.
+/// If kernels cannot be loaded, or the driver reports an error.
 pub fn rates(device: &Device, element: ElementType) -> Result<Rates, TimingError> {
     let modules = Modules::load(device)?;
     let lab = Lab::new(device, &modules, Extent::Full)?;
     Ok(lab.rates(element)?)
 }
 
-/// Measures the GPU, then each kernel; `report` receives each timing immediately.
+/// Measures the GPU's peak rates, then each kernel; `report` receives each timing immediately.
 ///
 /// # Errors
-/// There are no kernels, or the driver refuses something.
+/// If kernels cannot be loaded, or the driver reports an error.
 pub fn measure(
     device: &Device,
     extent: Extent,

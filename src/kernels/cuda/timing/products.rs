@@ -6,7 +6,7 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::gemm::{GemmWish, Products};
 use crate::cuda::params::{ElementType, GemmWrite};
 
-/// Layer products of Llama-3.1-8B, and its output: outputs, inputs, write mode.
+/// Matrix products of Llama-3.1-8B, in a layer and for logits: name, outputs, inputs, write mode.
 const LLAMA: [(&str, u32, u32, GemmWrite); 5] = [
     ("qkv", 6144, 4096, GemmWrite::Store),
     ("o", 4096, 4096, GemmWrite::AddF32),
@@ -28,7 +28,7 @@ pub(super) fn measure(lab: &mut Lab, report: &mut dyn FnMut(Timing)) -> Result<(
         let mut products = match Products::new(&lab.device, &lab.modules, element, wish) {
             Ok(products) => products,
             Err(reason) if wish == GemmWish::CublasLt => {
-                tracing::warn!(%reason, "not measuring cuBLASLt");
+                tracing::warn!(%reason, "cuBLASLt cannot be loaded: skipping its benchmark");
                 continue;
             }
             Err(error) => return Err(error),

@@ -49,7 +49,7 @@ fn experts_take_the_defaults_of_their_class() {
         ),
         (
             json!({"num_local_experts": 1024, "num_hidden_layers": 65}),
-            "in each of 65 layers, supported are 65536 in all",
+            "in each of 65 layers, supported: 65536 in all",
         ),
     ] {
         let error = parse(&with(mixtral.clone(), edits)).expect_err("it is refused");
@@ -64,7 +64,7 @@ fn experts_take_the_defaults_of_their_class() {
 }
 
 #[test]
-fn groups_of_experts_must_be_possible() {
+fn impossible_expert_groups_are_rejected() {
     let v3 = with(
         base("DeepseekV3ForCausalLM"),
         json!({"first_k_dense_replace": 0}),
@@ -112,7 +112,7 @@ fn groups_of_experts_must_be_possible() {
 }
 
 #[test]
-fn routers_of_other_formulas_are_refused() {
+fn other_router_formulas_are_rejected() {
     let v2 = json!({"num_experts_per_tok": 3});
     let table = [
         ("DeepseekV2ForCausalLM", "scoring_func", json!("sigmoid")),
@@ -140,11 +140,11 @@ fn routers_of_other_formulas_are_refused() {
 }
 
 #[test]
-fn null_is_no_where_its_class_takes_it_for_false() {
+fn null_flags_are_false_where_transformers_reads_them_so() {
     let with_experts = json!({"first_k_dense_replace": 0});
     let v3 = with(base("DeepseekV3ForCausalLM"), with_experts);
     let read = |edits| parse(&with(v3.clone(), edits)).expect("supported");
-    for (edits, is_no) in [
+    for (edits, is_false) in [
         (json!({}), false),
         (
             json!({"norm_topk_prob": null, "rope_interleave": null}),
@@ -157,10 +157,10 @@ fn null_is_no_where_its_class_takes_it_for_false() {
     ] {
         let read = read(edits);
         let experts = read.experts.expect("it has experts");
-        assert_eq!(experts.routing.sum == WeightSum::AsScored, is_no);
+        assert_eq!(experts.routing.sum == WeightSum::AsScored, is_false);
         assert_eq!(
             read.latent.expect("attention is latent").interleaved,
-            !is_no
+            !is_false
         );
     }
 }

@@ -48,11 +48,11 @@ fn yarn_sharpens_the_scores_of_latent_attention() {
 }
 
 #[test]
-fn hybrids_say_what_they_cannot_do() {
+fn unsupported_keys_of_hybrids_are_rejected() {
     let table = [
         (
             json!({"attn_output_gate": false}),
-            "attn_output_gate is false, supported is true",
+            "attn_output_gate is false, supported: true",
         ),
         (
             json!({"head_dim": 36, "partial_rotary_factor": 0.25}),
@@ -68,7 +68,7 @@ fn hybrids_say_what_they_cannot_do() {
         ),
         (
             json!({"layer_types": ["linear_attention", "full_attention", "conv"]}),
-            "layer_types names \"conv\", supported are",
+            "layer_types names \"conv\", supported:",
         ),
     ];
     let names = [
@@ -86,7 +86,7 @@ fn hybrids_say_what_they_cannot_do() {
     let named = json!({"layer_types": ["conv", "full_attention", "linear_attention"]});
     for name in ["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"] {
         let error = parse(&with(base(name), named.clone())).expect_err("it is refused");
-        let complaint = "layer_types names \"linear_attention\", supported are";
+        let complaint = "layer_types names \"linear_attention\", supported:";
         assert!(error.to_string().contains(complaint), "{name}: {error}");
     }
 }
@@ -181,7 +181,7 @@ fn dense_families_take_the_defaults_of_their_classes() {
 
     let ministral3 = parse(&base("Ministral3ForCausalLM")).expect("supported");
     assert_eq!((ministral3.head_dim, ministral3.rope.theta), (128, 1e6));
-    let scale = ministral3.query_scale.expect("queries grow");
+    let scale = ministral3.query_scale.expect("queries are scaled");
     assert_eq!(
         (scale.at(16_383), scale.at(16_384)),
         (1.0, 1.0 + 0.1 * 2f32.ln())
@@ -191,7 +191,7 @@ fn dense_families_take_the_defaults_of_their_classes() {
 }
 
 #[test]
-fn smollm3_says_which_layers_do_not_rotate() {
+fn smollm3_layers_without_rope_are_read() {
     let read = |edits| parse(&with(base("SmolLM3ForCausalLM"), edits));
     let marked = read(json!({"no_rope_layers": [0, 1, 0, 1]})).expect("longer lists are cut");
     assert_eq!(marked.rotated, [false, true, false]);
@@ -207,7 +207,7 @@ fn smollm3_says_which_layers_do_not_rotate() {
         ),
         (
             json!({"no_rope_layers": [1, 2, 1]}),
-            "holds 2, expected zeros and ones",
+            "has 2, expected zeros and ones",
         ),
         (
             json!({"no_rope_layer_interval": 0}),
@@ -220,7 +220,7 @@ fn smollm3_says_which_layers_do_not_rotate() {
 }
 
 #[test]
-fn phi3_rotates_as_its_keys_say() {
+fn phi3_rope_follows_its_keys() {
     let both = json!({"short_factor": [1, 2, 3, 4, 5, 6], "long_factor": [2, 4, 6, 8, 10, 12]});
     let long = |kind: &str| with(both.clone(), json!({"type": kind}));
     let read = |edits| {
@@ -232,7 +232,7 @@ fn phi3_rotates_as_its_keys_say() {
     };
     for kind in ["longrope", "su", "yarn"] {
         let edits = json!({"rope_scaling": long(kind), "max_position_embeddings": 131_072});
-        let config = read(edits).expect("names of one thing");
+        let config = read(edits).expect("the names are synonyms");
         assert_eq!(
             (config.rotary_dim, config.rope.long_above()),
             (12, Some(4096))
@@ -258,7 +258,7 @@ fn phi3_rotates_as_its_keys_say() {
         ),
         (
             json!({"rope_scaling": {"type": "linear", "factor": 2}}),
-            "is not one of Phi-3's",
+            "has a type that Phi-3 lacks",
         ),
         (
             json!({"partial_rotary_factor": 0.7}),
@@ -271,7 +271,7 @@ fn phi3_rotates_as_its_keys_say() {
 }
 
 #[test]
-fn models_of_mistral_that_also_see_have_a_decoder_of_either_kind() {
+fn vision_mistral_has_a_decoder_of_either_family() {
     let wrapped = |kind: Value| {
         let decoder = with(base("Ministral3ForCausalLM"), json!({"model_type": kind}));
         parse(&json!({
@@ -288,12 +288,12 @@ fn models_of_mistral_that_also_see_have_a_decoder_of_either_kind() {
     let error = wrapped(json!("mistral4"))
         .expect_err("it is refused")
         .to_string();
-    let complaint = "text_config.model_type is \"mistral4\", supported are";
+    let complaint = "text_config.model_type is \"mistral4\", supported:";
     assert!(error.contains(complaint), "{error}");
 }
 
 #[test]
-fn fixtures_of_the_dense_families_have_what_sets_them_apart() {
+fn dense_fixtures_have_the_features_of_their_families() {
     let granite = fixture("granite");
     assert_eq!(
         (granite.embedding_scale, granite.residual_scale),
@@ -308,6 +308,6 @@ fn fixtures_of_the_dense_families_have_what_sets_them_apart() {
     assert_eq!(window.windows, [None, None, None, Some(24), None]);
     assert_eq!(fixture("phi3").windows, [Some(24); 2]);
     assert_eq!(fixture("phi3-longrope").rope.long_above(), Some(32));
-    let ministral3 = fixture("mistral3").query_scale.expect("queries grow");
+    let ministral3 = fixture("mistral3").query_scale.expect("queries are scaled");
     assert_eq!((ministral3.slope, ministral3.period), (0.4, 32));
 }

@@ -24,7 +24,7 @@ fn gemma_2_takes_the_defaults_of_its_class() {
     assert!(read.tie_word_embeddings && read.writes_norms_from_one());
     assert_eq!(read.qk_norm, QkNorm::None);
     assert_eq!(read.gate(), Gate::GeluTanh);
-    let gemma = read.gemma.expect("it is one");
+    let gemma = read.gemma.expect("the model is a Gemma");
     assert_eq!(
         (gemma.score_cap, gemma.logits_cap),
         (Some(50.0), Some(30.0))
@@ -32,7 +32,7 @@ fn gemma_2_takes_the_defaults_of_its_class() {
     assert_eq!(gemma.window_rope, None);
     let edits = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
     let uncapped = parse(&with(base("Gemma2ForCausalLM"), edits)).expect("supported");
-    let gemma = uncapped.gemma.expect("it is one");
+    let gemma = uncapped.gemma.expect("the model is a Gemma");
     assert_eq!((gemma.score_cap, gemma.logits_cap), (None, None));
 }
 
@@ -61,8 +61,8 @@ fn gemma_3_rotates_by_kinds_of_layers() {
             factor,
         });
         assert_eq!(read.rope.scaling, scaling);
-        let gemma = read.gemma.expect("it is one");
-        let windowed = gemma.window_rope.expect("windows rotate otherwise");
+        let gemma = read.gemma.expect("the model is a Gemma");
+        let windowed = gemma.window_rope.expect("window layers have their RoPE");
         assert_eq!(
             (windowed.theta, windowed.scaling),
             (of_windows, RopeScaling::Default)
@@ -92,17 +92,17 @@ fn caps_are_those_that_the_class_uses() {
         ),
     ] {
         let read = parse(&with(base(class), edits.clone())).expect("supported");
-        let gemma = read.gemma.expect("it is one");
+        let gemma = read.gemma.expect("the model is a Gemma");
         assert_eq!((gemma.score_cap, gemma.logits_cap), expected, "{class}");
     }
 }
 
 #[test]
-fn what_a_gemma_cannot_do_here_is_refused() {
+fn unsupported_gemma_keys_are_rejected() {
     let table = [
         (
             json!({"hidden_activation": "gelu"}),
-            "hidden_activation is \"gelu\", supported is \"gelu_pytorch_tanh\"",
+            "hidden_activation is \"gelu\", supported: \"gelu_pytorch_tanh\"",
         ),
         (
             json!({"use_bidirectional_attention": true}),
@@ -132,26 +132,26 @@ fn what_a_gemma_cannot_do_here_is_refused() {
 }
 
 #[test]
-fn factors_on_embeddings_are_rounded_as_published_models_run() {
+fn embedding_scales_are_rounded_to_the_element_type() {
     let scale = own::embedding_scale(2560);
     assert_eq!(Dtype::BF16.rounded(scale), 50.5);
     assert_eq!(Dtype::F32.rounded(scale), scale);
     assert_eq!(Dtype::F16.rounded(scale), 50.59375);
 }
 
-fn fourth(edits: Value) -> Result<ModelConfig, LoadError> {
+fn gemma4(edits: Value) -> Result<ModelConfig, LoadError> {
     parse(&with(base("Gemma4ForCausalLM"), edits))
 }
 
 #[test]
 fn gemma_4_has_heads_of_two_sizes() {
     let read =
-        fourth(json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "head_dim": 32}))
+        gemma4(json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "head_dim": 32}))
             .expect("supported");
     assert_eq!(
         read.windows,
         [Some(512), Some(512), None],
-        "the last one is full whatever is said"
+        "the last layer is always full"
     );
     assert_eq!(
         [0, 2].map(|layer| read.heads_in(layer)),
@@ -166,7 +166,7 @@ fn gemma_4_has_heads_of_two_sizes() {
         (read.attention_scale(), read.writes_norms_from_one()),
         (1.0, false)
     );
-    let own = read.fourth().expect("it is one");
+    let own = read.fourth().expect("the model is a Gemma");
     let inputs = own.inputs.expect("by default there are some");
     assert_eq!((inputs.width, inputs.vocab_size), (256, 262_144));
     let proportional = RopeScaling::Proportional {
@@ -177,8 +177,8 @@ fn gemma_4_has_heads_of_two_sizes() {
     let rope = read.rope.frequencies(512);
     assert_eq!(rope.inv_freq[0], 1.0);
     assert!(rope.inv_freq[63] > 0.0 && rope.inv_freq[64..].iter().all(|angle| *angle == 0.0));
-    // Only where values are keys, layers without windows have another number of heads.
-    let read = fourth(json!({"num_global_key_value_heads": 1})).expect("supported");
+    // Full-attention layers have their own number of heads only if their keys are also the values.
+    let read = gemma4(json!({"num_global_key_value_heads": 1})).expect("supported");
     assert_eq!(read.heads_in(2), (2, 512));
 }
 
@@ -186,7 +186,7 @@ fn gemma_4_has_heads_of_two_sizes() {
 fn keys_that_are_values_count_once() {
     let of = |keys_are_values: bool| {
         let edits = json!({"attention_k_eq_v": keys_are_values, "head_dim": 32});
-        fourth(edits).expect("supported")
+        gemma4(edits).expect("supported")
     };
     let (apart, same) = (of(false), of(true));
     let (kv_heads, head_dim) = same.heads_in(2);
@@ -197,10 +197,10 @@ fn keys_that_are_values_count_once() {
 }
 
 #[test]
-fn gemma_4s_last_layers_read_what_others_keep() {
+fn last_layers_of_gemma_4_share_kv_of_earlier_layers() {
     let kinds = ["sliding_attention", "full_attention"].repeat(3);
     let sharing = |n: usize| {
-        fourth(json!({
+        gemma4(json!({
             "num_hidden_layers": 6, "layer_types": kinds, "num_kv_shared_layers": n,
             "use_double_wide_mlp": true, "head_dim": 32, "global_head_dim": 64,
         }))
@@ -219,13 +219,13 @@ fn gemma_4s_last_layers_read_what_others_keep() {
     let error = sharing(5)
         .expect_err("no layer without window is left")
         .to_string();
-    let complaint = "num_kv_shared_layers is 5, so that layer 1 shares with no layer of its kind";
+    let complaint = "num_kv_shared_layers is 5, but no earlier layer of the same kind has KV";
     assert!(error.contains(complaint), "{error}");
     assert!(sharing(6).is_err());
 }
 
 #[test]
-fn what_gemma_4_cannot_do_here_is_refused() {
+fn unsupported_gemma_4_keys_are_rejected() {
     let table = [
         (
             json!({"per_layer_config": {}}),
@@ -254,10 +254,10 @@ fn what_gemma_4_cannot_do_here_is_refused() {
         ),
     ];
     for (edits, complaint) in table {
-        let error = fourth(edits).expect_err("it is refused").to_string();
+        let error = gemma4(edits).expect_err("it is refused").to_string();
         assert!(error.contains(complaint), "{error}");
     }
-    assert!(fourth(json!({"use_bidirectional_attention": "vision"})).is_ok());
+    assert!(gemma4(json!({"use_bidirectional_attention": "vision"})).is_ok());
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn published_configurations_have_the_sizes_of_their_models() {
         };
         (0..layers).map(kind).collect()
     };
-    // Minimal, the rest are defaults.
+    // Minimal configurations; all other keys have defaults.
     let third = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
         "text_config": {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Edits of a configuration, and the error's words.
+/// Edits of a configuration, and the expected error text.
 type Refusal = (fn() -> Value, &'static str);
 
 const REFUSED: &[Refusal] = &[
@@ -45,11 +45,11 @@ const REFUSED: &[Refusal] = &[
     ),
     (
         || json!({"hidden_act": "gelu"}),
-        "hidden_act is \"gelu\", supported is \"silu\"",
+        "hidden_act is \"gelu\", supported: \"silu\"",
     ),
     (
         || json!({"dtype": "float8_e4m3fn"}),
-        "supported are float32, float16 and bfloat16",
+        "supported: float32, float16 and bfloat16",
     ),
     (
         || json!({"eos_token_id": [2, -1]}),
@@ -65,7 +65,7 @@ const REFUSED: &[Refusal] = &[
     ),
     (
         || json!({"layer_types": ["full_attention", "x", "full_attention"]}),
-        "names \"x\", supported are",
+        "names \"x\", supported:",
     ),
     (
         || json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
@@ -78,7 +78,7 @@ const REFUSED: &[Refusal] = &[
 ];
 
 #[test]
-fn what_is_not_supported_is_refused_with_key_value_and_limit() {
+fn unsupported_values_are_rejected_with_key_value_and_limit() {
     for (edits, expected) in REFUSED {
         let config = with(base("Qwen2ForCausalLM"), edits());
         let error = parse(&config).expect_err(expected).to_string();
@@ -275,7 +275,7 @@ const V3: &str = "DeepseekV3ForCausalLM";
 const GLM: &str = "Glm4MoeLiteForCausalLM";
 const GPT_OSS: &str = "GptOssForCausalLM";
 
-/// A family, its edits, and the error's words.
+/// A family's class, edits of its configuration, and the expected error text.
 type RefusalOf = (&'static str, fn() -> Value, &'static str);
 
 const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
@@ -422,7 +422,7 @@ const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
     (
         LFM2,
         || json!({"block_ffn_dim_multiplier": 1024, "intermediate_size": 1 << 20}),
-        "makes an MLP of width",
+        "gives the MLP a width of",
     ),
     (
         LFM2,
@@ -482,7 +482,7 @@ const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
 ];
 
 #[test]
-fn values_of_new_families_are_refused_by_key_value_and_limit() {
+fn invalid_family_keys_are_rejected_with_key_value_and_limit() {
     for (name, edits, complaint) in REFUSED_BY_FAMILIES {
         let edits = edits();
         let config = with(with(base(name), few_experts()), edits.clone());
@@ -492,7 +492,7 @@ fn values_of_new_families_are_refused_by_key_value_and_limit() {
 }
 
 #[test]
-fn a_file_that_is_missing_or_endless_is_an_error() {
+fn a_missing_or_too_large_file_is_an_error() {
     let dir = tempfile::tempdir().expect("temporary folder");
     assert!(matches!(
         ModelConfig::read(dir.path()),

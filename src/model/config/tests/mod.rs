@@ -180,7 +180,7 @@ fn absent_keys_take_the_defaults_of_their_class() {
 }
 
 #[test]
-fn qwen_slides_where_its_keys_say() {
+fn qwen_windows_follow_its_keys() {
     let on = json!({"use_sliding_window": true, "sliding_window": 8});
     let table = [
         (json!({"max_window_layers": 1}), [None, Some(8), Some(8)]),

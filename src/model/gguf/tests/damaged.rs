@@ -147,7 +147,7 @@ fn use_all(bytes: &[u8]) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// The files, and the offset of each one's data.
+/// The test files, each with the offset of its data.
 fn files() -> [(Vec<u8>, usize); 3] {
     [tiny_llama(), in_blocks(&BYTE_LEVEL), in_blocks(&BY_SCORES)].map(|file| {
         let data = file

@@ -9,7 +9,7 @@ const HIDDEN: usize = 4;
 const WIDTH: usize = 3;
 const EXPERTS: usize = 2;
 
-/// Distinct elements.
+/// A tensor of distinct elements.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
@@ -82,7 +82,6 @@ fn files_of_llama_with_experts_are_mixtral() {
         row(&weights, &name(1, "w2"), [HIDDEN, WIDTH], 3)[0],
         first(HIDDEN + 3, WIDTH)
     );
-    // Rows of q are in pairs: heads of two elements are the same either way.
     assert!(
         weights
             .tensor(
@@ -94,7 +93,7 @@ fn files_of_llama_with_experts_are_mixtral() {
 }
 
 #[test]
-fn gates_may_stand_in_one_stack_with_what_they_let_through() {
+fn gate_and_up_may_be_fused_in_one_stack() {
     let mut file = tiny("llama");
     file.tensors.retain(|tensor| {
         let name = String::from_utf8_lossy(&tensor.name).into_owned();
@@ -130,7 +129,7 @@ fn layers_without_a_router_have_an_mlp() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_key_or_tensor() {
+fn unsupported_experts_are_rejected_by_key_or_tensor() {
     for (key, value, expected) in [
         (
             "expert_gating_func",
@@ -176,7 +175,7 @@ fn what_is_not_supported_is_refused_by_key_or_tensor() {
         .retain(|tensor| tensor.name != b"blk.0.ffn_gate_inp.weight");
     refused(
         config(&without),
-        "qwen3moe.expert_count is 2 and no layer has a router",
+        "qwen3moe.expert_count is 2, but no layer has a router",
     );
     let mut short = tiny("llama");
     short

@@ -51,7 +51,7 @@ fn factors_are_read_where_a_family_has_them_and_refused_elsewhere() {
 }
 
 #[test]
-fn queries_grow_by_the_original_context() {
+fn queries_are_scaled_by_the_original_context() {
     let file = tiny("mistral3")
         .text("mistral3.rope.scaling.type", "yarn")
         .number("mistral3.rope.scaling.factor", 4.0)
@@ -59,16 +59,16 @@ fn queries_grow_by_the_original_context() {
         .number("mistral3.rope.scaling.yarn_log_multiplier", 1.0)
         .number("mistral3.attention.temperature_scale", 0.5);
     let read = config(&file).expect("supported");
-    let scale = read.query_scale.expect("they grow");
+    let scale = read.query_scale.expect("queries are scaled");
     assert_eq!((scale.slope, scale.period), (0.5, 16));
-    // Two equal weights.
+    // `mscale` and `mscale_all_dim` are equal.
     assert_eq!(read.rope.frequencies(2).attention_scale, 1.0);
     let plain = config(&tiny("mistral3")).expect("supported");
     assert_eq!(plain.query_scale, None);
 }
 
 #[test]
-fn short_and_long_rotations_come_together() {
+fn longrope_needs_short_and_long_divisors() {
     let tensor = |length: &str, divisors: &[f32]| {
         Tensor::f32(
             &format!("rope_factors_{length}.weight"),
@@ -106,7 +106,7 @@ fn short_and_long_rotations_come_together() {
     );
     refused(
         config(&both.clone().text("phi3.rope.scaling.type", "yarn")),
-        "phi3.rope.scaling.type is \"yarn\" and rope_factors_short.weight scales",
+        "phi3.rope.scaling.type is \"yarn\", but rope_factors_short.weight scales",
     );
     let wide = described
         .tensor(tensor("short", &[1.0, 1.0]))
@@ -115,10 +115,13 @@ fn short_and_long_rotations_come_together() {
 }
 
 #[test]
-fn files_of_granite_that_do_not_rotate_are_refused() {
-    let still = tiny("granite").pair(
+fn granite_without_rope_is_rejected() {
+    let without_rope = tiny("granite").pair(
         "granite.rope.scaling.finetuned",
         super::writer::Value::Flag(false),
     );
-    refused(config(&still), "granite.rope.scaling.finetuned is false");
+    refused(
+        config(&without_rope),
+        "granite.rope.scaling.finetuned is false",
+    );
 }

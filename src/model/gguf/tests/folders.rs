@@ -7,7 +7,7 @@ const FIRST: &str = "a-b-00001-of-00002.gguf";
 const SECOND: &str = "a-b-00002-of-00002.gguf";
 
 #[test]
-fn a_folder_of_one_model_is_that_model() {
+fn a_folder_with_one_model_resolves_to_it() {
     let of = |dir: &tempfile::TempDir| ModelLocation::find(dir.path());
     let one = folder(&[("m.gguf", b""), ("README.md", b"")]);
     let found = of(&one).expect("one model");

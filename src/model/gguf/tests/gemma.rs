@@ -12,37 +12,37 @@ fn layers(architecture: &str, count: usize) -> File {
 }
 
 #[test]
-fn windows_and_rotations_are_the_usual_ones_where_files_say_nothing() {
-    let second = config(&layers("gemma2", 3)).expect("supported");
-    assert_eq!(second.windows, [Some(4096), None, Some(4096)]);
-    let own = second.gemma.as_ref().expect("it is one");
+fn missing_keys_mean_the_usual_windows_and_rope() {
+    let gemma2 = config(&layers("gemma2", 3)).expect("supported");
+    assert_eq!(gemma2.windows, [Some(4096), None, Some(4096)]);
+    let own = gemma2.gemma.as_ref().expect("the model is a Gemma");
     assert_eq!(
         (own.score_cap, own.logits_cap, own.norms_from_one),
         (None, None, false)
     );
     assert_eq!(own.window_rope, None);
-    let third = config(&layers("gemma3", 7)).expect("supported");
-    assert_eq!(third.windows, [None; 7]);
+    let gemma3 = config(&layers("gemma3", 7)).expect("supported");
+    assert_eq!(gemma3.windows, [None; 7]);
     let windowed = layers("gemma3", 7).size("gemma3.attention.sliding_window", 512);
-    let third = config(&windowed).expect("supported");
+    let gemma3 = config(&windowed).expect("supported");
     let slides: Vec<usize> = (0..7)
-        .filter(|layer| third.windows[*layer].is_some())
+        .filter(|layer| gemma3.windows[*layer].is_some())
         .collect();
     assert_eq!(slides, [0, 1, 2, 3, 4, 6]);
-    let own = third.gemma.as_ref().expect("it is one");
+    let own = gemma3.gemma.as_ref().expect("the model is a Gemma");
     assert_eq!(own.window_rope.as_ref().map(|rope| rope.theta), Some(1e4));
-    assert_eq!(third.embedding_scale, Some(2.0));
+    assert_eq!(gemma3.embedding_scale, Some(2.0));
 }
 
 #[test]
-fn scores_bend_in_gemma_2_only() {
+fn only_gemma_2_has_a_softcap_of_scores() {
     let capped = |name: &str| {
         let file = layers(name, 2);
         let file = file.number(&format!("{name}.final_logit_softcapping"), 30.0);
         file.number(&format!("{name}.attn_logit_softcapping"), 50.0)
     };
     let read = config(&capped("gemma2")).expect("supported");
-    let own = read.gemma.expect("it is one");
+    let own = read.gemma.expect("the model is a Gemma");
     assert_eq!((own.score_cap, own.logits_cap), (Some(50.0), Some(30.0)));
     refused(
         config(&capped("gemma3")),
@@ -52,7 +52,7 @@ fn scores_bend_in_gemma_2_only() {
 
 #[test]
 fn scores_of_the_largest_models_have_another_scale() {
-    // Heads of two elements, and four elements for two heads.
+    // Both are 1/sqrt(2): a hidden size of 4 for two heads in the largest models, heads of two elements in the others.
     let scale = |name, layers_of| {
         config(&layers(name, layers_of))
             .expect("supported")
@@ -73,7 +73,7 @@ fn scores_of_the_largest_models_have_another_scale() {
 }
 
 /// Gemma 4 with two layers, the second with full attention.
-fn fourth() -> File {
+fn gemma4() -> File {
     [
         ("attention.sliding_window", 16),
         ("attention.sliding_window_pattern", 2),
@@ -93,9 +93,9 @@ fn replaced(mut file: File, name: &str, value: Value) -> File {
 }
 
 #[test]
-fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
+fn gemma_4_lists_are_read_by_layer_type() {
     let heads = Value::I32s(vec![2, 1]);
-    let read = config(&replaced(fourth(), "attention.head_count_kv", heads)).expect("supported");
+    let read = config(&replaced(gemma4(), "attention.head_count_kv", heads)).expect("supported");
     assert_eq!([0, 1].map(|layer| read.heads_in(layer)), [(2, 4), (1, 8)]);
     assert_eq!(
         (
@@ -105,7 +105,7 @@ fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
         ),
         (4, 6, 1.0)
     );
-    // No layer has a projection to values.
+    // The file has no value projections, so keys are the values.
     assert_eq!(read.value_projection(1), "k_proj");
     assert_eq!(read.layer_inputs(), None);
     for (name, value, complaint) in [
@@ -132,12 +132,12 @@ fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
         (
             "attention.shared_kv_layers",
             Value::U32(2),
-            "is 2, expected less than the layers, 2",
+            "is 2, expected less than the number of layers, 2",
         ),
         (
             "attention.shared_kv_layers",
             Value::U32(1),
-            "so that layer 1 shares with no layer of its kind",
+            "no earlier layer of the same kind has KV for layer 1 to share",
         ),
         (
             "attention.key_length_swa",
@@ -150,6 +150,6 @@ fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
             "per_layer_token_embd.weight is not in the file",
         ),
     ] {
-        refused(config(&replaced(fourth(), name, value)), complaint);
+        refused(config(&replaced(gemma4(), name, value)), complaint);
     }
 }

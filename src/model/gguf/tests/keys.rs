@@ -3,7 +3,7 @@
 use super::models::{config, described, tiny_llama};
 use super::*;
 
-/// A key of a model named llama, its value, and the error's words.
+/// A key of the architecture llama, a value, and the expected error text.
 type Refusal = (&'static str, fn() -> Value, &'static str);
 
 /// Added to a valid file.
@@ -31,7 +31,7 @@ const ADDED: &[Refusal] = &[
     (
         "attention.causal",
         || Value::Flag(false),
-        "llama.attention.causal is false, supported is true",
+        "llama.attention.causal is false, supported: true",
     ),
     (
         "attention.sliding_window",
@@ -56,12 +56,12 @@ const ADDED: &[Refusal] = &[
     (
         "rope.dimension_count",
         || Value::U32(1),
-        "llama.rope.dimension_count is 1, supported is 2",
+        "llama.rope.dimension_count is 1, supported: 2",
     ),
     (
         "attention.value_length",
         || Value::U32(4),
-        "llama.attention.value_length is 4, supported is 2",
+        "llama.attention.value_length is 4, supported: 2",
     ),
     (
         "attention.key_length",
@@ -71,7 +71,7 @@ const ADDED: &[Refusal] = &[
     (
         "rope.scaling.type",
         || Value::Text("longrope".into()),
-        "is \"longrope\", supported are none, linear and yarn",
+        "is \"longrope\", supported: none, linear and yarn",
     ),
     (
         "rope.freq_base",
@@ -115,7 +115,7 @@ const REPLACED: &[Refusal] = &[
 ];
 
 #[test]
-fn other_models_are_refused_by_name() {
+fn unsupported_architectures_are_rejected_by_name() {
     refused(
         config(&described("mamba")),
         "architecture \"mamba\" is not supported, supported: llama, qwen2, qwen3, qwen3moe",
@@ -128,7 +128,7 @@ fn other_models_are_refused_by_name() {
 }
 
 #[test]
-fn keys_of_other_models_are_refused_by_key_value_and_limit() {
+fn unsupported_keys_are_rejected_by_key_value_and_limit() {
     for (key, value, expected) in ADDED {
         let file = tiny_llama().pair(&format!("llama.{key}"), value());
         refused(config(&file), expected);
@@ -150,7 +150,7 @@ fn keys_of_other_models_are_refused_by_key_value_and_limit() {
 }
 
 #[test]
-fn keys_that_change_nothing_are_no_reason_to_refuse() {
+fn keys_without_effect_are_accepted() {
     for (key, value) in [
         ("attention.causal", Value::Flag(true)),
         ("attention.sliding_window", Value::U32(0)),

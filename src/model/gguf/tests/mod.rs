@@ -12,7 +12,7 @@ mod folders;
 mod gemma;
 mod keys;
 mod models;
-// Only the crate's own tests use some of its types.
+// Some of these types are used only by the tests of the crate that has the file.
 #[allow(dead_code)]
 #[path = "../../../../crates/gguf/src/tests/writer.rs"]
 mod writer;
@@ -32,7 +32,7 @@ fn open(file: &File) -> Result<Gguf, LoadError> {
     Gguf::open(&dir.path().join(NAME))
 }
 
-/// The error message, which must contain `expected`.
+/// Asserts that the error message contains `expected`.
 #[track_caller]
 fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
     let error = result.err().expect(expected).to_string();

@@ -10,7 +10,7 @@ const VOCAB: usize = 5;
 const HIDDEN: usize = 4;
 const MLP: usize = 6;
 
-/// Distinct elements.
+/// A tensor of distinct elements.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
@@ -111,7 +111,7 @@ fn sizes_come_from_metadata_and_the_rest_from_tensors() {
 }
 
 #[test]
-fn rows_of_llama_are_put_back_and_others_stay() {
+fn paired_rows_of_llama_are_reordered_and_others_are_not() {
     let bias = [
         ("blk.0.attn_q.bias", 4),
         ("blk.0.attn_k.bias", 2),
@@ -145,23 +145,23 @@ fn rows_of_llama_are_put_back_and_others_stay() {
     let (config, weights) = weights(&one_head).expect("supported");
     assert_eq!((config.head_dim, config.num_key_value_heads), (4, 1));
     // Rows 0, 1, 2, 3 of the file are 0, 2, 1, 3 of a head.
-    let put_back = [0.0, 2.0, 1.0, 3.0];
+    let reordered = [0.0, 2.0, 1.0, 3.0];
     let at = |part: &str| format!("model.layers.0.self_attn.{part}");
     for part in ["q_proj", "k_proj"] {
         assert_eq!(
             values(&weights, &at(&format!("{part}.bias")), &[4]),
-            put_back
+            reordered
         );
         let rows = values(&weights, &at(&format!("{part}.weight")), &[4, HIDDEN]);
         let firsts: Vec<f32> = rows.chunks(HIDDEN).map(|row| row[0] / 4.0).collect();
-        assert_eq!(firsts, put_back);
+        assert_eq!(firsts, reordered);
     }
     let v = values(&weights, &at("v_proj.bias"), &[4]);
     assert_eq!(v, [0.0, 1.0, 2.0, 3.0]);
 }
 
 #[test]
-fn a_fused_tensor_is_three() {
+fn a_fused_qkv_tensor_is_split_in_three() {
     let mut file = with_tensors(described("qwen2"), &COMMON);
     file = file
         .tensor(counted("blk.0.attn_qkv.weight", &[8, HIDDEN]))
@@ -190,7 +190,7 @@ fn a_fused_tensor_is_three() {
 }
 
 #[test]
-fn tensors_are_missing_wrong_or_too_many_by_the_name_in_the_file() {
+fn tensor_errors_have_the_names_in_the_file() {
     refused(
         weights(&without(tiny_llama(), "blk.0.ffn_up.weight")),
         "m.gguf: tensor blk.0.ffn_up.weight is missing, expected shape [6, 4]",
@@ -220,7 +220,7 @@ fn tensors_are_missing_wrong_or_too_many_by_the_name_in_the_file() {
     integers.tensors[4].type_id = 26;
     refused(
         weights(&integers),
-        "tensor blk.0.ffn_gate.weight has type I32, supported are F32, F16, BF16",
+        "tensor blk.0.ffn_gate.weight has type I32, supported: F32, F16, BF16",
     );
 }
 
@@ -282,7 +282,7 @@ fn rotations_are_scaled_by_keys_or_by_a_tensor() {
 }
 
 #[test]
-fn ends_are_named_by_keys_and_by_control_tokens() {
+fn eos_tokens_come_from_keys_and_control_tokens() {
     let tokens = ["<s>", "</s>", "<|im_end|>", "<|eot_id|>", "x"].map(str::to_owned);
     let file = with_tensors(with_tensors(described("llama"), &COMMON), &QKV)
         .pair("tokenizer.ggml.model", Value::Text("llama".to_owned()))
@@ -300,7 +300,7 @@ fn ends_are_named_by_keys_and_by_control_tokens() {
 }
 
 #[test]
-fn ends_are_named_without_a_tokenizer_too() {
+fn eos_tokens_are_read_without_a_tokenizer_too() {
     let file = with_tensors(with_tensors(described("llama"), &COMMON), &QKV)
         .size("tokenizer.ggml.bos_token_id", 1)
         .size("tokenizer.ggml.eos_token_id", 2)

@@ -9,7 +9,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::tensor_view::RowOrder;
 
-/// Outputs converted together: those of a word.
+/// Outputs converted together: as many as an AWQ word has.
 pub const TILE: usize = 8;
 const BLOCK: usize = 32;
 const CODES: usize = 8;
@@ -257,7 +257,7 @@ fn spread(nibbles: u32) -> u64 {
     (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
 }
 
-/// Groups must divide the inputs, and words of outputs the outputs.
+/// Checks that groups divide the inputs, and that words of packed outputs divide the outputs.
 fn check_width(
     codes: Part<'_>,
     group: usize,
@@ -266,7 +266,7 @@ fn check_width(
 ) -> Result<(), LoadError> {
     if group == 0 || !group.is_multiple_of(BLOCK) || !inputs.is_multiple_of(group) {
         let reason = format!(
-            "has {inputs} inputs in groups of {group}, supported are groups of whole {BLOCK}s that divide the inputs: \
+            "has {inputs} inputs in groups of {group}, supported: multiples of {BLOCK} that divide the inputs; \
              use the float16 or bfloat16 model"
         );
         return Err(codes.error(reason));
@@ -274,14 +274,14 @@ fn check_width(
     let needs_words = !matches!(packing, Packing::CompressedTensors { .. });
     if needs_words && !outputs.is_multiple_of(CODES) {
         let reason = format!(
-            "has {outputs} outputs, supported are multiples of {CODES}: use the float16 or bfloat16 model"
+            "has {outputs} outputs, supported: multiples of {CODES}; use the float16 or bfloat16 model"
         );
         return Err(codes.error(reason));
     }
     Ok(())
 }
 
-/// Inputs must be in the order of their groups (no act-order).
+/// Checks that each group has consecutive inputs (no act-order).
 fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), LoadError> {
     for name in ["g_idx", "weight_g_idx"] {
         let Some(order) = module.part(name) else {
@@ -297,7 +297,7 @@ fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), L
             .find(|(input, found)| **found != (input / group) as i64);
         if let Some((input, found)) = other {
             let reason = format!(
-                "puts input {input} into group {found}, supported is group {} (inputs in ascending groups of {group}): \
+                "puts input {input} into group {found}, supported: group {} (consecutive groups of {group} inputs); \
                  use a model quantised without reordering (desc_act or actorder)",
                 input / group
             );
@@ -307,7 +307,7 @@ fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), L
     Ok(())
 }
 
-/// compressed-tensors has the shape as a tensor.
+/// Checks the shape that compressed-tensors stores as a tensor.
 fn check_stated_shape(module: &Module<'_>, shape: [usize; 2]) -> Result<(), LoadError> {
     let Some(stated) = module.part("weight_shape") else {
         return Ok(());

@@ -99,12 +99,12 @@ impl Weights {
         let module = name.strip_suffix(".weight")?;
         let mut names = CODES.iter().map(|part| format!("{module}.{part}"));
         let codes = names.find(|name| self.entries.contains_key(name))?;
-        let said = match self.scheme {
+        let problem = match self.scheme {
             Some(scheme) => format!("but the model's quantization_config is of {scheme}"),
             None => "but there is neither a quantization_config in config.json nor a quantize_config.json".to_owned(),
         };
         let reason = format!(
-            "tensor {} holds codes of 4 bits, {said}: use the configuration that belongs to these weights",
+            "tensor {} holds 4-bit codes, {problem}: use the configuration that belongs to these weights",
             self.file_name(&codes)
         );
         let file = &self.files[self.entries[&codes].file];
@@ -115,7 +115,7 @@ impl Weights {
         Module::find(self, name).is_some()
     }
 
-    /// The name of the quantised matrix with a matrix's codes: itself, or one that contains it.
+    /// The name of the quantised matrix that has the codes of `name`: the same, or that of a fused matrix.
     pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
         self.parts.get(name).map_or(name, |part| &part.whole)
     }

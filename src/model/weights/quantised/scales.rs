@@ -1,4 +1,4 @@
-//! Scales of 4-bit groups, rounded to f16 for blocks, which may lose precision of bf16 or f32 scales.
+//! Scales of 4-bit groups. Blocks store them as f16, which may lose precision of bf16 or f32 scales.
 
 use half::f16;
 
@@ -40,12 +40,12 @@ impl<'a> GroupScales<'a> {
         value[0]
     }
 
-    /// Whether all are exact in f16.
+    /// Whether the scales are f16, so that nothing is rounded.
     pub fn are_half(&self) -> bool {
         self.dtype == Dtype::F16
     }
 
-    /// Why they cannot be rounded to f16. Infinite and NaN scales are kept.
+    /// Why the scales cannot be rounded to f16. Infinite and NaN scales are kept.
     fn complaint(&self) -> Option<String> {
         const REMEDY: &str = "use the float16 or bfloat16 model";
         if self.are_half() {
@@ -64,7 +64,7 @@ impl<'a> GroupScales<'a> {
         }
         if largest > LARGEST {
             return Some(format!(
-                "holds the scale {largest}, limit is {LARGEST}, the largest f16, in which scales of 4-bit weights are kept: {REMEDY}"
+                "holds the scale {largest}, limit is {LARGEST}, the largest f16, which stores scales of 4-bit weights: {REMEDY}"
             ));
         }
         (is_rounded && largest < SMALLEST).then(|| {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_that_f16_does_not_have_are_refused() {
+    fn scales_outside_of_f16_are_rejected() {
         for dtype in [Dtype::F32, Dtype::BF16] {
             let of = |values: &[f32]| complaint(dtype, values);
             let mut many = vec![0.5; 3 * CHUNK + 5];

@@ -18,7 +18,7 @@ const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
 pub(in super::super) struct StackScales {
     whole: Entry,
     experts: usize,
-    /// Matrices per expert with separate scales; one if they share a scale.
+    /// Matrices per expert in the stack.
     parts: usize,
     shape: Vec<usize>,
     is_shared: bool,
@@ -82,7 +82,7 @@ impl Weights {
         let (scale, whole) = self.take_scales(name, &wanted)?;
         if !matches!(whole.stored, Ok(Stored::Plain(_))) {
             let got = whole.stored.as_ref().err().map_or("blocks", String::as_str);
-            let reason = format!("tensor {scale} has dtype {got}, supported are F32, F16 and BF16");
+            let reason = format!("tensor {scale} has dtype {got}, supported: F32, F16 and BF16");
             return Err(format_error(self.files[whole.file].path(), reason));
         }
         let straddling = block.map(|[high, _]| high);
@@ -96,7 +96,7 @@ impl Weights {
             _ => {
                 if let Some(high) = straddling {
                     let reason = format!(
-                        "tensor {} has blocks of {high} outputs, of which {outputs} is not a multiple, so that some \
+                        "tensor {} has {outputs} outputs per matrix, not a multiple of the blocks of {high}, so that some \
                          span both gate and up projections: use a checkpoint whose experts are quantised one by one",
                         self.file_name(name)
                     );
@@ -156,8 +156,8 @@ impl Weights {
     fn refused_stack(&self, name: &str, file: usize, dtype: &str) -> LoadError {
         let name = self.file_name(name);
         let reason = format!(
-            "tensor {name} holds the matrices of all experts in dtype {dtype}, supported are F32, F16 and BF16, and \
-             8-bit codes as quantization_config describes them (fp8, int-quantized): use a checkpoint whose experts \
+            "tensor {name} holds the matrices of all experts in dtype {dtype}, supported: F32, F16 and BF16, and \
+             8-bit codes as quantization_config describes them (fp8, int-quantized); use a checkpoint whose experts \
              are quantised one by one, or the model in bfloat16"
         );
         format_error(self.files[file].path(), reason)

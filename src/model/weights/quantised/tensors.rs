@@ -103,9 +103,7 @@ impl<'a> Part<'a> {
     }
 
     fn no_float(&self, found: &str) -> LoadError {
-        self.error(format!(
-            "has dtype {found}, supported are F32, F16 and BF16"
-        ))
+        self.error(format!("has dtype {found}, supported: F32, F16 and BF16"))
     }
 
     /// Fails unless the type is a float.

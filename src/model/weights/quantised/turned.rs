@@ -10,14 +10,14 @@ pub(super) const BLOCK: usize = 32;
 
 #[derive(Clone)]
 pub struct Turned {
-    /// (File, bytes) of the expert's outputs, and of their scales for blocks.
+    /// File and bytes of the expert's part of the stack, and of its scales if it has blocks.
     pub(super) codes: (usize, Range<usize>),
     pub(super) scales: Option<(usize, Range<usize>)>,
     /// `None` for blocks.
     pub(super) dtype: Option<Dtype>,
     /// `[outputs, inputs]`.
     pub shape: [usize; 2],
-    /// Index of its first output in the stack, and the distance to the next.
+    /// Index of the matrix's first output in the stack, and the distance to the next one.
     pub(super) first: usize,
     pub(super) step: usize,
 }
@@ -73,7 +73,7 @@ impl<'a> TurnedBytes<'a> {
         }
     }
 
-    /// An output's blocks; a byte's nibbles are half a block apart.
+    /// Repacks an output's blocks: the nibbles of a byte become half a block apart.
     fn blocks(&self, output: usize, out: &mut [u8]) {
         let n = self.matrix.shape[1] / BLOCK;
         let codes = self.codes[output * n * BLOCK / 2..].chunks_exact(BLOCK / 2);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn blocks_have_the_values_of_their_codes() {
-        // Two outputs, of which every other one is a gate's; 64 inputs; all bytes, and scales of zero.
+        // Gate and up projections of two outputs each, alternating, and 64 inputs; one scale is the lowest power.
         let codes: Vec<u8> = (0..=255)
             .chain(0..=255)
             .take(4 * 32)

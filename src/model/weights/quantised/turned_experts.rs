@@ -5,7 +5,7 @@
 //! | `gate_up_proj` | \[experts, hidden, 2 width\] | inputs as rows; gate and up outputs alternate |
 //! | `down_proj` | \[experts, width, hidden\] | inputs as rows |
 //! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | gate and up rows alternate; neighbours are a byte's halves, the low one first |
-//! | `gate_up_proj_scales` | \[experts, 2 width, hidden / 32\] U8 | powers of two, 127 more |
+//! | `gate_up_proj_scales` | \[experts, 2 width, hidden / 32\] U8 | exponents of two, plus 127 |
 //! | `down_proj_blocks`, `down_proj_scales` | likewise | |
 //! | `gate_up_proj_bias`, `down_proj_bias` | \[experts, 2 width\], \[experts, hidden\] | |
 
@@ -80,7 +80,7 @@ impl Weights {
                 };
                 if !inputs.is_multiple_of(BLOCK) {
                     let reason = format!(
-                        "tensor {} has blocks of {BLOCK} inputs, but {inputs} inputs, which is not a multiple",
+                        "tensor {} has {inputs} inputs, expected a multiple of {BLOCK}, the size of a block",
                         name("blocks")
                     );
                     return Err(format_error(self.files[codes.file].path(), reason));
@@ -174,7 +174,7 @@ impl Weights {
             Ok(Stored::Blocks(block)) => block.name(),
             Err(name) => name,
         };
-        let reason = format!("tensor {name} has dtype {got}, supported is {supported}");
+        let reason = format!("tensor {name} has dtype {got}, supported: {supported}");
         format_error(self.files[entry.file].path(), reason)
     }
 }

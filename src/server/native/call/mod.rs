@@ -1,4 +1,4 @@
-//! Parses SGLang's `GenerateReqInput`.
+//! Parses the body of `/generate`, SGLang's `GenerateReqInput`.
 
 mod vectors;
 
@@ -25,7 +25,7 @@ use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::sampling::{self, ReadParams, SamplingParams};
 
-/// One `/generate` call: a request for each prompt and sample, prompts first.
+/// One `/generate` call: a request for each prompt and sample, ordered by prompt.
 pub(crate) struct NativeCall {
     pub(crate) requests: Vec<GenerateRequest>,
     /// The answer is a list.
@@ -36,7 +36,7 @@ pub(crate) struct NativeCall {
 }
 
 impl NativeCall {
-    /// Reads a call. A field that is one for all its prompts is parsed once and shared.
+    /// Parses a call. A field with one value for all prompts is parsed once and shared.
     pub(crate) fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
         let prompts = prompts(&mut fields, limits)?;
         let shape = PromptCount::of(&prompts);
@@ -50,7 +50,7 @@ impl NativeCall {
         let Urgency { priority, timeouts } = Urgency::table().read(&mut fields, limits)?;
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
-        // Unknown names are ignored, as SGLang does: its own clients and routers send some.
+        // Unknown fields are ignored, as in SGLang: its own clients and routers send some.
         foreign::refuse(&mut fields, &[])?;
         refuse_misplaced(&mut fields)?;
         let mut requests = Vec::with_capacity(samples);
@@ -86,7 +86,7 @@ impl NativeCall {
         })
     }
 
-    /// The requests, read token by token regardless of `stream`, and their charges.
+    /// The requests, all streamed regardless of `stream`, and their charges.
     pub(crate) fn into_streamed(self) -> (Vec<GenerateRequest>, Charges) {
         let streamed = |request| GenerateRequest {
             is_streaming: true,
@@ -106,7 +106,7 @@ impl NativeCall {
 /// How many prompts a call has, which decides how its other fields are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptCount {
-    /// One that came by itself.
+    /// One prompt outside a list.
     One,
     /// A list of this length, possibly 1.
     List(usize),
@@ -127,7 +127,7 @@ impl PromptCount {
         }
     }
 
-    /// The values of a field that is one for all prompts, parsed once, or a list with one for each.
+    /// The values of a field for each prompt: one value for all, which is parsed once, or a list of values.
     fn each<T: Clone>(
         self,
         fields: &mut Fields,
@@ -138,7 +138,7 @@ impl PromptCount {
         self.each_of(name, fields.take_raw(name), default, read)
     }
 
-    /// As [`Self::each`], of a field that was taken out.
+    /// As [`Self::each`], for a field that has been taken out.
     fn each_of<T: Clone>(
         self,
         name: &'static str,
@@ -164,8 +164,8 @@ impl PromptCount {
     ) -> Result<Vec<T>, ApiError> {
         let (items, found) = raw.items(name, self.get())?;
         if found != self.get() {
-            let text = format!("{name} has {found} entries, must have one per prompt");
-            return Err(ApiError::field(name, format!("{text}: {}", self.get())));
+            let text = format!("{name} has {found} entries, must have {}", self.get());
+            return Err(ApiError::field(name, format!("{text}, one per prompt")));
         }
         let read = |item: &Raw| {
             if item.is_null() {
@@ -192,13 +192,13 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
             Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => {
                 return Err(Field::new("text", &other)
-                    .must_be("a string or a list of them")
+                    .must_be("a string or a list of strings")
                     .into());
             }
         },
         (None, Some(ids), None) => tokens(fields, "input_ids", &ids, limits)?,
         (Some(_), Some(_), None) => {
-            let text = "text and input_ids are both given: leave one out";
+            let text = "text and input_ids are both given: send one of them";
             return Err(ApiError::field("input_ids", text));
         }
         (None, None, None) => {
@@ -211,7 +211,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     match PromptCount::of(&prompts) {
         PromptCount::List(0) => Err(ApiError::field(
             "text",
-            "there is no prompt: the list is empty",
+            "the list of prompts is empty: send at least one",
         )),
         _ => Ok(prompts),
     }
@@ -233,7 +233,7 @@ fn sampling_params(
     })
 }
 
-/// Reads the parameters that constrain nothing.
+/// Reads the sampling parameters, except constraints.
 fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
     if !raw.is_object() {
         return Err(Field::new(name, &raw.shallow(name)?)
@@ -283,7 +283,7 @@ fn logprob_wishes(
     let wishes: Vec<_> = wishes
         .map(|(wanted, wish)| wanted.then_some(wish))
         .collect();
-    // Before anything is charged for the answer.
+    // Checked before the answer's memory is charged.
     for wish in wishes.iter().flatten() {
         let (top, limit) = (wish.top, limits.max_logprobs);
         if top as usize > limit {
@@ -349,7 +349,7 @@ fn namespaces(
     keys.into_iter().zip(salts).map(namespace).collect()
 }
 
-/// One id for each prompt: the client's, or its one id with `-i`, or random ones.
+/// One id for each prompt: from the client's list, or the client's single id with `-i`, or random.
 fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiError> {
     const NAME: &str = "rid";
     match (shape, fields.take_raw(NAME)) {

@@ -25,7 +25,7 @@ fn read(value: Value) -> NativeCall {
 
 #[track_caller]
 fn refuses(value: Value, param: &str, message: &str) {
-    let error = parse(value).err().unwrap_or_else(|| panic!("is read"));
+    let error = parse(value).err().unwrap_or_else(|| panic!("accepted"));
     assert_eq!(error, ApiError::field(param, message));
 }
 
@@ -109,12 +109,12 @@ fn refusals_name_the_field_its_value_and_what_is_wanted() {
     refuses(
         json!({"text": 5}),
         "text",
-        "text is 5, must be a string or a list of them",
+        "text is 5, must be a string or a list of strings",
     );
     refuses(
         json!({"text": []}),
         "text",
-        "there is no prompt: the list is empty",
+        "the list of prompts is empty: send at least one",
     );
     refuses(
         json!({"text": ["a", 5]}),
@@ -125,7 +125,7 @@ fn refusals_name_the_field_its_value_and_what_is_wanted() {
     refuses(
         both,
         "input_ids",
-        "text and input_ids are both given: leave one out",
+        "text and input_ids are both given: send one of them",
     );
     let token = "input_ids[1] is -1, must be a token id from 0 to 4294967295";
     refuses(json!({"input_ids": [1, -1]}), "input_ids[1]", token);
@@ -133,7 +133,7 @@ fn refusals_name_the_field_its_value_and_what_is_wanted() {
     refuses(
         list,
         "rid",
-        "rid has 1 entries, must have one per prompt: 2",
+        "rid has 1 entries, must have 2, one per prompt",
     );
     let stream = json!({"text": "a", "stream": "yes"});
     refuses(stream, "stream", "stream is \"yes\", must be true or false");
@@ -187,7 +187,7 @@ fn too_many_samples_are_refused_before_they_are_made() {
 }
 
 #[test]
-fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
+fn unsupported_fields_of_sglang_pass_only_without_effect() {
     let call = json!({
         "text": "a", "model": "m", "lora_path": [null], "image_data": [null],
         "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
@@ -206,7 +206,7 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
 }
 
 #[test]
-fn what_is_one_for_all_prompts_is_parsed_once_and_shared() {
+fn a_value_for_all_prompts_is_parsed_once_and_shared() {
     let sampling =
         json!({"stop": ["a", "b"], "stop_token_ids": [1], "logit_bias": {"2": 1}, "n": 2});
     let call = json!({
@@ -224,7 +224,7 @@ fn what_is_one_for_all_prompts_is_parsed_once_and_shared() {
         assert!(Arc::ptr_eq(&one.stop_token_ids, &another.stop_token_ids));
         assert!(Arc::ptr_eq(&one.logit_bias, &another.logit_bias));
         let ids =
-            |request: &GenerateRequest| request.logprobs.clone().expect("wished for").token_ids;
+            |request: &GenerateRequest| request.logprobs.clone().expect("requested").token_ids;
         assert!(Arc::ptr_eq(&ids(first), &ids(other)));
     }
 }

@@ -1,6 +1,6 @@
 //! Parses `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
 //!
-//! The numbers of a prompt are counted and charged before memory is taken for them, and read directly into it.
+//! The numbers of a prompt are counted and charged before their memory is allocated, and then parsed directly into it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,9 +24,8 @@ pub(super) fn vectors(
     limits: CallLimits<'_>,
 ) -> Result<Prompts, ApiError> {
     let Some(vectors) = limits.vectors else {
-        let text = format!(
-            "{NAME}: the engine's executor does not accept vectors: send text or input_ids"
-        );
+        let text =
+            format!("{NAME} is not supported by the engine's executor: send text or input_ids");
         return Err(ApiError::field(NAME, text));
     };
     if !raw.is_list() {
@@ -47,7 +46,7 @@ pub(super) fn vectors(
     prompts.map(Prompts::List)
 }
 
-/// A list of vectors, where a vector would have numbers.
+/// Returns whether an item is a prompt, which is a list of vectors, and not a vector, which is a list of numbers.
 fn is_prompt(item: &Raw) -> bool {
     item.first_of_list() == Some(b'[')
 }
@@ -183,6 +182,7 @@ impl<'de> Visitor<'de> for ReadVector<'_> {
 }
 
 fn wrong_width(name: &str, index: usize, found: usize, width: usize) -> FieldError {
-    let text = format!("{name}[{index}] has {found} values, the model's vectors have {width}");
+    let text =
+        format!("{name}[{index}] has {found} values, must have {width}, as the model's vectors");
     FieldError::new(NAME, text)
 }

@@ -1,4 +1,4 @@
-//! Parses a chat completion call.
+//! Parses the body of a chat completion call.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::openai::{Common, alternatives, refusals};
 use souffleur_base::field::{Field, Shallow};
 use souffleur_request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 
-/// As many tokens as fit in the context: the engine clips it.
+/// No limit of output tokens: the engine clips it to the context.
 pub(crate) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
@@ -31,7 +31,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Reads a call. It keeps its charges as long as its values are in memory.
+    /// Parses a call, and returns the charges for the memory of its values with it.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
@@ -87,7 +87,7 @@ impl Call {
     }
 }
 
-/// Reads the parts of a call's prompt, and no more.
+/// Reads only the fields of a call that determine its prompt.
 pub(crate) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
     fields.refuse(&["chat_template"])?;
     let messages = messages::read(fields)?;
@@ -107,11 +107,11 @@ pub(crate) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// An answer of the assistant begins.
+    /// The prompt ends with the beginning of the assistant's answer.
     AssistantTurn,
-    /// All messages are over.
+    /// The prompt ends after the last message.
     LastMessage,
-    /// The last message, the assistant's, is continued.
+    /// The prompt ends inside the last message, the assistant's, which is continued.
     InLastMessage,
 }
 

@@ -1,4 +1,4 @@
-//! The choices of a chat completion's responses and chunks.
+//! The JSON types of the choices in chat completions and their chunks.
 
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub(super) struct MessageDelta {
     pub(super) tool_calls: Option<[ToolCallDelta; 1]>,
 }
 
-/// Reasoning under the name that the configuration gives it.
+/// Reasoning, under the field name from the configuration.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct ReasoningText {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,7 +67,7 @@ pub(super) struct Function {
     pub(super) arguments: String,
 }
 
-/// The addition of a chunk to a call: clients append every text to the one that they have, so id and name come once.
+/// A chunk's part of a call. Clients append each text to the earlier ones, so the id and the name come once.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct ToolCallDelta {
     pub(super) index: usize,

@@ -82,7 +82,7 @@ pub(crate) fn template_kwargs() -> Shape {
     free_object().about("variables of the chat template")
 }
 
-/// The fields that request reasoning and show it.
+/// The fields that control reasoning and its place in the answer.
 pub(crate) fn reasoning() -> ObjectShape {
     let wish = object()
         .takes("effort", name_of(EFFORTS))
@@ -117,7 +117,7 @@ pub(crate) fn reasoning() -> ObjectShape {
 
 fn answer_fields() -> ObjectShape {
     object()
-        .takes("max_tokens", count().about("most tokens to generate; as many as the context has room for if it is absent; 0 computes the prompt alone"))
+        .takes("max_tokens", count().about("maximum number of tokens to generate; by default as many as fit into the context; 0 computes the prompt alone"))
         .takes("max_completion_tokens", count().about("the same; it wins over `max_tokens`"))
         .takes("logprobs", flag().or(false))
         .takes("top_logprobs", whole().at_least(0).at_most(MAX_TOP_LOGPROBS).about("alternatives of each token; with `logprobs`"))

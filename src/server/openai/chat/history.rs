@@ -1,4 +1,4 @@
-//! The tool calls of a conversation so far.
+//! Converts the tool calls of earlier messages to the form that chat templates expect.
 
 use serde_json::{Map, Value, json};
 
@@ -8,8 +8,8 @@ use crate::fields::Fields;
 use crate::openai::places::{must_be, object, optional_text, text};
 use crate::raw::Raw;
 
-/// Brings the calls of a message into the form that templates expect: their arguments are objects. A message without
-/// calls has no list of them. `sent` is the message's JSON, if it may hold numbers that the message does not.
+/// Converts the calls of a message: their arguments become objects, and an empty list of calls is removed. `sent` is
+/// the message's JSON, if numbers in it may have other digits than in the message.
 pub(super) fn read_calls(
     fields: &mut Fields,
     name: &str,
@@ -83,8 +83,8 @@ fn read_call(
     Ok(())
 }
 
-/// The object that a text of arguments holds, or the text if the object would lose digits. Malformed arguments of a
-/// model stay text: the conversation can continue.
+/// Parses arguments to an object, or returns the text if the object would lose digits. Malformed arguments, which a
+/// model may write, stay text, so that the conversation can continue.
 pub(crate) fn arguments(fields: &mut Fields, path: &str, text: String) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
@@ -93,7 +93,7 @@ pub(crate) fn arguments(fields: &mut Fields, path: &str, text: String) -> Result
     if !raw.is_object() {
         return Ok(Value::String(text));
     }
-    // Its values count as those of the body, whether or not it can be read.
+    // The values count towards the limit of the body even if the text is not valid JSON.
     fields.count_for_prompt(path, &raw)?;
     Ok(match raw.parse_tree(path) {
         Ok(object) if !digits::may_differ(&object) => object,
@@ -101,7 +101,7 @@ pub(crate) fn arguments(fields: &mut Fields, path: &str, text: String) -> Result
     })
 }
 
-/// Turns the older `function_call` and its `function` messages into calls of tools and their results.
+/// Converts the older `function_call` and its `function` messages to tool calls and their results.
 #[derive(Default)]
 pub(super) struct FunctionCalls {
     last_id: Option<String>,

@@ -1,5 +1,5 @@
-//! A chat's messages, checked and in the form that chat templates expect: text parts joined, the arguments of calls as
-//! objects, older names replaced by newer ones.
+//! Checks a chat's messages and converts them to the form that chat templates expect: text parts are joined, arguments
+//! of calls become objects, and older names are replaced.
 
 use serde_json::{Map, Value};
 
@@ -49,14 +49,14 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     items.map(message).collect()
 }
 
-/// Makes the content a text, and leaves out null fields: templates test which fields a message has.
+/// Converts the content to a text, and removes null fields: templates test which fields a message has.
 fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     let path = format!("{name}.content");
     let content = match message.get_mut("content").map(Value::take) {
         None | Some(Value::Null) if role == "user" => {
             return Err(missing(path, "a string or a list of text parts"));
         }
-        // An assistant that called tools says nothing; one that refused says why.
+        // A message of tool calls may have no content; a refusal is in its own field.
         None | Some(Value::Null) => {
             let refusal = optional_text(message, name, "refusal")?;
             Value::from(refusal.unwrap_or_default())
@@ -70,7 +70,7 @@ fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result
     Ok(())
 }
 
-/// Gives the reasoning of an earlier answer the one name that templates know.
+/// Renames the reasoning of an earlier answer to `reasoning_content`, the name that templates know.
 fn read_reasoning(name: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     const KNOWN: &str = "reasoning_content";
     let reasoning = optional_text(message, name, "reasoning")?.map(str::to_owned);
@@ -95,7 +95,7 @@ fn role(name: &str, message: &Map<String, Value>) -> Result<&'static str, ApiErr
     known.ok_or_else(|| must_be(&path, value, &format!("one of {}", ROLES.join(", "))))
 }
 
-/// The texts of the parts with a space between them, as SGLang joins them for templates that take strings.
+/// Joins the texts of the parts with spaces, as SGLang does for templates that take strings.
 fn joined(name: &str, parts: Vec<Value>) -> Result<String, ApiError> {
     let texts: Result<Vec<String>, ApiError> = parts
         .into_iter()
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place() {
+    fn errors_name_the_path() {
         refuses(json!([]), "messages is empty: send at least one message");
         refuses(
             json!("hi"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_has_one_name_and_what_is_null_is_left_out() {
+    fn reasoning_has_one_name_and_null_fields_are_removed() {
         let messages = json!([
             {"role": "assistant", "content": "a", "reasoning": "r", "tool_calls": null, "refusal": null},
             {"role": "assistant", "content": "a", "reasoning_content": "r", "reasoning": "other"},
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_none_are_refused_by_place() {
+    fn invalid_calls_are_refused_with_their_paths() {
         let place = "messages[0].tool_calls";
         let not_a_list = json!([{"role": "assistant", "content": "", "tool_calls": {"a": 1}}]);
         refuses(
@@ -253,18 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn values_in_arguments_count_as_the_bodys() {
+    fn values_in_arguments_count_towards_the_bodys_limit() {
         let values = format!("{{\"a\": [{}0]}}", "0,".repeat(1100));
         let messages = calling(json!({"name": "f", "arguments": values}));
         let error = parse(messages).expect_err("is refused").to_string();
         let place = "messages[0].tool_calls[0].function.arguments holds 1103 JSON values";
         assert!(error.starts_with(place), "{error}");
         let broken = calling(json!({"name": "f", "arguments": &values[..values.len() - 2]}));
-        assert!(parse(broken).is_err(), "what cannot be read is counted too");
+        assert!(parse(broken).is_err(), "malformed JSON is counted, too");
     }
 
     #[test]
-    fn functions_and_their_results_are_calls_of_tools() {
+    fn functions_and_their_results_become_tool_calls() {
         let messages = json!([
             {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}},
             {"role": "function", "name": "f", "content": "4"},

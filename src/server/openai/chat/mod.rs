@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`: OpenAI's chat completions.
 
 pub(crate) mod call;
 mod choice;

@@ -10,7 +10,7 @@ use crate::config::ReasoningField;
 use souffleur_base::ids::RequestId;
 use souffleur_request::OutputPiece;
 
-/// Half of the digits of a call's id.
+/// Bytes of a call's id, with two digits each.
 const ID_BYTES: usize = 12;
 
 #[derive(Clone, Copy)]
@@ -40,8 +40,8 @@ pub(super) struct Pieces {
     style: ReasoningStyle,
     calls: usize,
     complete_calls: usize,
-    told_calls: usize,
-    /// Reasoning that is written when it has ended.
+    sent_calls: usize,
+    /// Reasoning that is held back until it has ended.
     held: String,
 }
 
@@ -52,18 +52,18 @@ impl Pieces {
             style,
             calls: 0,
             complete_calls: 0,
-            told_calls: 0,
+            sent_calls: 0,
             held: String::new(),
         }
     }
 
-    /// True if there are calls and all sent ones are complete.
+    /// Returns whether calls were sent and all of them are complete.
     pub(super) fn has_complete_calls(&self) -> bool {
-        self.told_calls > 0 && self.told_calls == self.complete_calls
+        self.sent_calls > 0 && self.sent_calls == self.complete_calls
     }
 
-    /// Writes a whole answer: `text` of one that is not parsed, or else its pieces. A call without an end is left out,
-    /// as a message cannot mark it as incomplete; one that broke off is text.
+    /// Converts a whole answer: `text` if the answer is not parsed, otherwise its pieces. A call without an end is left
+    /// out, as a message cannot mark it as incomplete; a malformed call becomes text.
     pub(super) fn message(&mut self, text: String, pieces: Vec<OutputPiece>) -> Message {
         let (mut content, mut reasoning) = (text, String::new());
         let mut tool_calls: Vec<ToolCall> = Vec::new();
@@ -89,7 +89,7 @@ impl Pieces {
                 }
                 OutputPiece::CallEnd => {
                     self.complete_calls += 1;
-                    self.told_calls += 1;
+                    self.sent_calls += 1;
                     tool_calls.extend(open.take());
                 }
                 OutputPiece::CallBroken { text } => {
@@ -98,20 +98,20 @@ impl Pieces {
                 }
             }
         }
-        let says_otherwise = !reasoning.is_empty() || !tool_calls.is_empty();
+        let has_other_output = !reasoning.is_empty() || !tool_calls.is_empty();
         if self.style.reasoning == Reasoning::Hidden {
             reasoning.clear();
         }
         Message {
             role: "assistant",
-            content: (!content.is_empty() || !says_otherwise).then_some(content),
+            content: (!content.is_empty() || !has_other_output).then_some(content),
             refusal: None,
             reasoning: self.style.named(reasoning),
             tool_calls,
         }
     }
 
-    /// Writes a part of an answer as the deltas of as many chunks.
+    /// Converts a part of an answer to deltas, one for each chunk.
     pub(super) fn deltas(&mut self, text: String, pieces: Vec<OutputPiece>) -> Vec<MessageDelta> {
         let mut deltas = Vec::with_capacity(1);
         self.add_text(text, &mut deltas);
@@ -129,7 +129,7 @@ impl Pieces {
         deltas
     }
 
-    /// Writes the text that was held back, at the end of the answer.
+    /// Writes the reasoning that was held back.
     pub(super) fn rest(&mut self, deltas: &mut Vec<MessageDelta>) {
         let held = std::mem::take(&mut self.held);
         if !held.is_empty() {
@@ -170,7 +170,7 @@ impl Pieces {
         self.rest(deltas);
         let index = self.calls;
         self.calls += 1;
-        self.told_calls += 1;
+        self.sent_calls += 1;
         deltas.push(call_delta(ToolCallDelta {
             index,
             id: Some(call_id(&self.rid, index)),
@@ -213,7 +213,7 @@ pub(crate) fn call_id(rid: &RequestId, index: usize) -> String {
     call_id_with("call_", rid, index)
 }
 
-/// The id of a request's call, always the same.
+/// The id of a request's call: a hash of the request's id and the call's index.
 pub(crate) fn call_id_with(prefix: &str, rid: &RequestId, index: usize) -> String {
     let mut hash = Sha256::new();
     hash.update(rid.as_str());

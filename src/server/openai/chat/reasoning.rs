@@ -7,24 +7,24 @@ use crate::fields::Fields;
 use crate::openai::places::{must_be, optional_flag, optional_text};
 use souffleur_base::field::{Field, Shallow};
 
-/// Efforts of reasoning, from none on.
+/// The efforts of reasoning, in ascending order.
 pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// How the reasoning of an answer is shown.
+/// How an answer presents its reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reasoning {
     /// In the text, as the model writes it.
     InText,
-    /// Apart, as it comes.
+    /// In a field of its own, as it is generated.
     Streamed,
-    /// Apart, all at once when it has ended.
+    /// In a field of its own, all at once when it has ended.
     Whole,
     /// Left out of the answer.
     Hidden,
 }
 
 impl Reasoning {
-    /// Reads the fields of a call, and passes them to the template, unless `template_kwargs` already do.
+    /// Reads the fields of a call, and adds them to `template_kwargs` unless they are set there already.
     pub(crate) fn read(
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,
@@ -36,21 +36,21 @@ impl Reasoning {
             Some(_) => Some(wish.is_enabled.unwrap_or(true)),
             None => wish.is_enabled,
         };
-        let mut tell = |name: &str, value: Value| {
+        let mut set_default = |name: &str, value: Value| {
             template_kwargs.entry(name).or_insert(value);
         };
         if let Some(is_enabled) = is_enabled {
-            tell("thinking", is_enabled.into());
-            tell("enable_thinking", is_enabled.into());
+            set_default("thinking", is_enabled.into());
+            set_default("enable_thinking", is_enabled.into());
         }
         if let Some(effort) = effort.filter(|effort| effort != "none") {
-            tell("reasoning_effort", effort.into());
+            set_default("reasoning_effort", effort.into());
         }
-        let is_apart = fields.optional_flag("separate_reasoning")?.unwrap_or(true);
+        let is_separate = fields.optional_flag("separate_reasoning")?.unwrap_or(true);
         let is_streamed = fields.optional_flag("stream_reasoning")?.unwrap_or(true);
         let is_included = fields.optional_flag("include_reasoning")?.unwrap_or(true);
         Ok(
-            match (is_included && !wish.is_excluded, is_apart, is_streamed) {
+            match (is_included && !wish.is_excluded, is_separate, is_streamed) {
                 (false, _, _) => Self::Hidden,
                 (true, false, _) => Self::InText,
                 (true, true, true) => Self::Streamed,

@@ -11,7 +11,7 @@ const WANTED: &str = "none, auto, required, or an object that names a function";
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Choice {
-    /// The model does not see them.
+    /// The model does not see the tools.
     None,
     Mode(Mode),
     Named {
@@ -31,7 +31,7 @@ pub(crate) enum Mode {
 }
 
 impl Choice {
-    /// Reads `tool_choice` or `function_call`, as `field` says; absent, it is automatic.
+    /// Reads `field`, which is `tool_choice` or `function_call`; if it is absent, the choice is automatic.
     pub(crate) fn read(fields: &mut Fields, field: &str) -> Result<Self, ApiError> {
         let raw = fields.take_raw(field);
         let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) else {
@@ -66,7 +66,7 @@ impl Choice {
                     None => Err(missing(path, "an object with a name")),
                 }
             }
-            // As Responses have it.
+            // The form of OpenAI's responses.
             Some(Value::String(kind)) if kind == "custom" && choice.contains_key("name") => {
                 Self::named(field, &choice)
             }
@@ -130,7 +130,7 @@ impl Choice {
         })
     }
 
-    /// Refuses a choice among tools of which there are none.
+    /// Refuses a choice that needs tools. Called if there are no tools.
     pub(crate) fn check_without_tools(&self, field: &str) -> Result<(), ApiError> {
         let shown = match self {
             Self::None | Self::Mode(Mode::Auto) => return Ok(()),
@@ -138,7 +138,7 @@ impl Choice {
             Self::Named { name, .. } => Shallow::Text(name.clone()),
             Self::Allowed { .. } => Shallow::Text("allowed_tools".to_owned()),
         };
-        let text = format!("{field} is {shown}, but there are no tools: send some or leave it out");
+        let text = format!("{field} is {shown}, but there are no tools: send tools or no {field}");
         Err(ApiError::field(field, text))
     }
 }

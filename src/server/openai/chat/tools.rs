@@ -20,14 +20,14 @@ pub(crate) const MAX_NAME_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct CallTools {
-    /// JSON for the chat template; `None` if it gets none.
+    /// The tools as JSON for the chat template; `None` if the template gets no tools.
     pub(crate) prompt: Option<Box<RawValue>>,
-    /// As the model may call them; `None` if it may not.
+    /// The tools that the model may call; `None` if it may call no tool.
     pub(crate) usage: Option<Arc<ToolUse>>,
 }
 
 impl CallTools {
-    /// Reads `tools` and `tool_choice`, or `functions` and `function_call`, which they replaced.
+    /// Reads `tools` and `tool_choice`, or the older `functions` and `function_call`.
     pub(super) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let form = Form::of(fields)?;
         let raw = fields.take_raw(form.list);
@@ -44,7 +44,7 @@ impl CallTools {
         Self::of(tools, choice, form.choice, parallel)
     }
 
-    /// The tools of a list, of which some may or must be called, as `field` says.
+    /// The tools of a list, with the choice, read from `field`, of tools that may or must be called.
     pub(crate) fn of(
         list: ToolList,
         choice: Choice,
@@ -72,7 +72,7 @@ impl CallTools {
     }
 }
 
-/// The names of the fields that a call has its tools in.
+/// The names of the fields of a call's tools and of its choice.
 struct Form {
     list: &'static str,
     choice: &'static str,
@@ -118,7 +118,7 @@ impl Form {
         Ok(list)
     }
 
-    /// An entry for the template: as it was sent, an older one as the function of a tool.
+    /// An entry as the template gets it: as it was sent, or an older function as part of a tool.
     fn shown(&self, sent: &Raw) -> String {
         let sent = sent.text();
         if self.list == Self::FUNCTIONS.list {
@@ -155,7 +155,7 @@ impl Form {
     }
 }
 
-/// Functions in the forms for the template and for the engine.
+/// Functions, in the forms for the template and for the engine.
 #[derive(Default)]
 pub(crate) struct ToolList {
     names: FxHashSet<String>,
@@ -189,8 +189,8 @@ fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
         .map_err(|error| ApiError::invalid(format!("the tools are not valid JSON: {error}")))
 }
 
-/// A function of another interface, as templates know functions: the fields that were `sent` and that a function has, in
-/// their order and as they were written. The model knows it by `name`, and its parameters are in the field `schema`.
+/// Converts a function of another API to the form that templates know: the known fields of `sent`, in their order and
+/// as they were written. The model knows the function as `name`, and its parameters are in the field `schema`.
 pub(crate) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
     let mut fields: Vec<(&str, String)> = Vec::new();
     for (key, value) in sent.entries() {
@@ -214,7 +214,7 @@ pub(crate) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
     format!("{{\"type\": \"function\", \"function\": {{{fields}}}}}")
 }
 
-/// The entries of a list of tools, within its limits, each with the text of it.
+/// Reads a list of tools within its limits: each entry, parsed and as its JSON.
 pub(crate) fn read_list(
     fields: &mut Fields,
     name: &str,
@@ -231,7 +231,7 @@ pub(crate) fn read_list(
         let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
         return Err(ApiError::field(name, text));
     }
-    // Once for the prompt, once for the schemas that the answer is read by.
+    // Charged twice: for the prompt, and for the schemas by which the answer is parsed.
     fields.charge_request(raw)?;
     let (sent, _) = raw.items(name, MAX_TOOLS)?;
     match fields.tree(name, raw)? {
@@ -302,6 +302,6 @@ fn choose(
 
 fn no_such_tool(path: String, name: &str, field: &str) -> ApiError {
     let name = Cut(name);
-    let text = format!("{path} is {name}, which is none of the tools: {field} names one of them");
+    let text = format!("{path} is {name}, but no tool has that name: {field} must name a tool");
     ApiError::field(path, text)
 }

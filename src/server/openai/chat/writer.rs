@@ -1,4 +1,4 @@
-//! Writes a chat completion.
+//! Writes a chat completion, whole or as chunks.
 
 use super::call::Call;
 use super::choice::{Choice, ChoiceDetails, ChunkChoice, MessageDelta};
@@ -63,8 +63,8 @@ impl Writer {
         }
     }
 
-    /// Why a choice ended: with calls, if it has some and ended by itself. A call that broke off in a stream, of which
-    /// deltas were sent, must not be executed.
+    /// Why a choice ended: `tool_calls` if it ended by itself and all calls that were sent are complete. Clients must
+    /// not execute a malformed call of a stream, of which deltas were sent.
     fn finish(
         &self,
         index: usize,
@@ -99,8 +99,8 @@ impl Writer {
 }
 
 impl ChoiceDetails {
-    /// True if it has token data, which no later chunk repeats.
-    fn tells_of_tokens(&self) -> bool {
+    /// Returns whether there is token data, which no later chunk repeats.
+    fn has_token_data(&self) -> bool {
         let has_logprobs = self.logprobs.as_ref().is_some_and(|list| !list.is_empty());
         has_logprobs || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty())
     }
@@ -160,7 +160,7 @@ impl Render for Writer {
         }
         let details = self.details(&delta.output_logprobs, delta.tokens);
         // Tokens whose text is held back come with an empty delta.
-        if deltas.is_empty() && details.tells_of_tokens() {
+        if deltas.is_empty() && details.has_token_data() {
             deltas.push(MessageDelta::default());
         }
         let mut details = Some(details);

@@ -1,4 +1,4 @@
-//! Parses a call of OpenAI's responses.
+//! Parses the body of `POST /v1/responses`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use souffleur_base::field::Keep;
 use souffleur_engine::EngineHandle;
 use souffleur_request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
 
-/// Fields that other endpoints read in place of those here.
+/// Fields that other endpoints have in place of those here: they are refused.
 const OF_OTHERS: [&str; 4] = ["prompt", "messages", "max_tokens", "max_completion_tokens"];
 
 pub(super) const MAX_INCLUDES: usize = 64;
@@ -51,12 +51,12 @@ pub(super) struct Asking<'a> {
     pub(super) shelf: Shelf<'a>,
     pub(super) limits: CallLimits<'a>,
     pub(super) engine: &'a EngineHandle,
-    /// How long the K/V of conversations stays in the prefix cache; zero for no longer than that of others.
+    /// How long the K/V of conversations is pinned in the prefix cache; zero for not at all.
     pub(super) pin_ttl: Duration,
 }
 
 impl Call {
-    /// Reads a call. It keeps its charges as long as its values are in memory.
+    /// Parses a call, and returns the charges for the memory of its values with it.
     pub(super) fn parse(
         mut sent: Fields,
         asking: &Asking<'_>,
@@ -163,7 +163,7 @@ impl Call {
     }
 }
 
-/// True of a call that computes its prompt for later calls and generates nothing.
+/// Returns whether a call only computes its prompt, for later calls, and generates nothing.
 fn is_warm_up(fields: &mut Fields) -> Result<bool, ApiError> {
     let generates = fields.optional_flag("generate")?.unwrap_or(true);
     let prewarms = fields.object("prompt_cache_options")?.flag("prewarm")?;
@@ -207,7 +207,7 @@ fn pinning(
     })
 }
 
-/// All messages, and the known tokens of the first of them.
+/// Returns all messages, and the tokens of the earlier ones if they are known.
 fn conversation(
     fields: &mut Fields,
     settings: &Settings,
@@ -251,7 +251,7 @@ fn n_messages(turn: &Arc<Turn>) -> usize {
     turn.n_messages
 }
 
-/// Hash of all rendered parts except the messages.
+/// Hash of everything that the template renders except the messages.
 fn frame(
     settings: &Settings,
     tools: Option<&impl serde::Serialize>,
@@ -281,7 +281,7 @@ impl Includes {
             match name.as_str() {
                 Some("reasoning.encrypted_content") => includes.encrypted = true,
                 Some("message.output_text.logprobs") => includes.logprobs = true,
-                // Of tools that run at a service.
+                // Other names are of tools that run at OpenAI.
                 _ => (),
             }
         }

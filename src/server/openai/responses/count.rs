@@ -1,4 +1,4 @@
-//! `POST /v1/responses/input_tokens`: how many tokens a request's prompt has.
+//! `POST /v1/responses/input_tokens`: counts the tokens of a request's prompt.
 
 use actix_web::HttpResponse;
 use actix_web::rt::task::spawn_blocking;
@@ -27,10 +27,10 @@ pub(crate) async fn input_tokens(
     let asking = asking(&state, received.limits, Owner::Anyone)?;
     let (call, charges) = Call::parse(received.fields, &asking)?;
     let Some(tokenizer) = tokenizer else {
-        let text = "the engine runs without a tokenizer, which counting needs";
+        let text = "the engine runs without a tokenizer, so it cannot count tokens";
         return Err(ApiError::invalid(text));
     };
-    // Few at a time: each takes a thread, for a time in proportion to its prompt.
+    // Few run at a time: each takes a thread, for a time in proportion to its prompt.
     let turn = state.counting().acquire().await;
     let counted = spawn_blocking(move || {
         let count = count(&tokenizer, &call.prompt, context);
@@ -39,7 +39,7 @@ pub(crate) async fn input_tokens(
     });
     let counted = counted.await;
     drop(turn);
-    let lost = |_| RequestError::EngineDown("counting failed: its task ended".to_owned());
+    let lost = |_| RequestError::EngineDown("the server stopped while counting".to_owned());
     let tokens = counted.map_err(lost)?;
     let tokens = tokens.map_err(|error| in_our_words(error.into()))?;
     let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});

@@ -92,7 +92,7 @@ pub(crate) fn delete_operation(_: &Facts) -> Operation {
 pub(crate) fn cancel_operation(_: &Facts) -> Operation {
     describe(
         Group::OpenAi,
-        "Cancel a response in the background, of which there are none",
+        "Cancel a background response: always refused, as there are none",
     )
     .at("id", ID)
     .fails(400, "the response is not in the background")
@@ -114,7 +114,7 @@ pub(crate) fn items_operation(_: &Facts) -> Operation {
         .query(
             "limit",
             limit.or(PAGE_ITEMS as u64),
-            "most items of the page",
+            "maximum number of items on the page",
         )
         .query(
             "order",
@@ -143,7 +143,7 @@ fn call(facts: &Facts) -> ObjectShape {
     prompt().and(shared::common(facts).without(&["n"]))
 }
 
-/// The fields that make the prompt, and fields of Responses alone.
+/// The fields that determine the prompt, and other fields that only this endpoint has.
 fn prompt() -> ObjectShape {
     let text_settings = object()
         .takes("format", named("TextFormat"))
@@ -159,12 +159,12 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "instructions",
-            text().about("the system's words, for this response only"),
+            text().about("a system message, for this response only"),
         )
         .takes(
             "max_output_tokens",
             count().about(
-                "most tokens to generate; as many as the context has room for if it is absent",
+                "maximum number of tokens to generate; by default as many as fit into the context",
             ),
         )
         .takes(

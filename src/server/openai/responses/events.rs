@@ -1,4 +1,4 @@
-//! The events of a response in their order, numbered.
+//! Numbers and serialises the events of a response.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub(crate) struct WrittenEvent {
 }
 
 pub(super) struct Events {
-    /// The events have no reader: the answer is sent whole.
+    /// Events are dropped: the answer is sent whole.
     is_silent: bool,
     next_number: u64,
     lane: Option<Arc<str>>,
@@ -29,7 +29,7 @@ struct Numbered<'a, E> {
 }
 
 impl Events {
-    /// Events that go nowhere if `is_silent`; those of a named lane of a WebSocket name it.
+    /// Events are dropped if `is_silent`; those of a named lane of a WebSocket have the lane's name.
     pub(super) fn new(is_silent: bool, lane: Option<Arc<str>>) -> Self {
         Self {
             is_silent,

@@ -5,11 +5,11 @@ use sha2::{Digest, Sha256};
 
 /// Bytes of a response's id: 128 bits.
 const RANDOM_BYTES: usize = 16;
-/// Bytes of an item's id, as two digits each.
+/// Bytes of an item's id, with two digits each.
 const ITEM_BYTES: usize = 16;
 
-/// The name of a response. Any client with it can read and continue the conversation, so it is random, and has nothing
-/// to do with the id of the request, which clients choose and logs show.
+/// The id of a response. Any client that knows it can read and continue the conversation, so it is random and does not
+/// depend on the id of the request, which clients choose and logs show.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub(crate) struct ResponseId(String);
@@ -17,16 +17,16 @@ pub(crate) struct ResponseId(String);
 impl ResponseId {
     pub(super) fn random() -> Self {
         let mut bits = [0; RANDOM_BYTES];
-        getrandom::fill(&mut bits).expect("the system has random numbers");
+        getrandom::fill(&mut bits).expect("the system provides random numbers");
         Self(format!("resp_{}", digits(&bits)))
     }
 
-    /// A name that a client sent.
+    /// An id that a client sent.
     pub(crate) fn sent(name: &str) -> Self {
         Self(name.to_owned())
     }
 
-    /// The name of an item of this response, which does not give the response's own away.
+    /// The id of an item of this response, from which the response's id cannot be derived.
     pub(super) fn item(&self, kind: ItemKind, index: usize) -> String {
         let mut hash = Sha256::new();
         hash.update(self.0.as_bytes());

@@ -1,4 +1,4 @@
-//! Parses the items that continue a conversation.
+//! Parses `input`, the items that continue a conversation.
 
 use serde_json::{Map, Value, json};
 
@@ -15,20 +15,20 @@ use souffleur_base::field::Cut;
 
 const NAME: &str = "input";
 
-/// Where a conversation may be searched for items.
+/// The stored responses to which a request may refer: those of any client, and those of `owner`.
 pub(super) struct Shelf<'a> {
     pub(super) store: &'a ResponseStore,
     pub(super) owner: Owner,
 }
 
 pub(super) struct Input {
-    /// As the chat template takes them.
+    /// The messages for the chat template.
     pub(super) messages: Vec<Value>,
-    /// The items with their ids, if they are to be kept.
+    /// The items with their ids, if the response will be stored.
     pub(super) items: Vec<StoredItem>,
 }
 
-/// Reads `input`: a text, or a list of items. `keep` is the response whose items are to be kept.
+/// Reads `input`: a text, or a list of items. `keep` is the id of the response if it will be stored.
 pub(super) fn read(
     fields: &mut Fields,
     shelf: &Shelf<'_>,
@@ -69,12 +69,12 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// An item as it came, or the one that it refers to.
+    /// The item that was sent, or the stored item to which that refers.
     fn item(&mut self, path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
         let item = object(path, value)?;
         let is_reference = match item.get("type").and_then(Value::as_str) {
             Some(kind) => kind == "item_reference",
-            // The type of a reference may be left out too.
+            // A reference may have no type.
             None => item.contains_key("id") && !item.contains_key("role"),
         };
         if !is_reference {
@@ -161,7 +161,7 @@ impl Reading<'_> {
     }
 }
 
-/// True of the items of tools that run at a service, and of a service's compacted conversations: both are unknown here.
+/// Returns whether an item is of a tool that runs at OpenAI, or a compacted conversation: both are ignored.
 fn is_of_a_service(kind: &str) -> bool {
     let ends = ["_call", "_call_output", "_search_output"];
     let begins = ["mcp_", "compaction", "context_compaction"];
@@ -175,7 +175,7 @@ fn optional_texts(path: &str, value: Option<&Value>) -> Result<String, ApiError>
     }
 }
 
-/// A text, or the texts of a list of parts: with a space between them, as in chats, except texts that the model wrote.
+/// A text, or the texts of a list of parts: joined with spaces, as in chats, or without if the model wrote them.
 fn texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
     const WANTED: &str = "a string or a list of text parts";
     match value {
@@ -212,7 +212,7 @@ fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
     text(part, path, key)
 }
 
-/// An item as it is listed later: with an id, and a message with parts.
+/// An item in the form for listing: it has an id, and the content of a message is a list of parts.
 fn listed(response: &ResponseId, index: usize, mut item: Map<String, Value>) -> StoredItem {
     item.entry("type").or_insert_with(|| "message".into());
     if item["type"] == "message" {

@@ -1,4 +1,4 @@
-//! The items of an output, as clients see them.
+//! The JSON types of a response's output items.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::openai::logprobs::ChatToken;
 pub(super) enum ItemStatus {
     InProgress,
     Completed,
-    /// The answer was cut off in it.
+    /// The answer was cut off inside the item.
     Incomplete,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum OutputItem {
 }
 
 impl OutputItem {
-    /// Whether it is a call without an end.
+    /// Returns whether the item is a call without an end.
     pub(super) fn is_half_call(&self) -> bool {
         match self {
             Self::FunctionCall { status, .. } | Self::CustomToolCall { status, .. } => {
@@ -70,7 +70,6 @@ impl OutputItem {
     }
 }
 
-/// A part of a message or of reasoning.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Part {

@@ -1,4 +1,4 @@
-//! Items as messages for the chat template: consecutive thoughts, text and calls of the assistant are one message.
+//! Converts items to chat messages: consecutive thoughts, text and calls of the assistant become one message.
 
 use serde_json::{Map, Value, json};
 
@@ -35,7 +35,7 @@ impl Messages {
         self.open_answer().content.push_str(text);
     }
 
-    /// Adds a thought of the assistant, which begins another answer.
+    /// Adds a thought of the assistant, which begins a new message if the current one has text or calls.
     pub(super) fn reason(&mut self, text: &str) {
         let is_over = |answer: &Answer| !answer.content.is_empty() || !answer.calls.is_empty();
         if self.answer.as_ref().is_some_and(is_over) {
@@ -60,7 +60,7 @@ impl Messages {
         self.done.push(result);
     }
 
-    /// Adds the model's output, without the calls that it did not finish: they have no results.
+    /// Adds the model's output, without unfinished calls, which have no results.
     pub(super) fn output(&mut self, items: &[OutputItem]) {
         for item in items.iter().filter(|item| !item.is_half_call()) {
             match item {
@@ -123,8 +123,8 @@ fn text_of(parts: &[Part]) -> String {
     texts.collect()
 }
 
-/// The arguments of a call as an object, or the model's text if it is none. Where the object would lose digits the
-/// template gets the text.
+/// The arguments of a call as an object, or the model's text if that is not a JSON object, or if the object would lose
+/// digits.
 fn parsed(arguments: &str) -> Value {
     let raw = Raw::in_text(arguments);
     let object = raw.is_object().then(|| raw.parse_tree("arguments").ok());

@@ -1,5 +1,5 @@
-//! OpenAI's responses: a conversation whose input, answer and tools are items, and which the server keeps, so that the
-//! next request continues it by its id.
+//! OpenAI's Responses API: a conversation consists of items, and the server stores each response, so that a later
+//! request can continue it by its id.
 
 mod call;
 mod count;
@@ -98,7 +98,7 @@ fn asking<'a>(
     })
 }
 
-/// An error of the engine with the names that fields have here, in the words that clients look for.
+/// Rewrites an error with this API's names of fields, and in the words that its clients look for.
 pub(crate) fn in_our_words(error: ApiError) -> ApiError {
     error
         .renamed("response_format", "text.format")

@@ -1,7 +1,7 @@
-//! The pieces of an answer as items of a response, with their events.
+//! Converts the pieces of an answer to items of a response, and writes their events.
 //!
-//! One item is open at a time: it is closed before the next one begins. Clients refuse a delta before its item or its part,
-//! and a response with an item that was not closed.
+//! One item is open at a time: it is closed before the next one begins. Clients refuse a delta before its item or its
+//! part, and a response with an item that was not closed.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Telling {
     pub(super) rid: RequestId,
     pub(super) names: Arc<ToolNames>,
     pub(super) hides_reasoning: bool,
-    /// Reasoning also comes as a blob.
+    /// Reasoning is also sent as a blob, in `encrypted_content`.
     pub(super) wants_encrypted: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Output {
     open: Option<Open>,
     n_calls: usize,
     cuts: Vec<u32>,
-    /// Log probabilities of text that has not come yet.
+    /// Log probabilities of tokens whose text is still held back.
     held_logprobs: Vec<ChatToken>,
 }
 
@@ -140,7 +140,7 @@ impl Output {
         std::mem::take(&mut self.cuts)
     }
 
-    /// Takes in `text` of an answer that is not parsed, or else pieces; and the log probabilities of its tokens.
+    /// Adds `text` of an answer that is not parsed, otherwise `pieces`, and the log probabilities of their tokens.
     pub(super) fn push(
         &mut self,
         text: String,
@@ -149,7 +149,7 @@ impl Output {
         events: &mut Events,
     ) {
         let is_text = |piece: &OutputPiece| matches!(piece, OutputPiece::Text(_));
-        // Tokens of reasoning and calls have no place for theirs.
+        // Reasoning and calls have no field for log probabilities.
         if !pieces.is_empty() && !pieces.iter().any(is_text) {
             self.held_logprobs.clear();
         } else {
@@ -191,7 +191,7 @@ impl Output {
         self.closed.push(item);
     }
 
-    /// Makes the open call text in an answer that is sent whole. In a stream it is incomplete.
+    /// Ends a malformed call: it becomes text in an answer that is sent whole, and is incomplete in a stream.
     fn break_call(&mut self, text: String, events: &mut Events) {
         if !matches!(self.open, Some(Open::Call { .. })) {
             return;
@@ -254,7 +254,7 @@ impl Output {
             return;
         }
         arguments.push_str(more);
-        // The input of a custom tool is read when all of its JSON is there.
+        // The input of a custom tool is parsed once its JSON is complete.
         if !spoken.is_custom {
             let delta = of_call(id, self.closed.len(), Delta { delta: more });
             events.push("response.function_call_arguments.delta", &delta);
@@ -312,7 +312,7 @@ impl Output {
         });
     }
 
-    /// Closes the open item, and names the next one.
+    /// Closes the open item, and returns the id of the next one.
     fn begin(&mut self, kind: ItemKind, events: &mut Events) -> String {
         self.close(ItemStatus::Completed, events);
         self.telling.id.item(kind, self.closed.len())
@@ -375,33 +375,33 @@ impl Output {
                 spoken,
                 arguments,
             } => {
-                let said = match (spoken.is_custom, status) {
+                let final_text = match (spoken.is_custom, status) {
                     (true, ItemStatus::Completed) => custom_input(arguments),
-                    // Half of an input is no input: a client would run it.
+                    // An incomplete input is left out: a client would run it.
                     (true, _) => String::new(),
                     (false, _) => arguments,
                 };
                 if status == ItemStatus::Completed {
-                    tell_call(&id, index, &spoken, &said, events);
+                    push_call_done(&id, index, &spoken, &final_text, events);
                 }
-                call_item(&id, &call_id, &spoken, said, status)
+                call_item(&id, &call_id, &spoken, final_text, status)
             }
         }
     }
 }
 
 /// Writes the events that complete the arguments of a call.
-fn tell_call(id: &str, index: usize, spoken: &Spoken, said: &str, events: &mut Events) {
+fn push_call_done(id: &str, index: usize, spoken: &Spoken, final_text: &str, events: &mut Events) {
     if spoken.is_custom {
-        let delta = of_call(id, index, Delta { delta: said });
+        let delta = of_call(id, index, Delta { delta: final_text });
         events.push("response.custom_tool_call_input.delta", &delta);
-        let done = of_call(id, index, InputDone { input: said });
+        let done = of_call(id, index, InputDone { input: final_text });
         events.push("response.custom_tool_call_input.done", &done);
         return;
     }
     let what = ArgumentsDone {
         name: &spoken.name,
-        arguments: said,
+        arguments: final_text,
     };
     let done = of_call(id, index, what);
     events.push("response.function_call_arguments.done", &done);
@@ -411,7 +411,7 @@ fn call_item(
     id: &str,
     call_id: &str,
     spoken: &Spoken,
-    said: String,
+    final_text: String,
     status: ItemStatus,
 ) -> OutputItem {
     let (id, call_id) = (id.to_owned(), call_id.to_owned());
@@ -423,7 +423,7 @@ fn call_item(
             call_id,
             name,
             namespace,
-            input: said,
+            input: final_text,
         }
     } else {
         OutputItem::FunctionCall {
@@ -432,12 +432,12 @@ fn call_item(
             call_id,
             name,
             namespace,
-            arguments: said,
+            arguments: final_text,
         }
     }
 }
 
-/// The text that a call of a custom tool has as its one argument; other text is the input itself.
+/// The argument `input` of a custom tool's call. Arguments of another form are the input themselves.
 fn custom_input(arguments: String) -> String {
     #[derive(serde::Deserialize)]
     struct Arguments {

@@ -1,4 +1,4 @@
-//! Keeping the K/V of a conversation in the prefix cache until its next turn.
+//! Pins the K/V of a conversation in the prefix cache until its next turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,13 @@ pub(super) struct Pinning {
 }
 
 impl Pinning {
-    /// Pins these tokens, and replaces the earlier pin if they extend its tokens; `None` if the engine is gone.
+    /// Pins `tokens`, and replaces the earlier pin if `tokens` extend its tokens; `None` if the engine is gone.
     pub(super) fn pin(&self, tokens: Arc<[u32]>) -> Option<SoftPin> {
-        let goes_on = |earlier: &&Arc<StoredResponse>| {
+        let is_extended = |earlier: &&Arc<StoredResponse>| {
             let known = earlier.tokens.as_ref();
             known.is_some_and(|known| tokens.starts_with(&known.tokens))
         };
-        let earlier = self.earlier.as_ref().filter(goes_on);
+        let earlier = self.earlier.as_ref().filter(is_extended);
         let replaced = earlier.and_then(|earlier| earlier.pin.as_ref());
         let pinned = self
             .engine

@@ -1,7 +1,7 @@
-//! Reasoning as the blob that clients send back when nothing is stored.
+//! Encodes reasoning as a blob, which clients send back if responses are not stored.
 //!
-//! Nothing is secret in it: the reasoning is next to it. Clients that were made for OpenAI keep the blob and drop the
-//! text. It begins with a version, and blobs of other makers are not read.
+//! The blob is not secret: the response has the same reasoning as text. Clients that were made for OpenAI keep the blob
+//! and drop the text. The blob begins with a version, and blobs of other programs are not decoded.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blob_is_read_by_who_wrote_it() {
+    fn only_own_blobs_are_decoded() {
         for text in ["", "Zwölf — 12?", "\n"] {
             assert_eq!(decode(&encode(text)).as_deref(), Some(text));
         }

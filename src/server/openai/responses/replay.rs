@@ -1,4 +1,4 @@
-//! The events of a response that has ended, replayed with their numbers.
+//! Rebuilds the numbered events of a stored response.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -9,12 +9,12 @@ use super::store::{StoredItem, StoredResponse};
 
 /// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// Copies of a response's text in its events: in deltas, in the closing events of its part and item, and in the whole.
+/// Copies of a response's text in its events: in deltas, in the last events of its part and item, and in the response.
 const COPIES: usize = 6;
 
-/// The parts of an output's item that a replay needs.
+/// The fields of an output item that a replay needs.
 #[derive(Deserialize)]
-struct Told<'a> {
+struct Item<'a> {
     id: String,
     status: String,
     name: Option<String>,
@@ -33,18 +33,18 @@ struct Part<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-struct Teller<'a> {
+struct Replay<'a> {
     events: Events,
     cuts: std::slice::Iter<'a, u32>,
 }
 
-/// Returns about the bytes that the events take at most.
+/// Returns an approximate upper bound of the events' bytes.
 pub(super) fn bytes(stored: &StoredResponse) -> usize {
     COPIES * stored.json.len() + (stored.cuts.len() + COPIES) * EVENT_BYTES
 }
 
-/// Replays all events that a stream of the response had, or would have had. Deltas come without their log
-/// probabilities, which the end of their text has.
+/// Rebuilds all events that a stream of the response had, or would have had. Deltas come without log probabilities,
+/// which the event at the end of their text has.
 pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     let ended: Value = serde_json::from_slice(&stored.json).expect("responses are kept as JSON");
     let mut begun = ended.clone();
@@ -53,47 +53,47 @@ pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     for name in ["completed_at", "incomplete_details", "usage"] {
         begun[name] = Value::Null;
     }
-    let mut teller = Teller {
+    let mut replay = Replay {
         events: Events::new(false, None),
         cuts: stored.cuts.iter(),
     };
     for name in ["response.created", "response.in_progress"] {
-        teller.events.push(name, &json!({"response": begun}));
+        replay.events.push(name, &json!({"response": begun}));
     }
     for (index, item) in stored.output.iter().enumerate() {
-        teller.item(index, item);
+        replay.item(index, item);
     }
     let name = if ended["status"] == "incomplete" {
         "response.incomplete"
     } else {
         "response.completed"
     };
-    teller.events.push(name, &json!({"response": ended}));
-    teller.events.take()
+    replay.events.push(name, &json!({"response": ended}));
+    replay.events.take()
 }
 
-impl Teller<'_> {
+impl Replay<'_> {
     fn item(&mut self, index: usize, item: &StoredItem) {
-        let told: Told<'_> = serde_json::from_str(&item.json).expect("items are kept as JSON");
+        let kept: Item<'_> = serde_json::from_str(&item.json).expect("items are kept as JSON");
         let done: Value = serde_json::from_str(&item.json).expect("items are kept as JSON");
         let added = added(done.clone());
         let added = json!({"output_index": index, "item": added});
         self.events.push("response.output_item.added", &added);
-        let of_item = json!({"item_id": told.id, "output_index": index});
-        if let Some([part]) = told.content {
+        let of_item = json!({"item_id": kept.id, "output_index": index});
+        if let Some([part]) = kept.content {
             self.part(&of_item, part);
         }
-        let is_whole = told.status == "completed";
-        if let Some(arguments) = told.arguments {
+        let is_whole = kept.status == "completed";
+        if let Some(arguments) = kept.arguments {
             let kind = "response.function_call_arguments.delta";
             self.deltas(kind, &of_item, &arguments);
             if is_whole {
-                let done = with(&of_item, json!({"name": told.name, "arguments": arguments}));
+                let done = with(&of_item, json!({"name": kept.name, "arguments": arguments}));
                 self.events
                     .push("response.function_call_arguments.done", &done);
             }
         }
-        if let Some(input) = told.input.filter(|_| is_whole) {
+        if let Some(input) = kept.input.filter(|_| is_whole) {
             let delta = with(&of_item, json!({"delta": input}));
             self.events
                 .push("response.custom_tool_call_input.delta", &delta);

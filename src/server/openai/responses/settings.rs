@@ -9,10 +9,10 @@ use crate::openai::Common;
 use crate::openai::places::must_be;
 use crate::raw::Raw;
 
-/// Longest of the names and notes that are repeated, in bytes of JSON.
+/// Maximum bytes of JSON of a field that is only repeated, such as `metadata` or `user`.
 const MAX_NOTE_BYTES: usize = 16 << 10;
 
-/// Most tools that are repeated: with more of them a request is refused.
+/// Maximum number of tools that are repeated: a request with more is refused.
 const MAX_TOOLS: usize = 1024;
 
 #[derive(Serialize)]
@@ -107,7 +107,7 @@ impl Settings {
     }
 }
 
-/// An object that others read later.
+/// An object with fields to repeat, which other code parses later.
 struct Inside(Option<Fields>);
 
 impl Inside {
@@ -122,7 +122,7 @@ impl Inside {
     }
 }
 
-/// A field that is repeated and read by others.
+/// A field to repeat, which is left in place for other code to parse.
 fn sent(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     let raw = fields.peek(name).cloned();
     raw.map(|raw| repeated(fields, &raw)).transpose()
@@ -140,13 +140,13 @@ fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiErr
     repeated(fields, &raw).map(Some)
 }
 
-/// A copy: the body's own memory is not kept as long.
+/// Copies a field, because the body's own memory is freed earlier.
 fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     fields.charge_request_bytes(raw.bytes().len())?;
     raw.parse("body")
 }
 
-/// Tools with the fields of functions that clients expect, where they were not sent.
+/// Tools to repeat. Functions get the fields that clients expect, if they were not sent.
 fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     const NAME: &str = "tools";
     let Some(raw) = fields.peek(NAME).cloned() else {
@@ -160,7 +160,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
         return Ok(Some(as_sent));
     }
     let (tools, found) = raw.items(NAME, MAX_TOOLS)?;
-    // A list that is too long, or no tool, is refused where tools are read.
+    // A list that is too long, or an invalid tool, is refused where tools are parsed.
     if found > MAX_TOOLS {
         return Ok(Some(as_sent));
     }
@@ -190,7 +190,7 @@ fn literal(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).expect("it is JSON")
 }
 
-/// Nothing is ever cut out of a conversation: one that is too long is refused, which `disabled` means.
+/// Checks `truncation`. No conversation is truncated: one that is too long is refused, as `disabled` requires.
 fn check_truncation(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "truncation";
     match fields.string(NAME)?.as_deref() {

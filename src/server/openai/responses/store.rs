@@ -1,4 +1,4 @@
-//! The responses that a server keeps, so that they can be read and continued: bounded by number, bytes and age.
+//! Stores responses, so that clients can read and continue them: bounded by number, bytes and age.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,18 +17,18 @@ const ENTRY_BYTES: usize = 1024;
 /// Bytes that an item takes in addition to its text, in its entry and in the index.
 const ITEM_BYTES: usize = 256;
 
-/// A connection that keeps responses for itself.
+/// A connection that keeps responses which no other connection can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionId(u64);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Any client with its id.
+    /// Any client that knows the id of the response.
     Anyone,
     /// One connection, until it ends.
     Connection {
         id: ConnectionId,
-        /// The lane that it was made on.
+        /// The lane on which the response was made.
         lane: Option<Arc<str>>,
     },
 }
@@ -43,9 +43,9 @@ impl Owner {
 }
 
 #[derive(Clone)]
-pub(crate) struct ResponseStore(Arc<Shelf>);
+pub(crate) struct ResponseStore(Arc<Inner>);
 
-struct Shelf {
+struct Inner {
     max_count: usize,
     ttl: Duration,
     memory: Memory,
@@ -53,7 +53,7 @@ struct Shelf {
     entries: Mutex<Entries>,
 }
 
-/// Bytes that all that is kept may take, and takes. Cheap to clone.
+/// The byte limit of all stored data, and the bytes in use. Cheap to clone.
 #[derive(Clone)]
 struct Memory {
     limit_bytes: usize,
@@ -96,7 +96,7 @@ impl Drop for Charge {
 
 /// The input and the answer that one response added to its conversation. Later responses share them.
 pub(super) struct Turn {
-    /// A list of messages as the chat template takes them, as JSON.
+    /// The messages for the chat template, as a JSON list.
     pub(super) messages: Box<[u8]>,
     pub(super) n_messages: usize,
     _charge: Charge,
@@ -107,7 +107,7 @@ pub(super) struct StoredItem {
     pub(super) json: Box<str>,
 }
 
-/// The parts of a response that are to be kept.
+/// A response to store.
 pub(super) struct Keep {
     pub(super) id: ResponseId,
     pub(super) owner: Owner,
@@ -115,12 +115,12 @@ pub(super) struct Keep {
     pub(super) input: Vec<StoredItem>,
     pub(super) output: Vec<StoredItem>,
     pub(super) earlier: Vec<Arc<Turn>>,
-    /// The messages that it added, as JSON, and their number.
+    /// The messages that the response added, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
-    /// Lengths of the deltas that its stream had, item by item.
+    /// Lengths of the deltas in the response's stream, item by item.
     pub(super) cuts: Vec<u32>,
-    /// The pin that keeps its conversation in the prefix cache.
+    /// The pin that keeps the conversation in the prefix cache.
     pub(super) pin: Option<SoftPin>,
 }
 
@@ -129,7 +129,7 @@ pub(super) struct Keep {
 pub(super) struct KeptTokens {
     pub(super) tokens: Arc<[u32]>,
     pub(super) has_answer: bool,
-    /// Hash of all rendered parts except the messages.
+    /// Hash of everything that the template renders except the messages.
     pub(super) frame: [u8; 32],
 }
 
@@ -137,7 +137,7 @@ pub(super) struct StoredResponse {
     pub(super) json: Bytes,
     pub(super) input: Vec<StoredItem>,
     pub(super) output: Vec<StoredItem>,
-    /// The conversation up to its end, without instructions.
+    /// The conversation up to the end of this response, without instructions.
     pub(super) turns: Vec<Arc<Turn>>,
     pub(super) tokens: Option<KeptTokens>,
     pub(super) cuts: Vec<u32>,
@@ -151,7 +151,7 @@ pub(super) struct StoredResponse {
 
 impl ResponseStore {
     pub(crate) fn new(config: &ServerConfig) -> Self {
-        Self(Arc::new(Shelf {
+        Self(Arc::new(Inner {
             max_count: config.responses_max_count,
             ttl: Duration::from_secs(config.responses_ttl_s.into()),
             memory: Memory {
@@ -168,12 +168,12 @@ impl ResponseStore {
         ConnectionId(next as u64)
     }
 
-    /// Whether anything is kept at all.
+    /// Whether responses are stored at all.
     pub(super) fn is_open(&self) -> bool {
         self.0.max_count > 0
     }
 
-    /// The oldest are evicted for it; a response above the byte limit is not kept.
+    /// Stores a response, for which the oldest ones are evicted. A response above the byte limit is not stored.
     pub(super) fn keep(&self, keep: Keep) {
         let bytes = keep.bytes();
         if !self.is_open() || bytes > self.0.memory.limit_bytes {
@@ -190,7 +190,7 @@ impl ResponseStore {
         while self.0.memory.is_full()
             && let Some(oldest) = entries.pop_oldest()
         {
-            // The memory that it shares with later ones goes with them.
+            // The turns that it shares with later responses are freed with the last of them.
             drop(oldest);
         }
     }
@@ -251,7 +251,7 @@ impl ResponseStore {
         dropped.extend(own.iter().filter_map(|id| entries.remove(id)));
     }
 
-    /// The entries that are not too old. Entries that are put into `dropped` are freed without the lock.
+    /// Locks the entries and removes expired ones. The entries in `dropped` are freed after the lock is released.
     fn lock(&self, dropped: &mut Vec<Arc<StoredResponse>>) -> MutexGuard<'_, Entries> {
         let entries = self.0.entries.lock();
         let mut entries = entries.unwrap_or_else(PoisonError::into_inner);
@@ -263,7 +263,7 @@ impl ResponseStore {
     }
 }
 
-impl Shelf {
+impl Inner {
     fn stored(&self, keep: Keep, place: u64) -> StoredResponse {
         let charge = self.memory.charge(keep.own_bytes());
         let (messages, n_messages) = keep.messages;
@@ -291,7 +291,7 @@ impl Shelf {
 }
 
 impl Keep {
-    /// Bytes that it takes, and that of the conversation before it keeps alive.
+    /// Bytes of the response, and of the earlier turns that it keeps alive.
     fn bytes(&self) -> usize {
         let earlier = self.earlier.iter().map(|turn| turn.messages.len());
         self.own_bytes() + self.messages.0.len() + earlier.sum::<usize>()
@@ -321,7 +321,7 @@ impl Entries {
 
     fn insert(&mut self, stored: Arc<StoredResponse>) {
         for item in stored.input.iter().chain(&stored.output) {
-            // Of two with one id the first counts: clients name some of theirs.
+            // Of two items with the same id the first one counts: clients choose some ids.
             let response = || stored.id.clone();
             self.of_item.entry(item.id.clone()).or_insert_with(response);
         }

@@ -38,7 +38,7 @@ fn taken(store: &ResponseStore) -> usize {
 }
 
 #[test]
-fn the_oldest_make_room_and_take_their_items_with_them() {
+fn the_oldest_responses_are_evicted_with_their_items() {
     let store = store(2, 1 << 20, 60);
     for name in ["a", "b", "c"] {
         store.keep(keep(name, 10, &[]));
@@ -54,7 +54,7 @@ fn the_oldest_make_room_and_take_their_items_with_them() {
 }
 
 #[test]
-fn bytes_that_later_responses_share_are_counted_once_and_as_long_as_one_has_them() {
+fn shared_bytes_are_counted_once_until_the_last_response_is_gone() {
     const TURN: usize = 100_000;
     let store = store(100, 5 * TURN, 60);
     store.keep(keep("0", TURN, &[]));
@@ -66,7 +66,7 @@ fn bytes_that_later_responses_share_are_counted_once_and_as_long_as_one_has_them
     store.forget(&ResponseId::sent("0"), &Owner::Anyone);
     assert!(
         taken(&store) > 3 * TURN,
-        "its messages are those of the others too"
+        "later responses still have its messages"
     );
     store.keep(keep("too large", 6 * TURN, &[]));
     assert!(find(&store, "too large").is_none() && find(&store, "2").is_some());
@@ -78,7 +78,7 @@ fn bytes_that_later_responses_share_are_counted_once_and_as_long_as_one_has_them
 }
 
 #[test]
-fn a_response_is_there_for_its_time_and_its_owner() {
+fn a_response_is_found_by_its_owner_until_it_expires() {
     let store = store(10, 1 << 20, 0);
     store.keep(keep("old", 1, &[]));
     assert!(find(&store, "old").is_none());

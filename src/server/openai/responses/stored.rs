@@ -17,7 +17,7 @@ use crate::sse;
 use crate::state::AppState;
 use crate::whole;
 
-/// Items of a page if a client sends no number.
+/// Items of a page if the client sends no `limit`.
 pub(super) const PAGE_ITEMS: usize = 20;
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
@@ -48,7 +48,7 @@ impl Wish {
                 Err(ApiError::field(NAME, text))
             }
             None => {
-                let text = "starting_after must be the number of an event, from 0 up";
+                let text = "starting_after must be the number of an event, at least 0";
                 Err(ApiError::field(NAME, text))
             }
         }

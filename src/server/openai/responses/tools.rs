@@ -1,8 +1,8 @@
-//! Parses the tools of a response.
+//! Parses `tools` and `tool_choice` of `POST /v1/responses`.
 //!
-//! The model knows functions only. A custom tool is one with a text as its argument, and the tools of a namespace are
-//! functions named `namespace.tool`. Tools that run at OpenAI (web search and the like) are left out: clients send them
-//! to every server, whether or not it has them.
+//! The model knows only functions. A custom tool becomes a function with one text as its argument, and the tools of a
+//! namespace become functions named `namespace.tool`. Tools that run at OpenAI (web search and the like) are left out:
+//! clients send them to every server, whether or not it has them.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use crate::raw::Raw;
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
 
-/// How the client calls a tool that the model calls by one name.
+/// The client's name of a tool, for which the model has a single name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spoken {
     pub(super) name: String,
@@ -25,7 +25,7 @@ pub(super) struct Spoken {
     pub(super) is_custom: bool,
 }
 
-/// The tools that are no plain functions, by the names that the model has for them.
+/// The tools that are not plain functions, by the names that the model has for them.
 #[derive(Debug, Default)]
 pub(super) struct ToolNames(FxHashMap<String, Spoken>);
 
@@ -39,7 +39,7 @@ impl ToolNames {
     }
 }
 
-/// The name of a tool inside a namespace, as the model has it.
+/// The model's name of a tool in a namespace.
 pub(super) fn name_in(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{namespace}.{name}"),
@@ -148,8 +148,8 @@ impl Reading {
     }
 }
 
-/// A custom tool as a function. The description has the grammar of its input, but does not enforce it: inside of a call
-/// the text is written as JSON, which no such grammar describes.
+/// Converts a custom tool to a function. The description has the grammar of its input, which is not enforced: inside a
+/// call the text is written as JSON, which the grammar does not describe.
 fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let name = text(tool, path, "name")?;
     let mut description = optional_text(tool, path, "description")?
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_told_to_the_template_as_they_were_sent() {
+    fn functions_reach_the_template_as_they_were_sent() {
         let schema = r#"{"type":"object", "required": ["z","a"],"properties":{"z":{"maximum":12345678901234567890123},"a":{"minimum":1.10,"maximum":1E5,"default":null}},"additionalProperties":false}"#;
         for fields in [
             format!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_the_interface_are_no_part_of_a_function() {
+    fn other_fields_of_a_tool_are_not_part_of_its_function() {
         let tool = r#"{"description": "a", "defer_loading": true, "name": "f", "type": "function", "description": "b"}"#;
         assert_eq!(
             shown(&format!("[{tool}]")),

@@ -1,4 +1,4 @@
-//! Writes a response: its events as they come, or all of it at once.
+//! Writes a response, as a stream of events or whole.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) struct Keeping {
     pub(super) owner: Owner,
     pub(super) input: Vec<StoredItem>,
     pub(super) earlier: Vec<Arc<Turn>>,
-    /// The messages of its input, as JSON, and their number.
+    /// The messages of the response's input, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) frame: [u8; 32],
     pub(super) pinning: Option<Pinning>,
@@ -87,7 +87,7 @@ struct Incomplete {
     reason: &'static str,
 }
 
-/// Why a response has failed. Its code is one of the few that clients know, its type says more.
+/// The error of a failed response. `code` is one of the few that clients know, `kind` is this server's own code.
 #[derive(Serialize)]
 struct Failure<'a> {
     code: &'static str,
@@ -102,9 +102,9 @@ impl<'a> Failure<'a> {
         let body = error.body();
         let kind = error.code();
         let code = match kind {
-            // Agents shorten the conversation then, and try others again.
+            // After this code agents shorten the conversation; after others they retry.
             "context_length_exceeded" => kind,
-            // Codex waits as long as the message says, and stops at `server_is_overloaded`.
+            // Codex waits for the time in the message; at `server_is_overloaded` it would stop.
             "overloaded" => "rate_limit_exceeded",
             _ if error.http_status() < 500 => "invalid_prompt",
             _ => "server_error",
@@ -123,7 +123,7 @@ struct OfResponse<T> {
     response: T,
 }
 
-/// Responses' names for the counts.
+/// The counts, by the names in OpenAI's responses.
 #[derive(Serialize)]
 struct UsageReport {
     input_tokens: u32,
@@ -161,13 +161,13 @@ impl UsageReport {
     }
 }
 
-struct Standing<'a> {
+struct Progress<'a> {
     status: &'static str,
     error: Option<Failure<'a>>,
     incomplete: Option<Incomplete>,
 }
 
-impl Standing<'_> {
+impl Progress<'_> {
     const IN_PROGRESS: Self = Self {
         status: "in_progress",
         error: None,
@@ -208,7 +208,7 @@ impl Writer {
 
     pub(crate) fn open(&mut self) {
         for name in ["response.created", "response.in_progress"] {
-            let response = response(&self.head, &self.output, None, Standing::IN_PROGRESS);
+            let response = response(&self.head, &self.output, None, Progress::IN_PROGRESS);
             self.events.push(name, &OfResponse { response });
         }
     }
@@ -232,12 +232,12 @@ impl Writer {
 
     pub(crate) fn fail(&mut self, error: &ApiError) {
         self.output.close(ItemStatus::Incomplete, &mut self.events);
-        let standing = Standing {
+        let progress = Progress {
             status: "failed",
             error: Some(Failure::of(error)),
             incomplete: None,
         };
-        let response = response(&self.head, &self.output, self.usage, standing);
+        let response = response(&self.head, &self.output, self.usage, progress);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
         self.events
             .push("response.failed", &OfResponse { response });
@@ -249,35 +249,35 @@ impl Writer {
     }
 
     fn end(&mut self, end: &TranscriptEnd) {
-        let (name, standing, item) = match end.reason {
+        let (name, progress, item) = match end.reason {
             FinishReason::Abort => {
                 let text = "the request was cancelled";
                 return self.fail(&ApiError::aborted(text));
             }
             FinishReason::Length { .. } if !self.is_warm_up => {
                 let item = ItemStatus::Incomplete;
-                ("response.incomplete", Standing::CUT_OFF, item)
+                ("response.incomplete", Progress::CUT_OFF, item)
             }
             _ => {
                 let item = ItemStatus::Completed;
-                ("response.completed", Standing::COMPLETED, item)
+                ("response.completed", Progress::COMPLETED, item)
             }
         };
         self.output.close(item, &mut self.events);
         let cuts = self.output.take_cuts();
-        let response = response(&self.head, &self.output, self.usage, standing);
+        let response = response(&self.head, &self.output, self.usage, progress);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
-        // A client that learns that it is complete may continue it at once.
+        // Stored before the last event: a client that gets that event may continue the response at once.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
             let tokens = &mut self.tokens;
-            let said = Said {
+            let output = FinalOutput {
                 pin: keeping.pin(end, tokens),
                 tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
                 cuts,
                 items: self.output.items(),
             };
-            keeping.keep(&self.head.id, ended, said);
+            keeping.keep(&self.head.id, ended, output);
         }
         self.events.push(name, &OfResponse { response });
     }
@@ -287,24 +287,24 @@ fn response<'a>(
     head: &'a Head,
     output: &'a Output,
     usage: Option<Usage>,
-    standing: Standing<'a>,
+    progress: Progress<'a>,
 ) -> Response<'a> {
-    let is_over = standing.status != Standing::IN_PROGRESS.status;
+    let is_over = progress.status != Progress::IN_PROGRESS.status;
     Response {
         id: &head.id,
         object: "response",
         created_at: head.created_at,
-        completed_at: (standing.status == Standing::COMPLETED.status).then(unix_now_s),
-        status: standing.status,
-        error: standing.error,
-        incomplete_details: standing.incomplete,
+        completed_at: (progress.status == Progress::COMPLETED.status).then(unix_now_s),
+        status: progress.status,
+        error: progress.error,
+        incomplete_details: progress.incomplete,
         output: output.items(),
         usage: usage.filter(|_| is_over).map(UsageReport::of),
         settings: &head.settings,
     }
 }
 
-/// The tokens of the conversation so far, where the next turn can extend them.
+/// The tokens of the conversation so far, if the next turn can extend them.
 fn known_tokens(
     end: &TranscriptEnd,
     output: &mut Vec<u32>,
@@ -327,7 +327,7 @@ fn known_tokens(
     })
 }
 
-struct Said<'a> {
+struct FinalOutput<'a> {
     items: &'a [OutputItem],
     cuts: Vec<u32>,
     tokens: Option<KeptTokens>,
@@ -340,9 +340,9 @@ impl Keeping {
         pinning.pin([&end.prompt[..], output].concat().into())
     }
 
-    fn keep(self, id: &ResponseId, json: &[u8], said: Said<'_>) {
+    fn keep(self, id: &ResponseId, json: &[u8], output: FinalOutput<'_>) {
         let mut answer = Messages::default();
-        answer.output(said.items);
+        answer.output(output.items);
         let answer = answer.finish();
         let (input, n_messages) = self.messages;
         let messages = joined(input, &answer);
@@ -357,17 +357,17 @@ impl Keeping {
             owner: self.owner,
             json: json.to_vec(),
             input: self.input,
-            output: said.items.iter().map(stored).collect(),
+            output: output.items.iter().map(stored).collect(),
             earlier: self.earlier,
             messages: (messages, n_messages + answer.len()),
-            tokens: said.tokens,
-            cuts: said.cuts,
-            pin: said.pin,
+            tokens: output.tokens,
+            cuts: output.cuts,
+            pin: output.pin,
         });
     }
 }
 
-/// Adds messages to a list that is JSON already.
+/// Appends messages to a list in JSON.
 fn joined(mut list: Vec<u8>, more: &[serde_json::Value]) -> Vec<u8> {
     if more.is_empty() {
         return list;
@@ -391,7 +391,7 @@ impl Write for Writer {
 }
 
 impl Writer {
-    fn hand_on(&mut self, out: &mut Chunks) {
+    fn forward(&mut self, out: &mut Chunks) {
         for event in self.take() {
             out.named(event.name, &event.json);
         }
@@ -401,20 +401,20 @@ impl Writer {
 impl Render for Writer {
     fn start(&mut self, out: &mut Chunks) {
         self.open();
-        self.hand_on(out);
+        self.forward(out);
     }
 
     fn news(&mut self, _: usize, news: News, out: &mut Chunks) {
         self.push(news);
-        self.hand_on(out);
+        self.forward(out);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
         Self::fail(self, &in_our_words(error.clone()));
-        self.hand_on(out);
+        self.forward(out);
     }
 
-    /// Codex shortens a conversation on such an event only, and stops at a status.
+    /// Codex shortens a conversation only after such an event; an HTTP error status stops it.
     fn begins_with(&self, failure: &RequestError) -> bool {
         matches!(failure, RequestError::PromptTooLong { .. })
     }

@@ -1,4 +1,4 @@
-//! The messages on the WebSocket of responses, as JSON text.
+//! The messages on the WebSocket `/v1/responses`, as JSON text.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -14,7 +14,7 @@ use crate::openai::responses::WrittenEvent;
 use souffleur_base::field::Field;
 
 pub(super) enum ClientFrame {
-    /// A response, by the fields of a body.
+    /// Creates a response, with the fields of a request body.
     Create(Fields),
     /// Input for a response in progress.
     Steer(Steer),
@@ -26,7 +26,7 @@ pub(super) struct Steer {
 }
 
 impl ClientFrame {
-    /// Reads a frame. Its bytes are charged to the bodies' budget as long as it waits and is read.
+    /// Parses a frame, whose bytes are charged to the body budget as long as it waits and is parsed.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,
@@ -78,7 +78,7 @@ struct SteerBack<'a> {
 }
 
 impl Steer {
-    /// The answer: responses are not steered, and the input goes back.
+    /// The answer, which returns the input: steering a response is not supported.
     pub(super) fn refused(&self) -> String {
         text(&SteerFailed {
             kind: "response.steer.failed",
@@ -100,7 +100,7 @@ impl Steer {
 struct ErrorFrame<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
-    /// Clients differ in the name of this.
+    /// The status has two names, as clients differ in the one that they read.
     status: u16,
     status_code: u16,
     error: ErrorBody<'a>,

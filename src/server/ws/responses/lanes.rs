@@ -1,4 +1,4 @@
-//! The lanes of a connection: requests of one lane come one after the other, lanes side by side.
+//! Queues a connection's requests in lanes: requests of one lane run one after the other, lanes run in parallel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) type LaneName = Option<Arc<str>>;
 /// Waiting requests of type `W`, and running ones of type `R`.
 pub(super) struct Lanes<W, R> {
     lanes: FxHashMap<LaneName, Lane<W, R>>,
-    /// Lanes in the order in which their next requests came, of those that are idle.
+    /// Idle lanes with a waiting request, in the order in which they will be served.
     ready: VecDeque<LaneName>,
     n_running: usize,
     n_requests: usize,
@@ -30,7 +30,7 @@ pub(super) struct Lanes<W, R> {
 struct Lane<W, R> {
     waiting: VecDeque<W>,
     running: Option<R>,
-    /// It is in `ready`, or its request is being started.
+    /// The lane is in `ready`, or its request is being started.
     is_next: bool,
 }
 
@@ -72,7 +72,7 @@ impl<W, R> Lanes<W, R> {
         self.n_requests
     }
 
-    /// Refuses a request beyond the limits. A lane's name is known as long as the connection lasts.
+    /// Refuses a request beyond the limits. A named lane counts as long as the connection lasts.
     pub(super) fn check(&self, name: &LaneName) -> Result<(), ApiError> {
         if self.n_requests >= self.max_requests {
             return Err(ApiError::too_many_on_websocket(self.max_requests));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_has_one_request_at_a_time_and_so_many_lanes_run() {
+    fn a_lane_runs_one_request_at_a_time_and_running_lanes_are_bounded() {
         let mut lanes = lanes(2, 9);
         for (name, request) in [("a", 1), ("a", 2), ("b", 3), ("c", 4)] {
             lanes.add(lane(name), request);
@@ -175,7 +175,7 @@ mod tests {
         lanes.started(&lane("a"), ());
         assert_eq!(lanes.next(), Some((lane("b"), 3)));
         lanes.started(&lane("b"), ());
-        assert_eq!(lanes.next(), None, "two run");
+        assert_eq!(lanes.next(), None, "two lanes run");
         lanes.ended(&lane("b"));
         assert_eq!(lanes.next(), Some((lane("c"), 4)));
         lanes.started(&lane("c"), ());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_not_started_makes_room_for_the_next_of_its_lane() {
+    fn a_request_that_is_not_started_makes_way_for_the_next_of_its_lane() {
         let mut lanes = lanes(1, 9);
         lanes.add(None, 1);
         lanes.add(None, 2);

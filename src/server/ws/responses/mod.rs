@@ -1,9 +1,8 @@
-//! The conversation on the WebSocket of `/v1/responses`, as `client.responses.connect()` of OpenAI's library and Codex speak it.
+//! Handles the messages of the WebSocket `/v1/responses`, as OpenAI's `client.responses.connect()` and Codex use it.
 //!
-//! The client sends `{"type": "response.create", ...}` with the fields of the body, and the server the events of the stream
-//! as JSON texts. A request may name a lane (`stream_id`), which its events repeat. Requests of one lane are answered one
-//! after the other, lanes side by side. Responses that are not to be stored are kept for this connection alone, as long as
-//! it lasts.
+//! The client sends `{"type": "response.create", ...}` with the fields of the body, the server the stream's events as
+//! JSON texts. A request may name a lane (`stream_id`), which its events repeat. Requests of one lane are answered one
+//! after the other, lanes in parallel. Responses that are not stored are kept until this connection ends.
 
 mod frames;
 mod lanes;
@@ -43,7 +42,7 @@ impl Responses {
     }
 
     /// Starts the requests whose turn it is.
-    async fn go_on(&mut self, connection: &mut Connection<LaneName>) -> Result<(), CloseReason> {
+    async fn serve(&mut self, connection: &mut Connection<LaneName>) -> Result<(), CloseReason> {
         while let Some((name, fields)) = self.lanes.next() {
             let previous = fields.text("previous_response_id");
             let previous = previous.map(|id| ResponseId::sent(&id));
@@ -120,7 +119,7 @@ impl Talk for Responses {
             Ok(ClientFrame::Create(mut fields)) => match self.read(&mut fields) {
                 Ok(name) => {
                     self.lanes.add(name, fields);
-                    self.go_on(connection).await
+                    self.serve(connection).await
                 }
                 Err(error) => {
                     let lane: Option<Arc<str>> = lanes::name(&mut fields).ok().flatten();
@@ -158,7 +157,7 @@ impl Talk for Responses {
                     running.writer.push(piece);
                     let events = running.writer.take();
                     frames::send_all(connection, events).await?;
-                    // The worker's other clients come in between.
+                    // The worker serves its other clients in between.
                     tokio::task::yield_now().await;
                 }
             }
@@ -173,7 +172,7 @@ impl Talk for Responses {
         }
         if is_over {
             self.lanes.ended(&name);
-            self.go_on(connection).await?;
+            self.serve(connection).await?;
         }
         Ok(())
     }

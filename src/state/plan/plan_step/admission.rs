@@ -221,7 +221,7 @@ impl Planning<'_> {
         });
     }
 
-    /// The victims for a candidate that was refused for lack of a row or memory.
+    /// The requests to preempt for a candidate that was refused for lack of a row or memory.
     fn preempt(
         &self,
         adder: &PrefillAdder,
@@ -331,7 +331,7 @@ impl Planning<'_> {
             return Err(NotNow::Fetching);
         }
         let (locked, state) = self.with_state(locked);
-        let load = self.load_behind(candidate, locked.tokens, limit);
+        let load = self.load_after(candidate, locked.tokens, limit);
         // Counted while the prefix is locked, so that it does not count as evictable.
         let missing = self.missing_windows(adder, candidate, locked.tokens);
         if missing > 0.0 {
@@ -424,12 +424,12 @@ impl Planning<'_> {
 }
 
 enum NotNow {
-    /// It waits for a prefix that the admitted candidate `by` computes, up to position `at`.
+    /// The candidate waits for a prefix that the admitted candidate `by` computes, up to position `at`.
     Held {
         by: usize,
         at: usize,
     },
-    /// It waits for a fetch of its prefix from the store. It keeps its place and does not block later candidates.
+    /// The candidate waits for a fetch of its prefix from the store, in its place. Later candidates do not wait for it.
     Fetching,
     Refused(Refusal),
 }
@@ -447,7 +447,7 @@ enum Refusal {
 /// True when `other`, whose prefill is in flight, computes a good part of the candidate's uncached prefix.
 fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
     let until = cached + MIN_SHARED_TOKENS;
-    // The uncached part first: after a long cached prefix it is where requests differ.
+    // Compares the uncached part first: after a long cached prefix, requests differ there.
     until <= limit
         && !other.bypasses_cache
         && until <= other.tokens.len()

@@ -11,8 +11,8 @@ use crate::plan::prefill_adder::{Decision, PrefillAdder};
 use crate::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
-    /// Whether a candidate waits for blocks of its prefix: it requests them, or another candidate that shares them has.
-    /// That one stops waiting by its deadline.
+    /// True if a candidate waits for blocks of its prefix. It requests them unless an earlier candidate that shares
+    /// them waits already, which stops waiting at its deadline.
     pub(super) fn waits_for_blocks(
         &mut self,
         candidate: &Candidate,
@@ -41,7 +41,7 @@ impl Planning<'_> {
     }
 
     /// The blocks in memory that continue the tree's prefix, if there are any.
-    pub(super) fn load_behind(
+    pub(super) fn load_after(
         &self,
         candidate: &Candidate,
         cached: usize,
@@ -56,7 +56,7 @@ impl Planning<'_> {
         else {
             return None;
         };
-        // A state cannot be cut: it is that at the end of the run.
+        // A recurrent state cannot be cut: the stored one belongs to the end of the run.
         let is_whole = to <= limit || !self.cache.keeps_states();
         let end = to.min(limit);
         let end = end - end % self.page_size;
@@ -76,7 +76,7 @@ impl Planning<'_> {
         prefix_len: usize,
     ) -> Option<LoadGrant> {
         let limit = candidate.match_limit.min(candidate.tokens.len());
-        let load = self.load_behind(candidate, prefix_len, limit)?;
+        let load = self.load_after(candidate, prefix_len, limit)?;
         let wanted = load.to - prefix_len;
         let loaded = adder.load_chunked(wanted, self.available());
         (loaded > 0).then_some(LoadGrant {
@@ -86,7 +86,7 @@ impl Planning<'_> {
         })
     }
 
-    /// Whether the chunked request waits for more blocks of its prefix, which it requests unless it has.
+    /// True if the chunked request waits for more blocks of its prefix. It requests them if no fetch is running.
     pub(super) fn waits_for_round(&mut self, candidate: &Candidate, prefix_len: usize) -> bool {
         match candidate.stored {
             StoredPrefix::Fetching => true,
@@ -105,7 +105,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Judges a candidate after the tokens that the tree has and those that are loaded.
+    /// Judges the part of a candidate that follows its cached and its loaded tokens.
     pub(super) fn add_with_load(
         &self,
         adder: &mut PrefillAdder,

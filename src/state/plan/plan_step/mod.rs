@@ -1,4 +1,4 @@
-//! The tree's leg of a plan: one serial transaction, in a fixed order.
+//! Runs a plan against the radix tree: settles, admits and evicts, in one serial transaction.
 //!
 //! Settle ended sequences and written pages, then match, lock and judge the candidates one after the other against live
 //! counters, then evict the shortfall. Locks are taken before anything is evicted, so an admitted prefix stays.
@@ -69,7 +69,7 @@ pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
         target_tokens = target_tokens.max(plan.admit(admit));
     }
     // Before anything is evicted: the copies run before the memory's next owner writes to it.
-    plan.save_beside(&mut saves, request.else_decode.is_some());
+    plan.save_with_step(&mut saves, request.else_decode.is_some());
     if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(decode.growing));
     }
@@ -241,7 +241,7 @@ impl Planning<'_> {
         });
     }
 
-    /// The states that the cache takes: none, if it keeps none.
+    /// Passes on the states that the cache takes; returns all of them to the pool if it keeps none.
     fn kept(&mut self, states: Vec<SavedState>) -> Vec<SavedState> {
         if self.cache.keeps_states() {
             return states;
@@ -269,8 +269,8 @@ impl Planning<'_> {
         self.verdict.saves.extend(taken);
     }
 
-    /// Takes the blocks that a step may save by its other work, once that is decided.
-    fn save_beside(&mut self, budget: &mut SaveBudget, decodes: bool) {
+    /// Takes more blocks to save, as many as the step's other work allows, once that work is decided.
+    fn save_with_step(&mut self, budget: &mut SaveBudget, decodes: bool) {
         if budget.most == 0 || self.verdict.preempt.is_some() {
             return;
         }

@@ -21,7 +21,7 @@ fn refused(fields: Value) -> String {
 }
 
 #[test]
-fn nothing_and_nulls_mean_the_defaults() {
+fn missing_and_null_fields_mean_the_defaults() {
     assert_eq!(read(json!({})), Ok(SamplingParams::default()));
     let names = serde_json::to_value(SamplingParams::default()).expect("plain data");
     let nulls = names.as_object().expect("a struct").keys();
@@ -39,7 +39,7 @@ fn nothing_and_nulls_mean_the_defaults() {
 }
 
 #[test]
-fn what_asks_for_nothing_is_taken_of_fields_that_are_not_there_yet() {
+fn unused_values_of_unsupported_fields_are_accepted() {
     let nothing = json!({
         "stop_regex": "", "regex": "", "custom_params": {}, "json_schema": false, "ebnf": [null], "bad_words": [],
         "stream_interval": 8,
@@ -65,7 +65,7 @@ fn limits_beyond_every_context_are_clipped() {
 }
 
 #[test]
-fn every_shape_that_sglang_takes_is_taken() {
+fn every_form_that_sglang_accepts_is_accepted() {
     let params = read(json!({
         "max_new_tokens": 16.0, "stop": "END", "stop_token_ids": [3, 4], "temperature": 0,
         "top_k": -1, "logit_bias": {"7": -100, "9": 1.5}, "sampling_seed": -1, "ignore_eos": true,
@@ -85,7 +85,7 @@ fn every_shape_that_sglang_takes_is_taken() {
 }
 
 #[test]
-fn what_is_written_can_be_read() {
+fn parameters_survive_a_round_trip_through_json() {
     let params = SamplingParams {
         stop: ["x".into()].into(),
         logit_bias: [(5, 0.1), (2, -3.0)].into(),
@@ -224,7 +224,7 @@ fn nan_is_in_no_range() {
 }
 
 #[test]
-fn a_temperature_of_nothing_is_greedy() {
+fn a_temperature_near_zero_is_greedy() {
     for (temperature, greedy) in [(0.0, true), (9e-7, true), (1e-5, false)] {
         let params = SamplingParams {
             temperature,
@@ -239,7 +239,7 @@ fn a_temperature_of_nothing_is_greedy() {
 }
 
 #[test]
-fn an_empty_string_is_no_stop() {
+fn an_empty_stop_string_is_ignored_in_json_and_refused_from_a_host() {
     for stop in [json!(""), json!([""]), json!(null), json!([])] {
         let params = read(json!({ "stop": stop })).expect("it is read");
         assert!(params.stop.is_empty());
@@ -251,12 +251,12 @@ fn an_empty_string_is_no_stop() {
         ..SamplingParams::default()
     };
     let refused = params.validate(100, &RequestLimits::default());
-    let error = refused.expect_err("a host's own list means something");
+    let error = refused.expect_err("an empty stop string of a host is refused");
     assert!(error.to_string().contains("stop[0] is empty"), "{error}");
 }
 
 #[test]
-fn what_needs_masks_is_refused_until_there_are_some() {
+fn unsupported_parameters_are_refused_unless_null() {
     for name in wire::NOT_YET {
         let error = refused(json!({ name: {"x": 1} }));
         assert!(error.contains("not supported yet"), "{error}");
@@ -265,7 +265,7 @@ fn what_needs_masks_is_refused_until_there_are_some() {
 }
 
 #[test]
-fn a_constraint_is_no_parameter_of_a_host() {
+fn constraints_are_refused_among_sampling_parameters() {
     for name in wire::CONSTRAINTS {
         let error = refused(json!({ name: "x" }));
         assert!(error.contains("set the request's constraint"), "{error}");

@@ -134,7 +134,7 @@ fn filters_keep_a_prefix_of_the_ranking() {
 }
 
 #[test]
-fn top_p_looks_at_the_whole_vocabulary_after_top_k() {
+fn top_p_refers_to_the_whole_vocabulary_after_top_k() {
     // With renormalisation after top_k, the first token would hold 4/7 of the mass, and top_p 0.5 would keep only it.
     let params = SamplingParams {
         top_k: 2,
@@ -159,7 +159,7 @@ fn a_flat_nucleus_larger_than_the_first_guess_is_kept_whole() {
 }
 
 #[test]
-fn vocabularies_of_any_size_and_shape_keep_what_sorting_keeps() {
+fn filters_agree_with_sorting_for_any_vocabulary_and_distribution() {
     let shapes: [fn(f64) -> f64; 4] = [
         |u| 8.0 * u,
         |u| 60.0 * u * u,
@@ -236,7 +236,7 @@ fn ends_are_banned_until_min_new_tokens() {
 }
 
 #[test]
-fn a_mask_rules_out_everything_else_and_goes_before_min_new_tokens() {
+fn a_mask_rules_out_all_other_tokens_and_overrides_min_new_tokens() {
     let params = SamplingParams {
         min_new_tokens: 9,
         ..seeded(4)
@@ -360,7 +360,7 @@ fn naive_choice(logits: &[f32], params: &SamplingParams, draw: f64) -> u32 {
 
 proptest! {
     #[test]
-    fn a_rebuilt_sampler_goes_on_as_if_never_interrupted(
+    fn a_rebuilt_sampler_makes_the_same_choices(
         params in any_params(), prompt in prop::collection::vec(0..VOCAB as u32, 0..8), cut in 0usize..24,
     ) {
         let whole = run(&mut sampler(params.clone(), &prompt, &[]), 0..24);

@@ -1,5 +1,5 @@
-//! Depth-first order of the radix tree, the branch with the most waiting requests first: requests that share a prefix
-//! run together, and each branch is finished before the next.
+//! Scheduling policy: depth-first order of the radix tree, the branch with the most waiting requests first, so that
+//! requests that share a prefix run together.
 
 use rustc_hash::FxHashMap;
 

@@ -1,4 +1,4 @@
-//! Highest response ratio next: short prefills first; waiting raises the rank of long ones.
+//! Scheduling policy: highest response ratio next; short prefills come first, and waiting raises the rank of long ones.
 //!
 //! Time is counted in prefilled tokens: the ratio is others' tokens since arrival over the request's uncached tokens.
 

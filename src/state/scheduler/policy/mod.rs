@@ -1,4 +1,4 @@
-//! Scheduling policies: one file per policy, one line each in a table.
+//! Scheduling policies, each in a file of its own: their trait, and the table of their names.
 //!
 //! A policy sees the queue in order of arrival and sorts it stably. Priorities take precedence over every policy
 //! ([`PriorityOrder`]), and retracted requests precede the queue.
@@ -14,12 +14,12 @@ mod shortest_prefill_first;
 use crate::plan::probe::{Matched, ProbeKind};
 use souffleur_base::ids::SeqId;
 
-/// With more waiting requests, policies that [fall back](Crowd::FallsBack) probe nothing.
+/// With more waiting requests than this, policies that [fall back](Crowd::FallsBack) probe nothing.
 pub const MAX_PROBED: usize = 128;
 
 #[derive(Clone, Debug)]
 pub struct Waiting {
-    /// The request; a smaller one arrived earlier.
+    /// The request; a request with a smaller id arrived earlier.
     pub seq: SeqId,
     pub prompt_tokens: usize,
     /// Tokens that need K/V before it can decode: prompt, and output so far.
@@ -39,9 +39,9 @@ pub struct ProbeNeed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
-    /// Keeps the order of arrival without probing.
+    /// With more than [`MAX_PROBED`] waiting requests, keeps the order of arrival without probing.
     FallsBack,
-    /// Probes and orders all of them.
+    /// Probes and orders all waiting requests.
     OrdersAll,
 }
 

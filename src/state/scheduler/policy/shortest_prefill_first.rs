@@ -1,4 +1,4 @@
-//! Shortest prefill first: fewest uncached tokens; requests that share a prefix with an earlier one come last.
+//! Scheduling policy: fewest uncached tokens first; requests that share a prefix with an earlier one come last.
 
 use crate::plan::probe::ProbeKind;
 

@@ -214,7 +214,7 @@ impl Scheduler {
         }
     }
 
-    /// Buffers that the chunked prefix needs for its next round, unless `seq` is that prefix.
+    /// Number of buffers that the chunked request needs for its next round; 0 if `seq` is that request.
     fn kept_for_round(&self, seq: SeqId) -> usize {
         let chunked = self.batch.chunked().filter(|chunked| *chunked != seq);
         let sequence = chunked.map(|chunked| &self.requests[chunked]);
@@ -230,7 +230,7 @@ impl Scheduler {
         }
     }
 
-    /// Fetches the next round of a prefix while the last one is copied, if its buffers are free.
+    /// Fetches the next round of a prefix while the previous one is copied, if enough buffers are free.
     fn fetch_ahead(&mut self, seq: SeqId, cached_tokens: usize) {
         let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
             return;
@@ -314,7 +314,7 @@ impl Scheduler {
         saves.retain(|save| save.position != first);
     }
 
-    /// A waiting sequence, or one that loads in rounds, leaves: its fetched blocks are discarded.
+    /// Discards the fetched blocks of a sequence that ends while it waits or loads in rounds.
     pub(in crate::scheduler) fn forget_store(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -370,7 +370,7 @@ impl Tier {
         });
     }
 
-    /// Detaches a fetch from its sequence. The store owns its buffers until it answers.
+    /// Detaches a fetch from its sequence. The store owns the fetch's buffers until it answers.
     fn abandon(&mut self, ticket: Ticket) {
         if let Some(fetch) = self.fetches.get_mut(&ticket) {
             fetch.seq = None;

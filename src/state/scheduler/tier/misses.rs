@@ -1,4 +1,4 @@
-//! Why the store provided no more of a prompt: input of the diagnosis of misses at a first admission.
+//! Finds why the store provided no more of a prompt, for the diagnosis of cache misses.
 
 use super::{SequenceTier, TierPhase};
 use crate::cache::prefix_history::{StoredMiss, StoredPart};
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_is_told_where_it_is() {
+    fn a_late_or_slow_miss_needs_a_whole_missing_block() {
         let five = SequenceTier {
             found_blocks: 5,
             worth: 5,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fetch_lacked_counts_for_the_block_that_it_lacked() {
+    fn a_block_that_a_fetch_failed_to_read_has_the_reason_of_the_fetch() {
         let damaged = SequenceTier {
             found_blocks: 5,
             worth: 5,
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_did_not_say_what_it_has_is_late_everywhere() {
+    fn a_store_that_did_not_answer_is_late_at_every_position() {
         let silent = SequenceTier {
             gone: Some(StoredMiss::Late),
             ..SequenceTier::default()

@@ -1,9 +1,9 @@
 //! The scheduler's side of the KV store: lookups and fetches for requests, saves from the tree, and the accounting of
 //! buffers.
 //!
-//! The store may answer late, or never, so every wait ends without it: a request in lookup or fetch stays in the queue,
-//! others pass it, and the carrier of the orders answers for a late store. Only the scheduler counts buffers: `free +
-//! saving + fetching + ready == total`.
+//! The store may answer late, or never, so no wait depends on it: a request in lookup or fetch stays in the queue,
+//! others overtake it, and the actor that passes on the orders answers in place of a late store. Only the scheduler
+//! counts buffers: `free + saving + fetching + ready == total`.
 //!
 //! Plans depend on the store only through its answers, which are in the message log: a replay needs no disk. Discards
 //! are orders to the store, not parts of a plan, since no step reads the buffers that they free.
@@ -33,7 +33,7 @@ pub struct TierLimits {
     pub saves: SaveRules,
     /// Block buffers; saves use at most half.
     pub buffers: usize,
-    /// State buffers likewise; 0 where no layer keeps a state.
+    /// State buffers; saves use at most half. 0 where no layer keeps a state.
     pub state_buffers: usize,
     /// Blocks saved per saving step, however little it prefills.
     pub saves_per_step: usize,
@@ -80,7 +80,7 @@ pub struct PrefixFound {
     pub blocks: usize,
     /// Number of blocks that are faster to fetch than to compute: all or none.
     pub worth: usize,
-    /// Why there are no more, if the store once had the next block; [`StoredMiss::Late`] if it did not answer.
+    /// Why there are no more, if the store once had the next block; [`StoredMiss::Late`] if the store did not answer.
     pub miss: Option<StoredMiss>,
 }
 
@@ -125,7 +125,7 @@ pub struct SequenceTier {
     stored_tokens: usize,
     /// Prompt tokens from the store at the first admission.
     loaded_tokens: u32,
-    /// Not restarted since: loaded tokens count.
+    /// The sequence has not restarted since its first admission: loaded tokens count in the statistics.
     is_first: bool,
 }
 

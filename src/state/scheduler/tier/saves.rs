@@ -8,8 +8,8 @@ use crate::step::{BlockSave, BlockSource};
 use souffleur_base::ids::Ticket;
 
 impl Scheduler {
-    /// Frees the buffers of blocks that were written or dropped. `kept` if the store has them: without one of them it
-    /// rejects later blocks of the path, so the tree offers everything again.
+    /// Frees the buffers of blocks that were written or dropped. `kept` if the store has them. If not, the tree offers
+    /// all blocks again, since the store rejects blocks of a path that lacks an earlier one.
     pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         let Some(tier) = &mut self.tier else {
             return;

@@ -1,9 +1,9 @@
-//! Tests that the bound on disk space holds, and that evictions are in order.
+//! Tests that the bound on disk space holds, and tests of the order of evictions.
 
 use super::*;
 
 #[test]
-fn the_bound_holds_and_the_least_recently_used_goes_from_its_end() {
+fn the_least_recently_used_path_is_evicted_from_its_end() {
     let world = World::new(false, 0);
     let bytes = 8 * world.slot(BlockKind::Kv);
     let world = World::new(false, bytes + 96 * 40);
@@ -19,9 +19,10 @@ fn the_bound_holds_and_the_least_recently_used_goes_from_its_end() {
     let kept = |tier: &DiskTier| -> Vec<usize> {
         paths.iter().map(|path| tier.index().prefix(path)).collect()
     };
-    assert_eq!(kept(&tier), [3, 2, 3, 0], "the end of the second path went");
+    // The end of the second path was evicted.
+    assert_eq!(kept(&tier), [3, 2, 3, 0]);
     tier.close();
-    // The order outlives a restart.
+    // A restart keeps the order of use.
     let mut tier = world.open();
     for place in &paths[3] {
         assert_eq!(world.save(&mut tier, place), Outcome::Written);
@@ -52,7 +53,7 @@ fn a_path_longer_than_the_disk_keeps_its_beginning() {
 }
 
 #[test]
-fn states_take_the_room_of_blocks_and_the_other_way_round() {
+fn states_and_blocks_evict_each_other() {
     let sizes = World::new(true, 0);
     let (kv, state) = (sizes.slot(BlockKind::Kv), sizes.slot(BlockKind::State));
     assert!(kv < state && state < 3 * kv);
@@ -74,7 +75,7 @@ fn states_take_the_room_of_blocks_and_the_other_way_round() {
             assert_eq!((saved, tier.index().prefix(&path)), (Outcome::NoSpace, 5))
         }
         assert!(tier.bytes() <= tier.limit());
-        // The state was evicted before the blocks, or there was none.
+        // The state was evicted before the blocks, or was never written.
         let second = self::path(&tier, 1, 2);
         for place in &second {
             assert_eq!(world.save(&mut tier, place), Outcome::Written);
@@ -85,7 +86,7 @@ fn states_take_the_room_of_blocks_and_the_other_way_round() {
 }
 
 #[test]
-fn a_smaller_bound_holds_from_the_start_on() {
+fn a_smaller_bound_holds_from_the_start() {
     for can_punch in [true, false] {
         let mut world = World::new(false, PLENTY);
         if !can_punch {
@@ -104,7 +105,7 @@ fn a_smaller_bound_holds_from_the_start_on() {
 }
 
 #[test]
-fn a_full_disk_stops_saves_and_no_loads() {
+fn a_full_disk_stops_saves_but_not_loads() {
     let mut world = World::new(false, PLENTY);
     let (mut tier, path) = world.filled(3);
     world.files.set_room(Some(world.files.bytes()));
@@ -114,7 +115,7 @@ fn a_full_disk_stops_saves_and_no_loads() {
     assert_eq!(
         world.save(&mut tier, &other[0]),
         Outcome::NoSpace,
-        "not at once"
+        "saves are still paused"
     );
     for place in &path {
         assert_eq!(world.load(&mut tier, place), Ok(()));
@@ -128,7 +129,7 @@ fn a_full_disk_stops_saves_and_no_loads() {
 }
 
 #[test]
-fn folders_of_others_go_first_the_oldest_whole() {
+fn folders_of_other_fingerprints_are_removed_first_oldest_first() {
     let world = World::new(false, PLENTY);
     let slot = world.slot(BlockKind::Kv);
     let mut others = Vec::new();
@@ -140,7 +141,7 @@ fn folders_of_others_go_first_the_oldest_whole() {
         other
             .files
             .change(&folder.join("time"), |bytes| bytes.resize(time, 0));
-        // The engine of the last one runs.
+        // The engine of the last folder is still running.
         others.push((folder, (weights == "used").then_some(tier)));
     }
     let mut world = world.restarted(world.files.clone());
@@ -163,5 +164,5 @@ fn folders_of_others_go_first_the_oldest_whole() {
     drop(saved);
     assert_eq!([0, 1, 2].map(there), [false, false, true]);
     assert_eq!(tier.shared.counts.read().foreign_removed, 2);
-    assert!(tier.index().len() >= 6, "the rest is its own");
+    assert!(tier.index().len() >= 6, "the rest is this folder's");
 }

@@ -1,9 +1,9 @@
-//! Tests of crashes and power failures.
+//! Tests of recovery from crashes and power failures.
 
 use super::*;
 
-/// Saves, uses and evicts, until the machine dies.
-fn live(world: &World, tier: &mut DiskTier) {
+/// Saves, uses and evicts blocks. The machine may crash meanwhile.
+fn run_workload(world: &World, tier: &mut DiskTier) {
     for prompt in 0..3 {
         let path = path(tier, prompt, 4);
         for place in &path {
@@ -21,7 +21,7 @@ fn live(world: &World, tier: &mut DiskTier) {
 }
 
 #[test]
-fn a_machine_that_dies_at_any_write_finds_everything_that_it_had() {
+fn a_crash_at_any_write_loses_no_indexed_record() {
     let sizes = World::new(true, 0);
     let bytes = 10 * sizes.slot(BlockKind::Kv) + 2 * sizes.slot(BlockKind::State) + 96 * 100;
     let begin = || {
@@ -32,7 +32,7 @@ fn a_machine_that_dies_at_any_write_finds_everything_that_it_had() {
     let n_changes = {
         let world = begin();
         let before = world.files.changes();
-        live(&world, &mut world.open());
+        run_workload(&world, &mut world.open());
         world.files.changes() - before
     };
     assert!(n_changes > 80, "{n_changes}");
@@ -45,7 +45,7 @@ fn a_machine_that_dies_at_any_write_finds_everything_that_it_had() {
         };
         let recovered = tier.recover();
         if recovered.is_ok() {
-            live(&world, &mut tier);
+            run_workload(&world, &mut tier);
         }
         let had: Vec<StoredBlock> = tier.index().iter().collect();
         let after = world.restarted(world.files.restarted());
@@ -60,12 +60,12 @@ fn a_machine_that_dies_at_any_write_finds_everything_that_it_had() {
 }
 
 #[test]
-fn a_power_cut_that_loses_any_writes_loses_no_correctness() {
+fn records_are_correct_or_misses_after_a_power_cut() {
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
         let world = World::new(true, PLENTY);
         let (mut tier, path) = world.filled(4);
-        // Slots that held something else before.
+        // Frees two slots that hold old records.
         tier.forget(path[3].key, BlockKind::Kv);
         tier.forget(path[2].key, BlockKind::Kv);
         world.files.begin_journal();
@@ -79,7 +79,8 @@ fn a_power_cut_that_loses_any_writes_loses_no_correctness() {
         check_all(&after);
         let mut tier = after.open();
         for place in &path[..2] {
-            assert_eq!(after.load(&mut tier, place), Ok(()), "synced long ago");
+            // These were written before the journal.
+            assert_eq!(after.load(&mut tier, place), Ok(()));
         }
     }
 }

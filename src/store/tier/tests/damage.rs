@@ -1,9 +1,9 @@
-//! Tests that damaged bytes are cache misses, and never anything else.
+//! Tests that damaged records are cache misses and nothing worse.
 
 use super::*;
 
 #[test]
-fn what_is_saved_is_loaded_after_a_restart_with_the_log_and_without() {
+fn records_survive_a_restart_with_and_without_the_log() {
     let world = World::new(true, PLENTY);
     let (mut tier, path) = world.filled(5);
     for place in &path[3..] {
@@ -43,7 +43,8 @@ fn a_record_with_any_changed_bit_is_a_miss() {
     let whole = world.files.read(&segment, PLENTY).expect("it is there");
     let log = world.files.path("index.log");
     let slot = world.slot(BlockKind::Kv) as usize;
-    assert_eq!(whole.len(), slot + 4096 + 196, "the last is not padded");
+    // The last record is not padded.
+    assert_eq!(whole.len(), slot + 4096 + 196);
     // The second record: its header and its payload.
     for at in slot..whole.len() {
         let bit = 1 << (at % 8);
@@ -62,7 +63,7 @@ fn a_record_with_any_changed_bit_is_a_miss() {
             };
             assert_eq!(world.load(&mut tier, &path[1]), Err(expected), "byte {at}");
             assert_eq!(tier.index().prefix(&path), 1);
-            // It is computed again, and its slot used again.
+            // The block is saved again, in the same slot.
             assert_eq!(world.save(&mut tier, &path[1]), Outcome::Written);
             assert_eq!(world.load(&mut tier, &path[1]), Ok(()));
         }
@@ -70,7 +71,7 @@ fn a_record_with_any_changed_bit_is_a_miss() {
 }
 
 #[test]
-fn a_file_that_is_cut_anywhere_holds_what_is_before_the_cut() {
+fn a_truncated_file_keeps_the_records_before_the_cut() {
     let world = World::new(false, PLENTY);
     let (tier, path) = world.filled(3);
     tier.close();
@@ -93,7 +94,7 @@ fn a_file_that_is_cut_anywhere_holds_what_is_before_the_cut() {
 }
 
 #[test]
-fn swapped_slots_are_misses_by_the_log_and_hits_by_their_headers() {
+fn swapped_slots_are_misses_by_the_log_and_hits_by_a_scan() {
     let world = World::new(false, PLENTY);
     let (tier, path) = world.filled(3);
     tier.close();
@@ -138,7 +139,7 @@ fn a_bad_log_costs_a_scan_and_nothing_else() {
             assert_eq!(world.load(&mut tier, place), Ok(()));
         }
     }
-    // A log from before the last two: they are not found, and their slots are free.
+    // A log without the last two records: they are not found, and their slots are free.
     let old = world.restarted(world.files.restarted());
     old.files.change(&log, |bytes| bytes.truncate(3 * 96));
     let mut tier = old.open();
@@ -156,7 +157,7 @@ fn another_fingerprint_and_another_secret_find_nothing() {
     world.weights = "second";
     let mut other = world.open();
     assert!(other.index().is_empty());
-    // Even with the files of the first in its folder.
+    // Not even with a copy of the first folder's files.
     let folder = other.folder.path.clone();
     other.close();
     let bytes = world.files.read(&segment, PLENTY).expect("it is there");
@@ -192,7 +193,7 @@ fn a_folder_is_for_one_engine() {
 }
 
 #[test]
-fn a_disk_that_does_not_read_is_a_miss() {
+fn a_failed_read_is_a_miss() {
     let world = World::new(false, PLENTY);
     let (mut tier, path) = world.filled(2);
     world.files.make_unreadable();
@@ -202,7 +203,7 @@ fn a_disk_that_does_not_read_is_a_miss() {
 }
 
 #[test]
-fn whatever_happens_to_files_nothing_wrong_is_found() {
+fn arbitrary_file_damage_never_returns_wrong_bytes() {
     let world = World::new(true, PLENTY);
     let (mut tier, path) = world.filled(4);
     world.save_kind(&mut tier, &path[3], BlockKind::State);

@@ -1,4 +1,4 @@
-//! Tests of the KV store's disk tier, and their helpers.
+//! Tests of the KV store's disk tier, and helpers that they share.
 
 mod bound;
 mod crashes;
@@ -14,7 +14,7 @@ use souffleur_state::tiers::{FingerprintParts, Needs};
 const PLENTY: u64 = 1 << 30;
 const TOKENS: usize = 4;
 
-/// Two layers of two buffers, whose sizes are no multiples of anything; states of two layers, if there are any.
+/// Two layers of two buffers with odd sizes; if `state`, states of two more layers.
 fn geometry(state: bool) -> Geometry {
     let plane = |layer, buffer, bytes| Plane {
         layer,
@@ -43,7 +43,7 @@ fn geometry(state: bool) -> Geometry {
     }
 }
 
-/// A disk and an engine whose tiers open it one after the other.
+/// A disk, and the setup of an engine that opens tiers on it one after the other.
 struct World {
     files: MemoryFiles,
     setup: TierSetup,
@@ -80,7 +80,7 @@ impl World {
         DiskTier::open(files, folder, self.setup.clone(), Arc::default())
     }
 
-    /// A tier that has recovered, and whether that took a scan.
+    /// Opens and recovers a tier. The flag is true if the recovery took a scan.
     fn open_with(&self) -> (DiskTier, bool) {
         let mut tier = self.try_open().expect("the folder is free");
         let mut scan = tier.recover().expect("the disk can be read");
@@ -118,7 +118,7 @@ impl World {
         self.save_kind(tier, place, BlockKind::Kv)
     }
 
-    /// Loads a record. Checks its bytes against the saved ones.
+    /// Loads a record, and checks that its bytes are the saved ones.
     fn load_kind(
         &self,
         tier: &mut DiskTier,
@@ -168,7 +168,7 @@ fn content(place: &BlockPlace, kind: BlockKind, geometry: &Geometry) -> Vec<u8> 
         .collect()
 }
 
-/// The blocks of a prompt; prompts of other numbers share none.
+/// The blocks of a prompt; prompts with different numbers share no block.
 fn path(tier: &DiskTier, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
     let tokens: Vec<u32> = (0..blocks * TOKENS)
         .map(|t| t as u32 ^ prompt << 16)
@@ -176,13 +176,13 @@ fn path(tier: &DiskTier, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
     tier.keys().path(&Namespace::default(), &tokens)
 }
 
-/// Checks that each record loads as it was saved, or is a miss. Returns how many are left.
+/// Checks that each record loads as it was saved, or is a miss. Returns the number of records left.
 fn check_all(world: &World) -> usize {
     let mut tier = world.open();
     let records: Vec<StoredBlock> = tier.index().iter().collect();
     for record in &records {
         let loaded = world.load_kind(&mut tier, &record.place, record.kind);
-        // A wrong record is a miss, or was dropped with a damaged one.
+        // A damaged record is a miss, and so is one that was dropped with a damaged one.
         assert_ne!(loaded, Err(Short::Deadline));
     }
     tier.index().len()

@@ -1,4 +1,4 @@
-//! Tests of large records: written in parts, several read at a time.
+//! Tests of large records, which are written in parts and read in parallel.
 
 use super::*;
 use crate::segments::Way;
@@ -6,7 +6,7 @@ use crate::segments::Way;
 const PLANE_BYTES: usize = 1200 << 10;
 const PLANES: u32 = 2;
 
-/// Blocks of two large planes, and buffers for eight.
+/// A store of blocks with two large planes, and buffers for eight blocks.
 fn world() -> World {
     let planes = (0..PLANES).map(|layer| Plane {
         layer,
@@ -49,7 +49,7 @@ fn read(world: &World, tier: &mut DiskTier, places: &[BlockPlace]) -> (usize, Op
 }
 
 #[test]
-fn records_that_are_read_together_end_at_the_first_that_is_none() {
+fn parallel_reads_end_at_the_first_missing_or_damaged_record() {
     let world = world();
     let (mut tier, path) = world.filled(6);
     let beyond = super::path(&tier, 0, 8);
@@ -72,7 +72,7 @@ fn records_that_are_read_together_end_at_the_first_that_is_none() {
 }
 
 #[test]
-fn a_block_is_there_once_its_last_part_is_written() {
+fn a_block_is_found_once_its_last_part_is_written() {
     let world = world();
     let (mut tier, _) = world.filled(1);
     let path = path(&tier, 0, 2);
@@ -91,7 +91,7 @@ fn a_block_is_there_once_its_last_part_is_written() {
 }
 
 #[test]
-fn a_block_whose_parent_goes_while_it_is_written_is_not_kept() {
+fn a_block_whose_parent_is_evicted_during_the_write_is_dropped() {
     let world = world();
     let (mut tier, _) = world.filled(1);
     let path = path(&tier, 0, 2);

@@ -1,4 +1,4 @@
-//! Calls with random constraints, each a function of its number.
+//! Generates calls with random constraints; the number of a call determines its content.
 
 use std::fmt::Write;
 
@@ -137,7 +137,7 @@ const COUNTS: [&str; 14] = [
     "{99999999999}",
 ];
 
-/// Makes constraints, each a piece of JSON, from a seed.
+/// Makes random constraints, each as a piece of JSON.
 struct Maker(Rng);
 
 impl Maker {
@@ -173,7 +173,7 @@ impl Maker {
         }
     }
 
-    /// A value nested very deeply.
+    /// Nests a value, often very deeply.
     fn nested(&mut self, open: &str, inner: &str, close: &str) -> String {
         let depth = [1, 3, 60, 300, 5_000][self.0.usize(..5)];
         format!("{}{inner}{}", open.repeat(depth), close.repeat(depth))
@@ -375,7 +375,7 @@ pub fn call(number: u64) -> Call {
     let kind = maker.0.u8(..10);
     let chat = "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": 6";
     let completion = "\"prompt\": \"x\", \"max_tokens\": 6";
-    let of_text = |key: &str, constraint: &str, door: u8| match door % 3 {
+    let of_text = |key: &str, constraint: &str, endpoint: u8| match endpoint % 3 {
         0 => Call {
             path: "/v1/completions",
             body: format!("{{{completion}, \"structured_outputs\": {{\"{key}\": {constraint}}}}}"),
@@ -392,25 +392,25 @@ pub fn call(number: u64) -> Call {
             ),
         },
     };
-    let door = maker.0.u8(..);
+    let endpoint = maker.0.u8(..);
     match kind {
-        0 => of_text("regex", &text(&maker.regex(3)), door),
-        1 => of_text("grammar", &text(&maker.ebnf()), door),
-        2 => of_text("grammar", &text(&maker.lark()), door),
+        0 => of_text("regex", &text(&maker.regex(3)), endpoint),
+        1 => of_text("grammar", &text(&maker.ebnf()), endpoint),
+        2 => of_text("grammar", &text(&maker.lark()), endpoint),
         _ => {
             let depth = 1 + maker.0.usize(..4);
-            of_schema(&maker.schema(depth), door, chat, completion)
+            of_schema(&maker.schema(depth), endpoint, chat, completion)
         }
     }
 }
 
-fn of_schema(schema: &str, door: u8, chat: &str, completion: &str) -> Call {
+fn of_schema(schema: &str, endpoint: u8, chat: &str, completion: &str) -> Call {
     let tool = |choice: &str| {
         let function = format!("{{\"name\": \"f\", \"strict\": true, \"parameters\": {schema}}}");
         let tool = format!("{{\"type\": \"function\", \"function\": {function}}}");
         format!("{{{chat}, \"tools\": [{tool}], \"tool_choice\": {choice}}}")
     };
-    let (path, body) = match door % 8 {
+    let (path, body) = match endpoint % 8 {
         0 => {
             let text = text(schema);
             let parameters = format!("{{\"max_new_tokens\": 6, \"json_schema\": {text}}}");
@@ -448,7 +448,7 @@ fn of_schema(schema: &str, door: u8, chat: &str, completion: &str) -> Call {
             format!(
                 "{{{chat}, \"response_format\": {{\"type\": \"json_schema\", \"json_schema\": {{\"name\": \"x\", \
                  \"strict\": {}, \"schema\": {schema}}}}}}}",
-                door % 16 < 8
+                endpoint % 16 < 8
             ),
         ),
     };

@@ -1,5 +1,5 @@
-//! Random schemas, expressions and grammars, with numbers at every limit, at every endpoint: each is served or refused,
-//! and the process survives.
+//! Tests of random schemas, regular expressions and grammars at every endpoint, with numbers at every limit: each call
+//! is served or refused, and the process survives.
 
 mod calls;
 
@@ -13,13 +13,13 @@ use crate::http::post_text;
 
 /// The number of calls: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
 const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
-/// The first number of the calls: another one gives other calls.
+/// The number of the first call; another number gives other calls.
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
 /// Takes about a minute alongside the other tests on two busy cores.
 const USUAL_CONSTRAINTS: usize = 20_000;
 const CLIENTS: usize = 3;
 
-/// Words of messages that do not help a client.
+/// Internal words, which do not help a client and which no message may contain.
 const INSIDE_WORDS: [&str; 6] = [
     "coerce_one_of",
     "feature",
@@ -35,7 +35,7 @@ fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
     let shown = || body.chars().take(2_000).collect::<String>();
     let answer = catch_unwind(|| post_text(addr, path, &body));
     let answer =
-        answer.unwrap_or_else(|_| panic!("{number} ended the process: {path} {}", shown()));
+        answer.unwrap_or_else(|_| panic!("call {number} ended the process: {path} {}", shown()));
     assert!(
         [200, 400].contains(&answer.status),
         "{number}: {} {path} {} {}",
@@ -56,12 +56,12 @@ fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
 
 #[test]
 fn random_constraints_are_served_or_refused() {
-    let wished = |name: &str| {
-        let wished = std::env::var(name).ok();
-        wished.map(|wished| wished.parse::<usize>().expect("a number"))
+    let variable = |name: &str| {
+        let variable = std::env::var(name).ok();
+        variable.map(|variable| variable.parse::<usize>().expect("a number"))
     };
-    let constraints = wished(CONSTRAINTS).unwrap_or(USUAL_CONSTRAINTS);
-    let first = wished(FIRST).unwrap_or(0);
+    let constraints = variable(CONSTRAINTS).unwrap_or(USUAL_CONSTRAINTS);
+    let first = variable(FIRST).unwrap_or(0);
     let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
     let addr = server.addr;
     let (next, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -80,7 +80,7 @@ fn random_constraints_are_served_or_refused() {
     });
     let served = served.into_inner();
     eprintln!("{constraints} constraints, {served} served");
-    assert!(served * 10 > constraints, "nearly all are refused");
+    assert!(served * 10 > constraints, "at most a tenth was served");
     let log = server.log();
     for word in ["overflow", "panicked", "an actor died"] {
         let at = log.find(word);

@@ -66,7 +66,7 @@ impl OutputEngine {
     }
 
     /// Ends the output and emits held items as text, except dropped whitespace and, if the output was truncated or must
-    /// call, the beginning of a call.
+    /// call a tool, the beginning of a call.
     pub fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
             Kind::Tagged(engine) => engine.finish(ending, out),

@@ -1,4 +1,4 @@
-//! Calls in Python: `seat(row=4, window=True)`.
+//! Parses calls in Python's notation: `seat(row=4, window=True)`.
 
 use super::atom;
 use super::value::ValueReader;

@@ -10,7 +10,7 @@ pub(super) use call::PythonReader;
 use super::json::Scan;
 use value::ValueReader;
 
-/// `None` if the text is no valid Python value.
+/// Translates a value to JSON; `None` if the text is not a valid Python value.
 pub(super) fn literal(text: &str) -> Option<String> {
     let mut reader = ValueReader::new();
     let mut json = String::with_capacity(text.len());

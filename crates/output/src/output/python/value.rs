@@ -1,4 +1,4 @@
-//! Python values: literals, lists, tuples and dicts.
+//! Translates Python values to JSON: literals, lists, tuples and dicts.
 
 use super::atom;
 use super::text::{TextReader, TextStep};

@@ -19,7 +19,7 @@ fn check_whole(format: ToolFormat, text: &str) {
 }
 
 #[test]
-fn arguments_that_are_no_json_make_no_call() {
+fn arguments_that_are_not_json_make_no_call() {
     for arguments in [
         "{\"row\": 4,}",
         "{row: 4}",
@@ -82,7 +82,7 @@ fn arguments_that_are_no_json_make_no_call() {
     }
 }
 
-/// Models write them raw; strict clients get valid JSON.
+/// Models write control characters unescaped; strict clients get valid JSON.
 #[test]
 fn bare_control_characters_in_strings_are_escaped() {
     let bare = "{\"text\": \"a\n\tb\u{1}\"}";
@@ -106,7 +106,7 @@ fn bare_control_characters_in_strings_are_escaped() {
 }
 
 #[test]
-fn what_stands_in_a_broken_call_is_no_call() {
+fn objects_inside_a_broken_call_are_not_calls() {
     let inner = format!("{{\"row\": True, \"calls\": [{OBJECT}]}}");
     let text = tagged(&inner);
     check_whole(ToolFormat::Hermes, &text);
@@ -118,7 +118,7 @@ fn what_stands_in_a_broken_call_is_no_call() {
 }
 
 #[test]
-fn arguments_that_are_no_object_are_text_in_streams_too() {
+fn arguments_that_are_not_an_object_are_text_in_streams_too() {
     for arguments in ["4", "true", "[4]", "[]", "\"four\"", "\"[4]\"", "\"null\""] {
         let text = tagged(arguments);
         check_whole(ToolFormat::Hermes, &text);
@@ -139,7 +139,7 @@ fn arguments_that_are_no_object_are_text_in_streams_too() {
 }
 
 #[test]
-fn a_message_to_a_function_that_is_no_json_is_content() {
+fn a_function_message_that_is_not_json_is_content() {
     let read = |text: &str| {
         let formats = OutputFormats {
             tool: Some(ToolFormat::GptOss),
@@ -165,7 +165,7 @@ fn a_message_to_a_function_that_is_no_json_is_content() {
 }
 
 #[test]
-fn a_call_in_which_the_output_ended_by_itself_is_text() {
+fn an_incomplete_call_in_a_complete_output_is_text() {
     let begun = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4";
     let pieces = run(engine(Some(ToolFormat::Hermes), None), begun);
     assert_eq!(whole(&pieces), begun);
@@ -175,7 +175,7 @@ fn a_call_in_which_the_output_ended_by_itself_is_text() {
 }
 
 #[test]
-fn the_call_before_one_that_breaks_off_is_complete() {
+fn a_call_before_a_broken_call_is_complete() {
     let good = format!("<tool_call>\n{OBJECT}\n</tool_call>");
     let bad = tagged("{\"row\": 4,}");
     let pieces = run(
@@ -186,7 +186,7 @@ fn the_call_before_one_that_breaks_off_is_complete() {
 }
 
 #[test]
-fn a_list_with_an_item_that_is_no_call_keeps_its_bracket() {
+fn a_list_with_an_item_that_is_not_a_call_keeps_its_bracket() {
     let rests = [", {\"a\": 1}]", ", {\"name\": \"seat\"", ", 5]", " and on"];
     for (format, open, item) in [
         (ToolFormat::Hermes, "<tool_call>", OBJECT),

@@ -46,7 +46,7 @@ fn calls_are_read_in_both_forms() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         section(""),
         section("x"),

@@ -90,33 +90,33 @@ fn arguments(pieces: &[OutputPiece]) -> Vec<Value> {
 }
 
 #[test]
-fn a_call_that_is_cut_leaves_no_markers_and_is_not_complete() {
+fn a_truncated_call_leaves_no_markers_and_is_not_complete() {
     for (format, call) in CALLS {
         let ends = call.char_indices().map(|(at, _)| at);
         for end in ends.chain([call.len()]) {
-            let said = format!("Well.\n{}", &call[..end]);
-            let pieces = run_cut(engine(Some(format), None), &said);
+            let output = format!("Well.\n{}", &call[..end]);
+            let pieces = run_cut(engine(Some(format), None), &output);
             let text = text_of(&pieces);
             // A partial tag is ambiguous, and a fence is not a call.
             let opening = call.split_at(call.find(['>', ']', '{']).unwrap_or(0)).0;
             let rest = text
                 .strip_prefix("Well.")
-                .expect("it was said")
+                .expect("it begins so")
                 .trim_start();
             assert!(
                 opening.starts_with(rest) || call.starts_with("```") && call.starts_with(rest),
-                "{text:?} of {said:?}"
+                "{text:?} of {output:?}"
             );
-            assert!(!text.contains("\"arguments\""), "{text:?} of {said:?}");
+            assert!(!text.contains("\"arguments\""), "{text:?} of {output:?}");
             for whole in arguments(&pieces) {
-                assert_eq!(whole, json!({"row": 4}), "{said:?}");
+                assert_eq!(whole, json!({"row": 4}), "{output:?}");
             }
         }
     }
 }
 
 #[test]
-fn a_second_call_that_is_cut_leaves_the_first() {
+fn a_truncated_second_call_leaves_the_first() {
     for (format, call) in CALLS {
         if call.starts_with("[TOOL_CALLS] [") || call.starts_with("<|tool_call|>") {
             continue;
@@ -165,7 +165,7 @@ fn an_answer_that_must_call_has_no_text_of_a_call() {
 }
 
 #[test]
-fn thoughts_of_an_answer_that_must_call_are_whole() {
+fn reasoning_of_an_answer_that_must_call_is_whole() {
     let mut must = (*tools(true)).clone();
     must.choice = ToolChoice::Required;
     let formats = OutputFormats {
@@ -178,7 +178,7 @@ fn thoughts_of_an_answer_that_must_call_are_whole() {
 }
 
 #[test]
-fn an_opening_in_an_answer_that_ended_by_itself_is_text() {
+fn an_opening_at_the_end_of_a_complete_answer_is_text() {
     let text = "It writes <tool_call>\n{\"name\": \"se";
     assert_eq!(
         short(&run(engine(Some(ToolFormat::Hermes), None), text)),
@@ -196,7 +196,7 @@ fn an_opening_in_an_answer_that_ended_by_itself_is_text() {
 }
 
 #[test]
-fn the_name_of_a_tool_tells_where_there_is_no_tag() {
+fn without_a_tag_the_name_of_a_tool_marks_a_call() {
     for (format, cut) in [
         (ToolFormat::Llama3, "{\"name\": \"seat\", \"param"),
         (ToolFormat::Pythonic, "[seat(ro"),

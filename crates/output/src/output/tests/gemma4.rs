@@ -60,7 +60,7 @@ fn calls_follow_each_other_and_text() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "<|tool_call>",
         "<|tool_call>call:",
@@ -74,7 +74,7 @@ fn what_only_looks_like_a_call_is_text() {
 }
 
 #[test]
-fn thoughts_stand_in_a_channel_with_a_label() {
+fn reasoning_is_in_a_channel_with_a_label() {
     let run = |text: &str| short(&run(engine(Some(F), Some(ReasoningFormat::Gemma4)), text));
     assert_eq!(run("<|channel>thought\nSo.\n<channel|>Yes."), "‹So.›«Yes.»");
     assert_eq!(run("<|channel>thought\n<channel|>Yes."), "«Yes.»");

@@ -4,7 +4,7 @@ use super::*;
 const F: ToolFormat = ToolFormat::Glm45;
 
 #[test]
-fn calls_are_read_with_lines_and_without() {
+fn calls_are_read_with_and_without_newlines() {
     let expected = r#"seat({"row": 4, "who": "\nAda ", "window": true, "meal": {"a":[1]}})"#;
     for line in ["\n", ""] {
         let pair = |(key, value): (&str, &str)| {
@@ -38,11 +38,11 @@ fn calls_are_read_with_lines_and_without() {
 }
 
 #[test]
-fn values_keep_what_looks_like_tags() {
+fn values_keep_text_that_resembles_tags() {
     let value = "</arg_value> x<arg_key></arg_value></tool_call>";
     let inside = value
         .strip_suffix("</arg_value></tool_call>")
-        .expect("it ends so");
+        .expect("it ends with them");
     check(
         F,
         &format!("<tool_call>seat<arg_key>who</arg_key><arg_value>{value}"),
@@ -51,7 +51,7 @@ fn values_keep_what_looks_like_tags() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "<tool_call>",
         "<tool_call>seat",

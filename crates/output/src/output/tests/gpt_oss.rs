@@ -46,11 +46,11 @@ fn check(text: &str, expected: &str) {
     );
 }
 
-fn hidden(text: &str, expected: &str) {
-    ended(text, None, expected);
+fn check_hidden(text: &str, expected: &str) {
+    check_ended(text, None, expected);
 }
 
-fn ended(text: &str, end: Option<&str>, expected: &str) {
+fn check_ended(text: &str, end: Option<&str>, expected: &str) {
     let formats = formats(Some(ReasoningFormat::GptOss));
     let id = |text: &str| TAGS.iter().position(|tag| *tag == text).map(|at| at as u32);
     let markers = Arc::new(Markers::new(formats, id).hiding(|_| true));
@@ -62,7 +62,7 @@ fn ended(text: &str, end: Option<&str>, expected: &str) {
         .min()
     {
         engine.push_text(&rest[..at], &mut pieces);
-        engine.push_marker(id(tag).expect("it is one"), &mut pieces);
+        engine.push_marker(id(tag).expect("a known tag"), &mut pieces);
         rest = &rest[at + tag.len()..];
     }
     engine.push_text(rest, &mut pieces);
@@ -78,7 +78,7 @@ fn ended(text: &str, end: Option<&str>, expected: &str) {
 }
 
 #[test]
-fn channels_part_thoughts_from_content() {
+fn channels_separate_reasoning_from_content() {
     check(
         "<|channel|>analysis<|message|>So\n<|end|><|start|>assistant<|channel|>final<|message|>Hi\n<|return|>",
         "‹So\n›«Hi\n»",
@@ -102,7 +102,7 @@ fn channels_part_thoughts_from_content() {
     );
     check("Hello <b>", "«Hello <b>»");
     check("\n\nHello", "«\n\nHello»");
-    hidden(
+    check_hidden(
         "Hi<|end|><|start|>assistant, hello",
         "«Hi\nassistant, hello»",
     );
@@ -148,19 +148,19 @@ fn messages_to_functions_are_calls() {
 }
 
 #[test]
-fn headers_that_the_output_ends_in_are_nothing() {
-    hidden("<|channel|>", "");
-    hidden("<|channel|>analysis", "");
-    hidden("<|channel|>commentary to=functions.se", "");
-    hidden(
+fn truncated_headers_are_dropped() {
+    check_hidden("<|channel|>", "");
+    check_hidden("<|channel|>analysis", "");
+    check_hidden("<|channel|>commentary to=functions.se", "");
+    check_hidden(
         "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>",
         "",
     );
-    hidden(
+    check_hidden(
         "<|channel|>analysis<|message|>So<|end|><|start|>assis",
         "‹So›",
     );
-    hidden(CALL, r#"seat({"row": 4})"#);
+    check_hidden(CALL, r#"seat({"row": 4})"#);
 }
 
 #[test]
@@ -179,12 +179,12 @@ fn the_end_of_the_output_ends_a_call_without_arguments() {
         ),
         ("<|channel|>final<|message|>Hi", "<|return|>", "«Hi»"),
     ] {
-        ended(text, Some(end), expected);
+        check_ended(text, Some(end), expected);
     }
 }
 
 #[test]
-fn messages_that_are_no_calls_are_text() {
+fn messages_that_are_not_calls_are_text() {
     check(
         "<|channel|>commentary to=functions.seat<|message|>4<|call|>",
         "«<|channel|>commentary to=functions.seat<|message|>4»",
@@ -202,7 +202,7 @@ fn messages_that_are_no_calls_are_text() {
         &format!("<|channel|>{long}<|message|>a"),
         &format!("«<|channel|>{long}<|message|>a»"),
     );
-    hidden("a <|start|>b<|end|>c", "«a b\nc»");
+    check_hidden("a <|start|>b<|end|>c", "«a b\nc»");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn headers_stay_text_if_reasoning_does() {
 }
 
 #[test]
-fn prompts_tell_where_outputs_begin() {
+fn prompts_determine_where_outputs_begin() {
     let start = |prompt| formats(None).start_after(prompt);
     assert_eq!(
         start("<|start|>user<|message|>a<|end|><|start|>assistant"),

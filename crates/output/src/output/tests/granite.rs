@@ -29,7 +29,7 @@ fn calls_are_a_list_of_objects_that_a_tag_may_close() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "[{\"name\": \"a\", \"arguments\": {}}]",
         "<|tool_call|>",

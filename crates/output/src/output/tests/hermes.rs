@@ -58,7 +58,7 @@ fn arguments_may_come_first_or_in_other_forms() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "<tool_call>",
         "<tool_call",
@@ -79,7 +79,7 @@ fn what_only_looks_like_a_call_is_text() {
 }
 
 #[test]
-fn reading_goes_on_after_an_opening_that_was_none() {
+fn parsing_continues_after_an_invalid_opening() {
     check(
         F,
         "<tool_call><tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",

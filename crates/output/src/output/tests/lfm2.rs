@@ -29,7 +29,7 @@ fn calls_are_in_python_or_objects() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "[seat(row=4)]",
         "<|tool_call_start|>",

@@ -21,7 +21,7 @@ fn calls_are_found() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         r#"{"name": "Ada", "age": 36}"#,
         r#"{"name": "Ada"}"#,
@@ -38,13 +38,13 @@ fn what_only_looks_like_a_call_is_text() {
 }
 
 #[test]
-fn a_call_may_say_that_it_calls_a_function() {
+fn a_call_may_have_the_type_function() {
     let text = r#"{"type": "function", "name": "f", "parameters": {"a": 1}}"#;
     check(F, text, r#"f({"a": 1})"#);
     check(F, &format!("<|python_tag|>{text}"), r#"f({"a": 1})"#);
 }
 
-/// vLLM finds them after words and with text between them.
+/// vLLM finds such objects after words and with text between them.
 #[test]
 fn objects_that_name_a_tool_are_calls_anywhere() {
     let call = r#"{"name": "seat", "parameters": {"row": 4}}"#;

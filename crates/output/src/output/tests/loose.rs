@@ -4,7 +4,7 @@ use super::*;
 const F: ToolFormat = ToolFormat::Hermes;
 const OBJECT: &str = r#"{"name": "seat", "arguments": {"row": 4}}"#;
 const CALL: &str = r#"seat({"row": 4})"#;
-/// All formats except messages.
+/// All formats except that of gpt-oss.
 const TAGGED: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
@@ -95,7 +95,7 @@ fn objects_alone_are_calls() {
 }
 
 #[test]
-fn several_calls_stand_in_a_fence_or_a_list() {
+fn a_fence_or_a_list_may_hold_several_calls() {
     for between in ["\n", ",\n", "\n\n", ", "] {
         let text = format!("```json\n{OBJECT}{between}{OBJECT}\n```\n");
         check(F, &text, &format!("{CALL}{CALL}"));
@@ -152,7 +152,7 @@ fn the_tags_of_other_formats_are_understood() {
 }
 
 #[test]
-fn arguments_stand_in_other_places_and_forms() {
+fn arguments_may_have_other_places_and_forms() {
     for inside in [
         r#""arguments": {"row": 4}, "name": "seat""#,
         r#""name": "seat", "parameters": {"row": 4}"#,
@@ -169,7 +169,7 @@ fn arguments_stand_in_other_places_and_forms() {
 }
 
 #[test]
-fn all_else_stays_text() {
+fn other_objects_and_fences_are_text() {
     for text in [
         r#"{"name": "Ada", "arguments": {"row": 4}}"#,
         r#"{"name": "seat", "age": 36}"#,
@@ -235,7 +235,7 @@ fn a_list_may_end_with_the_output() {
 }
 
 #[test]
-fn a_fence_stands_around_tags_of_several_calls() {
+fn a_fence_may_enclose_several_tagged_calls() {
     let tagged = format!("<tool_call>\n{OBJECT}\n</tool_call>");
     check(
         F,
@@ -251,7 +251,7 @@ fn a_fence_stands_around_tags_of_several_calls() {
 }
 
 #[test]
-fn what_follows_a_call_in_its_fence_or_list_is_text() {
+fn other_text_after_a_call_in_its_fence_or_list_is_text() {
     for after in [
         "\n{\"a\": 1}\n```",
         ",\n{\"a\": 1}\n```",
@@ -291,7 +291,7 @@ fn blocks_of_code_end_before_a_call() {
 }
 
 #[test]
-fn text_that_must_follow_a_schema_is_no_call() {
+fn text_that_must_follow_a_schema_is_not_a_call() {
     let engine = engine(Some(F), None).with_calls_in_format_only();
     assert_eq!(short(&run(engine, OBJECT)), format!("«{OBJECT}»"));
     let engine = super::engine(Some(F), None).with_calls_in_format_only();
@@ -300,7 +300,7 @@ fn text_that_must_follow_a_schema_is_no_call() {
 }
 
 #[test]
-fn a_call_ends_an_answer_that_may_have_one() {
+fn one_call_ends_an_answer_without_parallel_calls() {
     let formats = OutputFormats {
         tool: Some(F),
         reasoning: None,
@@ -316,7 +316,7 @@ fn a_call_ends_an_answer_that_may_have_one() {
 
 /// The grammar of strict tools accepts some forms of an object, and constrains the arguments in those.
 #[test]
-fn a_strict_tool_is_called_as_its_grammar_knows() {
+fn a_strict_tool_is_called_only_in_forms_of_its_grammar() {
     let strict = || {
         let mut strict = (*tools(true)).clone();
         strict.tools[0].strict = true;

@@ -19,7 +19,7 @@ fn calls_are_found() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "[TOOL_CALLS]",
         "[TOOL_CALL] [",

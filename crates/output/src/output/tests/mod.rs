@@ -89,18 +89,18 @@ fn check(tool: ToolFormat, text: &str, expected: &str) {
 
 /// The content of a non-streaming answer, where broken calls are text, and its complete calls.
 fn whole(pieces: &[OutputPiece]) -> String {
-    let (mut said, mut open) = (String::new(), String::new());
+    let (mut content, mut open) = (String::new(), String::new());
     for piece in pieces {
         match piece {
-            OutputPiece::Text(text) => said.push_str(text),
+            OutputPiece::Text(text) => content.push_str(text),
             OutputPiece::Reasoning(_) => {}
             OutputPiece::CallStart { name } => open = format!("{name}("),
             OutputPiece::CallArguments(text) => open.push_str(text),
-            OutputPiece::CallEnd => said.push_str(&format!("{})", std::mem::take(&mut open))),
-            OutputPiece::CallBroken { text } => said.push_str(text),
+            OutputPiece::CallEnd => content.push_str(&format!("{})", std::mem::take(&mut open))),
+            OutputPiece::CallBroken { text } => content.push_str(text),
         }
     }
-    said
+    content
 }
 
 fn check_text(tool: ToolFormat, text: &str) {
@@ -110,11 +110,11 @@ fn check_text(tool: ToolFormat, text: &str) {
 #[test]
 fn names_are_those_of_sglang() {
     for name in ToolFormat::names() {
-        let format = ToolFormat::parse(name).expect("it is one");
+        let format = ToolFormat::parse(name).expect("it is known");
         assert_eq!(ToolFormat::parse(format.name()), Some(format));
     }
     for name in ReasoningFormat::names() {
-        let format = ReasoningFormat::parse(name).expect("it is one");
+        let format = ReasoningFormat::parse(name).expect("it is known");
         assert_eq!(ReasoningFormat::parse(format.name()), Some(format));
     }
     assert_eq!(ToolFormat::parse("qwen25"), Some(ToolFormat::Hermes));

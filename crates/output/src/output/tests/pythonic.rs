@@ -53,7 +53,7 @@ fn values_become_json() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "[1, 2, 3]",
         "[link](url)",

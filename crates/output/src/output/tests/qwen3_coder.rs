@@ -39,7 +39,7 @@ fn values_are_typed_by_the_schema() {
 }
 
 #[test]
-fn values_keep_what_looks_like_tags() {
+fn values_keep_text_that_resembles_tags() {
     let value = "\n</parameter> x</parameter></parameter> <parameters>\n</function>\n<tool_call></tool_call>\n";
     check(
         F,
@@ -49,7 +49,7 @@ fn values_keep_what_looks_like_tags() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_only_resembles_a_call_is_text() {
     for text in [
         "<tool_call>\n<function=seat",
         "<tool_call>\n<function=seat>\nno",

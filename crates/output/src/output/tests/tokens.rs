@@ -28,7 +28,7 @@ fn run(items: &[(&str, Option<u32>)], hidden: bool) -> String {
 }
 
 #[test]
-fn tokens_are_markers_and_their_letters_are_not() {
+fn marker_tokens_have_a_meaning_and_their_text_has_none() {
     let text = |text: &'static str| (text, None);
     let token = |id: u32| ("", Some(id));
     let call = "{\"name\":\"f\",\"arguments\":{}}";
@@ -49,7 +49,7 @@ fn tokens_are_markers_and_their_letters_are_not() {
 }
 
 #[test]
-fn tokens_that_mean_nothing_are_text() {
+fn marker_tokens_in_other_places_are_text() {
     let text = |text: &'static str| (text, None);
     let token = |id: u32| ("", Some(id));
     let items = [

@@ -1,4 +1,4 @@
-//! Policies with state of their own: FIFO queues of nodes, which they change when eviction scans a node.
+//! The trait of eviction policies that keep nodes in FIFO queues, such as S3-FIFO.
 
 use crate::cache::prefix_history::PrefixHash;
 
@@ -27,10 +27,10 @@ pub trait QueuePolicy: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScannedLeaf {
     pub queue: usize,
-    /// Requests that used it since the one that inserted it, or since its last move and the hits left then.
+    /// Requests that used the leaf since its insertion, or since its last move, plus the hits that the move left.
     pub hits: u32,
     pub tokens: usize,
-    /// The hash of its prefix and its first page: the same when the cache gets it again.
+    /// The hash of its prefix and its first page: the same if the leaf is evicted and inserted again.
     pub entry: PrefixHash,
 }
 

@@ -6,8 +6,8 @@
 //! remembers nodes that the small queue evicted: a node that returns enters the main queue.
 //!
 //! Sizes are in tokens. The small queue is scanned while it has a tenth of the tokens that could be evicted at once,
-//! the unlocked leaves: a prefix with children cannot leave the cache and takes no part. The ghosts stand for as many
-//! tokens as the other nine tenths.
+//! the unlocked leaves: a prefix with children cannot leave the cache and takes no part. The ghost queue remembers as
+//! many tokens as the other nine tenths.
 
 use std::collections::VecDeque;
 
@@ -72,7 +72,7 @@ struct Ghosts {
     queue: VecDeque<(PrefixHash, usize)>,
     /// The number of the latest ghost of an entry, until it returns.
     numbers: FxHashMap<PrefixHash, u64>,
-    /// Ghosts that were ever in the queue.
+    /// Number of ghosts that were ever added.
     n_added: u64,
     tokens: usize,
 }

@@ -3,9 +3,9 @@
 
 /// Shortest hash: shorter ones are words.
 const MIN_HASH_CHARS: usize = 5;
-/// Shortest id, and number that is no count of anything.
+/// Shortest id: shorter numbers may be counts.
 const MIN_ID_CHARS: usize = 8;
-/// Fewest digits of an id: words with fewer are names of things and their versions.
+/// Fewest digits of an id: words with fewer digits are names and versions.
 const MIN_ID_DIGITS: usize = 3;
 /// Names of months and days, by their first three letters.
 const NAMES: [&str; 19] = [
@@ -28,13 +28,13 @@ impl ChangingValue {
     pub fn hint(self) -> &'static str {
         match self {
             Self::Hash => {
-                "the prompts differ in what looks like a changing hash: leave it out, or move it after the shared text"
+                "the prompts differ in a value that looks like a changing hash: remove it, or move it after the shared text"
             }
             Self::Id => {
-                "the prompts differ in what looks like a changing id: leave it out, or move it after the shared text"
+                "the prompts differ in a value that looks like a changing id: remove it, or move it after the shared text"
             }
             Self::Date => {
-                "the prompts differ in what looks like a date or a time: leave it out, or move it after the shared text"
+                "the prompts differ in a value that looks like a date or a time: remove it, or move it after the shared text"
             }
         }
     }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_by_itself_is_told_from_words() {
+    fn changing_values_are_distinguished_from_words() {
         use ChangingValue::{Date, Hash, Id};
         check(
             "version=2.1; cch=",

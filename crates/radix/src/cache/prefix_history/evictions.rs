@@ -55,7 +55,7 @@ impl Evictions {
         }
     }
 
-    /// Pages of evictions; those of the last flush are bounded by themselves.
+    /// Number of evicted pages; flushed pages are bounded separately.
     pub(super) fn pages(&self) -> usize {
         self.young.pages.len() + self.old.pages.len()
     }
@@ -72,7 +72,7 @@ impl Evictions {
         for page in pages.by_ref().take(self.max_pages) {
             hash = hash.then(page);
             if self.young.pages.len() >= self.max_pages {
-                self.turn();
+                self.rotate();
             }
             self.young.pages.insert(hash, Eviction { step, at_s });
             self.young.until = Some(step);
@@ -114,7 +114,7 @@ impl Evictions {
         }
     }
 
-    fn turn(&mut self) {
+    fn rotate(&mut self) {
         let full = std::mem::take(&mut self.young);
         let forgotten = std::mem::replace(&mut self.old, full);
         self.forgotten_until = self.forgotten_until.max(forgotten.until);

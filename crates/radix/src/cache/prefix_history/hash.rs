@@ -22,8 +22,8 @@ const fn powers() -> [u64; LANES + 1] {
     powers
 }
 
-/// The hash of a namespace and the tokens of a prefix in it. Two prefixes with one hash are possible, and would be
-/// taken for one another in a diagnosis only.
+/// The hash of a namespace and the tokens of a prefix in it. Prefixes with equal hashes are possible: diagnoses and
+/// eviction policies would confuse them, but matches compare tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefixHash(u64);
 

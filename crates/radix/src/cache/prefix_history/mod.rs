@@ -1,4 +1,4 @@
-//! The miss points of admitted requests' prompts, and their causes: the answer to "why was this not cached?".
+//! Diagnosis of cache misses: where each admitted prompt left the cache, and why ("why was this not cached?").
 //!
 //! The tree reports its view at an admission ([`Departure`]) and its evictions ([`EvictedEdge`]); the scheduler
 //! forwards both in order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both bounded,
@@ -93,7 +93,7 @@ pub struct Elsewhere {
 
 #[derive(Clone, Debug)]
 pub struct EvictedEdge {
-    /// Of everything above the edge.
+    /// Hash of the path above the edge.
     above: PrefixHash,
     /// Shared with the remaining path above the edge.
     buffer: EdgeBuffer,
@@ -137,7 +137,7 @@ pub enum PrefixEvent {
     Flushed {
         /// The step that was being planned.
         step: StepId,
-        /// The edges that went, the starts of prompts first.
+        /// The removed edges, the starts of prompts first.
         edges: Vec<EvictedEdge>,
     },
 }

@@ -16,26 +16,26 @@ pub enum Cause {
     /// The prompt is too short to share anything: less than a page ahead of the token that must be computed.
     TooShort,
     Evicted,
-    /// Another namespace has it: one of another `extra_key`. Salted ones are never looked into.
+    /// A namespace with another `extra_key` has the missing part. Salted namespaces are never searched.
     DifferentNamespace,
     /// The cache continues with other tokens there.
     Divergence,
-    /// No request in the recorded history had it before.
+    /// No request in the recorded history had the missing part before.
     NeverCached,
     CacheDisabled,
-    /// It was cached, and the cache was emptied: for a host, or after a lost step.
+    /// The missing part was cached, and the cache was emptied: for a host, or after a lost step.
     Flushed,
-    /// Its K/V is cached further on, but no state of the layers that keep one: never saved, or dropped for another.
+    /// More K/V of the prompt is cached, but no state to resume from: it was never saved, or dropped for another.
     NoState,
-    /// Its K/V is cached further on, but its window K/V for the last tokens there was evicted for other prompts.
+    /// More K/V of the prompt is cached, but the window K/V before its end was evicted for other prompts.
     NoWindow,
-    /// The KV store has it, and computing it is faster than loading it.
+    /// The KV store has the missing part, and computing it is faster than loading it.
     StoredTooSlow,
-    /// The KV store has it, and did not bring it in time.
+    /// The KV store has the missing part, and did not load it in time.
     StoredLate,
-    /// The KV store had it, and the data read was damaged.
+    /// The KV store had the missing part, and the data read was damaged.
     StoredDamaged,
-    /// The KV store had it, and has dropped it for others.
+    /// The KV store had the missing part, and has dropped it for others.
     StoredEvicted,
 }
 
@@ -102,8 +102,8 @@ pub struct PrefixReport {
     pub cached_tokens: usize,
     /// Prompt tokens that came from the KV store, included in `cached_tokens`.
     pub loaded_tokens: usize,
-    /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to resume
-    /// from, or where that of layers with windows was gone.
+    /// Prompt tokens whose K/V was cached: more than `cached_tokens` where there was no state to resume from, or where
+    /// the K/V of layers with windows was gone.
     pub kv_tokens: usize,
     /// Why there was none, if the cause is [`Cause::NoState`].
     pub missing_state: Option<MissingState>,

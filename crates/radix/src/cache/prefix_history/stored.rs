@@ -29,7 +29,7 @@ impl StoredMiss {
     }
 }
 
-/// The part of the KV store in a request's prefix.
+/// The part of a request's prefix that came from the KV store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredPart {
     /// Tokens that were loaded after those that the tree had.

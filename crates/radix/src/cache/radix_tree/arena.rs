@@ -25,7 +25,7 @@ pub(super) struct Node {
     pub lock_ref: u32,
     /// The parent's lookup key for the node.
     tag: u32,
-    /// The node's slot in that table.
+    /// The node's slot in the table of children.
     spot: Spot,
     /// As in [`NodeUse`].
     pub hits: u32,
@@ -74,20 +74,20 @@ impl Node {
     }
 }
 
-/// The rest after [`Arena::remove_leaf`].
+/// The result of [`Arena::remove_leaf`].
 pub(super) struct RemovedLeaf {
     pub edge: Edge,
     pub parent: u32,
     /// The parent has no other child.
     pub is_last: bool,
-    /// The edge shares the buffer of the parent's.
+    /// The edge shares its buffer with the parent's edge.
     pub shares_buffer: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub child: u32,
-    /// Tokens of the edge that are the key's: whole pages, at least one.
+    /// Tokens that the edge and the key have in common: whole pages, at least one.
     pub common: usize,
     /// The tag of the key's page after the whole edge, if there is a whole page.
     pub tag: Option<u32>,
@@ -131,7 +131,7 @@ impl Arena {
         self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
     }
 
-    /// Adds a node that is findable from its parent, under a tag if that is known.
+    /// Adds a node and links it to its parent, under `tag` if that is known.
     #[inline(always)]
     pub(super) fn add(&mut self, parent: u32, tag: Option<u32>, edge: Edge, usage: NodeUse) -> u32 {
         let past = Past {
@@ -197,7 +197,7 @@ impl Arena {
         Some(tag_of(parent, page))
     }
 
-    /// Steps from `parent` along `rest`, under its tag.
+    /// Steps from `parent` along `rest`, whose tag is `tag`.
     pub(super) fn step(&self, parent: u32, tag: Option<u32>, rest: &[u32]) -> Option<Step> {
         self.children.find(tag?, |child| {
             let node = &self[child];
@@ -257,9 +257,9 @@ impl Arena {
         let mut at = last;
         loop {
             let parent = self[at].parent;
-            let goes_on = parent != NO_NODE && self[at].edge.shares_with(&self[parent].edge);
+            let continues = parent != NO_NODE && self[at].edge.shares_with(&self[parent].edge);
             self[at].edge.move_to(buffer.clone());
-            if !goes_on {
+            if !continues {
                 return;
             }
             at = parent;
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn children_whose_pages_hash_alike_are_told_apart_in_any_order_of_removal() {
+    fn children_with_colliding_tags_are_distinguished_in_any_order_of_removal() {
         let two = PageSize::new(2).expect("2 is positive");
         for removed in 0..COLLIDING.len() {
             let mut arena = Arena::new(two);

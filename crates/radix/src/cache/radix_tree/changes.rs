@@ -1,8 +1,8 @@
 //! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
 //! nodes again, a part at a time.
 //!
-//! Meanwhile each node is reported ("told") or pending. A new or cut node is reported first, with its ancestors, so
-//! that all nodes below the index that the scan has reached are always reported: new nodes take any index.
+//! Until then each node is reported or pending. A new or split node is reported at once, with its ancestors, so that
+//! all nodes with smaller indices than the scan has reached are reported, although new nodes take any index.
 
 use smallvec::SmallVec;
 
@@ -10,38 +10,38 @@ use super::RadixTree;
 use crate::cache::changes::{Above, CacheChange, NodeTokens};
 
 /// Indices that one call scans while nodes are reported again: some ten microseconds.
-const TOLD_AT_ONCE: u32 = 256;
-/// Tokens after which such a part ends, with the node that reaches them: a small share of the publisher's queue.
-const TOKENS_TOLD_AT_ONCE: usize = 64 << 10;
+const INDICES_AT_ONCE: u32 = 256;
+/// Tokens after which a part ends, with the node that reaches them: a small share of the publisher's queue.
+const TOKENS_AT_ONCE: usize = 64 << 10;
 
 pub(super) struct Changes {
     noted: Vec<CacheChange>,
     /// `None` once every node is reported.
-    telling: Option<Telling>,
+    rescan: Option<Rescan>,
 }
 
-struct Telling {
+struct Rescan {
     /// Every node with a smaller index is reported.
     next: u32,
     /// By index.
-    told: Vec<bool>,
+    reported: Vec<bool>,
 }
 
 impl Changes {
-    fn is_told(&self, node: u32) -> bool {
-        match &self.telling {
-            Some(telling) => telling.told.get(node as usize) == Some(&true),
+    fn is_reported(&self, node: u32) -> bool {
+        match &self.rescan {
+            Some(rescan) => rescan.reported.get(node as usize) == Some(&true),
             None => true,
         }
     }
 
-    fn mark(&mut self, node: u32, is_told: bool) {
-        if let Some(telling) = &mut self.telling {
+    fn mark(&mut self, node: u32, is_reported: bool) {
+        if let Some(rescan) = &mut self.rescan {
             let index = node as usize;
-            if index >= telling.told.len() {
-                telling.told.resize(index + 1, false);
+            if index >= rescan.reported.len() {
+                rescan.reported.resize(index + 1, false);
             }
-            telling.told[index] = is_told;
+            rescan.reported[index] = is_reported;
         }
     }
 }
@@ -52,9 +52,9 @@ impl RadixTree {
     pub fn note_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
             noted: vec![CacheChange::Cleared],
-            telling: Some(Telling {
+            rescan: Some(Rescan {
                 next: 0,
-                told: Vec::new(),
+                reported: Vec::new(),
             }),
         }));
     }
@@ -62,14 +62,14 @@ impl RadixTree {
     #[inline(always)]
     pub(super) fn note_stored(&mut self, leaf: u32) {
         if self.changes.is_some() {
-            self.tell_stored(leaf);
+            self.report_stored(leaf);
         }
     }
 
     #[inline(never)]
-    fn tell_stored(&mut self, leaf: u32) {
+    fn report_stored(&mut self, leaf: u32) {
         if let Some(mut changes) = self.changes.take() {
-            self.tell(&mut changes, leaf);
+            self.report(&mut changes, leaf);
             self.changes = Some(changes);
         }
     }
@@ -79,12 +79,12 @@ impl RadixTree {
         let Some(mut changes) = self.changes.take() else {
             return;
         };
-        if changes.is_told(lower) {
+        if changes.is_reported(lower) {
             let at = self.arena[upper].edge.len();
             changes.noted.push(CacheChange::Split { upper, lower, at });
             changes.mark(upper, true);
         } else {
-            self.tell(&mut changes, lower);
+            self.report(&mut changes, lower);
         }
         self.changes = Some(changes);
     }
@@ -93,7 +93,7 @@ impl RadixTree {
     #[inline(always)]
     pub(super) fn note_removed(&mut self, leaf: u32) {
         if let Some(changes) = &mut self.changes
-            && changes.is_told(leaf)
+            && changes.is_reported(leaf)
         {
             changes.noted.push(CacheChange::Removed { node: leaf });
             changes.mark(leaf, false);
@@ -104,7 +104,7 @@ impl RadixTree {
         if let Some(changes) = &mut self.changes {
             changes.noted.clear();
             changes.noted.push(CacheChange::Cleared);
-            changes.telling = None;
+            changes.rescan = None;
         }
     }
 
@@ -114,7 +114,7 @@ impl RadixTree {
         let Some(mut changes) = self.changes.take() else {
             return;
         };
-        self.tell_more(&mut changes);
+        self.report_more(&mut changes);
         into.append(&mut changes.noted);
         self.changes = Some(changes);
     }
@@ -122,41 +122,41 @@ impl RadixTree {
     /// Whether [`take_changes`](Self::take_changes) has yet to report a part of the nodes.
     pub fn has_more_to_tell(&self) -> bool {
         let changes = self.changes.as_deref();
-        changes.is_some_and(|changes| changes.telling.is_some())
+        changes.is_some_and(|changes| changes.rescan.is_some())
     }
 
-    fn tell_more(&self, changes: &mut Changes) {
-        let Some(first) = changes.telling.as_ref().map(|telling| telling.next) else {
+    fn report_more(&self, changes: &mut Changes) {
+        let Some(first) = changes.rescan.as_ref().map(|rescan| rescan.next) else {
             return;
         };
         let end = self.arena.indices().end;
-        let last = end.min(first + TOLD_AT_ONCE);
+        let last = end.min(first + INDICES_AT_ONCE);
         let mut next = first;
         let mut n_tokens = 0;
-        while next < last && n_tokens < TOKENS_TOLD_AT_ONCE {
+        while next < last && n_tokens < TOKENS_AT_ONCE {
             let node = &self.arena[next];
-            if node.is_live && !node.is_root() && !changes.is_told(next) {
+            if node.is_live && !node.is_root() && !changes.is_reported(next) {
                 let n_noted = changes.noted.len();
-                self.tell(changes, next);
-                let told = changes.noted[n_noted..].iter();
-                n_tokens += told.map(CacheChange::n_tokens).sum::<usize>();
+                self.report(changes, next);
+                let reported = changes.noted[n_noted..].iter();
+                n_tokens += reported.map(CacheChange::n_tokens).sum::<usize>();
             }
             next += 1;
         }
-        match &mut changes.telling {
-            Some(telling) if next < end => telling.next = next,
-            telling => *telling = None,
+        match &mut changes.rescan {
+            Some(rescan) if next < end => rescan.next = next,
+            rescan => *rescan = None,
         }
     }
 
     /// Reports a node, after its pending ancestors.
-    fn tell(&self, changes: &mut Changes, node: u32) {
+    fn report(&self, changes: &mut Changes, node: u32) {
         let mut path: SmallVec<[u32; 8]> = SmallVec::new();
         let mut at = node;
         loop {
             path.push(at);
             at = self.arena[at].parent;
-            if self.arena[at].is_root() || changes.is_told(at) {
+            if self.arena[at].is_root() || changes.is_reported(at) {
                 break;
             }
         }

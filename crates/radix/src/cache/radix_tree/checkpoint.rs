@@ -84,7 +84,7 @@ impl RadixTree {
             lock: new_lock,
             private,
             duplicates: given,
-            remap: self.run_behind(node, protected_pages),
+            remap: self.page_run(node, protected_pages),
             protected_pages: n_key_pages,
             inserted_tokens,
             windows,

@@ -1,4 +1,4 @@
-//! The lookup from a node and a page of tokens to the child that starts with it: one table for the whole tree.
+//! The hash table of the tree's children: finds the child of a node that starts with a page of tokens.
 //!
 //! Seven children share a bucket of one cache line. One byte of each child's hash is stored separately, eight buckets
 //! to a line: in a large tree, whose buckets are in no CPU cache, a miss or a removal reads only that line. A child
@@ -60,7 +60,7 @@ impl Outline {
     }
 }
 
-/// A child's position: its distance in buckets from that of its tag, and its slot there.
+/// A child's position: the distance of its bucket from that of its tag, and its slot there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot(u8);
 
@@ -125,13 +125,13 @@ impl Children {
         self.n_used
     }
 
-    /// The first `Some` that `look` returns for a child under the tag.
+    /// The first `Some` that `inspect` returns for a child under the tag.
     #[inline]
-    pub(super) fn find<T>(&self, tag: u32, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
+    pub(super) fn find<T>(&self, tag: u32, mut inspect: impl FnMut(u32) -> Option<T>) -> Option<T> {
         self.candidates(tag).find_map(|(at, place)| {
             let bucket = &self.buckets[at];
             (bucket.tags[place] == tag)
-                .then(|| look(bucket.children[place]))
+                .then(|| inspect(bucket.children[place]))
                 .flatten()
         })
     }
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn children_that_find_their_bucket_full_are_found_until_they_are_removed() {
+    fn overflowed_children_are_found_until_they_are_removed() {
         let all: Vec<(u32, u32)> = tags().zip(0..200).collect();
         for step in [1, 7, 63, 199] {
             let mut kept = Kept::default();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn more_children_than_a_bucket_counts_are_found_until_they_are_removed_and_again() {
+    fn children_beyond_the_overflow_count_are_found_until_they_are_removed() {
         let mut kept = Kept::default();
         for _ in 0..2 {
             (0..600).for_each(|child| kept.insert(u32::MAX, child));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_replaced_where_it_stands_behind_its_full_bucket() {
+    fn an_overflowed_child_is_replaced_in_its_place() {
         for replaced in [7, 19, 299] {
             let mut kept = Kept::default();
             (0..300).for_each(|child| kept.insert(u32::MAX, child));

@@ -3,7 +3,7 @@
 //! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up and may
 //! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
 //! is put back at its true place, at most once for every use since; a node that is locked or has children is dropped
-//! and offered again when that ends.
+//! from the order and offered again when it is an unlocked leaf.
 //!
 //! A policy with queues has such an order for each of them, and its nodes' keys are their places (`queues.rs`).
 
@@ -278,7 +278,7 @@ impl RadixTree {
         black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
-    /// The work left above a leaf that was removed, if it was the last one there or its edge shared a buffer.
+    /// Cleans up above a removed leaf that was the last child there or shared its buffer.
     #[inline(never)]
     fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
         if shares_buffer {

@@ -85,7 +85,7 @@ impl RadixTree {
     }
 
     /// The pages of the path down to `node`, without the first `skip` pages.
-    pub(super) fn run_behind(&self, node: u32, skip: usize) -> PageRun {
+    pub(super) fn page_run(&self, node: u32, skip: usize) -> PageRun {
         let mut path: SmallVec<[u32; INLINE_PATH]> = SmallVec::new();
         let mut at = node;
         while at != NO_NODE {

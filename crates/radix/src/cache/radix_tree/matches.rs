@@ -15,7 +15,7 @@ impl RadixTree {
         self.value_windows(node);
         LockedPrefix {
             lock: self.lock_node(node),
-            pages: self.run_behind(node, 0),
+            pages: self.page_run(node, 0),
             windows: self.window_run(node),
             tokens,
             kv_tokens,

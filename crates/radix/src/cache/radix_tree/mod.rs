@@ -53,12 +53,12 @@ pub struct RadixTree {
     policy: EvictionPolicy,
     ledger: Arc<PoolLedger>,
     arena: Arena,
-    /// The root of each namespace that has nodes. A root holds no tokens, is never locked and goes with its last child,
-    /// so that salts used once leak no memory.
+    /// The root of each namespace that has nodes. A root holds no tokens, is never locked and is removed with its last
+    /// child, so that salts used once leak no memory.
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
-    /// Where the policy keeps queues.
+    /// The queues of the policy, if it keeps some.
     queues: Option<Box<Queues>>,
     /// A split has made a key in the order too large.
     order_is_stale: bool,
@@ -69,11 +69,11 @@ pub struct RadixTree {
     notes: Option<Box<Notes>>,
     /// For an observer of the cache's content, if there is one.
     changes: Option<Box<Changes>>,
-    /// Where layers keep states.
+    /// The states of nodes, if layers keep some.
     states: Option<Box<States>>,
-    /// Where layers have windows.
+    /// The window pages of nodes, if layers have windows.
     windows: Option<Box<Windows>>,
-    /// Where blocks are saved.
+    /// The record of stored blocks, if blocks are saved.
     saves: Option<Box<Saves>>,
 }
 
@@ -87,7 +87,7 @@ pub struct PrefixMatch<'a> {
 
 impl PrefixMatch<'_> {
     pub fn pages(&self) -> PageRun {
-        self.tree.run_behind(self.node, 0)
+        self.tree.page_run(self.node, 0)
     }
 }
 
@@ -135,7 +135,7 @@ struct KeyUse {
 }
 
 impl KeyUse {
-    /// `end` is the node's in the key, which has `key_tokens`.
+    /// Counts the use on a node that ends at `end` in a key of `key_tokens` tokens.
     fn apply(self, (node, past): (&mut Node, &mut Past), end: usize, key_tokens: usize) {
         node.hits += self.hits(end);
         past.priority = past.priority.max(self.priority);

@@ -19,7 +19,7 @@ const MAX_NAMESPACES: usize = 16;
 /// history stores them in a few milliseconds.
 const MAX_FLUSHED_PAGES: usize = 1 << 15;
 
-/// Notes on the nodes, by index. A note outlives its node for no longer than the index is free.
+/// Notes on the nodes, by index. A note may outlive its node until the index is reused.
 #[derive(Default)]
 pub(super) struct Notes {
     nodes: Vec<Note>,

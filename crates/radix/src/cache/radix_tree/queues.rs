@@ -1,7 +1,7 @@
 //! The radix tree's queues for eviction policies of the kind [`QueuePolicy`].
 //!
 //! Only unlocked leaves are in the order of a queue. A node that is locked or has children keeps its place, and gets
-//! its entry back when that ends. A match writes nothing here; an insertion hashes its tokens once.
+//! its entry back as an unlocked leaf. A match writes nothing here; an insertion hashes its tokens once.
 
 use super::RadixTree;
 use super::arena::Arena;
@@ -11,10 +11,10 @@ use crate::cache::prefix_history::PrefixHash;
 
 pub(super) struct Queues {
     policy: Box<dyn QueuePolicy>,
-    /// By node. Roots and free indices have none: theirs are never read.
+    /// By node; those of roots and free indices are never read.
     places: Vec<Place>,
     leaves: Vec<Victims>,
-    /// Of the unlocked leaves, by queue.
+    /// Tokens of the unlocked leaves, by queue.
     tokens: Vec<usize>,
     n_entries: i64,
 }
@@ -22,11 +22,11 @@ pub(super) struct Queues {
 #[derive(Clone, Copy)]
 struct Place {
     queue: u32,
-    /// Hits that the policy counts no longer.
+    /// Hits that the policy no longer counts.
     spent_hits: u32,
     /// Grows from the oldest node of a queue to the youngest.
     position: i64,
-    /// The prefix down to the node's end.
+    /// Hash of the prefix down to the node's end.
     path: PrefixHash,
     /// The tokens by which the node counts in its queue.
     counted: usize,
@@ -89,7 +89,7 @@ impl Queues {
         node
     }
 
-    /// Whether the policy evicts the leaf; it moves it otherwise.
+    /// Returns true if the policy evicts the leaf; moves the leaf otherwise.
     fn scan(&mut self, arena: &Arena, node: u32, entry: PrefixHash) -> bool {
         let place = self.places[node as usize];
         let leaf = ScannedLeaf {
@@ -201,7 +201,7 @@ impl RadixTree {
         queues.recount(&self.arena, lower);
     }
 
-    /// A node was locked, unlocked or removed, or has lost its last child.
+    /// Recounts a node that was locked, unlocked or removed, or that has lost its last child.
     #[inline(always)]
     pub(super) fn recount_queued(&mut self, node: u32) {
         if let Some(queues) = &mut self.queues {

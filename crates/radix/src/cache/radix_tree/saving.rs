@@ -1,4 +1,4 @@
-//! The tree's account of stored blocks, and the queue of blocks to save.
+//! The tree's record of stored blocks, and the queue of blocks to save.
 //!
 //! A block is a fixed number of tokens of a path, from a multiple of that number on, and belongs to the node of its
 //! last token. A published path waits in a queue; at its turn, the tree walks it anew. So an entry never names a
@@ -20,7 +20,7 @@ const MAX_QUEUED_TOKENS: usize = 8 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SaveRules {
     pub block_tokens: usize,
-    /// Prompts and outputs that went through a node before it is saved: 1 saves everything.
+    /// Number of prompts and outputs that must contain a node before it is saved: 1 saves everything.
     pub min_hits: u32,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Saves {
     rules: SaveRules,
     /// By node.
     nodes: Vec<NodeSaves>,
-    /// Raised to forget all stored blocks: accounts of an earlier epoch are void.
+    /// Raised to forget all stored blocks: records of an earlier epoch are void.
     epoch: u32,
     queue: VecDeque<Entry>,
     /// Tokens of all paths in the queue, which are stored to the end of their requests' tokens.
@@ -51,10 +51,10 @@ struct Entry {
     namespace: Namespace,
     tokens: Arc<[u32]>,
     len: usize,
-    /// When it was published last.
+    /// The epoch in which it was last published.
     epoch: u32,
     /// Blocks that end within this many tokens were taken in its turn, and states likewise. A turn takes none twice,
-    /// even if the account is reset meanwhile: a store that refuses everything would otherwise be offered them forever.
+    /// even if the record is reset meanwhile: a store that refuses everything would otherwise be offered them forever.
     blocks_to: usize,
     states_to: usize,
 }
@@ -63,7 +63,7 @@ struct Entry {
 struct Stop {
     node: u32,
     start: usize,
-    /// Where the path leaves it.
+    /// The end of the path's tokens in the node.
     end: usize,
 }
 
@@ -81,7 +81,7 @@ impl Saves {
         saves
     }
 
-    /// The account of a node of which nothing is stored.
+    /// The record of a node of which nothing is stored.
     fn fresh(&self) -> NodeSaves {
         NodeSaves {
             epoch: self.epoch,
@@ -165,7 +165,7 @@ impl RadixTree {
         let Some(mut saves) = self.saves.take() else {
             return Vec::new();
         };
-        saves.carry_on(demand.account);
+        saves.apply(demand.account);
         let mut taken = Taken {
             blocks: Vec::new(),
             left: demand.blocks,
@@ -204,7 +204,7 @@ impl RadixTree {
                 }
                 taken.left -= 1;
                 let first_page = self.page_size.full_pages(block_end - block_tokens);
-                let pages = self.run_behind(*node, first_page);
+                let pages = self.page_run(*node, first_page);
                 let n_pages = self.page_size.full_pages(block_tokens);
                 let pages = pages.iter().take(n_pages).collect();
                 taken.push(entry, block, UnsavedPart::Pages(pages));
@@ -289,7 +289,7 @@ impl Taken {
 }
 
 impl Saves {
-    fn carry_on(&mut self, account: SaveAccount) {
+    fn apply(&mut self, account: SaveAccount) {
         if account == SaveAccount::Keep {
             return;
         }
@@ -305,7 +305,7 @@ impl Saves {
         self.queued_tokens = 0;
     }
 
-    /// Queues a path. It replaces the youngest one if it extends that.
+    /// Queues a path. It replaces the youngest queued path if it extends that one.
     fn push(&mut self, key: Key<'_>) {
         let len = key.tokens.len();
         if let (Some(last), Some(owner)) = (self.queue.back_mut(), key.owner)

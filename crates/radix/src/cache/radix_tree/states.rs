@@ -1,7 +1,7 @@
-//! States of nodes, where layers keep any: the positions from which prompts may resume, and the order of drops.
+//! Recurrent states of nodes: the positions from which prompts may resume, and the order in which states are dropped.
 //!
-//! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
-//! node did. Dropping a state keeps the node's pages: they still show where prompts diverge.
+//! A node's state is the state after exactly its last token. A split leaves it with the lower half, which ends where
+//! the node did. Dropping a state keeps the node's pages: they still show where prompts diverge.
 //!
 //! A state cannot be truncated: a match ends at the deepest node that has one. K/V that is cached beyond it is computed
 //! again, and its pages come back as duplicates.
@@ -202,7 +202,7 @@ impl RadixTree {
                 };
                 states.nodes.insert(node, kept);
                 states.thinned.remove(&node);
-                // It moves back in the order of eviction.
+                // With a state, the node moves back in the order of eviction.
                 self.arena[node].is_used_since = true;
             }
         }
@@ -390,7 +390,9 @@ impl RadixTree {
         for &node in &states.thinned {
             let is_live = node < self.arena.indices().end && self.arena[node].is_live;
             if !is_live || states.has(node) {
-                return Err(format!("node {node} counts as one that lost its state"));
+                return Err(format!(
+                    "node {node} is recorded as thinned, but has a state or does not exist"
+                ));
             }
         }
         for node in states.pinned.keys() {

@@ -32,9 +32,9 @@ pub(super) struct Windows {
 
 #[derive(Default)]
 struct NodeWindow {
-    /// One for each page of the node, or none.
+    /// Window pages: one for each page of the node, or none.
     pages: Vec<PageId>,
-    /// Locks that keep them. A lock counts also where there are none.
+    /// Locks that keep the pages; counted also if the node has none.
     locks: u32,
     worth: Worth,
 }
@@ -175,7 +175,7 @@ impl RadixTree {
             if reached <= needed {
                 return (candidate, end);
             }
-            // All nodes from the hole down to the candidate see it as well.
+            // The windows of all nodes between the gap and the candidate include the gap, too.
             candidate = self.arena[at].parent;
         }
         (NO_NODE, 0)
@@ -247,7 +247,8 @@ impl RadixTree {
         }
     }
 
-    /// Prompts are likely to resume from the end of a node, or one does. The end of a chunk alone is no such position.
+    /// Raises the worth of the window pages before the end of a node, from which a prompt resumes or prompts are likely
+    /// to resume. The end of a chunk alone is no such position.
     pub(super) fn value_windows(&mut self, node: u32) {
         if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
             return;
@@ -265,7 +266,7 @@ impl RadixTree {
         }
     }
 
-    /// A path was extended past a node that was its end.
+    /// Lowers the worth of the window pages before a node that is no longer the end of a path.
     pub(super) fn outgrow(&mut self, node: u32) {
         if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
             return;

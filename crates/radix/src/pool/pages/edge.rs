@@ -26,7 +26,6 @@ pub(crate) enum EdgeBuffer {
     Long(Option<Arc<LongEdge>>),
 }
 
-/// See [`EdgeBuffer::Long`].
 #[derive(Debug)]
 pub(crate) struct LongEdge {
     /// May be a request's array.
@@ -162,7 +161,7 @@ impl Iterator for Ids<'_> {
 #[derive(Debug)]
 pub(crate) struct Edge {
     buffer: EdgeBuffer,
-    /// In tokens.
+    /// The edge's range of the buffer, in tokens.
     start: u32,
     end: u32,
     /// The ledger that counts the pages, if there are any.
@@ -195,7 +194,7 @@ impl Edge {
         let n_given = pages.len() - at;
         assert!(
             n_given == n_pages,
-            "{n_pages} pages of key with {n_given} pages"
+            "the key needs {n_pages} pages, but {n_given} were given"
         );
         let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
         let buffer = if tokens.len() > LONG_TOKENS {

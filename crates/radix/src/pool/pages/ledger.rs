@@ -6,7 +6,7 @@ use super::PageSize;
 
 /// Counts the holdings of one pool that were dropped instead of handed back.
 ///
-/// It is closed when the pool itself is torn down: later drops are no leaks.
+/// The ledger is closed when the pool itself is torn down: later drops are not leaks.
 #[derive(Debug)]
 pub struct PoolLedger {
     page_size: PageSize,

@@ -135,7 +135,6 @@ impl Pages {
         OneByOne::new(self)
     }
 
-    /// Takes all pages out.
     pub fn take(&mut self) -> Self {
         std::mem::take(self)
     }

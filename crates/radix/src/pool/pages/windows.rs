@@ -61,7 +61,7 @@ pub struct RowWindows {
 }
 
 impl RowWindows {
-    /// None yet, of a sequence that has `first` pages.
+    /// No window pages yet, of a sequence that has `first` cached pages.
     pub fn behind(first: usize) -> Self {
         Self {
             first,

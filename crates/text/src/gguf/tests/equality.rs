@@ -1,4 +1,4 @@
-//! Tests of equality with `tokenizer.json`: a model read from its folder, and from the fields that a converter keeps.
+//! Tests that a vocabulary in GGUF fields encodes texts as the `tokenizer.json` that it was converted from.
 
 use std::path::PathBuf;
 
@@ -145,7 +145,7 @@ fn check_folder(name: &str, seed: u64) {
 
 /// The tokenizer of all folders in `tests/fixtures/models`: GPT-2's words.
 #[test]
-fn the_models_of_the_oracle_encode_alike() {
+fn the_fixture_models_encode_alike() {
     check_folder("tests/fixtures/models/llama", 1);
     let text = |name: &str| std::fs::read(folder(name).join("tokenizer.json")).expect("a file");
     for name in ["mistral", "qwen2", "qwen3", "llama-sharded"] {

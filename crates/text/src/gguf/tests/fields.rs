@@ -23,7 +23,7 @@ fn check_prompt(fields: VocabularyFields<'_>, expect: &[u32]) {
 }
 
 #[test]
-fn prompts_get_the_ends_that_the_file_asks_for() {
+fn prompts_get_the_special_tokens_that_the_file_asks_for() {
     check_prompt(with_ends(), &[257]);
     let add_bos = |add_bos, add_eos| VocabularyFields {
         add_bos: Some(add_bos),
@@ -48,7 +48,7 @@ fn prompts_get_the_ends_that_the_file_asks_for() {
 }
 
 #[test]
-fn added_tokens_are_those_of_the_types_for_them() {
+fn added_tokens_are_control_and_user_defined_tokens() {
     let model = load(byte_level(&[
         ("<|control|>", CONTROL),
         ("<tool_call>", USER),
@@ -95,7 +95,7 @@ fn qwen_composes_and_others_do_not() {
 }
 
 #[test]
-fn outputs_end_at_named_ids_and_at_control_tokens_that_are_known_to() {
+fn outputs_end_at_named_ids_and_known_control_tokens() {
     let check = |fields: &VocabularyFields<'_>, expect: &[u32]| {
         assert_eq!(fields.end_token_ids(), expect);
     };

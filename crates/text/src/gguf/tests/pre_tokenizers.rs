@@ -1,4 +1,4 @@
-//! Tests of how named pre-tokenizers cut texts into words: as in the `tokenizer.json` of their models.
+//! Tests that named pre-tokenizers split texts as the `tokenizer.json` files of their models do.
 
 use std::collections::HashSet;
 
@@ -42,7 +42,7 @@ fn written() -> Vec<(&'static str, Vec<Value>)> {
     ]
 }
 
-/// Bytes, and most pairs at which words may end, so that ids show the cuts of a text; words that no merge makes.
+/// Bytes, most pairs at which words may end (so that ids show how a text was split), and words that no merge makes.
 fn vocabulary() -> VocabularyFields<'static> {
     let mut fields = byte_level(&[]);
     let bytes: Vec<String> = fields.tokens[..256]
@@ -142,7 +142,7 @@ fn same_ids(expected: &TextModel, found: &TextModel, (name, text): (&str, &str))
 }
 
 #[test]
-fn names_cut_texts_as_the_files_that_they_stand_for() {
+fn named_pre_tokenizers_split_texts_as_their_files_do() {
     let (fields, texts) = (vocabulary(), texts());
     let mut all = Vec::new();
     for (name, steps) in written() {

@@ -1,4 +1,4 @@
-//! Tests of files that are refused, each with a sentence.
+//! Tests of the errors for invalid vocabularies.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn check(change: impl FnOnce(&mut VocabularyFields<'static>), expect: &str) {
 }
 
 #[test]
-fn tokenizers_that_are_not_known_are_named() {
+fn unknown_tokenizers_are_named() {
     check(
         |fields| fields.model = "bert".to_owned(),
         "tokenizer.ggml.model is \"bert\"",
@@ -89,7 +89,7 @@ fn merges_must_make_a_token_of_two() {
 }
 
 #[test]
-fn ids_must_lie_in_the_vocabulary() {
+fn ids_must_be_in_the_vocabulary() {
     check(
         |fields| fields.eos_id = Some(259),
         "eos_token_id is 259, but there are 259 tokens",
@@ -117,7 +117,7 @@ fn absurd_sizes_are_refused() {
 }
 
 #[test]
-fn scores_must_be_there_and_the_work_on_them_bounded() {
+fn scores_are_required_and_the_work_on_them_is_bounded() {
     let pieces = |n: usize| {
         let tokens: Vec<String> = (1..=n).map(|length| "a".repeat(length)).collect();
         VocabularyFields {

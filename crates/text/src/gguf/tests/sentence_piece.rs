@@ -58,8 +58,8 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
             continue;
         }
         vocab.insert(in_file(text), json!(id));
-        // Added, it would only be found where a text spells it with U+2581, and be taken for less than the run that it is in
-        // where a blank is put before texts.
+        // As an added token, a run would be found only where a text has U+2581, and without the blank that is prepended
+        // to a text.
         let is_run = prefix && text.trim_matches(' ').is_empty();
         if matches!(*kind, 2..=4) && !is_run {
             added.push(

@@ -3,8 +3,8 @@
 use super::*;
 use crate::TokenPiece;
 
-/// A vocabulary like Gemma's: runs of blanks, line ends and tabs are user-defined, with the score that converters give them.
-/// Letters, then words with falling scores; ids of `added` follow.
+/// A vocabulary like Gemma's: letters, then words with decreasing scores, then `added`. Runs of blanks, newlines and
+/// tabs are user-defined, with the score that converters give them.
 fn gemma(added: &[(&str, i32)], prefix: bool) -> VocabularyFields<'static> {
     let mut tokens: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>"]
         .map(str::to_owned)
@@ -52,7 +52,7 @@ const RUNS: [(&str, i32); 8] = [
 /// The tokens of a text, as the vocabulary writes them.
 fn tokens(model: &TextModel, text: &str) -> Vec<String> {
     let ids = model.encode_chat(text).expect("bytes are covered");
-    assert_eq!(model.decode(&ids, false, true), text, "it comes back");
+    assert_eq!(model.decode(&ids, false, true), text, "decoded text");
     ids.into_iter()
         .map(|id| model.token(id).expect("a token"))
         .collect()
@@ -79,19 +79,19 @@ fn runs_of_blanks_come_before_all_merges() {
     check("  <turn>  in", &["▁▁", "<turn>", "▁▁", "in"]);
 }
 
-/// SentencePiece takes its own sign for a blank, wherever it comes from.
+/// SentencePiece reads U+2581 as a blank in prompts, too.
 #[test]
-fn the_sign_for_a_blank_in_a_text_is_a_blank() {
+fn u_2581_in_a_text_is_a_blank() {
     let model = load(gemma(&RUNS, false));
     let ids = |text| model.encode_chat(text).expect("bytes are covered");
     assert_eq!(ids("Hi▁▁Hello"), ids("Hi  Hello"));
     assert_eq!(ids("Hi▁ Hello"), ids("Hi  Hello"));
 }
 
-/// A blank before every text is one more of the run that follows it. Text after a run gets none, as in SentencePiece
-/// and in the merges of `tokenizer.json`, so that the text comes back.
+/// The blank that is prepended to a text joins the run that follows it. Text after a run gets no blank, as in
+/// SentencePiece and in the merges of `tokenizer.json`, so that decoding restores the text.
 #[test]
-fn runs_of_blanks_count_the_blank_that_is_put_before_a_text() {
+fn runs_of_blanks_include_the_prepended_blank() {
     let model = load(gemma(&RUNS, true));
     let check = |text: &str, expect: &[&str]| assert_eq!(tokens(&model, text), expect, "{text:?}");
     check("Hi  Hello", &["▁", "Hi", "▁▁", "Hello"]);
@@ -117,7 +117,7 @@ fn pieces_of_several_kinds_of_blanks_and_letters_are_found_whole() {
 
 /// Where a word is written like a user-defined piece, each keeps its id and its text.
 #[test]
-fn a_word_beside_the_piece_of_the_same_blanks_stays_a_word() {
+fn a_word_with_the_text_of_a_user_defined_piece_stays_a_word() {
     let mut fields = gemma(&[("  ", USER)], false);
     fields.tokens.push("▁▁".into());
     fields.token_types.push(1);
@@ -146,7 +146,7 @@ fn runs_of_blanks_are_text_to_grammars() {
 
 /// DeepSeek's vocabularies have added tokens whose letters spell bytes in GPT-2's table.
 #[test]
-fn added_letters_that_spell_bytes_come_back_as_letters() {
+fn added_tokens_whose_letters_spell_bytes_decode_to_letters() {
     let added = [
         ("öl", USER),
         ("Ġx", USER),
@@ -163,9 +163,9 @@ fn added_letters_that_spell_bytes_come_back_as_letters() {
     assert_eq!(model.token_text(258), "öl");
 }
 
-/// In Phi-3's `tokenizer.json` they have `rstrip`, which the file does not say.
+/// In Phi-3's `tokenizer.json` these markers have `rstrip`, which a GGUF file does not say.
 #[test]
-fn the_markers_of_phi_3_take_the_blanks_behind_them_along() {
+fn the_markers_of_phi_3_absorb_the_white_space_after_them() {
     let added = [
         ("<|user|>", CONTROL),
         ("<|end|>", CONTROL),

@@ -59,7 +59,7 @@ impl<'t> Interpreter<'t> {
         )))
     }
 
-    /// An attribute by itself, or a method.
+    /// An attribute or a method, without the items of mappings.
     fn own_attribute(&self, value: &Value, name: &str) -> Result<Option<Value>> {
         let found = match value {
             Value::Object(id) => self.object_attribute(*id, name)?,

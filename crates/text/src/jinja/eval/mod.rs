@@ -23,14 +23,14 @@ use super::meter;
 use super::parser::Parsed;
 use super::value::Value;
 
-/// Calls and blocks inside of each other.
+/// Most nested calls and blocks.
 const MAX_LEVELS: usize = 2_000;
 /// Bytes of stack that a rendering may take: threads have at least 2 MiB.
 const MAX_STACK_BYTES: usize = 1 << 20;
-/// Bytes that a function reads for the price of one instruction.
+/// Bytes that a function reads as one instruction.
 const BYTES_AN_INSTRUCTION: usize = 64;
 
-/// The variables of a block; the blocks around it come after.
+/// The variables of a block, and the scope around it.
 pub(super) struct Scope<'t> {
     variables: RefCell<Vec<(&'t str, Value)>>,
     outer: Option<Rc<Scope<'t>>>,
@@ -67,7 +67,7 @@ impl<'t> Scope<'t> {
 
 pub(super) enum Object<'t> {
     Namespace(Vec<(String, Value)>),
-    /// A macro by its number, and the variables around it.
+    /// A macro by its index, and the scope around it.
     Macro(usize, Rc<Scope<'t>>),
     Loop(LoopState<'t>),
     Cycler {
@@ -95,14 +95,14 @@ pub(super) struct Interpreter<'t> {
     variables: &'t FxHashMap<String, Value>,
     limits: Limits,
     objects: RefCell<Vec<Object<'t>>>,
-    /// The inputs of the filters of blocks.
+    /// The texts of the filter blocks that are being evaluated.
     blocks: RefCell<Vec<Value>>,
     /// Bytes of all output that is being written.
     written: Cell<usize>,
     line: Cell<usize>,
     levels: Cell<usize>,
     stack_start: usize,
-    /// Bytes of values when it began.
+    /// Bytes of values when the rendering began.
     memory_start: usize,
 }
 
@@ -130,7 +130,7 @@ pub(super) fn render(
     });
     let mut out = String::new();
     let ran = interpreter.run(&template.body, &root, &mut out);
-    // A comparison that had no instructions left has no result.
+    // The result of a comparison without instructions left is wrong: fail.
     let ran = ran.and_then(|_| interpreter.step(1));
     meter::begin(u64::MAX);
     match ran {
@@ -157,7 +157,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    /// Takes the instructions of reading a value.
+    /// Spends the instructions for reading a value.
     pub(super) fn step_over(&self, value: &Value) -> Result<()> {
         self.step(1 + value.bytes() / BYTES_AN_INSTRUCTION)
     }
@@ -171,7 +171,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    /// Checks the size of `count` times `bytes` before they are made.
+    /// Checks the limits for `count` times `bytes` before they are allocated.
     pub(super) fn check_repeated(&self, bytes: usize, count: usize) -> Result<()> {
         let Some(all) = bytes.checked_mul(count) else {
             return Err(Fault::Memory);

@@ -9,7 +9,7 @@ use super::super::number::{Arithmetic, Number, arithmetic};
 use super::super::value::{Text, Value};
 use super::Interpreter;
 
-/// Instructions that an operator takes with integers of any length.
+/// Instructions of an operator on integers of arbitrary length.
 const LONG_ARITHMETIC: usize = 250;
 
 impl Interpreter<'_> {

@@ -38,7 +38,7 @@ pub(super) fn at(value: &Value, index: &Value) -> Option<Value> {
     }
 }
 
-/// The places of a slice: the first, the step and how many.
+/// The indices of a slice: the first, the step and the count.
 pub(in super::super) fn places(parts: &[Value; 3], len: usize) -> Result<(i64, i64, usize)> {
     let number = |value: &Value| -> Result<Option<i64>> {
         match Number::of(value) {

@@ -172,10 +172,10 @@ impl<'t> Interpreter<'t> {
             last: None,
         }))?;
         let Value::Object(id) = state else {
-            return Fault::other("no loop");
+            return Fault::other("not a loop");
         };
         let result = self.iterate(node, id, len, scope, out);
-        // Nothing but a namespace refers to a loop that has ended: its items need no memory.
+        // Only a namespace may still refer to a loop that has ended: free its items.
         if let Some(Object::Loop(state)) = self.objects.borrow_mut().get_mut(id) {
             state.items = Vec::new();
             state.last = None;
@@ -198,7 +198,7 @@ impl<'t> Interpreter<'t> {
                     state.index = index;
                     state.items[index].clone()
                 }
-                _ => return Fault::other("no loop"),
+                _ => return Fault::other("not a loop"),
             };
             let inner = Scope::inside(scope);
             inner.set("loop", Value::Object(id));

@@ -158,7 +158,7 @@ impl Interpreter<'_> {
         })
     }
 
-    /// A text as `soft_str` makes it.
+    /// Converts a value to a text as Jinja's `soft_str` does.
     fn soft(&self, value: &Value) -> Result<Value> {
         match value {
             Value::Text(_) => Ok(value.clone()),

@@ -111,7 +111,7 @@ impl Interpreter<'_> {
                     self.arithmetic(Arithmetic::Pow, &Value::Int(10), &Value::Int(precision))?;
                 let scaled = self.arithmetic(Arithmetic::Mul, value, &scale)?;
                 let Some(scaled) = Number::of(&scaled) else {
-                    return Fault::other("no number");
+                    return Fault::other("not a number");
                 };
                 let whole = match scaled {
                     Number::Float(number) => {
@@ -158,7 +158,7 @@ fn float_of(value: &Value) -> Option<f64> {
     }
 }
 
-/// Rounds to a power of ten, to the even one where two are as near.
+/// Rounds to a multiple of a power of ten, half to even.
 fn round_whole(number: &BigInt, digits: u64) -> Result<Value> {
     use num_integer::Integer as _;
     use num_traits::{Pow, Zero};

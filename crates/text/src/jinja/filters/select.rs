@@ -5,11 +5,11 @@ use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// The way to a part of an item: names and indexes.
+/// The path to a part of an item: names and indices.
 pub(super) type Getter = Vec<Value>;
 
 impl Interpreter<'_> {
-    /// Reads an attribute such as `a.0.b`.
+    /// Parses an attribute such as `a.0.b`.
     pub(super) fn getter(&self, attribute: Option<Value>) -> Result<Getter> {
         Ok(match attribute {
             None | Some(Value::None) => Vec::new(),

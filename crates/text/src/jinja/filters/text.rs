@@ -6,7 +6,7 @@ use super::super::eval::Interpreter;
 use super::super::methods::{capitalized, centered, lines, words};
 use super::super::value::Value;
 
-/// Characters by which `truncate` may be exceeded, as Jinja's policy has it.
+/// Characters by which a text may exceed the length of `truncate`, as in Jinja's policies.
 const LEEWAY: i64 = 5;
 
 impl Interpreter<'_> {

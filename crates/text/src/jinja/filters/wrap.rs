@@ -50,7 +50,7 @@ fn is_blank(character: char) -> bool {
 }
 
 impl Wrap {
-    /// Characters of a chunk, or one more than a line has.
+    /// The number of characters of a chunk, counted up to one more than fit in a line.
     fn width_of(&self, chunk: &str) -> usize {
         chunk.chars().take(self.width + 1).count()
     }

@@ -5,7 +5,7 @@ use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// The arguments of a call, and the next that has no name.
+/// The arguments of a call, and the index of the next positional one.
 struct Fields<'a> {
     args: &'a Args,
     next: usize,
@@ -151,7 +151,7 @@ fn positional(args: &Args, index: usize) -> Result<Value> {
     }
 }
 
-/// Where the field ends that `rest` begins with.
+/// The end of the field that `rest` begins with.
 fn closing(rest: &str) -> Option<usize> {
     let mut open = 1;
     for (at, byte) in rest.bytes().enumerate() {

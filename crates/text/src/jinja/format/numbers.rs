@@ -72,7 +72,7 @@ fn trimmed(digits: &str) -> &str {
     }
 }
 
-/// A float without a form, with digits: as `g`, but with one digit after the point at least.
+/// A float without a presentation type: as `g`, but with at least one digit after the point.
 pub(super) fn plain(number: f64, precision: Option<usize>) -> String {
     let number = number.abs();
     let Some(precision) = precision.map(|precision| precision.max(1)) else {

@@ -1,4 +1,4 @@
-//! Python's `text % values`.
+//! Python's `%` formatting: `text % values`.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -24,7 +24,7 @@ struct Conversion {
     precision: Option<usize>,
 }
 
-/// The values that a text takes, in turn or by name.
+/// The values of a format string, taken in order or by name.
 struct Values<'a> {
     items: &'a [Value],
     next: usize,

@@ -6,7 +6,7 @@ use super::super::eval::Interpreter;
 use super::super::eval::places;
 use super::super::value::Value;
 
-/// A text between two places, and the first place in characters.
+/// A part of a text, and its start in characters.
 struct Window<'a> {
     text: &'a str,
     start: usize,

@@ -41,7 +41,6 @@ pub(super) fn split_blank(text: &str, most: usize, from_end: bool) -> Vec<&str> 
                 }
             }
         }
-        // Without a limit nothing but words is left.
         parts.reverse();
         return parts;
     }

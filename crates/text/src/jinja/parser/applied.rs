@@ -77,7 +77,7 @@ impl Parser {
         expr(Kind::Filter(value.map(Box::new), name, arguments), depth)
     }
 
-    /// Filters one after the other, for the output of a block.
+    /// Parses the filters of a block's output.
     pub(super) fn filters_of_block(&mut self) -> Result<Option<Expr>> {
         let mut filters = None;
         while self.skip_sign("|") {

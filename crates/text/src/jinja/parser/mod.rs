@@ -8,7 +8,7 @@ use super::ast::{Expr, Kind, MacroBody, Statement};
 use super::lexer::lex;
 use super::token::{self, Token};
 
-/// Levels of expressions and blocks inside of each other.
+/// Most nested levels of expressions and blocks.
 pub(super) const MAX_DEPTH: u16 = 200;
 /// Longest template.
 const MAX_BYTES: usize = 4 << 20;
@@ -162,7 +162,7 @@ impl Parser {
     }
 }
 
-/// An expression of parts of this depth.
+/// Makes an expression whose parts have this depth.
 fn expr(kind: Kind, depth: u16) -> Result<Expr> {
     if depth < MAX_DEPTH {
         Ok(Expr {

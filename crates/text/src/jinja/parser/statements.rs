@@ -9,7 +9,7 @@ impl Parser {
         self.statements(&[])
     }
 
-    /// Statements up to a tag of one of these names, which is left; without names up to the end of the template.
+    /// Statements up to a tag of one of these names, whose name is next; without names up to the end of the template.
     fn statements(&mut self, ends: &[&str]) -> Result<Vec<Statement>> {
         let mut body = Vec::new();
         loop {
@@ -73,7 +73,7 @@ impl Parser {
                 }
                 return Ok(Action::FilterBlock(filter, self.body_to_end("endfilter")?));
             }
-            // It marks tokens for training and prints as it is.
+            // The tag marks tokens for training; its body is rendered as usual.
             "generation" => return Ok(Action::Scope(self.body_to_end("endgeneration")?)),
             "block" => return self.block(),
             "print" => {

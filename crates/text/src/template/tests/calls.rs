@@ -16,15 +16,15 @@ fn calls_are_in_the_content_where_a_template_leaves_them_out() {
         ])
     };
     let written = "<|tool_call_start|>[f(x=[True, \"y\"])]<|tool_call_end|>";
-    for (content, said) in [(json!(null), ""), (json!(""), ""), (json!("So."), "So.")] {
-        let expected = format!("<user>a<assistant>{said}{written}<tool>4");
+    for (content, text) in [(json!(null), ""), (json!(""), ""), (json!("So."), "So.")] {
+        let expected = format!("<user>a<assistant>{text}{written}<tool>4");
         let mut template = compile(WITHOUT);
         template.put_calls_into_content(CallWriter::Lfm2);
         let chat = chat(content);
         assert_eq!(template.render(&ChatPrompt::new(&chat)), Ok(expected));
         let mut template = compile(WITH);
         template.put_calls_into_content(CallWriter::Lfm2);
-        let expected = format!("<user>a<assistant>{said}f{{\"x\": [true, \"y\"]}}<tool>4");
+        let expected = format!("<user>a<assistant>{text}f{{\"x\": [true, \"y\"]}}<tool>4");
         assert_eq!(template.render(&ChatPrompt::new(&chat)), Ok(expected));
     }
 }
@@ -52,7 +52,7 @@ fn ids_of_calls_are_short_where_the_template_wants_them() {
 }
 
 #[test]
-fn arguments_that_are_no_object_end_no_conversation() {
+fn a_conversation_continues_after_arguments_that_are_not_an_object() {
     let messages = json!([{"role": "assistant", "content": "", "tool_calls": [
         {"function": {"name": "f", "arguments": "{\"row\": "}}]}]);
     let shown = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}";

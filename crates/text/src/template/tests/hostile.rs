@@ -1,4 +1,4 @@
-//! Tests that no template ends the process, takes memory without bound or runs on.
+//! Tests that no template ends the process, takes memory without bound or runs forever.
 
 use super::*;
 
@@ -12,7 +12,7 @@ const SMALL: Limits = Limits {
     output_bytes: 1 << 20,
 };
 
-/// Renders on a stack as threads have it by default; fails with the error's words.
+/// Renders on a thread with the default stack size; returns the text or the error's message.
 fn rendered(source: String) -> Result<String, String> {
     let run = move || {
         let template = Template::compile(&source)?;
@@ -65,7 +65,7 @@ fn templates_that_ask_for_too_much_are_refused() {
         ),
     ] {
         let error = error_of(source.to_owned());
-        let error = error.unwrap_or_else(|| panic!("{source} is taken"));
+        let error = error.unwrap_or_else(|| panic!("{source} is accepted"));
         let is_a_limit = ["memory", "instructions"];
         let agrees = error.contains(words)
             || (is_a_limit.contains(&words) && is_a_limit.iter().any(|it| error.contains(it)));
@@ -105,7 +105,7 @@ fn sources_that_nest_deep_are_refused() {
                 error.contains("nests deeper") || is_flat,
                 "{repeated:.20}: {error}"
             ),
-            None => panic!("{repeated:.20} is taken"),
+            None => panic!("{repeated:.20} is accepted"),
         }
     }
     for (open, close) in [
@@ -125,10 +125,10 @@ fn sources_that_nest_deep_are_refused() {
     }
 }
 
-/// A filter takes instructions for the bytes that it reads. Those here read none of a list's items, so that templates may ask
-/// for the number of messages in a loop over them.
+/// A filter takes instructions for the bytes that it reads. These filters read no items of a list, so that templates
+/// may ask for the number of messages in a loop over them.
 #[test]
-fn filters_that_look_at_no_item_cost_the_same_for_every_length() {
+fn filters_that_read_no_item_cost_the_same_at_any_length() {
     let thousandfold = |value: &str, filter: &str| {
         error_of(format!(
             "{{% set value = {value} %}}{{% for i in range(1000) %}}{{% set kept = value | {filter} %}}{{% endfor %}}"
@@ -150,7 +150,7 @@ fn filters_that_look_at_no_item_cost_the_same_for_every_length() {
 }
 
 #[test]
-fn a_namespace_that_holds_itself_leaves_nothing() {
+fn a_namespace_that_holds_itself_does_not_use_up_memory() {
     let source =
         "{% set ns = namespace() %}{% set ns.a = [ns, 'x' * 1000000] %}{{ ns.a | length }}";
     for _ in 0..20 {

@@ -118,7 +118,7 @@ fn say(role: &str, content: &str) -> Json {
 }
 
 #[test]
-fn a_template_is_tried_with_instructions_between_the_turns() {
+fn a_template_is_probed_for_late_system_messages() {
     const HOISTS: &str = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}\
                           {% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}";
     const LEAVES_OUT: &str =
@@ -196,7 +196,7 @@ fn llama3_has_the_date_the_bos_token_and_indented_tools() {
 }
 
 #[test]
-fn mistral_refuses_roles_out_of_order_in_its_own_words() {
+fn mistral_rejects_roles_out_of_order_with_its_own_message() {
     let chat = json!([say("user", "a"), say("assistant", "b"), say("user", "c")]);
     assert_eq!(
         render(MISTRAL, chat),
@@ -210,7 +210,7 @@ fn mistral_refuses_roles_out_of_order_in_its_own_words() {
 }
 
 #[test]
-fn qwen3_drops_old_thoughts_and_can_be_told_not_to_think() {
+fn qwen3_drops_old_thoughts_and_can_skip_thinking() {
     let chat = json!([
         say("user", "a"), say("assistant", "<think>\nold\n</think>\n\nb"), say("user", "c"),
         {"role": "assistant", "content": null, "tool_calls": [
@@ -257,7 +257,7 @@ fn tojson_writes_what_python_writes() {
 }
 
 #[test]
-fn jinja_as_transformers_sets_it_up() {
+fn jinja_is_configured_as_in_transformers() {
     for (source, expected) in [
         (
             "{% for m in messages %}\n  {% if loop.index == 2 %}\n    {% break %}\n  {% endif %}\n{{ m.role }}\n{% endfor %}",
@@ -306,7 +306,7 @@ fn content_parts_are_joined_unless_the_template_takes_parts() {
 }
 
 #[test]
-fn malformed_messages_are_refused_by_place() {
+fn errors_locate_malformed_messages() {
     for (messages, words) in [
         (json!("hi"), "messages is not a list"),
         (json!([]), "at least one message"),
@@ -419,7 +419,7 @@ fn a_final_message_is_continued_where_its_content_ends() {
 }
 
 #[test]
-fn developers_are_the_system_unless_the_template_knows_them() {
+fn developer_messages_are_system_messages_unless_the_template_knows_the_role() {
     let chat = json!([say("developer", "a"), say("user", "b")]);
     let roles = "{% for m in messages %}{{ m.role }} {% endfor %}";
     assert_eq!(render(roles, chat.clone()), "system user ");
@@ -428,7 +428,7 @@ fn developers_are_the_system_unless_the_template_knows_them() {
 }
 
 #[test]
-fn nothing_is_not_iterable_and_text_is() {
+fn none_is_not_iterable_and_text_is() {
     let source = "{% if none is iterable %}yes{% else %}no{% endif %} {% if 'ab' is iterable %}yes{% endif %}";
     assert_eq!(render(source, json!([say("user", "a")])), "no yes");
 }

@@ -1,11 +1,10 @@
-//! Roofline floors: the least time of a step, which reads every weight once and computes every product once.
+//! Roofline floors: the least time of a step, if it reads every weight once and computes every product once.
 //!
-//! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products,
-//! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Only
-//! chosen experts count: a token computes with its own, and a step reads as many as its tokens would choose if all
-//! experts were equally likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be too
-//! low, never too high. A query that is sparse reads all labels, and the K/V of as few tokens as it could if all its
-//! heads chose the same.
+//! A floor counts the matrices of the layers, the output projection (for sampled tokens only), attention's two
+//! products, the products with recurrent states, reads of cached keys and values, and reads and writes of states. Only
+//! chosen experts count: a step reads the expected number of distinct experts if all were equally likely. Norms,
+//! activations, sampling and embedding lookups are omitted, so that a floor may be too low but not too high. A sparse
+//! query reads all labels, and the keys and values of as few tokens as if all its heads chose the same ones.
 
 mod attention;
 #[cfg(test)]
@@ -21,7 +20,7 @@ use souffleur::state::pool::kv_layout::KvLayout;
 
 use self::attention::{AttentionCost, SparseCost, label_bytes};
 
-/// Every kind of products.
+/// All kinds of weight products.
 const PRODUCTS: [WeightProduct; 4] = [
     WeightProduct::F32,
     WeightProduct::Bf16,
@@ -66,43 +65,43 @@ impl<T: Copy> ByProduct<T> {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
-    /// Elements of all layers' matrices, with only the experts of one token.
+    /// Elements of the layers' matrices, with only the experts that one token chooses.
     layer_elements: ByProduct<u64>,
     /// Elements of the output projection.
     head_elements: ByProduct<u64>,
-    /// All these matrices but experts, with their scales if they are quantised.
+    /// Bytes of these matrices without experts, with their scales if they are quantised.
     matrix_bytes: u64,
     /// Bytes of all experts' matrices and their scales.
     expert_bytes: u64,
     experts: Option<ExpertsConfig>,
     attention: Vec<AttentionCost>,
-    /// The states of one sequence in the other layers, in bytes.
+    /// Bytes of the recurrent states of one sequence.
     state_bytes: u64,
-    /// Operations of a token with these states.
+    /// Operations of one token with these states.
     state_ops: u64,
 }
 
-/// The tokens of one sequence in a step; the last one is sampled from.
+/// The tokens of one sequence in a step; the logits of the last one are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Tokens whose K/V is there already.
+    /// Tokens whose keys and values are cached.
     pub cached_tokens: u64,
     pub new_tokens: u64,
 }
 
-/// The machine's highest rates, in the same minute.
+/// The machine's highest rates, measured in the same minute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
     pub read_bytes_per_s: f64,
     pub weight_ops_per_s: ByProduct<f64>,
-    /// Operations per second on the type that K/V is multiplied in.
+    /// Operations per second in the data type of attention.
     pub attention_ops_per_s: f64,
-    /// Operations per second on f32, which states are multiplied in.
+    /// Operations per second in f32, the data type of products with states.
     pub state_ops_per_s: f64,
 }
 
 impl ModelCost {
-    /// Counts a model's matrices, of `bytes` each, and its layers' K/V and states.
+    /// Counts a model's matrices, whose size `bytes` returns, and the keys, values and states of its layers.
     pub fn new(
         config: &ModelConfig,
         matrices: &[LoadedMatrix],
@@ -161,7 +160,7 @@ impl ModelCost {
         }
     }
 
-    /// The cost with queries that are sparse in the layers of `layout` that have labels.
+    /// The cost if queries are sparse in the layers of `layout` that have labels.
     pub fn sparse(mut self, layout: &KvLayout, rules: &DoubleSparsity, n_heads: usize) -> Self {
         let pages = (0..layout.layers().len()).filter_map(|layer| layout.read_by(layer));
         for (cost, pages) in self.attention.iter_mut().zip(pages) {
@@ -175,7 +174,7 @@ impl ModelCost {
         self
     }
 
-    /// Counts operations by the kind of product.
+    /// The operations of products with weights, by kind of product.
     pub fn weight_ops(&self, step: &[Extent]) -> [u64; 4] {
         let tokens = new_tokens(step);
         let (layers, head) = (self.layer_elements.numbers(), self.head_elements.numbers());
@@ -202,8 +201,8 @@ impl ModelCost {
         self.state_ops * new_tokens(step)
     }
 
-    /// Bytes of weights and cached K/V that the step reads, and those of states, which it reads and writes; K/V that
-    /// sequences share counts for each of them.
+    /// Bytes of weights, keys and values that the step reads, and of states, which it reads and writes. Keys and values
+    /// shared by sequences count once per sequence.
     pub fn bytes(&self, step: &[Extent]) -> u64 {
         let kv = |extent: &Extent| -> u64 {
             let layers = self.attention.iter();
@@ -221,7 +220,7 @@ impl ModelCost {
         (self.expert_bytes as f64 * share) as u64
     }
 
-    /// The least seconds that the step can take: reading or computing, whichever takes longer.
+    /// The least seconds of the step: the time of reading or computing, whichever is longer.
     pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
         let computing = self.weight_seconds(step, peak)
@@ -230,7 +229,7 @@ impl ModelCost {
         reading.max(computing)
     }
 
-    /// The least seconds from the first to the last output token of `streams` streams, after their prompts.
+    /// The least seconds from the first to the last output token, if `streams` streams decode together.
     pub fn decode_seconds(
         &self,
         streams: u64,

@@ -1,4 +1,4 @@
-//! Measures the highest rates of a GPU, in builds that can use one.
+//! Measures the highest bandwidth and compute rate of a GPU, in builds with CUDA.
 
 #[cfg(feature = "cuda")]
 pub use souffleur::kernels::cuda::timing::Rates as GpuRates;
@@ -6,7 +6,7 @@ use souffleur::kernels::dtype::Dtype;
 
 use crate::cli::failure::Failure;
 
-/// Opens a GPU and measures it, with elements of `dtype`; its name comes with the rates.
+/// Opens a GPU and measures it, with elements of `dtype`. Returns its name and rates.
 #[cfg(feature = "cuda")]
 pub fn measure(ordinal: usize, dtype: Dtype) -> Result<(String, GpuRates), Failure> {
     use souffleur::kernels::cuda::driver::Device;
@@ -22,7 +22,7 @@ pub fn measure(ordinal: usize, dtype: Dtype) -> Result<(String, GpuRates), Failu
     Ok((device.info().name.clone(), rates))
 }
 
-/// The rates of a GPU that this build cannot use.
+/// Replaces the type of the CUDA kernels in builds without CUDA.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 #[allow(dead_code, reason = "builds without the feature never construct it")]

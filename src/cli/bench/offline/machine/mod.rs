@@ -1,6 +1,6 @@
 //! Measures the machine's peak rates, and derives the least time of work at these rates.
 //!
-//! It is measured in alternation with the engine, so that both see the same other load on the host.
+//! Measurements of the machine and of the engine alternate, so that other load on the host affects both equally.
 
 pub mod floors;
 mod gpu;
@@ -16,25 +16,25 @@ use crate::cli::failure::Failure;
 use floors::Peak;
 use gpu::GpuRates;
 
-/// Caches that are reported smaller count as this size.
+/// Caches reported as smaller count as this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
-/// Size of the buffer, in multiples of the last-level cache: so large that no pass hits data of the previous one.
+/// The size of the buffer, in multiples of the last-level cache: no pass finds data of the previous pass in the cache.
 const CACHES: u64 = 16;
 const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
-/// The buffer takes at most this part of the available memory.
+/// The buffer takes at most `1 / LARGEST_SHARE` of the available memory.
 const LARGEST_SHARE: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     pub threads: usize,
     pub read_bytes_per_s: f64,
-    /// f32 operations per second, multiplication and addition counted as two.
+    /// f32 operations per second; a multiply-add counts as two.
     pub f32_ops_per_s: f64,
-    /// The same for `vdpbf16ps`, or `tdpbf16ps` of AMX where that is faster; absent where the CPU has neither.
+    /// Operations per second of `vdpbf16ps`, or of AMX's `tdpbf16ps` if that is faster; `None` if the CPU has neither.
     pub bf16_ops_per_s: Option<f64>,
-    /// The same for `vpdpbusd`, or `tdpbsud` of AMX where that is faster; absent where the CPU has neither.
+    /// Operations per second of `vpdpbusd`, or of AMX's `tdpbsud` if that is faster; `None` if the CPU has neither.
     pub int8_ops_per_s: Option<f64>,
-    /// The same for products with blocks of codes: `vpdpbusd`, or `vpmaddubsw` without it; absent on processors without AVX2.
+    /// Operations per second with block-quantised weights: of `vpdpbusd`, or else `vpmaddubsw`; `None` without AVX2.
     pub block_ops_per_s: Option<f64>,
 }
 
@@ -45,20 +45,20 @@ pub enum MachineRates {
     Gpu(GpuRates),
 }
 
-/// Where the engine computes.
+/// The device on which the engine computes.
 pub enum Place {
     Cpu { threads: usize },
     Gpu(Gpu),
 }
 
-/// A GPU, measured once: the engine takes all of its memory afterwards.
+/// A GPU and its rates, measured once, since the engine takes all of its memory afterwards.
 pub struct Gpu {
     pub name: String,
     rates: GpuRates,
 }
 
 impl Place {
-    /// Where a configuration computes; a GPU is measured, with elements of `dtype`.
+    /// The device of a configuration; measures a GPU with elements of `dtype`.
     pub fn read(config: &EngineConfig, dtype: Dtype) -> Result<Self, Failure> {
         let DeviceWish::Cuda(ordinal) = config.device else {
             return Ok(Self::Cpu {
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Reading alone, with all threads: it varies with other load on the host, so it is measured before every load.
+    /// Measures only the read bandwidth, with all threads, before every load: it varies with other load on the host.
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { memory, threads } => memory.bytes_per_second(*threads),
@@ -133,10 +133,10 @@ impl Machine {
     }
 }
 
-/// Numbers that `vpmaddubsw` multiplies for each one of `vpmaddwd`, in the same time.
+/// `vpmaddubsw` multiplies this many times as many numbers as `vpmaddwd` in the same time.
 const PRODUCTS_OF_BYTES: f64 = 2.0;
 
-/// The machine's best instruction sets the floor, for every path of the engine.
+/// Measures the rates of the machine's best instructions, whatever kernels the engine uses.
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
     let rate = |arithmetic: Arithmetic| arithmetic.ops_per_second(threads);
     let int8_dot = rate(Arithmetic::Int8Dot);
@@ -159,7 +159,7 @@ fn best(one: Option<f64>, other: Option<f64>) -> Option<f64> {
 }
 
 impl MachineRates {
-    /// The peak for this model's types.
+    /// The peak rates for a model in `dtype`.
     pub fn peak(&self, dtype: Dtype, read_bytes_per_s: f64) -> Peak {
         match self {
             Self::Cpu { all, .. } => all.peak(dtype, read_bytes_per_s),
@@ -172,7 +172,7 @@ impl MachineRates {
         }
     }
 
-    /// Bytes read per second; on a GPU where copies are faster, bytes read and written.
+    /// Bytes read per second; on a GPU, bytes read and written by a copy if that rate is higher.
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { all, .. } => all.read_bytes_per_s,
@@ -182,10 +182,10 @@ impl MachineRates {
 }
 
 impl Rates {
-    /// The peak for all kinds of weights and K/V in `dtype`.
+    /// The peak rates for all kinds of weights, and for keys and values in `dtype`.
     pub fn peak(&self, dtype: Dtype, read_bytes_per_s: f64) -> Peak {
         let f32 = self.f32_ops_per_s;
-        // Where products of pairs or bytes are slower than those of floats, a path with the latter is taken.
+        // If bf16 or int8 instructions are slower than those for f32, f32 products set the floor.
         let or_f32 = |rate: Option<f64>| rate.map_or(f32, |rate| rate.max(f32));
         let weights = floors::ByProduct {
             f32,
@@ -211,7 +211,7 @@ fn buffer_bytes(cache_bytes: u64, available_bytes: u64) -> u64 {
         .min(available_bytes / LARGEST_SHARE)
 }
 
-/// The largest cache that Linux names for the first core; 0 elsewhere.
+/// The largest cache of the first core as Linux reports it; 0 on other systems.
 fn last_cache_bytes() -> u64 {
     let size = |index: usize| {
         let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_product_is_held_against_the_best_instruction_for_it() {
+    fn each_kind_of_product_is_compared_with_its_best_instruction() {
         let rates = Rates {
             threads: 2,
             read_bytes_per_s: 1.0,
@@ -258,7 +258,7 @@ mod tests {
         let all = [2.0, 3.0, 4.0, 5.0];
         assert_eq!(of(&rates, Dtype::BF16), (all, 3.0));
         assert_eq!(of(&rates, Dtype::F16), (all, 2.0));
-        // A processor whose products of pairs are slower than those of floats.
+        // A CPU whose bf16 products are slower than its f32 products.
         let slow = Rates {
             bf16_ops_per_s: Some(1.0),
             ..rates

@@ -1,4 +1,4 @@
-//! An engine under test, and the peak rates that its results are compared with.
+//! Runs loads on the engine under test, and compares their rates with the machine's limits.
 
 use indicatif::ProgressBar;
 use souffleur::engine::EngineHandle;
@@ -46,7 +46,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Keeps the loads that the engine can run at once; the others are noted.
+    /// Returns the loads whose streams the engine can run concurrently, and records the others as skipped.
     pub fn possible(&mut self, loads: Vec<Load>) -> Vec<Load> {
         let model = self.engine.model();
         let (running, pool) = (model.max_running_requests, model.max_total_tokens);
@@ -76,7 +76,7 @@ impl<'a> Bench<'a> {
         possible
     }
 
-    /// Runs a load with new prompts, and compares it with the machine's current read bandwidth.
+    /// Runs a load with new prompts, and compares it with the limit at the machine's current read bandwidth.
     pub async fn sample(
         &mut self,
         load: Load,
@@ -103,7 +103,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The rate of the streams and the best possible one; `None` if some ended before all were decoding.
+/// The rate of the streams, and the best possible rate; `None` if the streams never all decoded together.
 fn rate(load: Load, streams: &[Stream], cost: &ModelCost, peak: &Peak) -> Option<Sample> {
     let (value, floor) = match load.output_tokens {
         1 => {

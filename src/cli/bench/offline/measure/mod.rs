@@ -1,4 +1,4 @@
-//! Measurements: starts of this program, loads in rounds, and scaling.
+//! The offline benchmark's measurements: starts of this program, loads in rounds, and scaling.
 
 pub mod bench;
 pub mod noise;

@@ -1,4 +1,4 @@
-//! Decoding after a long context of random K/V, which takes no prefill; with double sparsity, dense and sparse in turn.
+//! Measures decoding after a long context of random keys and values, which needs no prefill.
 
 use serde::Serialize;
 use souffleur::config::{Device, EngineConfig};
@@ -25,14 +25,14 @@ pub struct NoiseRecord {
     sparse_s: Vec<f64>,
 }
 
-/// The first round is not counted.
+/// Measures dense decoding and, with double sparsity, also sparse decoding in turn. The first round is a warm-up.
 pub fn measure(
     args: &OfflineArgs,
     config: &EngineConfig,
     context_tokens: u32,
 ) -> Result<NoiseRecord, Failure> {
     if let Device::Cuda(_) = config.device {
-        let reason = "--noise-context measures on the CPU: leave --device out".to_owned();
+        let reason = "--noise-context measures only on the CPU: remove --device".to_owned();
         return Err(Failure::Usage(reason));
     }
     config
@@ -95,7 +95,7 @@ pub fn measure(
     Ok(record)
 }
 
-/// The context and the output fit into the model's context and into memory.
+/// Checks that context and output fit into the model's context and into memory.
 fn check_size(
     args: &OfflineArgs,
     description: &CpuDescription,
@@ -107,7 +107,7 @@ fn check_size(
     let available = available_bytes().map_err(Failure::failed)?;
     if bytes > available {
         return Err(Failure::failed(format_args!(
-            "--noise-context is {context_tokens}: weights and K/V take {}, {} are available",
+            "--noise-context is {context_tokens}: weights and K/V take {}, but only {} are available",
             Bytes(bytes),
             Bytes(available)
         )));

@@ -1,4 +1,4 @@
-//! Rounds of measurements: each measures the machine's peak rates, then runs every load once.
+//! Runs the measurement rounds: each measures the machine's peak rates, then runs every load once.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ const WARM_UP: Load = Load {
     output_tokens: 4,
 };
 
-/// Runs all loads repeatedly; the machine is measured at the start of each round. The record has the samples taken
-/// so far after each of them, in `json` too.
+/// Runs all loads once per round; measures the machine at the start of each round. Updates the record and the file
+/// `json` after each sample.
 pub async fn run(
     bench: &mut Bench<'_>,
     loads: &[Load],
@@ -47,7 +47,7 @@ pub async fn run(
     Ok(())
 }
 
-/// A load without samples has no row.
+/// The rows of all loads that have samples.
 fn rows(loads: &[Load], taken: &[(Vec<Sample>, Vec<Sample>)]) -> Vec<Row> {
     let rows = loads.iter().zip(taken);
     let rows = rows.flat_map(|(load, (samples, waits))| {

@@ -1,4 +1,4 @@
-//! Scaling: decoding with the context, prefill with the prompt, throughput with the batch.
+//! Measures scaling: decoding by context length, a long prefill, and throughput by batch size.
 
 use super::bench::Bench;
 use super::streams;
@@ -20,7 +20,7 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
     let rates = bench.machine.measure();
     let decode_by_context = by_context(bench, args, &rates).await?;
     let line = through(&decode_by_context, |cost| cost.quartiles.median);
-    // One bandwidth for all contexts, or the line would fit the noise of other load.
+    // Uses one bandwidth for all contexts, so that other load on the host does not distort the line.
     let rates_read = decode_by_context
         .iter()
         .flat_map(|cost| &cost.read_bytes_per_s);
@@ -54,7 +54,7 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
     })
 }
 
-/// The line through a value of each context.
+/// Fits a line through a value of each context.
 fn through(costs: &[ContextCost], of: impl Fn(&ContextCost) -> f64) -> Option<Line> {
     let points = costs
         .iter()
@@ -87,7 +87,7 @@ async fn rows(
         .collect())
 }
 
-/// 1k, 2k, 4k and so on up to `limit`; only `limit` if that is shorter.
+/// 1k, 2k, 4k and so on up to `limit`; only `limit` if it is shorter than 1k.
 fn contexts(limit: u32) -> Vec<u32> {
     let doubled = std::iter::successors(Some(SHORTEST_CONTEXT_TOKENS), |tokens| {
         tokens.checked_mul(2)
@@ -100,7 +100,7 @@ fn contexts(limit: u32) -> Vec<u32> {
     }
 }
 
-/// Each context is the beginning of the next one: the cache serves the earlier part, and only decoding is timed.
+/// Each context is a prefix of the next one, so that the cache serves most of the prompt; only decoding is timed.
 async fn by_context(
     bench: &mut Bench<'_>,
     args: &OfflineArgs,
@@ -152,7 +152,7 @@ struct Taken {
     read_bytes_per_s: Vec<f64>,
 }
 
-/// The step halfway through the tokens after a context.
+/// The step halfway through the generated tokens after a context.
 fn middle(context_tokens: u32) -> Extent {
     Extent {
         cached_tokens: u64::from(context_tokens + TOKENS_PER_CONTEXT / 2),

@@ -1,8 +1,8 @@
-//! Start-up and peak memory, each in a separate process: earlier loads and frees do not count.
+//! Measures start-up time and peak memory, each start in a new process, so that earlier allocations do not count.
 //!
-//! The process is this program with the same arguments and `--start-once`. It prints a line when it is ready and one
-//! when it has the first token of a short prompt; its parent takes the times. Then it answers one more prompt and
-//! prints its peak memory.
+//! The process is this program with the same arguments and `--start-once`. It prints a line when it is ready, and
+//! another when it has the first token of a short prompt; the parent records the times. Then it answers one more prompt
+//! and prints its peak memory.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -32,13 +32,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Start {
-    /// From the process's start until the engine takes requests.
+    /// Seconds from the start of the process until the engine accepts requests.
     pub ready_s: f64,
-    /// From the process's start to the first token of a short prompt.
+    /// Seconds from the start of the process to the first token of a short prompt.
     pub first_token_s: f64,
-    /// Peak resident memory; absent where the system does not report it.
+    /// Peak resident memory; `None` if the system does not report it.
     pub peak_resident_bytes: Option<u64>,
-    /// Tokens whose K/V was computed by then.
+    /// Tokens whose keys and values were computed by the end.
     pub computed_tokens: u64,
 }
 
@@ -54,13 +54,13 @@ pub fn measure() -> Result<Start, Failure> {
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .arg("--start-once")
-        // The parent has downloaded the model: requests to the hub do not belong to a start.
+        // The parent has downloaded the model, and requests to the hub would distort the start-up time.
         .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Failure::failed(format_args!("failed to start a process: {error}")))?;
+        .map_err(|error| Failure::failed(format_args!("failed to start this program: {error}")))?;
     let watched = watch(&mut child, began);
     let output = child.wait_with_output().map_err(Failure::failed)?;
     match (watched, output.status.success()) {
@@ -70,13 +70,13 @@ pub fn measure() -> Result<Start, Failure> {
             let last = log.lines().last().unwrap_or("its stderr is empty");
             let reason = last.trim_start_matches("souffleur: ");
             Err(Failure::failed(format_args!(
-                "a start of this program failed: {reason}"
+                "failed to start this program again: {reason}"
             )))
         }
     }
 }
 
-/// `None` when the child ends before it has printed everything.
+/// `None` if the child exits before it has printed all lines.
 fn watch(child: &mut Child, began: Instant) -> Option<Start> {
     let mut lines = BufReader::new(child.stdout.take()?).lines();
     let mut wait_for = |expected: &str| {
@@ -123,7 +123,7 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
     })
 }
 
-/// The first start may have to make files that later ones find; it has separate rows.
+/// The first start may create files that later ones find, and has separate rows.
 pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
     let peak = subject.peak(machine, machine.read_bytes_per_s());
     let prompt = Extent {
@@ -137,7 +137,7 @@ pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<
         config,
         ..
     } = &subject.description;
-    // Of layers with windows hardly a token may be left.
+    // Layers with windows may keep few tokens.
     let windowed = kv_layout.windowed(&config.windows);
     let kv_layout = windowed.as_ref().unwrap_or(kv_layout);
     let memory = |start: &Start| {

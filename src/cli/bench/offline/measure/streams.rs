@@ -1,4 +1,4 @@
-//! Streams through the engine's handle, timed where a host would see them.
+//! Runs streams through the engine's handle, and records when their tokens arrive.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::cli::failure::Failure;
 #[derive(Clone, Debug)]
 pub struct Stream {
     began: Instant,
-    /// Time and number of tokens so far, in order; at least one.
+    /// The time of each event and the number of tokens so far, in order; at least one entry.
     seen: Vec<(Instant, u32)>,
 }
 
@@ -50,12 +50,12 @@ pub async fn run(
                 Ok(Stream { began, seen })
             } else {
                 Err(Failure::failed(format_args!(
-                    "a stream ended after {tokens} tokens of {output_tokens}: give it a larger --context-length or --max-total-tokens"
+                    "a stream ended after {tokens} of {output_tokens} tokens: increase --context-length or --max-total-tokens"
                 )))
             };
         }
     }
-    Err(Failure::failed("the engine ended without an answer"))
+    Err(Failure::failed("the engine stopped during a stream"))
 }
 
 pub async fn run_all(
@@ -82,15 +82,15 @@ impl Stream {
     }
 }
 
-/// The rate at which streams generated together once each had its first token.
+/// The tokens that streams decoded together once each had its first token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoded {
     pub tokens: u32,
-    /// From the last stream's first token to the last token of all.
+    /// From the last stream's first token to the last token of any stream.
     pub seconds: f64,
 }
 
-/// `None` when nothing was left to generate by then.
+/// `None` if no token followed the last stream's first token.
 pub fn decoded(streams: &[Stream]) -> Option<Decoded> {
     let began = streams.iter().map(|stream| stream.first().0).max()?;
     let last = streams.iter().filter_map(|stream| stream.seen.last());
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(
             decoded(&[early]).map(|decoded| decoded.tokens),
             Some(3),
-            "one stream has no one to wait for"
+            "a single stream counts all tokens after its first"
         );
         assert_eq!(decoded(&[stream(began, &[(9, 4)])]), None);
         assert_eq!(decoded(&[]), None);

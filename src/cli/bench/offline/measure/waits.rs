@@ -1,4 +1,4 @@
-//! How much of the time between tokens a GPU waits for the host, from the engine's own metrics.
+//! Reads from the engine's metrics how long the GPU waits for the host before decode steps.
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -13,14 +13,14 @@ pub struct GpuSeconds {
 }
 
 impl StepWaits {
-    /// The count so far; `None` before the first step.
+    /// The GPU times so far; `None` before the first step.
     pub fn read(&self) -> Option<GpuSeconds> {
         parse(&self.0.render())
     }
 }
 
 impl GpuSeconds {
-    /// Waiting before decodes, as a share of that and of decoding; `None` if nothing was decoded.
+    /// The idle time before decode steps as a share of idle and decode time; `None` if nothing was decoded.
     pub fn share_since(self, before: Self) -> Option<f64> {
         let (decode, idle) = (self.decode - before.decode, self.idle - before.idle);
         (decode > 0.0).then(|| idle / (decode + idle))

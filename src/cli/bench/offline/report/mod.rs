@@ -1,4 +1,4 @@
-//! Reports of measurements: a JSON record, tables and a plot.
+//! The offline benchmark's reports: a JSON record, tables and a plot.
 
 pub mod plot;
 pub mod record;

@@ -16,7 +16,8 @@ const FLOOR: RGBColor = RGBColor(0x99, 0x99, 0x99);
 pub fn write(file: &Path, record: &Record, scaling: &Scaling) -> Result<(), Failure> {
     let svg = curve(&record.title(), &scaling.batch_curve).map_err(Failure::failed)?;
     let written = std::fs::write(file, svg);
-    written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
+    let shown = file.display();
+    written.map_err(|error| Failure::failed(format_args!("failed to write {shown}: {error}")))
 }
 
 /// Tokens per second against streams: medians with quartiles, and the machine's limit.
@@ -29,7 +30,7 @@ fn curve(title: &str, rows: &[Row]) -> Result<String, String> {
     let highest = highest.fold(1.0, f64::max) * 1.1;
     let mut svg = String::new();
     let drawn = draw(&mut svg, title, rows, (last, highest));
-    drawn.map_err(|error| format!("the plot cannot be drawn: {error}"))?;
+    drawn.map_err(|error| format!("failed to draw the plot: {error}"))?;
     Ok(svg)
 }
 
@@ -133,7 +134,7 @@ mod tests {
             assert!(svg.contains(part), "{part} is not in\n{svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 4);
-        assert!(!svg.contains("href"), "it needs nothing else");
+        assert!(!svg.contains("href"), "the SVG must be self-contained");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The JSON record of a bench without a server, for programs.
+//! The JSON record of a bench without a server.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::cli::output::record::date;
 
 #[derive(Serialize)]
 pub struct Record {
-    /// Name and version of this form.
+    /// The name and version of this record format.
     pub schema: &'static str,
     pub version: &'static str,
     pub date: String,
@@ -93,7 +93,7 @@ impl Record {
         })
     }
 
-    /// One line that says which measurement this is, where and when it was made.
+    /// One line with model, data types, machine and date.
     pub fn title(&self) -> String {
         let place = match &self.gpu {
             Some(gpu) => format!("{gpu} in {}", self.cpu),

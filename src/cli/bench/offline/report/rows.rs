@@ -18,15 +18,15 @@ pub enum Unit {
     Share,
 }
 
-/// One measurement and the best that the machine allowed then.
+/// One measurement, and the machine's limit at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
     pub value: f64,
-    /// In the row's unit; absent where there is no floor.
+    /// The machine's limit in the row's unit, if there is one.
     pub floor: Option<f64>,
-    /// How near the value comes to the floor: 1 is the limit of the machine.
+    /// The ratio of the value and the floor; 1 is the limit of the machine.
     pub fraction: Option<f64>,
-    /// The rate that the machine read at just before.
+    /// The machine's read bandwidth just before the measurement.
     pub read_bytes_per_s: Option<f64>,
 }
 
@@ -44,7 +44,7 @@ pub struct Row {
 }
 
 impl Sample {
-    /// A row whose unit is better when smaller.
+    /// A sample of a cost, for which smaller is better.
     pub fn of_cost(value: f64, floor: Option<f64>) -> Self {
         Self {
             value,
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_fractions_of_the_floor_as_rates_are() {
+    fn the_fraction_of_a_cost_is_floor_by_value() {
         let sample = Sample::of_cost(4.0, Some(1.0));
         assert_eq!(sample.fraction, Some(0.25));
         assert_eq!(Sample::of_cost(4.0, None).fraction, None);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_floor_says_so() {
+    fn a_row_without_a_floor_shows_dashes() {
         let samples = vec![Sample::of_cost(f64::from(3 << 20), None)];
         let row = Row::new("memory".to_owned(), Unit::Bytes, None, samples).expect("a sample");
         assert_eq!(row.cells(), ["memory", "MiB", "3", "3 to 3", "-", "-"]);

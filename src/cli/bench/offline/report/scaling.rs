@@ -1,4 +1,4 @@
-//! The JSON record of `--scaling`, for programs.
+//! The JSON record of `--scaling`.
 
 use serde::Serialize;
 
@@ -10,9 +10,9 @@ pub struct Scaling {
     /// Seconds per generated token, for each context.
     pub decode_by_context: Vec<ContextCost>,
     pub line: Option<Line>,
-    /// Through the bytes that a token reads, by the median of the read bandwidths.
+    /// The line through the bytes that a token reads, divided by the median read bandwidth.
     pub floor_line: Option<Line>,
-    /// The floor's slope over the measured one.
+    /// The floor line's slope divided by the measured line's slope.
     pub slope_fraction: Option<f64>,
     pub long_prefill: Option<Row>,
     pub batch_curve: Vec<Row>,
@@ -21,7 +21,7 @@ pub struct Scaling {
 #[derive(Clone, Debug, Serialize)]
 pub struct ContextCost {
     pub context_tokens: u32,
-    /// Seconds per token, in the order in which they were taken.
+    /// Seconds per token of each sample, in order.
     pub samples_s: Vec<f64>,
     #[serde(flatten)]
     pub quartiles: Quartiles,

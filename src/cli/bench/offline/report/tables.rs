@@ -1,4 +1,4 @@
-//! The tables of a bench without a server, for people.
+//! Prints the results of a bench without a server as tables.
 
 use super::record::Record;
 use super::rows::Row;

@@ -15,7 +15,7 @@ use souffleur_model::loader::LoadFormat;
 use world::*;
 
 #[test]
-fn what_is_saved_is_loaded_whenever_copies_run() {
+fn saved_blocks_are_loaded_whenever_copies_run() {
     let expected = outcome(21, AS_IT_IS);
     let (tokens, saved) = &expected;
     assert_eq!(saved.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
@@ -36,7 +36,7 @@ fn what_is_saved_is_loaded_whenever_copies_run() {
 }
 
 #[test]
-fn whatever_a_copy_does_not_wait_for_shows() {
+fn every_missing_wait_of_a_copy_is_detected() {
     let expected = outcome(22, AS_IT_IS);
     let planted = |planted| Case {
         planted,
@@ -60,12 +60,12 @@ fn whatever_a_copy_does_not_wait_for_shows() {
         },
     ];
     for case in cases {
-        assert!(outcome(22, case) != expected, "{case:?} does not show");
+        assert!(outcome(22, case) != expected, "{case:?} is not detected");
     }
 }
 
 #[test]
-fn a_refused_copy_of_a_save_costs_the_save_alone() {
+fn a_refused_copy_loses_only_its_save() {
     let (expected, _) = outcome(23, AS_IT_IS);
     let mut run = Run::new(23);
     for step in 0..LOADS {
@@ -83,13 +83,13 @@ fn a_refused_copy_of_a_save_costs_the_save_alone() {
 #[test]
 fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
     let (expected, _) = outcome(24, AS_IT_IS);
-    for is_there in [true, false] {
+    for is_fetched in [true, false] {
         let mut run = Run::new(24);
         for step in 0..LOADS {
             run.executor.launch(&plan(step)).unwrap();
             run.finish_all();
         }
-        if is_there {
+        if is_fetched {
             run.fetch();
             // After the lists and the first of two blocks.
             run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 3);
@@ -97,7 +97,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         let error = run.executor.launch(&plan(LOADS)).unwrap_err();
         run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 0);
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
-        let reason = if is_there {
+        let reason = if is_fetched {
             "cuMemcpyHtoDAsync"
         } else {
             "are missing"
@@ -130,7 +130,7 @@ fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
 }
 
 #[test]
-fn staging_has_room_for_the_blocks_that_are_under_way() {
+fn staging_memory_fits_the_blocks_in_flight() {
     let executor = plain_executor(27);
     let block = executor.backend.block_bytes(64).unwrap() as u64;
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");

@@ -86,7 +86,7 @@ fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
         assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
         let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
         assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
-        assert!(run.saved() == expected, "in a hurry: {hurries_copies}");
+        assert!(run.saved() == expected, "hurries_copies: {hurries_copies}");
         // The buffer that stayed pageable is pinned by the next launch.
         for step in LOADS + 2..LOADS + 4 {
             let mut plan = empty_plan(step);

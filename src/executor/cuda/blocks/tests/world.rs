@@ -40,7 +40,7 @@ pub(super) const SAVES_AND_REUSES: u64 = 4;
 /// The step that loads two blocks; the next one saves them again.
 pub(super) const LOADS: u64 = 6;
 
-/// Buffers, and their contents for the store or for a step.
+/// The store's buffers: free ones, saved contents, and those fetched for a step.
 #[derive(Default)]
 pub(super) struct Shelf {
     pub(super) free: Mutex<Vec<Block>>,
@@ -50,7 +50,7 @@ pub(super) struct Shelf {
     pub(super) abandoned: AtomicUsize,
 }
 
-/// The memory of a block, in pages that it shares with nothing else.
+/// The memory of a block, in pages that hold nothing else.
 pub(super) struct Block {
     pages: MmapMut,
     len: usize,
@@ -70,7 +70,7 @@ impl Block {
 }
 
 pub(super) struct ShelfBuffer {
-    /// `None` once it went back, or was abandoned.
+    /// `None` once the block was given back or abandoned.
     block: Option<Block>,
     shelf: Arc<Shelf>,
 }
@@ -342,7 +342,7 @@ impl Run {
         run
     }
 
-    /// Steps of each shape on unused pages: a buffer that grew later would be freed, which waits for everything.
+    /// Runs steps of each shape on unused pages, so that no buffer grows later: freeing the old one waits for all work.
     pub(super) fn warm_up(&mut self) {
         for step in 0..3 {
             let mut plan = empty_plan(step);
@@ -386,8 +386,8 @@ impl Run {
         fetched.insert(9, run.into());
     }
 
-    /// Looks at a save until it has ended, as an executor's thread does that waits for a step.
-    pub(super) fn glance(&self) {
+    /// Polls a save until it has ended, as an executor's thread does while it waits for a step.
+    pub(super) fn poll_save(&self) {
         let step = self.executor.under_way.back().unwrap();
         for _ in 0..1000 {
             if step.blocks.are_copied().unwrap() {
@@ -406,7 +406,7 @@ impl Run {
     }
 }
 
-/// All steps, each launched before the one before is read.
+/// Runs all steps; each is launched before the results of the previous one are read.
 pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
     let mut run = Run::new(ordinal);
     let (emulated, device) = (run.emulated, run.executor.device.clone());
@@ -425,7 +425,7 @@ pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
         run.executor.launch(&plan(step)).unwrap();
         emulated.plan(Fault::StreamWait, 0);
         if step == SAVES_FRESH {
-            run.glance();
+            run.poll_save();
         }
         if run.executor.under_way.len() < 2 {
             continue;

@@ -1,8 +1,8 @@
 //! Attention to int8 keys and values: integer products, which are exact, so the order of summation doesn't matter.
 //!
-//! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words
-//! of i16: the even bytes and the odd ones. A sum of integers is multiplied with its scale and that of its row; such
-//! sums of the groups of a key are added in ascending order.
+//! Queries and softmax weights are quantised to 16-bit integers, with a scale for each row. A word of four codes
+//! becomes two words of i16 pairs: its even bytes and its odd bytes. The integer sum of a group is multiplied by the
+//! scales of the group and of the row; the groups of a key are added in ascending order.
 
 mod direct;
 mod narrow;
@@ -19,17 +19,17 @@ use souffleur_base::kv_layout::SCALE_GROUP;
 
 const QUAD: usize = 4;
 const CHUNK: usize = QUAD * LANES;
-/// Words of i16 of the codes of a chunk.
+/// Words of i16 pairs that hold the codes of a chunk.
 const CHUNK_WORDS: usize = CHUNK / 2;
 const CHUNK_VECTORS: usize = CHUNK / LANES;
 /// Groups of a chunk; the elements of a group share a scale.
 const CHUNK_GROUPS: usize = CHUNK / SCALE_GROUP;
-/// Words of four codes of a group of a key.
+/// Words of four codes in a group.
 const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
-/// Words of i16 that they become.
+/// Words of i16 pairs that hold the codes of a group.
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
-/// Keys whose weights are packed together: the first to the fourth sixteen of them share words.
+/// Keys whose weights are packed together: a word pairs keys of the first and third sixteen, or the second and fourth.
 const HALF: usize = 4 * LANES;
 const HALF_WORDS: usize = HALF / 2;
 
@@ -116,7 +116,7 @@ impl KvElement for i8 {
                 // SAFETY: `sums` holds a chunk, `lanes` a vector; the caller detected the instruction set.
                 unsafe {
                     let sums = S::load(sums.as_ptr().wrapping_add(vector * LANES));
-                    // A zero's sign may depend on the skipped terms.
+                    // Adding 0 makes zeros positive: their sign may depend on the skipped terms.
                     S::store(lanes.as_mut_ptr(), S::mul_add(sums, factor, S::splat(0.0)));
                 }
                 for (quarter, lanes) in lanes.chunks_exact(4).enumerate() {
@@ -160,8 +160,8 @@ unsafe fn pack_keys<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
     }
 }
 
-/// Packs values as words of i16, each lane an element: those of the first and third sixteen keys of a half, then those of the
-/// second and fourth.
+/// Packs values as words of i16 pairs, each lane an element: first the pairs of the first and third sixteen keys of a
+/// half, then those of the second and fourth.
 ///
 /// # Safety
 /// As for [`KvElement::pack`].
@@ -187,8 +187,8 @@ unsafe fn pack_values<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
     }
 }
 
-/// A chunk of the values of four keys, from `first` on and sixteen apart: the first and third in the even bytes of words, the
-/// others in the odd ones.
+/// Loads a chunk of the values of four keys, sixteen apart from `first` on. The even bytes of a word hold the first and
+/// third key, the odd bytes the second and fourth.
 ///
 /// # Safety
 /// The slots hold a chunk at `at`; the instruction set of `S` was detected.

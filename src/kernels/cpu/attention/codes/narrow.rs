@@ -14,7 +14,7 @@ const LOW: u32 = 0xffff;
 
 const _: () = assert!(BLOCK * MAX_CODE * MAX as usize <= MAX_SUM);
 
-/// The largest integer of a query such that no sum of its products with codes leaves i32.
+/// The largest magnitude of a query's integers for which no sum of products with codes overflows i32.
 fn query_max(key_dim: usize) -> f32 {
     MAX.min((MAX_SUM / (MAX_CODE * key_dim)) as f32)
 }
@@ -59,8 +59,8 @@ pub unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
     scale
 }
 
-/// Writes the weights of a row, times the scales of the values, as words for [`super`]'s values: for each group of a value
-/// by themselves.
+/// Writes a row's softmax weights, times the scales of the values, as words for [`super`]'s values. They are quantised
+/// separately for each group of a value.
 ///
 /// # Safety
 /// The pointers of the fold are valid for the row; the instruction set of `S` was detected.
@@ -71,7 +71,8 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
         let scales = fold.scales.values.wrapping_add(group * BLOCK);
         let index = row * n_groups + group;
         let to = fold.weights.wrapping_add(index * BLOCK / 2);
-        // SAFETY: whole vectors of the scales, and room for the weights of a block; the caller detected the instruction set.
+        // SAFETY: whole vectors of scales, and room for the weights of a block; the caller detected the instruction
+        // set.
         unsafe {
             let mut scaled = *weights;
             for i in 0..VECTORS {
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_sum_of_products_leaves_i32() {
+    fn no_sum_of_products_overflows_i32() {
         for key_dim in [1, 64, 128, 256, 516, 517, 576, 1024, 4096] {
             let sum = query_max(key_dim) as usize * MAX_CODE * key_dim;
             assert!(sum <= MAX_SUM, "{key_dim}: {sum}");

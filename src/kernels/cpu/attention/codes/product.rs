@@ -5,8 +5,8 @@ use super::{BLOCK, GROUP_VECTORS, GROUP_WORDS};
 use crate::cpu::simd::{LANES, Lanes};
 
 impl Product {
-    /// Scores rows against `vectors` times sixteen keys: for each group of a key a sum of integers, then one chain over the
-    /// groups.
+    /// Scores rows against `vectors` vectors of sixteen keys: integer sums for each group of a key, then a sum over the
+    /// groups in order.
     ///
     /// # Safety
     /// As for [`Product::replace`], and the scales are valid for the rows and keys.
@@ -54,7 +54,7 @@ impl Product {
             let group = first / GROUP_WORDS;
             let a = row.wrapping_mul(self.lda).wrapping_add(first);
             let b = first.wrapping_mul(self.ldb).wrapping_add(vector * LANES);
-            // SAFETY: the caller's promise. Wrapping arithmetic because other carries checks in debug builds.
+            // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
             unsafe {
                 let sums = self.sums::<S, M, N>(a, b, depth);
                 for n in 0..N {
@@ -81,7 +81,7 @@ impl Product {
         N
     }
 
-    /// Adds weighted values to the decayed sums of rows: each group of a value by its own weights.
+    /// Adds weighted values to the decayed sums of rows; each group of a value has its own quantised weights.
     ///
     /// # Safety
     /// As for [`Product::add`], and the scales are valid for the rows.
@@ -129,7 +129,7 @@ impl Product {
         M
     }
 
-    /// Sums of integers over `depth` words, from the words `a` and `b` of the operands on.
+    /// Integer sums over `depth` words, starting at word `a` of the first operand and word `b` of the second.
     #[inline(always)]
     unsafe fn sums<S: Lanes, const M: usize, const N: usize>(
         &self,
@@ -137,7 +137,7 @@ impl Product {
         b: usize,
         depth: usize,
     ) -> [[S::W; N]; M] {
-        // SAFETY: the caller's promise. Wrapping arithmetic because other carries checks in debug builds.
+        // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
         unsafe {
             let mut sums = [[S::splat_word(0); N]; M];
             let mut a = self.a.wrapping_add(a);

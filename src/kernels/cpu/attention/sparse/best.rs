@@ -2,8 +2,8 @@
 
 use super::super::super::simd::LANES;
 
-/// Packs a score and a position into a number whose order is the preference: ties go to the lower position, NaN counts
-/// as the lowest score, and the zeros are equal.
+/// Packs a score and a position into an integer that is larger for a better key: ties go to the lower position, NaN
+/// counts as the lowest score, and positive and negative zero are equal.
 fn entry(score: f32, position: u32) -> u64 {
     let score = if score.is_nan() {
         f32::NEG_INFINITY
@@ -50,7 +50,7 @@ impl Best {
         self.is_pruned = false;
     }
 
-    /// Takes the scores of successive positions, which follow all earlier ones.
+    /// Adds the scores of consecutive positions from `first` on, which follow all positions added before.
     #[inline(always)]
     pub fn take(&mut self, scores: &[f32], first: usize) {
         for (i, scores) in scores.chunks(LANES).enumerate() {
@@ -89,7 +89,7 @@ impl Best {
         self.entries.truncate(self.wanted);
     }
 
-    /// The best entries so far, in the form that [`Self::add`] takes.
+    /// The best entries so far, for [`Self::add`].
     pub fn entries(&mut self) -> &[u64] {
         if self.entries.len() > self.wanted {
             self.prune();
@@ -97,13 +97,13 @@ impl Best {
         &self.entries
     }
 
-    /// Takes the best of a part of the keys; zeros are empty entries.
+    /// Adds the best entries of a part of the keys; zeros are empty entries.
     pub fn add(&mut self, entries: &[u64]) {
         let entries = entries.iter().copied();
         self.entries.extend(entries.filter(|entry| *entry != 0));
     }
 
-    /// Chooses the best keys and `own`, ascending.
+    /// Chooses the best keys and the query's `own` position, in ascending order.
     pub fn choose(&mut self, own: usize) {
         self.entries();
         self.chosen.clear();
@@ -164,19 +164,19 @@ mod tests {
                 assert_eq!(
                     part.chosen(),
                     expected,
-                    "{what}, {wanted} of parts of {cut}"
+                    "{what}: best {wanted}, merged from parts of {cut}"
                 );
                 assert_eq!(
                     best.chosen(),
                     expected,
-                    "{what}, {wanted} in parts of {cut}"
+                    "{what}: best {wanted}, scores in parts of {cut}"
                 );
             }
         }
     }
 
     #[test]
-    fn the_best_are_those_of_a_stable_sort() {
+    fn the_best_keys_match_a_stable_sort() {
         let mut state = 7_u32;
         let mut random = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -15,7 +15,7 @@ use super::super::sizes::Sizes;
 use super::super::state::{Fold, clear, finish, merge};
 use super::Work;
 
-/// Offsets of a block's keys in the keys of the first head.
+/// Pointers to the slots of a block in the first head's plane of keys.
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: FloatKv> Work<'_, F> {
@@ -62,7 +62,10 @@ impl<F: FloatKv> Work<'_, F> {
         let mut keys = [kv; BLOCK];
         for (to, position) in keys.iter_mut().zip(chosen) {
             let slot = slots[*position as usize] as usize;
-            assert!(slot < n_slots, "slot {slot} of {n_slots}");
+            assert!(
+                slot < n_slots,
+                "slot {slot} is outside the KV pool of {n_slots} slots"
+            );
             *to = kv.wrapping_add(planes.slot(slot));
         }
         (keys, chosen.len())
@@ -160,7 +163,7 @@ impl<F: FloatKv> Work<'_, F> {
         for first in (0..n_keys).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[first..first + LANES]
                 .try_into()
-                .expect("sixteen slots");
+                .expect("a group has sixteen slots");
             let keys = keys.wrapping_add(first);
             let values = values.wrapping_add(first / F::PER_WORD * sizes.width);
             let (key, value) = (planes.keys(kv_head), planes.values(kv_head));

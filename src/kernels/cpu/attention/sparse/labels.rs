@@ -44,8 +44,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Scores the labels of some keys before the last query's own, from the start of a block on; returns the bytes
-    /// read.
+    /// Scores the labels of `keys`, which begin at a block and precede the last query; returns the bytes read.
     #[inline(always)]
     pub(super) fn score_labels<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
         let (n_rows, group) = (self.n_rows(), self.step.heads.group());
@@ -66,7 +65,7 @@ impl<F: FloatKv> Work<'_, F> {
         keys.len() * self.step.channels.per_head() * size_of::<F>()
     }
 
-    /// The labels of the keys from `start` on; the dummy slot's label follows the last.
+    /// Pointers to the labels of a block of keys from `start` on; the dummy slot's label replaces those from `end` on.
     #[inline(always)]
     fn label_slots(&self, start: usize, end: usize) -> Slots<F> {
         let labels = self.step.labels[self.kv_head * self.step.label_plane..].as_ptr();
@@ -76,7 +75,10 @@ impl<F: FloatKv> Work<'_, F> {
         let of_block = self.slots().get(start..end).unwrap_or_default();
         for (to, slot) in slots.iter_mut().zip(of_block) {
             let slot = *slot as usize;
-            assert!(slot < n_slots, "slot {slot} of {n_slots}");
+            assert!(
+                slot < n_slots,
+                "slot {slot} is outside the KV pool of {n_slots} slots"
+            );
             *to = labels.wrapping_add(slot * width);
         }
         slots
@@ -98,7 +100,7 @@ impl<F: FloatKv> Work<'_, F> {
         for first in (0..n_keys).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[first..first + LANES]
                 .try_into()
-                .expect("sixteen slots");
+                .expect("a group has sixteen slots");
             // SAFETY: every slot has a label, the dummy too; `fit` made room; `dispatch` detected the instruction set.
             unsafe {
                 pack_keys::<F, S>(sixteen, 0, channels, keys.wrapping_add(first), &mut ahead)

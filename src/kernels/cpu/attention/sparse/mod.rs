@@ -1,8 +1,8 @@
 //! Sparse attention for long contexts: each query attends to its best-scoring keys only (double sparsity).
 //!
-//! Each query head scores the labels of all earlier keys and attends to the best of them and its own key, in ascending
+//! Each query head scores the labels of all earlier keys. It attends to the best keys and its own in ascending
 //! position, in the blocks and spans of [`super`]. The selection depends only on the query, its position and the
-//! earlier keys; a query that selects all keys gives bit for bit the result of full attention.
+//! earlier keys; if all keys are selected, the result is bit-identical to full attention.
 
 mod best;
 mod chosen;
@@ -31,7 +31,7 @@ use crate::sparsity::LabelChannels;
 
 /// Queries of a key head that score a block of labels together.
 const TILE_ROWS: usize = 32;
-/// Items for each thread below which the keys of a tile are scored in parts.
+/// With fewer items than this for each thread, the keys of a tile are scored in parts.
 const ITEMS_PER_THREAD: usize = 2;
 /// Minimum keys of a part, in whole blocks.
 const PART_KEYS: usize = 2 * BLOCK;
@@ -70,7 +70,7 @@ struct Step<'a, F> {
     /// Elements from a head's labels to the next head's.
     label_plane: usize,
     slots: &'a [u32],
-    /// Keys of each query, its own included.
+    /// Number of keys that each query attends to, including its own.
     n_chosen: usize,
     out: Shared<'a, f32>,
 }
@@ -83,11 +83,11 @@ struct Work<'a, F> {
     space: &'a mut Space,
 }
 
-/// The scored parts don't affect which keys are selected.
+/// What an item does. Scoring the keys in parts doesn't affect which keys are selected.
 enum Stage<'a> {
     /// Scores all keys and attends.
     Whole,
-    /// Scores some keys and stores the best of each row.
+    /// Scores some keys and stores the best keys of each row.
     Part {
         keys: Range<usize>,
         best: &'a mut [u64],
@@ -256,7 +256,7 @@ impl SparseAttention {
         }
     }
 
-    /// For tests: the positions that each query of the last item of a thread has selected.
+    /// For tests: the positions that each query of the first thread's last item selected.
     pub fn chosen(&self, n_rows: usize) -> Vec<Vec<u32>> {
         let best = self.spaces[0].best[..n_rows].iter();
         best.map(|best| best.chosen().to_vec()).collect()
@@ -331,13 +331,13 @@ impl<F: FloatKv> Kernel for Work<'_, F> {
             Stage::Whole => self.score::<S>(0..self.tile.end() - 1),
             Stage::Part { keys, best } => {
                 let bytes = self.score::<S>(keys);
-                self.leave(best);
+                self.store_best(best);
                 return bytes;
             }
             Stage::Rest { parts, part_len } => {
                 parts
                     .chunks(part_len.max(1))
-                    .for_each(|part| self.take_up(part));
+                    .for_each(|part| self.add_best(part));
                 0
             }
         };
@@ -373,8 +373,8 @@ impl<F: FloatKv> Work<'_, F> {
         n_chosen * self.step.planes.head_elements() * size_of::<F>()
     }
 
-    /// Stores the best keys of each row; where there are fewer, zeros stay.
-    fn leave(&mut self, to: &mut [u64]) {
+    /// Stores the best keys of each row; entries without a key remain zero.
+    fn store_best(&mut self, to: &mut [u64]) {
         let wanted = self.step.n_chosen - 1;
         if wanted == 0 {
             return;
@@ -387,7 +387,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    fn take_up(&mut self, part: &[u64]) {
+    fn add_best(&mut self, part: &[u64]) {
         let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
         let rows = part.chunks(wanted.max(1)).take(n_rows);
         for (best, entries) in self.space.best.iter_mut().zip(rows) {

@@ -95,8 +95,7 @@ impl Preference {
             A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             &workspace_bytes,
         )?;
-        // Partial sums are reduced in f32: in bf16, which the library may choose otherwise, results are off by per
-        // cents.
+        // Partial sums are reduced in f32: in bf16, which the library might choose, results are off by some per cent.
         let reductions = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
         for operand in [
@@ -125,21 +124,21 @@ impl Preference {
 
 impl Drop for ProductDesc {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more: launches copy it.
+        // SAFETY: created once, no longer used: launches copy it.
         let _ = unsafe { (self.functions.desc_destroy)(self.raw) };
     }
 }
 
 impl Drop for MatrixLayout {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more: launches copy it.
+        // SAFETY: created once, no longer used: launches copy it.
         let _ = unsafe { (self.functions.layout_destroy)(self.raw) };
     }
 }
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more: the heuristic read it.
+        // SAFETY: created once, no longer used: the heuristic read it.
         let _ = unsafe { (self.functions.preference_destroy)(self.raw) };
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct Handle {
 
 impl Handle {
     /// # Errors
-    /// It is not installed, or fails to initialise.
+    /// If cuBLASLt is not installed or fails to initialise.
     pub(super) fn new(device: &Device) -> Result<Self, String> {
         let functions = open(device.info().driver)?;
         let mut raw = std::ptr::null_mut();
@@ -89,7 +89,7 @@ pub(super) fn is_there(device: &Device) -> bool {
     open(device.info().driver).is_ok()
 }
 
-/// Opens only the first library that has every function: each takes hundreds of megabytes.
+/// Opens only the first library that has every function, as each library takes hundreds of megabytes.
 fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     static FUNCTIONS: std::sync::OnceLock<Result<Functions, String>> = std::sync::OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| {
@@ -107,7 +107,7 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
                     tracing::info!(library = %path.display(), "cuBLASLt loaded");
                     return Ok(functions);
                 }
-                Err(name) => reason = format!("{} has no {name}", path.display()),
+                Err(name) => reason = format!("{} lacks {name}", path.display()),
             }
         }
         Err(reason)
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_of_the_driver_is_preferred_in_each_place() {
+    fn the_version_of_the_driver_is_preferred_in_each_folder() {
         let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder can be made"));
         let names = ["", ".11", ".12", ".12.9.1.4", ".13"];
         for name in names {

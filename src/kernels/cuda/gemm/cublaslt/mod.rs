@@ -1,8 +1,9 @@
-//! Matrix products with cuBLASLt, which beats our kernels for many rows, but takes 400 MB and is not part of the
-//! driver.
+//! Matrix products with cuBLASLt, which is faster than our own kernels for many rows.
 //!
-//! Its heuristic runs once per shape; the algorithm is cached. The library is column-major: our `[m, n]` is its `n` by
-//! `m`.
+//! It takes 400 MB and is not part of the driver.
+//!
+//! The library's heuristic runs once per shape; the algorithm is cached. Its matrices are column-major: our `[m, n]` is
+//! its `n` by `m`.
 
 mod descriptors;
 mod library;
@@ -21,12 +22,12 @@ use crate::cuda::params::{ElementType, GemmParams};
 const MAX_PRODUCTS: usize = 4096;
 
 pub(super) struct CublasLt {
-    /// `None`: it has no algorithm, or failed.
+    /// By shape; `None` if the library has no algorithm, or failed.
     products: FxHashMap<Key, Option<Product>>,
-    /// Products that fell back to our own kernels.
+    /// Number of products that fell back to our own kernels.
     n_left: u64,
-    /// Each kind is logged once; the others are only counted.
-    has_said: Said,
+    /// The first fallback of each kind is logged at a higher level.
+    logged: Logged,
     element: ElementType,
     /// Last, so that products are dropped before it.
     handle: Handle,
@@ -36,21 +37,21 @@ pub(super) struct CublasLt {
 unsafe impl Send for CublasLt {}
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Said {
+struct Logged {
     missing: bool,
     failed: bool,
 }
 
 impl CublasLt {
     /// # Errors
-    /// It is not installed, or fails to initialise.
+    /// If cuBLASLt is not installed or fails to initialise.
     pub(super) fn load(device: &Device, element: ElementType) -> Result<Self, String> {
         Ok(Self {
             handle: Handle::new(device)?,
             element,
             products: FxHashMap::default(),
             n_left: 0,
-            has_said: Said::default(),
+            logged: Logged::default(),
         })
     }
 
@@ -78,11 +79,11 @@ impl CublasLt {
         if self.products.len() >= MAX_PRODUCTS && !self.products.contains_key(&key) {
             self.products.clear();
         }
-        let (handle, said) = (&self.handle, &mut self.has_said);
+        let (handle, logged) = (&self.handle, &mut self.logged);
         let product = self.products.entry(key).or_insert_with(|| {
             let product = Product::new(handle, self.element, key, workspace.bytes());
             product
-                .inspect_err(|error| say_missing(&mut said.missing, key, error))
+                .inspect_err(|error| log_missing(&mut logged.missing, key, error))
                 .ok()
         });
         let done = match product {
@@ -90,7 +91,7 @@ impl CublasLt {
             Some(made) => match unsafe { made.multiply(handle, stream, params, workspace) } {
                 Ok(()) => true,
                 Err(error) => {
-                    say_failed(&mut said.failed, key, &error);
+                    log_failed(&mut logged.failed, key, &error);
                     *product = None;
                     false
                 }
@@ -103,8 +104,8 @@ impl CublasLt {
 }
 
 /// Logs the first such shape at info, the others at debug.
-fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
-    if !std::mem::replace(has_said, true) {
+fn log_missing(has_logged: &mut bool, key: Key, error: &DriverError) {
+    if !std::mem::replace(has_logged, true) {
         tracing::info!(%error, ?key, "cuBLASLt has no algorithm for a GEMM shape: using built-in GEMM kernels for \
             such shapes")
     } else {
@@ -112,11 +113,11 @@ fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
     }
 }
 
-fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
-    if !std::mem::replace(has_said, true) {
-        tracing::warn!(%error, ?key, "cuBLASLt failed: using built-in GEMM kernels for the GEMMs that fail")
+fn log_failed(has_logged: &mut bool, key: Key, error: &DriverError) {
+    if !std::mem::replace(has_logged, true) {
+        tracing::warn!(%error, ?key, "cuBLASLt failed for a GEMM shape: using built-in GEMM kernels for such shapes")
     } else {
-        tracing::debug!(%error, ?key, "cuBLASLt failed")
+        tracing::debug!(%error, ?key, "cuBLASLt failed for a GEMM shape")
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Key {
     k: u32,
     write: GemmWrite,
     has_bias: bool,
-    /// Of all addresses, in bytes.
+    /// Common alignment of all addresses, in bytes.
     alignment: u32,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Product {
     algorithm: cublasLtMatmulAlgo_t,
 }
 
-/// As the bindings' type, except that the status may be an unknown code.
+/// The result type of the bindings, except that the status may be an unknown code.
 #[repr(C)]
 struct Heuristic {
     algorithm: cublasLtMatmulAlgo_t,
@@ -65,7 +65,7 @@ impl Product {
     /// Runs the library's heuristic.
     ///
     /// # Errors
-    /// It has none, or reports another error.
+    /// If the library has no algorithm, or reports another error.
     pub(super) fn new(
         handle: &Handle,
         element: ElementType,
@@ -143,8 +143,8 @@ impl Product {
         };
         let address = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
         let out = address(params.out.address());
-        // SAFETY: the descriptors were made for this shape, scales are f32 as the type of scales says, the addresses are
-        // by the caller, and the algorithm needs no more than the workspace.
+        // SAFETY: the descriptors were made for this shape, the scales are f32 as declared, the addresses are the
+        // caller's promise, and the algorithm needs no more than the workspace.
         let status = unsafe {
             (handle.functions.matmul)(
                 handle.raw,

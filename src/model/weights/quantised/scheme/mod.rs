@@ -17,7 +17,7 @@ pub(crate) const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"
 /// Bits of a code in AWQ's own file.
 const AWQ_BITS: &str = "w_bit";
 
-/// Any matrix may still be plain.
+/// The scheme of quantised matrices; any matrix may still be plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// E4M3.
@@ -30,7 +30,7 @@ pub enum Scheme {
     Int4(Packing, Group),
 }
 
-/// Of 4-bit codes in words.
+/// How words contain 4-bit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// Eight inputs in a word.
@@ -130,7 +130,7 @@ impl Scheme {
             Some(_) => Err(unsupported(json, "quant_method", supported)),
             None => Err(json.error(
                 "quant_method",
-                format!("is missing, supported are {supported}"),
+                format!("is missing, supported: {supported}"),
             )),
         };
         scheme.map(Some)
@@ -145,7 +145,7 @@ fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
     }
 }
 
-/// A missing text must be among `texts`.
+/// A text, if present, must be among `texts`.
 fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
     let matches = |text: &str| texts.iter().any(|known| text.eq_ignore_ascii_case(known));
     match json.text(key)? {
@@ -169,7 +169,7 @@ fn four_bits(json: &JsonFile, key: &str) -> Result<(), LoadError> {
     }
 }
 
-/// A whole number of blocks; -1 means a row.
+/// The group size: a whole number of blocks, or -1 for a row.
 fn group(json: &JsonFile, key: &str) -> Result<Group, LoadError> {
     let supported = format!("-1 or a multiple of {BLOCK} up to {MAX_GROUP}");
     let number = json.value(key).and_then(serde_json::Value::as_i64);
@@ -272,7 +272,7 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
         };
         let scheme = weights_scheme(of, &weights)?;
         if found.is_some_and(|found| found != scheme) {
-            let reason = "quantises weights differently from earlier groups, supported is one scheme for all: use \
+            let reason = "quantises weights differently from earlier groups, supported: one scheme for all; use \
                 the model in a supported quantisation, or the float16 or bfloat16 model";
             return Err(groups.error(key, reason));
         }
@@ -281,7 +281,7 @@ fn compressed_tensors(json: &JsonFile) -> Result<Scheme, LoadError> {
     found.ok_or_else(|| json.error("config_groups", "has no group with weights"))
 }
 
-/// `json` has the format.
+/// `json` is the object with the key `format`.
 fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadError> {
     const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
     const INTEGERS: [&str; 2] = ["int-quantized", "naive-quantized"];

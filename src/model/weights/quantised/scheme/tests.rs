@@ -36,7 +36,7 @@ fn check_known<const N: usize>(cases: [(Value, Scheme); N]) {
 }
 
 #[test]
-fn schemes_are_known_by_their_keys() {
+fn schemes_are_detected_by_their_keys() {
     let gptq = |zero_offset, group| Scheme::Int4(Packing::Gptq { zero_offset }, group);
     let of_128 = Group::Inputs(128);
     let cases = [
@@ -69,7 +69,7 @@ fn schemes_are_known_by_their_keys() {
 }
 
 #[test]
-fn schemes_of_compressed_tensors_are_known_by_their_keys() {
+fn compressed_tensors_schemes_are_detected_by_their_keys() {
     let packed = |has_zeros, group| Scheme::Int4(Packing::CompressedTensors { has_zeros }, group);
     let of_128 = Group::Inputs(128);
     let int4 = |more: Value| {
@@ -125,7 +125,7 @@ fn check_refused<const N: usize>(cases: [(Value, &str, &str); N]) {
 }
 
 #[test]
-fn others_are_refused_by_key_and_value() {
+fn unsupported_schemes_are_rejected_by_key_and_value() {
     check_refused([
         (
             json!({"quant_method": "bitsandbytes"}),
@@ -148,7 +148,7 @@ fn others_are_refused_by_key_and_value() {
 }
 
 #[test]
-fn other_gptq_and_awq_are_refused_by_key_and_value() {
+fn unsupported_gptq_and_awq_are_rejected_by_key_and_value() {
     check_refused([
         (
             json!({"quant_method": "gptq", "bits": 8, "group_size": 128}),
@@ -199,7 +199,7 @@ fn other_gptq_and_awq_are_refused_by_key_and_value() {
 }
 
 #[test]
-fn other_compressed_tensors_are_refused_by_key_and_value() {
+fn unsupported_compressed_tensors_are_rejected_by_key_and_value() {
     let packed = |weights_: Value| weights("pack-quantized", weights_);
     check_refused([
         (
@@ -273,7 +273,7 @@ fn groups_that_differ_are_refused() {
 }
 
 #[test]
-fn files_beside_the_configuration_are_read_where_it_says_nothing() {
+fn separate_files_are_read_if_config_json_has_no_scheme() {
     let own = |name: &'static str, json: Value| read(&[("config.json", json!({})), (name, json)]);
     let of_128 = Group::Inputs(128);
     let packing = Packing::Gptq { zero_offset: 1 };
@@ -325,7 +325,7 @@ fn files_beside_the_configuration_are_read_where_it_says_nothing() {
 }
 
 #[test]
-fn files_that_are_left_over_from_something_else_do_not_count() {
+fn leftover_files_are_ignored_without_codes() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text);
     write("config.json", "{}").expect("it is writable");

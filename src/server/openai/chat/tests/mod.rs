@@ -22,7 +22,7 @@ fn call(value: Value) -> Call {
     parse(value).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Refuses a call, by the name of the field that is wrong.
+/// Asserts that a call is refused with an error of the field `param`.
 #[track_caller]
 fn refuses_field(value: Value, param: &str, message: &str) {
     assert_eq!(parse(value).err(), Some(ApiError::field(param, message)));
@@ -58,7 +58,7 @@ fn text_is_the_only_modality() {
 }
 
 #[test]
-fn templates_of_the_client_and_echoes_are_refused() {
+fn client_templates_and_echoes_are_refused() {
     let template = "chat_template is not supported yet: leave it out or send null";
     refuses(json!({"chat_template": "{{ x }}"}), template);
     let echo = "echo is not supported yet: leave it out or send null";
@@ -79,7 +79,7 @@ fn alternatives_need_log_probabilities() {
 }
 
 #[test]
-fn what_would_need_more_than_text_is_refused() {
+fn unsupported_features_are_refused_and_hints_ignored() {
     for name in [
         "audio",
         "web_search_options",
@@ -131,7 +131,7 @@ fn a_last_message_can_be_continued() {
 }
 
 #[test]
-fn a_constraint_goes_with_every_sample() {
+fn every_sample_has_the_constraint() {
     let format = json!({"type": "json_object"});
     let requests = call(json!({"response_format": format, "n": 2})).into_requests();
     assert_eq!(requests.len(), 2);

@@ -10,7 +10,7 @@ fn kwargs(value: Value) -> Map<String, Value> {
 }
 
 #[test]
-fn an_effort_is_told_to_the_template() {
+fn an_effort_is_passed_to_the_template() {
     let on = json!({"thinking": true, "enable_thinking": true, "reasoning_effort": "high"});
     assert_eq!(
         Value::Object(kwargs(json!({"reasoning_effort": "high"}))),
@@ -28,13 +28,13 @@ fn an_effort_is_told_to_the_template() {
     }
     assert!(kwargs(json!({})).is_empty());
     let own = json!({"enable_thinking": false, "x": 1});
-    let told = kwargs(json!({"reasoning_effort": "low", "chat_template_kwargs": own}));
-    assert_eq!(told["enable_thinking"], false);
-    assert_eq!((&told["thinking"], &told["x"]), (&json!(true), &json!(1)));
+    let args = kwargs(json!({"reasoning_effort": "low", "chat_template_kwargs": own}));
+    assert_eq!(args["enable_thinking"], false);
+    assert_eq!((&args["thinking"], &args["x"]), (&json!(true), &json!(1)));
 }
 
 #[test]
-fn reasoning_is_apart_unless_the_call_says_otherwise() {
+fn reasoning_is_separate_unless_the_call_chooses_otherwise() {
     let read = |value: Value| call(value).reasoning;
     assert_eq!(read(json!({})), Reasoning::Streamed);
     assert_eq!(read(json!({"stream_reasoning": false})), Reasoning::Whole);
@@ -57,7 +57,7 @@ fn reasoning_is_apart_unless_the_call_says_otherwise() {
 }
 
 #[test]
-fn reasoning_that_nobody_knows_is_refused() {
+fn unknown_efforts_are_refused() {
     let efforts = "none, minimal, low, medium, high, xhigh, max";
     let text = |field: &str| format!("{field} is \"huge\", must be one of {efforts}");
     let name = "reasoning_effort";

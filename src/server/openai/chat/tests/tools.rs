@@ -27,7 +27,7 @@ fn names(usage: &ToolUse) -> Vec<&str> {
 }
 
 #[test]
-fn tools_are_told_to_the_template_and_to_the_engine() {
+fn tools_reach_the_template_and_the_engine() {
     let read = call(json!({"tools": [seat(), light()], "parallel_tool_calls": false}));
     let row = json!({"type": "object", "properties": {"row": {"type": "integer"}}});
     let shown = read
@@ -98,7 +98,7 @@ fn choices_are_read_in_all_their_forms() {
 }
 
 #[test]
-fn tools_of_which_none_is_chosen_ask_for_nothing() {
+fn tools_are_ignored_if_the_choice_is_none() {
     let read = call(json!({"tools": [seat()], "tool_choice": "none"}));
     assert!(read.prompt.tools.is_none() && read.tools.is_none());
     let old = json!({"functions": [{"name": "f"}], "function_call": "none"});
@@ -130,7 +130,7 @@ fn functions_are_tools() {
 }
 
 #[test]
-fn tools_that_are_none_are_refused_by_place() {
+fn invalid_tools_are_refused_with_their_paths() {
     let with = |tool: Value| json!({"tools": [seat(), tool]});
     let function = |function: Value| with(json!({"type": "function", "function": function}));
     let place = |name: &str| format!("tools[1].function.{name}");
@@ -194,7 +194,7 @@ fn tools_that_are_none_are_refused_by_place() {
 }
 
 #[test]
-fn choices_that_cannot_be_made_are_refused_by_place() {
+fn invalid_choices_are_refused_with_their_paths() {
     let choice = |choice: Value| json!({"tools": [seat()], "tool_choice": choice});
     let wanted = "must be none, auto, required, or an object that names a function";
     refuses_field(
@@ -202,7 +202,7 @@ fn choices_that_cannot_be_made_are_refused_by_place() {
         "tool_choice",
         &format!("tool_choice is \"any\", {wanted}"),
     );
-    let none = "but there are no tools: send some or leave it out";
+    let none = "but there are no tools: send tools or no tool_choice";
     for (value, shown) in [
         (json!("required"), "required"),
         (json!({"type": "function", "function": {"name": "f"}}), "f"),
@@ -214,7 +214,7 @@ fn choices_that_cannot_be_made_are_refused_by_place() {
     refuses_field(
         choice(json!({"type": "function", "function": {"name": "f"}})),
         path,
-        &format!("{path} is \"f\", which is none of the tools: tool_choice names one of them"),
+        &format!("{path} is \"f\", but no tool has that name: tool_choice must name a tool"),
     );
     let allowed =
         |allowed: Value| choice(json!({"type": "allowed_tools", "allowed_tools": allowed}));
@@ -223,7 +223,7 @@ fn choices_that_cannot_be_made_are_refused_by_place() {
     refuses_field(
         allowed(json!({"mode": "auto", "tools": other})),
         path,
-        &format!("{path} is \"f\", which is none of the tools: tool_choice names one of them"),
+        &format!("{path} is \"f\", but no tool has that name: tool_choice must name a tool"),
     );
     let path = "tool_choice.allowed_tools.mode";
     refuses_field(

@@ -164,7 +164,7 @@ fn ids_and_names_of_calls_come_once_and_calls_one_after_another() {
 }
 
 #[test]
-fn a_whole_answer_says_what_its_stream_says() {
+fn a_whole_answer_equals_its_stream() {
     let call = call(json!({"rid": "r"}));
     let all = || {
         vec![
@@ -190,7 +190,7 @@ fn a_whole_answer_says_what_its_stream_says() {
 }
 
 #[test]
-fn only_complete_calls_that_end_by_themselves_are_the_reason() {
+fn tool_calls_are_the_reason_only_if_complete() {
     let call = call(json!({}));
     let length = Some(FinishReason::Length { max_new_tokens: 9 });
     let complete = || vec![start("f"), arguments("{}"), OutputPiece::CallEnd];
@@ -210,7 +210,7 @@ fn only_complete_calls_that_end_by_themselves_are_the_reason() {
 }
 
 #[test]
-fn a_call_without_an_end_is_left_out_of_a_whole_answer_and_not_the_reason_of_a_stream() {
+fn a_call_without_an_end_is_left_out_and_is_not_the_finish_reason() {
     let call = call(json!({"rid": "r"}));
     let pieces = || {
         vec![
@@ -229,8 +229,8 @@ fn a_call_without_an_end_is_left_out_of_a_whole_answer_and_not_the_reason_of_a_s
     let choices = stream(&call, vec![parsed("a", pieces(), END)]);
     let last = choices.last().expect("choices");
     assert_eq!(last["finish_reason"], "stop");
-    let told = deltas(&choices);
-    assert_eq!(told[2]["tool_calls"][0]["id"], calls[0]["id"]);
+    let sent = deltas(&choices);
+    assert_eq!(sent[2]["tool_calls"][0]["id"], calls[0]["id"]);
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn reasoning_is_held_back_hidden_or_renamed_as_asked() {
 }
 
 #[test]
-fn each_token_is_told_once_on_the_first_chunk_of_its_step() {
+fn each_token_is_sent_once_in_the_first_chunk_of_its_step() {
     let call = call(json!({"logprobs": true, "return_token_ids": true, "stream_reasoning": false}));
     let all = vec![
         parsed("ab", vec![reasoning("o")], None),
@@ -300,11 +300,11 @@ fn each_token_is_told_once_on_the_first_chunk_of_its_step() {
         .collect();
     let expected = json!([[97, 98], [99], null, null, null, [100], [101], null]);
     assert_eq!(json!(ids), expected);
-    let told: Vec<usize> = choices
+    let sent: Vec<usize> = choices
         .iter()
         .map(|choice| choice["logprobs"]["content"].as_array().map_or(0, Vec::len))
         .collect();
-    assert_eq!(told, [2, 1, 0, 0, 0, 1, 1, 0]);
+    assert_eq!(sent, [2, 1, 0, 0, 0, 1, 1, 0]);
     assert_eq!(choices[0]["delta"], json!({}));
     assert_eq!(choices[1]["delta"], json!({"reasoning_content": "o"}));
     assert_eq!(choices[5]["delta"], json!({}));

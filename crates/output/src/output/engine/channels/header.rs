@@ -1,4 +1,4 @@
-//! The header of a message: its role, its channel, its recipient.
+//! Parser of the header of a gpt-oss message: role, channel and recipient.
 
 use crate::output::named::MAX_NAME_BYTES;
 use crate::output::syntax::Tag;
@@ -96,7 +96,7 @@ impl Header {
         }
     }
 
-    /// Whether the word may precede the channel: as the role, or after it as a recipient. Anything else is text.
+    /// Whether the word may precede the channel: as the role, or as a recipient after the role. Anything else is text.
     fn may_be_before_channel(&self) -> bool {
         let word = self.word.as_str();
         let is_role =

@@ -1,4 +1,4 @@
-//! Parser for outputs of messages, whose headers distinguish reasoning, answers, and function calls.
+//! Parser for outputs of gpt-oss: messages whose headers distinguish reasoning, answers and function calls.
 
 mod header;
 
@@ -29,8 +29,8 @@ pub(super) struct ChannelEngine {
     held: Vec<Item>,
     /// Number of held items of the tag that began the header.
     n_opening: usize,
-    /// The part of the last text.
-    spoken: Option<Part>,
+    /// The part of the last emitted text.
+    last_part: Option<Part>,
     /// No text of the message was emitted yet.
     is_new: bool,
     written: String,
@@ -99,7 +99,7 @@ impl ChannelEngine {
             },
             held: Vec::new(),
             n_opening: 0,
-            spoken: None,
+            last_part: None,
             is_new: false,
             written: String::new(),
             complete_calls: 0,
@@ -220,14 +220,14 @@ impl ChannelEngine {
         match (&mut self.state, lexeme) {
             (State::Header(header), Lexeme::Char(c)) => {
                 let step = header.read(c);
-                self.go_on(step, out)
+                self.after_step(step, out)
             }
             (State::Header(header), Lexeme::Tag(tag)) => {
                 let step = header.read_tag(tag.tag);
-                self.go_on(step, out)
+                self.after_step(step, out)
             }
             (State::Body, Lexeme::Char(c)) => {
-                self.say(c, out);
+                self.emit(c, out);
                 Fate::Used
             }
             (State::Body, Lexeme::Tag(tag)) => self.body_tag(tag, n_items, out),
@@ -239,7 +239,7 @@ impl ChannelEngine {
                 if ENDS.has(tag.tag) {
                     return Fate::Used;
                 }
-                // If this is no header, its text is content.
+                // If no header follows, the tag is content.
                 self.begin_body(Part::Content);
                 self.begin_header(tag.tag, n_items)
             }
@@ -261,7 +261,7 @@ impl ChannelEngine {
             self.state = State::Between;
             return Fate::Used;
         }
-        tag.text.chars().for_each(|c| self.say(c, out));
+        tag.text.chars().for_each(|c| self.emit(c, out));
         Fate::Used
     }
 
@@ -278,7 +278,7 @@ impl ChannelEngine {
         self.is_new = self.headers == Headers::Separate;
     }
 
-    fn go_on(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
+    fn after_step(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
         match step {
             HeaderStep::More => return Fate::Held,
             HeaderStep::Broken => {
@@ -315,7 +315,7 @@ impl ChannelEngine {
         };
         let name = header.function().filter(|_| self.tools.is_some());
         let (Some(name), part) = (name.map(str::to_owned), header.part()) else {
-            self.say_header(header.part(), out);
+            self.emit_header(header.part(), out);
             return Fate::Again;
         };
         match lexeme {
@@ -331,7 +331,7 @@ impl ChannelEngine {
                 Fate::Used
             }
             _ => {
-                self.say_header(part, out);
+                self.emit_header(part, out);
                 Fate::Again
             }
         }
@@ -383,13 +383,13 @@ impl ChannelEngine {
     /// Ends an invalid call: its message is content, and its header is dropped like others.
     fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
         let mut text = std::mem::take(&mut self.written);
-        if self.spoken == Some(Part::Content) {
+        if self.last_part == Some(Part::Content) {
             text.insert(0, '\n');
         }
         out.push(OutputPiece::CallBroken { text });
         self.begin_body(Part::Content);
         self.is_new = false;
-        self.spoken = Some(Part::Content);
+        self.last_part = Some(Part::Content);
     }
 
     fn end_call(&mut self, out: &mut Vec<OutputPiece>) {
@@ -403,14 +403,14 @@ impl ChannelEngine {
     }
 
     /// Emits the header of a message that is not a call as the beginning of its text.
-    fn say_header(&mut self, part: Part, out: &mut Vec<OutputPiece>) {
+    fn emit_header(&mut self, part: Part, out: &mut Vec<OutputPiece>) {
         let part = match self.headers {
             Headers::Separate => part,
             Headers::StayText => Part::Content,
         };
         self.begin_body(part);
         let held = std::mem::take(&mut self.held);
-        self.say_items(&held, out);
+        self.emit_items(&held, out);
     }
 
     /// Emits the tag that began a header as text of the previous message, and parses the rest again.
@@ -419,7 +419,7 @@ impl ChannelEngine {
         self.put_back(n_opening);
         let opening = std::mem::take(&mut self.held);
         self.state = State::Body;
-        self.say_items(&opening, out);
+        self.emit_items(&opening, out);
     }
 
     fn put_back(&mut self, n_kept: usize) {
@@ -427,22 +427,22 @@ impl ChannelEngine {
         self.lexer.put_back(&rest);
     }
 
-    fn say_items(&mut self, items: &[Item], out: &mut Vec<OutputPiece>) {
+    fn emit_items(&mut self, items: &[Item], out: &mut Vec<OutputPiece>) {
         let mut text = String::new();
         for &item in items {
             self.lexer.text_of(item, &mut text);
         }
-        text.chars().for_each(|c| self.say(c, out));
+        text.chars().for_each(|c| self.emit(c, out));
     }
 
     /// Emits a character of a message. A newline separates consecutive messages of the same part.
-    fn say(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+    fn emit(&mut self, c: char, out: &mut Vec<OutputPiece>) {
         let mut text = String::new();
-        if std::mem::take(&mut self.is_new) && self.spoken == Some(self.part) {
+        if std::mem::take(&mut self.is_new) && self.last_part == Some(self.part) {
             text.push('\n');
         }
         text.push(c);
-        self.spoken = Some(self.part);
+        self.last_part = Some(self.part);
         match self.part {
             Part::Content => push_text(out, &text),
             Part::Reasoning => push_reasoning(out, &text),

@@ -214,7 +214,7 @@ impl TaggedEngine {
         self.list.is_some_and(|list| list.end.is_some())
     }
 
-    /// Emits the bracket of a list as text before an item that is no call. The list's earlier calls consumed it.
+    /// Emits a list's opening bracket, which earlier calls consumed, as text before an item that is not a call.
     fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
         if is_list {
             self.give_content('[', out);
@@ -267,7 +267,7 @@ impl TaggedEngine {
         Fate::Again
     }
 
-    /// Tags that close a call and open the next one may be inside the fence around them.
+    /// Reads a tag after a complete call. Inside a fence, tags may close the call and open the next one.
     fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
         let Trailer { left, closers } = trailer;
         let is_inside = left.is_empty() && closers.takes_more();
@@ -296,7 +296,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns whether no input of a next call followed the last call of a list.
+    /// Returns whether nothing of another call has followed the last call of a list.
     pub(super) fn is_between_calls(&self) -> bool {
         match self.state {
             State::Between | State::Trailer(_) => true,
@@ -349,7 +349,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether the opening is only a tag that is a word, and may belong to a sentence.
+    /// Whether the opening is only a tag that is also a word, which may belong to a sentence.
     fn is_only_word(&self) -> bool {
         let first = self.held.first();
         let is_word = matches!(first, Some(Item::Char(c)) if c.is_alphabetic());

@@ -45,7 +45,7 @@ pub(super) struct TaggedEngine {
     takes_loose: bool,
     /// In the rest of a broken call: objects there are not calls.
     is_broken: bool,
-    /// Items already parsed as a loose call in vain. They are not parsed so again, which bounds the time.
+    /// Number of next items that are already known not to be a loose call: parsing each once bounds the time.
     n_reread: usize,
     code: Code,
     list: Option<&'static CallList>,
@@ -186,7 +186,7 @@ impl TaggedEngine {
         }
         let must_call = self.must_call() && !self.is_in_thought();
         if must_call || (ending == OutputEnding::Cut && self.is_after_call()) {
-            // A possible beginning of a tag is that of the next call.
+            // Drop the beginning of a tag, which would open the next call.
             self.lexer.clear();
         }
         self.run(Input::Ended, out);
@@ -371,7 +371,7 @@ impl TaggedEngine {
                 self.open(syntax.after(tag.tag), Some(tag.tag));
                 return Fate::Held;
             }
-            // The tag of the call is missing.
+            // The opening tag of the call is missing.
             (Tag::FunctionOpen, Some(_)) => {
                 self.is_broken = false;
                 self.open(Expect::Function, Some(Tag::FunctionOpen));

@@ -1,4 +1,4 @@
-//! Tests of the tree's account of stored blocks, and of its queue of blocks to save.
+//! Tests of the tree's record of stored blocks, and of its queue of blocks to save.
 
 use super::*;
 use crate::cache::eviction::EvictionPolicy;
@@ -94,7 +94,7 @@ fn whole_blocks_are_taken_once_from_the_beginning_on() {
 }
 
 #[test]
-fn a_block_spans_nodes_and_a_branch_repeats_what_it_shares() {
+fn a_block_spans_nodes_and_a_branch_repeats_shared_pages() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(6), 0);
     let other: Vec<u32> = (0..6).chain([90, 91]).collect();
@@ -118,7 +118,7 @@ fn no_more_are_taken_than_are_asked_for() {
 }
 
 #[test]
-fn what_the_store_has_is_not_taken_and_neither_is_what_was_used_once() {
+fn stored_blocks_and_blocks_used_too_rarely_are_not_taken() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(12), 8);
     assert_eq!(saver.take(9), [(2, vec![9, 10, 11, 12])]);
@@ -131,7 +131,7 @@ fn what_the_store_has_is_not_taken_and_neither_is_what_was_used_once() {
 }
 
 #[test]
-fn what_is_evicted_before_its_turn_is_counted() {
+fn tokens_evicted_before_their_turn_are_counted() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(9), 0);
     drop(Pages::from(saver.tree.evict(9)));
@@ -147,7 +147,7 @@ fn what_is_evicted_before_its_turn_is_counted() {
 }
 
 #[test]
-fn what_the_store_did_without_is_taken_again_at_the_next_publish() {
+fn blocks_are_taken_again_at_the_next_publish_after_a_reset() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(8), 0);
     let first = saver.take(9);
@@ -180,7 +180,7 @@ fn the_queue_keeps_no_more_tokens_than_its_bound() {
     let mut saver = Saver::new(1, 1);
     let namespace = Namespace::default();
     let whole: Arc<[u32]> = vec![0; MAX_QUEUED_TOKENS].into();
-    let saves = saver.tree.saves.as_mut().expect("it keeps account");
+    let saves = saver.tree.saves.as_mut().expect("the tree saves blocks");
     for owner in [whole, tokens(8).into()] {
         saves.push(Key {
             namespace: &namespace,

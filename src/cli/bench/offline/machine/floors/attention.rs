@@ -1,30 +1,30 @@
-//! The roofline cost of a layer's attention.
+//! The roofline cost of a layer's attention: multiplied elements, and bytes of keys, values and labels.
 
 use souffleur::state::pool::kv_layout::PagedKv;
 
 use super::Extent;
 
-/// The sizes that decide the cost of a layer's attention.
+/// The sizes that determine the cost of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AttentionCost {
-    /// K/V bytes of one token.
+    /// Bytes of the keys and values of one token.
     pub(super) kv_bytes: u64,
-    /// Elements that a token's query heads multiply with one key and its value.
+    /// Elements that all query heads of a token multiply with one key and its value.
     pub(super) pair_elements: u64,
-    /// How many tokens a query sees, itself included.
+    /// The number of tokens that a query attends to, itself included; `None` if unlimited.
     pub(super) window: Option<u64>,
     pub(super) sparse: Option<SparseCost>,
 }
 
-/// The cost of queries that attend to some tokens only.
+/// The sizes that determine the cost of sparse queries, which attend to some tokens only.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SparseCost {
-    /// The first position of such a query.
+    /// The position of the first sparse query.
     pub(super) first: u64,
     pub(super) tokens: u64,
-    /// Label bytes of one token.
+    /// Bytes of the labels of one token.
     pub(super) label_bytes: u64,
-    /// Elements that a token's query heads multiply with one label.
+    /// Elements that all query heads of a token multiply with one label.
     pub(super) label_elements: u64,
 }
 
@@ -38,7 +38,7 @@ impl AttentionCost {
         }
     }
 
-    /// The dense queries of an extent, and its sparse ones.
+    /// Splits an extent into its dense and its sparse queries.
     fn parts(&self, extent: Extent) -> (Extent, Option<(Extent, SparseCost)>) {
         let Some(sparse) = self.sparse else {
             return (extent, None);
@@ -85,7 +85,7 @@ pub(super) fn label_bytes(pages: &PagedKv) -> u64 {
     (pages.heads * pages.labels * pages.dtype.bytes()) as u64
 }
 
-/// Keys that the extent's queries see together: a query sees itself and earlier keys, at most `window` tokens.
+/// The number of pairs of a query and a key that it attends to: its own or an earlier one, at most `window`.
 pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
     let Extent {
         cached_tokens,
@@ -94,7 +94,7 @@ pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
     let all = |tokens: u64| tokens * (tokens + 1) / 2;
     let end = cached_tokens + new_tokens;
     let window = window.unwrap_or(u64::MAX);
-    // Queries at positions below `full` see everything before them.
+    // Queries at positions below `full` attend to all earlier keys.
     let full = end.min(window).max(cached_tokens);
     let unlimited = all(full) - all(cached_tokens);
     match end - full {

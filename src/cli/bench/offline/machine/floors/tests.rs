@@ -11,8 +11,8 @@ use souffleur::state::pool::kv_layout::{KvDtype, PagedKv, Values};
 use super::attention::seen_tokens;
 use super::*;
 
-/// Layers of hidden 8, MLP 16, 4 heads of 4 elements over 2 K/V heads: matrices of 8x16, twice 8x8, 16x8 and
-/// three of 8x16 are 768 elements.
+/// Two layers with hidden size 8, MLP size 16, and 4 heads of 4 elements over 2 K/V heads: 768 elements each, in
+/// matrices of 8x16, twice 8x8, 16x8 and three times 8x16.
 fn cost(window: Option<u64>) -> ModelCost {
     ModelCost {
         layer_elements: in_bf16(2 * 768),
@@ -34,7 +34,7 @@ fn cost(window: Option<u64>) -> ModelCost {
     }
 }
 
-/// With K/V in the type of the weights.
+/// The cost of a model whose keys and values have the type of its weights.
 fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
     cost_of(config, dtype, quantization, &config.kv_layout(dtype))
 }
@@ -79,7 +79,7 @@ fn a_configuration_gives_the_sizes_of_its_matrices() {
     assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
     let layout = config.kv_layout(KvDtype::Int8);
     let kept = cost_of(&config, Dtype::BF16, None, &layout);
-    // Sixteen bytes and four scales a token, in each layer.
+    // Sixteen bytes and four scales per token, in each layer.
     assert!(
         kept.attention
             .iter()
@@ -87,13 +87,13 @@ fn a_configuration_gives_the_sizes_of_its_matrices() {
     );
     assert_eq!(kept.matrix_bytes, cost(None).matrix_bytes);
     let int8 = of(&config, Dtype::BF16, Some(Quantization::Int8));
-    // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
+    // One byte per element, and a scale of 4 bytes for each output of q, k, v, o, gate, up, down and the head.
     let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
     assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
 }
 
 #[test]
-fn experts_count_as_far_as_they_are_chosen() {
+fn only_the_expected_share_of_experts_is_read() {
     let config = json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
@@ -114,7 +114,7 @@ fn experts_count_as_far_as_they_are_chosen() {
         2 * (2 * attention + 4 * router) + 2 * 800
     );
     assert_eq!(cost.expert_bytes, 2 * 4 * 2 * expert);
-    // One token reads half of the experts, two read three quarters of them, many all.
+    // One token reads half of the experts, two tokens read three quarters, many tokens read all.
     let read = |tokens| cost.bytes(&[extent(0, tokens)]) - cost.matrix_bytes;
     let all = cost.expert_bytes;
     assert_eq!([read(1), read(2), read(200)], [all / 2, all * 3 / 4, all]);
@@ -127,7 +127,7 @@ fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
         cost(None).weight_ops(&step),
         [0, 2 * (3 * 1536 + 800), 0, 0]
     );
-    // Queries see 1, 2 and 3 keys, in two layers, over 16 elements, for scores and for values.
+    // Queries attend to 1, 2 and 3 keys, in two layers, over 16 elements, for scores and for values.
     assert_eq!(cost(None).attention_ops(&step), (1 + 2 + 3) * 2 * 16 * 4);
     assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2);
 }
@@ -144,7 +144,7 @@ fn decodes_read_their_own_cache_and_share_the_weights() {
 }
 
 #[test]
-fn windows_bound_what_is_seen_and_read() {
+fn windows_limit_the_attended_and_read_keys() {
     let windowed = cost(Some(4));
     assert_eq!(
         windowed.bytes(&[extent(10, 1)]),
@@ -163,7 +163,7 @@ fn windows_bound_what_is_seen_and_read() {
 }
 
 #[test]
-fn keys_and_values_of_other_widths_count_with_their_own() {
+fn layers_count_with_their_own_key_and_value_widths() {
     let pages = PagedKv {
         heads: 1,
         key_dim: 6,
@@ -199,7 +199,7 @@ fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
         cost.bytes(&[extent(10, 1)]),
         weights + 10 * 32 + 3 * 32 + 10 * 8
     );
-    // The first query of the chunk sees everything.
+    // The first query of the chunk is dense.
     assert_eq!(cost.bytes(&[extent(9, 2)]), weights + 2 * 9 * 32 + 9 * 8);
     let step = extent(9, 3);
     assert_eq!(
@@ -209,7 +209,7 @@ fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
 }
 
 #[test]
-fn states_are_multiplied_once_a_token_and_moved_twice_a_step() {
+fn states_are_multiplied_once_per_token_and_moved_twice_per_step() {
     let config = json!({
         "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -251,7 +251,7 @@ fn the_larger_of_reading_and_computing_decides() {
 }
 
 #[test]
-fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
+fn the_floors_of_a_600_million_model_match_manual_calculations() {
     let qwen = ModelCost {
         layer_elements: in_bf16(28 * 15_728_640),
         head_elements: in_bf16(151_936 * 1024),
@@ -287,7 +287,7 @@ fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
 }
 
 #[test]
-fn matrices_in_blocks_count_with_the_bytes_of_the_file_and_the_instructions_of_their_products() {
+fn block_quantised_matrices_count_with_their_file_size_and_product() {
     let matrix = |name: &str, elements, bytes, product| LoadedMatrix {
         name: name.to_owned(),
         elements,
