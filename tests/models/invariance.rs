@@ -14,8 +14,8 @@ use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{StateSave, StateStart, StepOutput, StepPlan};
 
 use crate::common::{
-    all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
-    with_states,
+    all_positions, append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start,
+    tokens, with_states,
 };
 use crate::kernel_paths::repeats_floats;
 
@@ -183,11 +183,18 @@ pub fn assert_same(got: &Bits, expected: &Bits, what: &str) {
     }
 }
 
+/// The fixtures that need kernels which no other run of this binary covers.
+fn uncovered() -> Vec<String> {
+    let is_quantised = |name: &String| {
+        let config = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
+        config.contains("quantization_config")
+    };
+    let needed = |name: &String| !repeats_floats() || is_quantised(name);
+    fixtures().into_iter().filter(needed).collect()
+}
+
 fn for_each_model(check: impl Fn(&str, Dtype, &CpuOptions, &Bits)) {
-    if repeats_floats() {
-        return;
-    }
-    for name in fixtures() {
+    for name in uncovered() {
         for dtype in DTYPES {
             let options = CpuOptions {
                 dtype: Some(dtype),
@@ -285,8 +292,7 @@ fn numa_nodes_do_not_change_a_bit() {
         dtype: Some(Dtype::BF16),
         ..options()
     };
-    let in_floats = fixtures().into_iter().filter(|_| !repeats_floats());
-    for name in in_floats {
+    for name in uncovered() {
         check_nodes(&name, &in_bf16, &[2, 3, 4]);
     }
     for name in [
@@ -311,10 +317,7 @@ fn numa_nodes_do_not_change_a_bit() {
 
 #[test]
 fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
-    if repeats_floats() {
-        return;
-    }
-    for name in fixtures() {
+    for name in uncovered() {
         for dtype in DTYPES {
             let options = CpuOptions {
                 dtype: Some(dtype),
