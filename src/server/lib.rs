@@ -1,4 +1,4 @@
-//! The HTTP and WebSocket server of an engine: APIs of SGLang, OpenAI and Anthropic, and a WebSocket API of its own.
+//! The HTTP and WebSocket server of an engine: APIs of SGLang, OpenAI and Anthropic, and a WebSocket API.
 //!
 //! [`routes`] mounts all endpoints into a host's actix-web app; [`run`] is a whole server on the caller's listener.
 //! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.

@@ -133,7 +133,7 @@ fn crates() -> BTreeMap<String, PathBuf> {
     named.collect()
 }
 
-/// Whether a folder is a package of its own, whose imports are checked separately.
+/// Whether a folder is a separate package, whose imports are checked separately.
 fn is_package(folder: &Path) -> bool {
     folder.join("Cargo.toml").is_file()
 }

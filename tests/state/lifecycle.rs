@@ -279,7 +279,7 @@ impl Engine {
         self.cache.unlock(sequence.lock);
     }
 
-    /// Checks that every page has exactly one owner, and every sequence reads the KV of its own tokens.
+    /// Checks that every page has exactly one owner, and every sequence reads its tokens' KV.
     fn check(&self) {
         assert_eq!(self.cache.check_integrity(), Ok(()));
         let mut owned: Vec<PageId> = self.pool.iter().collect();

@@ -15,9 +15,9 @@ pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high
 pub(crate) enum Reasoning {
     /// In the text, as the model writes it.
     InText,
-    /// In a field of its own, as it is generated.
+    /// In a separate field, as it is generated.
     Streamed,
-    /// In a field of its own, all at once when it has ended.
+    /// In a separate field, all at once when it has ended.
     Whole,
     /// Left out of the answer.
     Hidden,

@@ -1,4 +1,4 @@
-//! Scheduling policies, each in a file of its own: their trait, and the table of their names.
+//! Scheduling policies, one in each file: their trait, and the table of their names.
 //!
 //! A policy sees the queue in order of arrival and sorts it stably. Priorities take precedence over every policy
 //! ([`PriorityOrder`]), and retracted requests precede the queue.
