@@ -31,7 +31,6 @@ fn main() {
 
     let mut build = cc::Build::new();
     build.cpp(true).opt_level(2).debug(false).pic(true);
-    build.define("CUSIM_DEFAULT_THREADS", "2");
     build.warnings(false).cargo_metadata(false);
     build.flag("-fvisibility=hidden");
     for flag in FLAGS {

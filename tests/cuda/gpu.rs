@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use souffleur_kernels::cuda::driver::Device;
 use souffleur_kernels::cuda::pack::Modules;
@@ -21,6 +22,12 @@ pub fn real() -> Option<usize> {
 /// Whether to test large shapes: `SOUFFLEUR_TEST_SMALL` omits them for tools that check every memory access.
 pub fn is_thorough() -> bool {
     real().is_some() && std::env::var_os("SOUFFLEUR_TEST_SMALL").is_none()
+}
+
+/// The number of an emulated device that no other test uses, so that its kernels run at the same time as theirs.
+pub fn unused() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(100);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Opens a GPU: emulated device `emulated` with the tests' own kernels, or the real one with the engine's kernels.

@@ -70,7 +70,7 @@ impl Setup {
 
     /// As [`Self::start_on_gpu`], but the engine runs no step before the sender of `gate` is dropped.
     pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
-        self.start_on(0, gate, config)
+        self.start_on(gpu::unused(), gate, config)
     }
 
     /// As [`Self::start_on_gpu_behind`] on an emulated device, with a store if the configuration has one.
@@ -120,7 +120,7 @@ impl Setup {
 }
 
 pub fn load(dir: &Path, options: &CudaOptions) -> CudaExecutor {
-    load_on(0, dir, options)
+    load_on(gpu::unused(), dir, options)
 }
 
 /// An executor on one of the emulated devices, which share no state, or on the real GPU under test.

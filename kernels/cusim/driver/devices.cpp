@@ -65,11 +65,6 @@ const std::map<int, int> kAttributes = {
     {115, 1},        // MEMORY_POOLS_SUPPORTED
 };
 
-Device* find(int ordinal) {
-  if (ordinal < 0 || static_cast<size_t>(ordinal) >= devices().size()) return nullptr;
-  return devices()[ordinal].get();
-}
-
 Result name_of(Result error, const char** name, const char** text) {
   static const std::map<Result, std::pair<const char*, const char*>> kNames = {
       {kSuccess, {"CUDA_SUCCESS", "no error"}},
@@ -105,9 +100,11 @@ Result name_of(Result error, const char** name, const char** text) {
 
 }  // namespace
 
-std::recursive_mutex& mutex() {
-  static auto* mutex = new std::recursive_mutex;
-  return *mutex;
+Device* find(int ordinal) {
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= devices().size()) return nullptr;
+  Device* device = devices()[ordinal].get();
+  await_kernel(*device);
+  return device;
 }
 
 Device::Device(int ordinal_) : ordinal(ordinal_), total_bytes(default_memory()) {
@@ -144,7 +141,7 @@ using namespace fake;
 
 CUSIM_API Result cuInit(unsigned) {
   if (const unsigned error = cusim::environment("CUSIM_INIT_ERROR", kSuccess)) return static_cast<Result>(error);
-  Guard guard(mutex());
+  Guard guard;
   return devices().empty() ? kNoDevice : kSuccess;
 }
 
@@ -157,13 +154,13 @@ CUSIM_API Result cuGetErrorName(Result error, const char** name) { return name_o
 CUSIM_API Result cuGetErrorString(Result error, const char** text) { return name_of(error, nullptr, text); }
 
 CUSIM_API Result cuDeviceGetCount(int* count) {
-  Guard guard(mutex());
+  Guard guard;
   *count = static_cast<int>(devices().size());
   return kSuccess;
 }
 
 CUSIM_API Result cuDeviceGet(int* device, int ordinal) {
-  Guard guard(mutex());
+  Guard guard;
   if (!find(ordinal)) return kInvalidDevice;
   *device = ordinal;
   return kSuccess;
@@ -183,7 +180,7 @@ CUSIM_API Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) { return cu
 
 CUSIM_API Result cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
   constexpr int kMajor = 75, kMinor = 76;
-  Guard guard(mutex());
+  Guard guard;
   const Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   const int capability = device->capability;
@@ -197,7 +194,7 @@ CUSIM_API Result cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
 }
 
 CUSIM_API Result cuDeviceTotalMem_v2(size_t* bytes, int ordinal) {
-  Guard guard(mutex());
+  Guard guard;
   const Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   *bytes = device->total_bytes;
@@ -205,7 +202,7 @@ CUSIM_API Result cuDeviceTotalMem_v2(size_t* bytes, int ordinal) {
 }
 
 CUSIM_API Result cuDevicePrimaryCtxRetain(void** context, int ordinal) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   ++device->n_retained;
@@ -214,7 +211,7 @@ CUSIM_API Result cuDevicePrimaryCtxRetain(void** context, int ordinal) {
 }
 
 CUSIM_API Result cuDevicePrimaryCtxRelease_v2(int ordinal) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   if (device->n_retained == 0) return kInvalidContext;
@@ -223,7 +220,7 @@ CUSIM_API Result cuDevicePrimaryCtxRelease_v2(int ordinal) {
 }
 
 CUSIM_API Result cuDevicePrimaryCtxReset_v2(int ordinal) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   end_context(*device);
@@ -248,7 +245,7 @@ CUSIM_API Result cuCtxGetDevice(int* ordinal) {
 }
 
 CUSIM_API Result cuCtxSynchronize() {
-  Guard guard(mutex());
+  Guard guard;
   if (!current_device()) return kInvalidContext;
   if (const Result refused = forbid_beside_captures(*current_device())) return refused;
   return run_all(*current_device());

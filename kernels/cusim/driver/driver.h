@@ -4,7 +4,8 @@
 // Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier,
 // so a missing wait or a host buffer that is used too early shows as a wrong result. On request a device runs copies
 // eagerly instead, so that memory written while earlier work still reads it shows too. Memory, errors and planned
-// faults belong to a device, so tests in one process are independent on different ordinals.
+// faults belong to a device, so tests in one process are independent on different ordinals, and kernels of different
+// devices run at the same time.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -139,14 +140,27 @@ struct Device {
   // Ten times the major number and the minor one; kernels say that they were compiled for it, and from 90 on they wait for
   // earlier launches.
   int capability = 80;
+  // Calls on the device wait for it.
+  bool runs_kernel = false;
   uint64_t n_allocations = 0, n_launches = 0, n_early_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
 
-// Held during each call; kernels run under it.
-using Guard = std::lock_guard<std::recursive_mutex>;
-std::recursive_mutex& mutex();
+// Held during each call, but not while a kernel runs.
+class Guard {
+ public:
+  // Waits for the kernel of the current device.
+  Guard();
+  ~Guard();
+  Guard(const Guard&) = delete;
+};
+// Waits, under a guard, until no kernel runs on the device.
+void await_kernel(const Device& device);
+// Runs a kernel without the guards of this thread.
+std::string run_unguarded(Device& device, const std::function<std::string()>& kernel);
 
 std::vector<std::unique_ptr<Device>>& devices();
+// A device of which no kernel runs, or null.
+Device* find(int ordinal);
 // Of the context that is current on this thread, or null.
 Device* current_device();
 // The null handle is the null stream of the current device.

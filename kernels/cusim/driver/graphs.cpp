@@ -54,7 +54,7 @@ void leave(Capture& capture) {
 }
 
 Result instantiate(void** executable, void* graph) {
-  Guard guard(mutex());
+  Guard guard;
   if (!graph) return kInvalidValue;
   *executable = new Executable{std::make_shared<const Graph>(*static_cast<Graph*>(graph))};
   return kSuccess;
@@ -67,7 +67,7 @@ Result instantiate(void** executable, void* graph) {
 using namespace fake;
 
 CUSIM_API Result cuStreamBeginCapture_v2(void* handle, int mode) {
-  Guard guard(mutex());
+  Guard guard;
   if (!handle) return kCaptureUnsupported;
   auto* stream = static_cast<Stream*>(handle);
   if (stream->capture) return kInvalidValue;
@@ -78,7 +78,7 @@ CUSIM_API Result cuStreamBeginCapture_v2(void* handle, int mode) {
 }
 
 CUSIM_API Result cuStreamEndCapture(void* handle, void** graph) {
-  Guard guard(mutex());
+  Guard guard;
   *graph = nullptr;
   auto* stream = static_cast<Stream*>(handle);
   if (!stream || !stream->capture) return kInvalidValue;
@@ -96,7 +96,7 @@ CUSIM_API Result cuStreamEndCapture(void* handle, void** graph) {
 
 CUSIM_API Result cuStreamIsCapturing(void* handle, int* status) {
   constexpr int kNone = 0, kActive = 1, kInvalidated = 2;
-  Guard guard(mutex());
+  Guard guard;
   const Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   *status = !stream->capture ? kNone : stream->capture->is_invalid ? kInvalidated : kActive;
@@ -116,7 +116,7 @@ CUSIM_API Result cuGraphInstantiate_v2(void** executable, void* graph, void**, c
 }
 
 CUSIM_API Result cuGraphExecUpdate_v2(void* executable, void* graph, void* result_info) {
-  Guard guard(mutex());
+  Guard guard;
   auto* target = static_cast<Executable*>(executable);
   const auto* source = static_cast<Graph*>(graph);
   if (result_info) memset(result_info, 0, sizeof(int));
@@ -129,14 +129,14 @@ CUSIM_API Result cuGraphExecUpdate_v2(void* executable, void* graph, void* resul
 }
 
 CUSIM_API Result cuGraphGetNodes(void* graph, void** nodes, size_t* n_nodes) {
-  Guard guard(mutex());
+  Guard guard;
   if (nodes) return kNotSupported;
   *n_nodes = static_cast<Graph*>(graph)->tasks.size();
   return kSuccess;
 }
 
 CUSIM_API Result cuGraphLaunch(void* executable, void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   Device& device = *stream->device;
@@ -152,19 +152,19 @@ CUSIM_API Result cuGraphLaunch(void* executable, void* handle) {
 }
 
 CUSIM_API Result cuGraphUpload(void*, void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   return stream ? stream->device->sticky : kInvalidContext;
 }
 
 CUSIM_API Result cuGraphExecDestroy(void* executable) {
-  Guard guard(mutex());
+  Guard guard;
   delete static_cast<Executable*>(executable);
   return kSuccess;
 }
 
 CUSIM_API Result cuGraphDestroy(void* graph) {
-  Guard guard(mutex());
+  Guard guard;
   delete static_cast<Graph*>(graph);
   return kSuccess;
 }

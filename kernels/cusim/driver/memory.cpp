@@ -118,7 +118,7 @@ Device* device_with(void* stream_handle, Pointer start, size_t bytes) {
 }
 
 Result copy_to_device(Pointer target, const void* source, size_t bytes, void* stream) {
-  Guard guard(mutex());
+  Guard guard;
   if (bytes == 0) return kSuccess;
   Device* device = device_with(stream, target, bytes);
   if (!device || is_partly_pinned(source, bytes)) return kInvalidValue;
@@ -138,7 +138,7 @@ Result copy_to_device(Pointer target, const void* source, size_t bytes, void* st
 }
 
 Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
-  Guard guard(mutex());
+  Guard guard;
   if (bytes == 0) return kSuccess;
   Device* device = device_with(stream, source, bytes);
   if (!device || is_partly_pinned(target, bytes)) return kInvalidValue;
@@ -155,7 +155,7 @@ Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
 }
 
 Result copy_on_device(Pointer target, Pointer source, size_t bytes, void* stream) {
-  Guard guard(mutex());
+  Guard guard;
   if (bytes == 0) return kSuccess;
   if (!device_with(stream, target, bytes) || !device_with(stream, source, bytes)) return kInvalidValue;
   return submit(stream, [=]() -> Result {
@@ -165,7 +165,7 @@ Result copy_on_device(Pointer target, Pointer source, size_t bytes, void* stream
 }
 
 template <class T> Result fill(Pointer target, T value, size_t count, void* stream) {
-  Guard guard(mutex());
+  Guard guard;
   if (count == 0) return kSuccess;
   if (!device_with(stream, target, count * sizeof(T))) return kInvalidValue;
   return submit(stream, [=]() -> Result {
@@ -176,7 +176,7 @@ template <class T> Result fill(Pointer target, T value, size_t count, void* stre
 
 // A call that returns when all is done.
 template <class Call> Result synchronously(Call&& call) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result error = state_of(current_device())) return error;
   if (const Result refused = forbid_while_capturing()) return refused;
   if (const Result error = call()) return error;
@@ -184,7 +184,7 @@ template <class Call> Result synchronously(Call&& call) {
 }
 
 Result pin(void** pointer, size_t bytes) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result error = state_of(current_device())) return error;
   if (const Result refused = forbid_while_capturing()) return refused;
   *pointer = aligned_alloc(kPage, page_behind(bytes));
@@ -228,7 +228,7 @@ void free_all(Device& device) {
 using namespace fake;
 
 CUSIM_API Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
-  Guard guard(mutex());
+  Guard guard;
   const Device* device = current_device();
   if (const Result error = state_of(device)) return error;
   *total_bytes = device->total_bytes;
@@ -237,13 +237,13 @@ CUSIM_API Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 }
 
 CUSIM_API Result cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result refused = forbid_while_capturing()) return refused;
   return allocate(pointer, bytes);
 }
 
 CUSIM_API Result cuMemAllocAsync(Pointer* pointer, size_t bytes, void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   if (const Result refused = forbid_in_capture(*stream)) return refused;
@@ -254,7 +254,7 @@ CUSIM_API Result cuMemAllocFromPoolAsync(Pointer* pointer, size_t bytes, void*, 
 }
 
 CUSIM_API Result cuMemFree_v2(Pointer pointer) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = current_device();
   if (!device) return kInvalidContext;
   if (const Result refused = forbid_while_capturing()) return refused;
@@ -264,7 +264,7 @@ CUSIM_API Result cuMemFree_v2(Pointer pointer) {
 }
 
 CUSIM_API Result cuMemFreeAsync(Pointer pointer, void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   Device* device = stream->device;
@@ -283,7 +283,7 @@ static void run_own_device() {
 }
 
 CUSIM_API Result cuMemFreeHost(void* pointer) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result refused = forbid_while_capturing()) return refused;
   if (!pinned_ranges().contains(reinterpret_cast<uintptr_t>(pointer))) return kInvalidValue;
   run_own_device();
@@ -293,7 +293,7 @@ CUSIM_API Result cuMemFreeHost(void* pointer) {
 }
 
 CUSIM_API Result cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result error = state_of(current_device())) return error;
   if (!pointer || bytes == 0) return kInvalidValue;
   if (has_pinned_page(pointer, bytes)) {
@@ -305,7 +305,7 @@ CUSIM_API Result cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
 }
 
 CUSIM_API Result cuMemHostUnregister(void* pointer) {
-  Guard guard(mutex());
+  Guard guard;
   if (current_device() && current_device()->sticky) return current_device()->sticky;
   run_own_device();
   if (pinned_ranges().erase(reinterpret_cast<uintptr_t>(pointer)) == 1) return kSuccess;
@@ -314,14 +314,14 @@ CUSIM_API Result cuMemHostUnregister(void* pointer) {
 }
 
 CUSIM_API Result cuMemHostGetDevicePointer_v2(Pointer* device_pointer, void* pointer, unsigned) {
-  Guard guard(mutex());
+  Guard guard;
   if (!is_pinned(pointer, 1)) return kInvalidValue;
   *device_pointer = reinterpret_cast<Pointer>(pointer);
   return kSuccess;
 }
 
 CUSIM_API Result cuMemHostGetFlags(unsigned* flags, void* pointer) {
-  Guard guard(mutex());
+  Guard guard;
   *flags = 0;
   return is_pinned(pointer, 1) ? kSuccess : kInvalidValue;
 }

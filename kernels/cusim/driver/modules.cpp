@@ -128,7 +128,9 @@ Result run_kernel(Device& device, const Function& function, const Shape& shape,
   }
   std::vector<void*> pointers;
   for (const auto& argument : arguments) pointers.push_back(const_cast<unsigned char*>(argument.data()));
-  std::string error = function.kernel->run(shape.grid, shape.block, shape.dynamic_bytes, pointers.data());
+  std::string error = run_unguarded(device, [&] {
+    return function.kernel->run(shape.grid, shape.block, shape.dynamic_bytes, pointers.data());
+  });
   const bool is_overrun = error.empty();
   if (is_overrun) error = damaged_guard(device);
   if (error.empty()) return kSuccess;
@@ -138,7 +140,7 @@ Result run_kernel(Device& device, const Function& function, const Shape& shape,
 }
 
 Result launch(const Function& function, const Shape& shape, void* handle, void** arguments) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   Device& device = *stream->device;
@@ -159,7 +161,7 @@ Result launch(const Function& function, const Shape& shape, void* handle, void**
 }
 
 Result load(void** module, const void* data) {
-  Guard guard(mutex());
+  Guard guard;
   if (const Result error = state_of(current_device())) return error;
   if (const Result refused = forbid_while_capturing()) return refused;
   std::string image = image_at(data);
@@ -199,13 +201,13 @@ CUSIM_API Result cuModuleLoadDataEx(void** module, const void* image, unsigned, 
 }
 
 CUSIM_API Result cuModuleUnload(void* module) {
-  Guard guard(mutex());
+  Guard guard;
   delete static_cast<Module*>(module);
   return kSuccess;
 }
 
 CUSIM_API Result cuModuleGetFunction(void** function, void* module_handle, const char* name) {
-  Guard guard(mutex());
+  Guard guard;
   auto* module = static_cast<Module*>(module_handle);
   const auto kernel = cusim::registry().find(name);
   if (kernel == cusim::registry().end() || !has_kernel(module->image, name)) return kNotFound;
@@ -218,7 +220,7 @@ CUSIM_API Result cuModuleGetFunction(void** function, void* module_handle, const
 CUSIM_API Result cuModuleGetGlobal_v2(Pointer*, size_t*, void*, const char*) { return kNotFound; }
 
 CUSIM_API Result cuFuncSetAttribute(void* handle, int attribute, int value) {
-  Guard guard(mutex());
+  Guard guard;
   if (attribute != kMaxDynamicSharedAttribute) return kSuccess;
   auto* function = static_cast<Function*>(handle);
   if (value < 0 || function->static_bytes + static_cast<unsigned>(value) > kMaxSharedBytes) return kInvalidValue;
@@ -227,7 +229,7 @@ CUSIM_API Result cuFuncSetAttribute(void* handle, int attribute, int value) {
 }
 
 CUSIM_API Result cuFuncGetAttribute(int* value, int attribute, void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   const auto* function = static_cast<const Function*>(handle);
   constexpr int kMaxThreads = 0, kRegisters = 4, kPtxVersion = 5, kBinaryVersion = 6;
   switch (attribute) {

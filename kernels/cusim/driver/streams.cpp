@@ -9,12 +9,21 @@ bool is_eager() {
 }
 
 Stream* stream_of(void* handle) {
-  if (handle) return static_cast<Stream*>(handle);
+  if (auto* stream = static_cast<Stream*>(handle)) {
+    await_kernel(*stream->device);
+    return stream;
+  }
   Device* device = current_device();
   return device ? &device->null_stream : nullptr;
 }
 
 namespace {
+
+Event* event_of(void* handle) {
+  auto* event = static_cast<Event*>(handle);
+  await_kernel(*event->device);
+  return event;
+}
 
 void run_next(Stream& stream) {
   Operation operation = std::move(stream.queue[stream.next++]);
@@ -54,7 +63,7 @@ void enqueue(Stream& stream, Operation operation) {
 }
 
 Result make_stream(void** handle, int priority) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = current_device();
   if (const Result error = state_of(device)) return error;
   auto* stream = new Stream{device, priority};
@@ -66,11 +75,19 @@ Result make_stream(void** handle, int priority) {
 }  // namespace
 
 void run_until(Mark& mark) {
-  while (!mark.is_reached && mark.stream->next < mark.stream->queue.size()) run_next(*mark.stream);
+  for (;;) {
+    await_kernel(*mark.stream->device);
+    if (mark.is_reached || mark.stream->next == mark.stream->queue.size()) return;
+    run_next(*mark.stream);
+  }
 }
 
 Result run_all(Stream& stream) {
-  while (stream.next < stream.queue.size()) run_next(stream);
+  for (;;) {
+    await_kernel(*stream.device);
+    if (stream.next == stream.queue.size()) break;
+    run_next(stream);
+  }
   return stream.device->sticky;
 }
 
@@ -80,7 +97,7 @@ Result run_all(Device& device) {
 }
 
 Result submit(void* handle, Task task, bool is_copy) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   if (stream->capture) {
@@ -104,9 +121,9 @@ CUSIM_API Result cuStreamCreateWithPriority(void** handle, unsigned, int priorit
 }
 
 CUSIM_API Result cuStreamDestroy_v2(void* handle) {
-  Guard guard(mutex());
-  auto* stream = static_cast<Stream*>(handle);
-  if (!stream) return kInvalidHandle;
+  Guard guard;
+  if (!handle) return kInvalidHandle;
+  Stream* stream = stream_of(handle);
   run_all(*stream);
   std::erase(stream->device->streams, stream);
   delete stream;
@@ -114,7 +131,7 @@ CUSIM_API Result cuStreamDestroy_v2(void* handle) {
 }
 
 CUSIM_API Result cuStreamGetPriority(void* handle, int* priority) {
-  Guard guard(mutex());
+  Guard guard;
   const Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   *priority = stream->priority;
@@ -122,7 +139,7 @@ CUSIM_API Result cuStreamGetPriority(void* handle, int* priority) {
 }
 
 CUSIM_API Result cuStreamSynchronize(void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   if (const Result refused = forbid_in_capture(*stream)) return refused;
@@ -131,7 +148,7 @@ CUSIM_API Result cuStreamSynchronize(void* handle) {
 
 // Runs one operation, so that a loop of queries ends.
 CUSIM_API Result cuStreamQuery(void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(handle);
   if (!stream) return kInvalidContext;
   if (const Result refused = forbid_in_capture(*stream)) return refused;
@@ -150,7 +167,7 @@ CUSIM_API Result cuLaunchHostFunc(void* handle, void (*function)(void*), void* a
 }
 
 CUSIM_API Result cuEventCreate(void** handle, unsigned) {
-  Guard guard(mutex());
+  Guard guard;
   Device* device = current_device();
   if (const Result error = state_of(device)) return error;
   *handle = new Event{device, nullptr, {}, nullptr};
@@ -158,14 +175,14 @@ CUSIM_API Result cuEventCreate(void** handle, unsigned) {
 }
 
 CUSIM_API Result cuEventDestroy_v2(void* handle) {
-  Guard guard(mutex());
+  Guard guard;
   delete static_cast<Event*>(handle);
   return kSuccess;
 }
 
 CUSIM_API Result cuEventRecord(void* handle, void* stream_handle) {
-  Guard guard(mutex());
-  auto* event = static_cast<Event*>(handle);
+  Guard guard;
+  Event* event = event_of(handle);
   Stream* stream = stream_of(stream_handle);
   if (!stream) return kInvalidContext;
   if (stream->capture) {
@@ -182,8 +199,8 @@ CUSIM_API Result cuEventRecord(void* handle, void* stream_handle) {
 }
 
 CUSIM_API Result cuEventSynchronize(void* handle) {
-  Guard guard(mutex());
-  auto* event = static_cast<Event*>(handle);
+  Guard guard;
+  Event* event = event_of(handle);
   if (event->captured_stream) return kCapturedEvent;
   if (event->device->sync_fault.strikes()) return event->device->sync_fault.error;
   if (event->mark) run_until(*event->mark);
@@ -192,8 +209,8 @@ CUSIM_API Result cuEventSynchronize(void* handle) {
 
 // Runs one operation, so that a loop of queries ends.
 CUSIM_API Result cuEventQuery(void* handle) {
-  Guard guard(mutex());
-  auto* event = static_cast<Event*>(handle);
+  Guard guard;
+  Event* event = event_of(handle);
   if (event->captured_stream) return kCapturedEvent;
   if (!event->mark || event->mark->is_reached) return event->device->sticky;
   Stream& stream = *event->mark->stream;
@@ -203,10 +220,10 @@ CUSIM_API Result cuEventQuery(void* handle) {
 }
 
 CUSIM_API Result cuStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
-  Guard guard(mutex());
+  Guard guard;
   Stream* stream = stream_of(stream_handle);
   if (!stream) return kInvalidContext;
-  auto* event = static_cast<Event*>(handle);
+  Event* event = event_of(handle);
   if (event->captured_stream) {
     const std::shared_ptr<Capture> capture = event->capture.lock();
     if (!capture || capture->is_invalid) return kCaptureInvalidated;
@@ -230,9 +247,9 @@ CUSIM_API Result cuStreamWaitEvent(void* stream_handle, void* handle, unsigned) 
 }
 
 static Result elapsed(float* milliseconds, void* from_handle, void* to_handle) {
-  Guard guard(mutex());
-  const auto* from = static_cast<Event*>(from_handle);
-  const auto* to = static_cast<Event*>(to_handle);
+  Guard guard;
+  const auto* from = event_of(from_handle);
+  const auto* to = event_of(to_handle);
   if (!from->mark || !to->mark) return kInvalidHandle;
   if (!from->mark->is_reached || !to->mark->is_reached) return kNotReady;
   *milliseconds = std::chrono::duration<float, std::milli>(to->mark->time - from->mark->time).count();
