@@ -193,74 +193,87 @@ fn uncovered() -> Vec<String> {
     fixtures().into_iter().filter(needed).collect()
 }
 
-fn for_each_model(check: impl Fn(&str, Dtype, &CpuOptions, &Bits)) {
+struct Model {
+    name: String,
+    options: CpuOptions,
+    executor: CpuExecutor,
+    /// The logits of the prompt at once.
+    expected: Bits,
+}
+
+impl Model {
+    fn assert_same(&self, got: &Bits, what: &str) {
+        let (name, dtype) = (&self.name, self.options.dtype);
+        assert_same(got, &self.expected, &format!("{name}, {dtype:?}, {what}"));
+    }
+}
+
+fn for_each_model(check: impl Fn(&mut Model)) {
     for name in uncovered() {
         for dtype in DTYPES {
             let options = CpuOptions {
                 dtype: Some(dtype),
                 ..options()
             };
-            let expected = alone(&mut load(&name, &options), 1, PROMPT_TOKENS);
-            check(&name, dtype, &options, &expected);
+            let mut executor = load(&name, &options);
+            let expected = alone(&mut executor, 1, PROMPT_TOKENS);
+            check(&mut Model {
+                name: name.clone(),
+                options,
+                executor,
+                expected,
+            });
         }
     }
 }
 
 #[test]
 fn chunk_size_does_not_change_a_bit() {
-    for_each_model(|name, dtype, options, expected| {
+    for_each_model(|model| {
         for chunk_tokens in [1, 3, 16, 17] {
-            let got = alone(&mut load(name, options), 1, chunk_tokens);
-            assert_same(
-                &got,
-                expected,
-                &format!("{name}, {dtype:?}, chunks of {chunk_tokens}"),
-            );
+            let got = alone(&mut model.executor, 1, chunk_tokens);
+            model.assert_same(&got, &format!("chunks of {chunk_tokens}"));
         }
     });
 }
 
 #[test]
 fn fifteen_other_sequences_do_not_change_a_bit() {
-    for_each_model(|name, dtype, options, expected| {
-        let got = among_others(&mut load(name, options));
+    for_each_model(|model| {
+        let got = among_others(&mut model.executor);
         assert_eq!(got.len(), PROMPT_TOKENS as usize);
-        assert_same(&got, expected, &format!("{name}, {dtype:?}, among others"));
+        model.assert_same(&got, "among others");
     });
 }
 
 #[test]
 fn requesting_fewer_logits_does_not_change_a_bit() {
-    for_each_model(|name, dtype, options, expected| {
+    for_each_model(|model| {
         for (chunk_tokens, first_read) in
             [(PROMPT_TOKENS, PROMPT_TOKENS), (75, 70), (20, 38), (16, 74)]
         {
-            let got = alone_read_from(&mut load(name, options), 1, chunk_tokens, first_read);
-            let what =
-                format!("{name}, {dtype:?}, chunks of {chunk_tokens} read from {first_read}");
-            assert_same(&got, expected, &what);
+            let got = alone_read_from(&mut model.executor, 1, chunk_tokens, first_read);
+            let what = format!("chunks of {chunk_tokens} read from {first_read}");
+            model.assert_same(&got, &what);
         }
     });
 }
 
 #[test]
 fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
-    for_each_model(|name, dtype, options, expected| {
+    for_each_model(|model| {
         for (page_size, threads) in [(1, 2), (16, 1), (16, 2), (64, 3)] {
             let options = CpuOptions {
                 page_size,
                 threads,
-                ..options.clone()
+                ..model.options.clone()
             };
-            let what = format!("{name}, {dtype:?}, page size {page_size}, {threads} threads");
+            let mut executor = load(&model.name, &options);
+            let what = format!("page size {page_size}, {threads} threads");
             let page_size = page_size as u32;
-            assert_same(
-                &alone(&mut load(name, &options), page_size, 20),
-                expected,
-                &what,
-            );
-            let got = behind_prefix(&mut load(name, &options), page_size, 64);
-            assert_same(&got, expected, &format!("{what}, after a prefix"));
+            model.assert_same(&alone(&mut executor, page_size, 20), &what);
+            let got = behind_prefix(&mut executor, page_size, 64);
+            model.assert_same(&got, &format!("{what}, after a prefix"));
         }
     });
 }
@@ -280,9 +293,9 @@ fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
         let mut executor = load(name, &on_nodes);
         assert_same(&alone(&mut executor, 1, PROMPT_TOKENS), &expected, &what);
         assert_same(&alone(&mut executor, 1, 7), &expected, &what);
-        let got = among_others(&mut load(name, &on_nodes));
+        let got = among_others(&mut executor);
         assert_same(&got, &expected, &format!("{what}, among others"));
-        check_retraction(&mut load(name, &on_nodes), &what);
+        check_retraction(&mut executor, &what);
     }
 }
 
@@ -412,20 +425,21 @@ fn every_instruction_set_is_invariant() {
                 threads: 2,
                 ..options()
             };
-            let expected = alone(&mut load(name, &options), 1, PROMPT_TOKENS);
-            let got = alone(&mut load(name, &options), 1, 7);
+            let mut executor = load(name, &options);
+            let expected = alone(&mut executor, 1, PROMPT_TOKENS);
+            let got = alone(&mut executor, 1, 7);
             assert_same(
                 &got,
                 &expected,
                 &format!("{name}, {quantization:?}, {}, chunks of 7", isa.name()),
             );
-            let got = among_others(&mut load(name, &options));
+            let got = among_others(&mut executor);
             assert_same(
                 &got,
                 &expected,
                 &format!("{name}, {quantization:?}, {}, among others", isa.name()),
             );
-            let got = alone_read_from(&mut load(name, &options), 1, 20, 70);
+            let got = alone_read_from(&mut executor, 1, 20, 70);
             assert_same(
                 &got,
                 &expected,

@@ -41,16 +41,17 @@ fn with(dtype: Dtype) -> CpuOptions {
 fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
     for name in FAMILIES {
         let options = with(Dtype::BF16);
-        let expected = alone(&mut load(name, &options), 1, PROMPT_TOKENS);
+        let mut executor = load(name, &options);
+        let expected = alone(&mut executor, 1, PROMPT_TOKENS);
         for chunk_tokens in [1, 17] {
-            let got = alone(&mut load(name, &options), 1, chunk_tokens);
+            let got = alone(&mut executor, 1, chunk_tokens);
             assert_same(
                 &got,
                 &expected,
                 &format!("{name}, chunks of {chunk_tokens}"),
             );
         }
-        let got = among_others(&mut load(name, &options));
+        let got = among_others(&mut executor);
         assert_same(&got, &expected, &format!("{name}, among others"));
         for (page_size, threads) in [(1, 2), (16, 1), (64, 3)] {
             let options = CpuOptions {
@@ -59,9 +60,10 @@ fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
                 ..options.clone()
             };
             let what = format!("{name}, page size {page_size}, {threads} threads");
-            let got = alone(&mut load(name, &options), page_size as u32, 20);
+            let (mut executor, page_size) = (load(name, &options), page_size as u32);
+            let got = alone(&mut executor, page_size, 20);
             assert_same(&got, &expected, &what);
-            let got = behind_prefix(&mut load(name, &options), page_size as u32, 64);
+            let got = behind_prefix(&mut executor, page_size, 64);
             assert_same(&got, &expected, &format!("{what}, after a prefix"));
         }
     }
@@ -81,12 +83,13 @@ fn int8_kv_is_invariant_on_every_instruction_set() {
                 ..with(Dtype::F32)
             };
             let what = |how: &str| format!("{name}, {}, {how}", isa.name());
-            let expected = alone(&mut load(name, &options), 1, PROMPT_TOKENS);
-            let got = alone(&mut load(name, &options), 1, 1);
+            let mut executor = load(name, &options);
+            let expected = alone(&mut executor, 1, PROMPT_TOKENS);
+            let got = alone(&mut executor, 1, 1);
             assert_same(&got, &expected, &what("token by token"));
-            let got = among_others(&mut load(name, &options));
+            let got = among_others(&mut executor);
             assert_same(&got, &expected, &what("among others"));
-            let got = alone_read_from(&mut load(name, &options), 1, 20, 70);
+            let got = alone_read_from(&mut executor, 1, 20, 70);
             assert_same(&got, &expected, &what("read from 70"));
         }
     }

@@ -69,19 +69,20 @@ fn no_chunk_batch_page_size_thread_or_cached_prefix_changes_a_bit() {
         let file = channels(name, dir.path());
         for dtype in [Dtype::BF16, Dtype::F32] {
             let base = sparse_options(name, &file, dtype, TOKENS);
-            let expected = alone(&mut load(name, &base), 1, PROMPT_TOKENS);
+            let mut executor = load(name, &base);
+            let expected = alone(&mut executor, 1, PROMPT_TOKENS);
             for chunk in [1, 7, 37, 38] {
-                let got = alone(&mut load(name, &base), 1, chunk);
+                let got = alone(&mut executor, 1, chunk);
                 assert_same(
                     &got,
                     &expected,
                     &format!("{name}, {dtype:?}, chunks of {chunk}"),
                 );
             }
-            let got = among_others(&mut load(name, &base));
+            let got = among_others(&mut executor);
             assert_same(&got, &expected, &format!("{name}, {dtype:?}, among others"));
-            check_retraction(&mut load(name, &base), &format!("{name}, {dtype:?}"));
-            let got = alone_read_from(&mut load(name, &base), 1, 20, 70);
+            check_retraction(&mut executor, &format!("{name}, {dtype:?}"));
+            let got = alone_read_from(&mut executor, 1, 20, 70);
             assert_same(&got, &expected, &format!("{name}, {dtype:?}, read from 70"));
             for (page_size, threads, cached) in [(1, 2, 37), (16, 3, 32), (16, 1, 64)] {
                 let options = CpuOptions {
