@@ -10,8 +10,6 @@ mod embeddings;
 mod errors;
 mod fields;
 mod formats;
-#[cfg(feature = "grpc")]
-mod grpc;
 mod hostile;
 mod http;
 mod kept_responses;
@@ -19,11 +17,10 @@ mod key;
 mod loads;
 mod messages;
 mod misses;
+mod mortal;
 mod native;
 mod openai;
 mod openapi;
-#[cfg(feature = "otlp")]
-mod otlp;
 mod overload;
 mod pause;
 mod policy;

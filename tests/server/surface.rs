@@ -2,23 +2,16 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
-use crossbeam_channel::Sender;
 use serde_json::json;
-use souffleur::config::EngineConfig;
-use souffleur::engine::{Engine, EngineParts, Progress};
-use souffleur::error::{LoadError, StepError};
-use souffleur::executor::Executor;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
-use souffleur::state::step::{StepOutput, StepPlan};
-use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use crate::http::{get, post, send, stream};
-use crate::world::{World, long_model, wait_until};
+use crate::mortal::{kill, mortal_world};
+use crate::world::{World, wait_until};
 
 #[test]
 fn a_server_without_its_engine_says_that_it_is_loading() {
@@ -54,48 +47,6 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
         error["error"]["message"],
         "the model could not be loaded: no such file"
     );
-}
-
-/// An executor that panics at its first step.
-struct Mortal;
-
-impl Executor for Mortal {
-    fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
-        panic!("the device is gone");
-    }
-}
-
-/// A server whose engine dies at its first request, with its model's folder. The rebuild waits for a message on this
-/// channel, and then fails.
-pub fn mortal_world() -> (World, TempDir, Sender<()>) {
-    let world = World::without_engine(ServerConfig::default());
-    let model = long_model();
-    let config = EngineConfig {
-        model_path: model.path().to_owned(),
-        max_total_tokens: Some(1024),
-        rebuild_attempts: 1,
-        ..EngineConfig::default()
-    };
-    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("parts");
-    let (fail, failing) = crossbeam_channel::bounded(0);
-    let is_first = AtomicBool::new(true);
-    parts.executor = Arc::new(move || {
-        if is_first.swap(false, Ordering::SeqCst) {
-            return Ok(Box::new(Mortal) as Box<dyn Executor>);
-        }
-        let () = failing.recv().expect("a message");
-        Err(LoadError::Device("there is no device".to_owned()))
-    });
-    let engine = Engine::start_with(config, parts).expect("an engine");
-    world.state.slot().fill(engine);
-    (world, model, fail)
-}
-
-/// Sends the request that kills [`mortal_world`]'s engine, and waits until the rebuild has begun.
-pub fn kill(world: &World) {
-    let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
-    assert_eq!(post(world.addr, "/generate", &call).status, 503);
-    wait_until("a rebuild runs", || get(world.addr, "/ready").status == 503);
 }
 
 /// A supervisor that restarts a process after a failed liveness probe would end the rebuild that repairs it.

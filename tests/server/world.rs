@@ -44,13 +44,8 @@ impl World {
         Self::built(configure, |state| state)
     }
 
-    /// A server with an engine, whose requests are traced.
-    #[cfg(feature = "otlp")]
-    pub fn traced(traces: Arc<dyn server::Traces>) -> Self {
-        Self::built(|_, _| (), |state| state.with_traces(traces))
-    }
-
-    fn built(
+    /// As [`Self::with`], with a state that the test adapts.
+    pub fn built(
         configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
         adapt: impl FnOnce(AppState) -> AppState,
     ) -> Self {

@@ -1,7 +1,20 @@
 //! Tests of the gRPC services, with clients generated from the same proto files; they need the feature `grpc`.
 
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/http.rs"]
+mod http;
+#[path = "../server/mortal.rs"]
+mod mortal;
+#[path = "../common/repository.rs"]
+mod repository;
 mod runtime;
 mod scheduler;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../common/scripted.rs"]
+mod scripted;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/world.rs"]
+mod world;
 
 use std::net::TcpListener;
 use std::thread::JoinHandle;
@@ -17,7 +30,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
 use crate::http::get;
-use crate::surface::{kill, mortal_world};
+use crate::mortal::{kill, mortal_world};
 use crate::world::{World, block_on, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);

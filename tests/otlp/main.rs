@@ -1,5 +1,17 @@
 //! Tests of OTLP traces, as a collector receives them; they need the feature `otlp`.
 
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/http.rs"]
+mod http;
+#[path = "../common/repository.rs"]
+mod repository;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../common/scripted.rs"]
+mod scripted;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/world.rs"]
+mod world;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -15,12 +27,16 @@ use prost::Message;
 use serde_json::{Value, json};
 use souffleur::server::otlp::Otlp;
 
-use crate::http;
 use crate::world::World;
 
 const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const UNSAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00";
+
+/// A server with an engine, whose requests are traced.
+fn traced(traces: Arc<Otlp>) -> World {
+    World::built(|_, _| (), |state| state.with_traces(traces))
+}
 
 /// A collector that records the spans that it receives.
 struct Collector {
@@ -126,7 +142,7 @@ fn trace(work: impl FnOnce(&World)) -> Vec<Span> {
     let collector = Collector::new();
     let otlp = Otlp::start(Some(&collector.endpoint())).expect("the endpoint is a URL");
     let otlp = Arc::new(otlp);
-    let world = World::traced(otlp.clone());
+    let world = traced(otlp.clone());
     work(&world);
     drop(world);
     otlp.shutdown(FLUSH_LIMIT).expect("a complete flush");
@@ -264,7 +280,7 @@ fn without_a_collector_spans_are_lost_but_no_request_fails() {
     drop(listener);
     let otlp = Otlp::start(Some(&format!("http://{addr}/v1/traces")));
     let otlp = Arc::new(otlp.expect("the endpoint is a URL"));
-    let world = World::traced(otlp.clone());
+    let world = traced(otlp.clone());
     ask(&world, "", &body()).ok();
     drop(world);
     otlp.shutdown(FLUSH_LIMIT).expect("no wait");
@@ -276,7 +292,7 @@ fn a_collector_that_never_answers_delays_shutdown_by_at_most_the_limit() {
     let addr = listener.local_addr().expect("the socket is bound");
     let otlp = Otlp::start(Some(&format!("http://{addr}/v1/traces")));
     let otlp = Arc::new(otlp.expect("the endpoint is a URL"));
-    let world = World::traced(otlp.clone());
+    let world = traced(otlp.clone());
     ask(&world, "", &body()).ok();
     drop(world);
     let late = otlp.shutdown(Duration::from_millis(1));

@@ -1,0 +1,59 @@
+//! A server whose engine dies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::Sender;
+use serde_json::json;
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineParts, Progress};
+use souffleur::error::{LoadError, StepError};
+use souffleur::executor::Executor;
+use souffleur::server::ServerConfig;
+use souffleur::state::step::{StepOutput, StepPlan};
+use tempfile::TempDir;
+
+use crate::http::{get, post};
+use crate::world::{World, long_model, wait_until};
+
+/// An executor that panics at its first step.
+struct Mortal;
+
+impl Executor for Mortal {
+    fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
+        panic!("the device is gone");
+    }
+}
+
+/// A server whose engine dies at its first request, with its model's folder. The rebuild waits for a message on this
+/// channel, and then fails.
+pub fn mortal_world() -> (World, TempDir, Sender<()>) {
+    let world = World::without_engine(ServerConfig::default());
+    let model = long_model();
+    let config = EngineConfig {
+        model_path: model.path().to_owned(),
+        max_total_tokens: Some(1024),
+        rebuild_attempts: 1,
+        ..EngineConfig::default()
+    };
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("parts");
+    let (fail, failing) = crossbeam_channel::bounded(0);
+    let is_first = AtomicBool::new(true);
+    parts.executor = Arc::new(move || {
+        if is_first.swap(false, Ordering::SeqCst) {
+            return Ok(Box::new(Mortal) as Box<dyn Executor>);
+        }
+        let () = failing.recv().expect("a message");
+        Err(LoadError::Device("there is no device".to_owned()))
+    });
+    let engine = Engine::start_with(config, parts).expect("an engine");
+    world.state.slot().fill(engine);
+    (world, model, fail)
+}
+
+/// Sends the request that kills [`mortal_world`]'s engine, and waits until the rebuild has begun.
+pub fn kill(world: &World) {
+    let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
+    assert_eq!(post(world.addr, "/generate", &call).status, 503);
+    wait_until("a rebuild runs", || get(world.addr, "/ready").status == 503);
+}
