@@ -271,7 +271,7 @@ impl Handler<Posted<RunStep>> for Executor {
         if self.line.steps.try_send(step).is_err() {
             // The thread is gone (and has sent its note) or a third step came: either way the unit is broken.
             tracing::error!(
-                "failed to send a step to the executor thread: its queue is full or it has ended"
+                "cannot hand a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
             );
             ctx.terminate();
         }

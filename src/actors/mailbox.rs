@@ -71,7 +71,7 @@ impl<M: Message> Message for Posted<M> {
 impl<M> Posted<M> {
     /// Takes the message out; the handler's time counts until the timer is dropped.
     pub fn open(mut self) -> (M, HandlerTimer) {
-        let message = self.message.take().expect("a message is opened once");
+        let message = self.message.take().expect("a message must be opened once");
         self.metrics.left();
         (
             message,

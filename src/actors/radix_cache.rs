@@ -102,7 +102,7 @@ impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
         let probed = Box::new(probe_prefixes(&mut self.cache, *probe));
         self.scheduler
             .as_ref()
-            .expect("only a scheduler sends probes")
+            .expect("the radix cache actor must know the scheduler before a probe arrives")
             .post(probed);
         self.feed(ctx);
     }

@@ -95,8 +95,12 @@ impl Unit {
             blueprint.executor.clone(),
             blueprint.control.limits.eos_token_ids.clone(),
         )
-        .map_err(|error| StartError::Thread(error.to_string()))?;
-        let gone = |_| StartError::Thread("the executor thread died while loading".to_owned());
+        .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+        let gone = |_| {
+            StartError::Thread(
+                "the thread that makes the executor panicked, see the log".to_owned(),
+            )
+        };
         loaded.await.map_err(gone)??;
         Ok(wire(&blueprint, generation, (survivor, set), thread))
     }

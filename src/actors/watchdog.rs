@@ -98,7 +98,7 @@ impl Watchdog {
         *self
             .doors
             .write()
-            .expect("no holder of the slot's lock panics") = Some(unit.doors());
+            .expect("a holder of the lock of the doors must not panic") = Some(unit.doors());
         self.unit = Some(unit);
         if let Some(died) = self.died_early.take() {
             ctx.notify(died);
@@ -109,7 +109,7 @@ impl Watchdog {
         *self
             .doors
             .write()
-            .expect("no holder of the slot's lock panics") = None;
+            .expect("a holder of the lock of the doors must not panic") = None;
         self.unit.take()
     }
 

@@ -96,7 +96,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     };
     let calibrated = calibrate(&request).map_err(Failure::failed)?;
     say(format_args!(
-        "{}: channels of {} layers by {} tokens",
+        "wrote {}: channels of {} layers, calibrated on {} tokens",
         args.output.display(),
         calibrated.n_layers,
         n_tokens
@@ -108,8 +108,9 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     };
     for (ranked_by, share) in calibrated.recall {
         say(format_args!(
-            "ranked by {:<3} recall {share:.3} of the best {} tokens with {channels}",
+            "channels ranked by {:<2} find {:.1} % of the {} tokens with the highest attention ({channels})",
             ranked_by.name(),
+            100.0 * share,
             args.ds_heavy_token_num,
         ));
     }

@@ -24,7 +24,9 @@ impl From<HubError> for Failure {
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.model_path.as_os_str().is_empty() {
         if let Some(revision) = config.revision {
-            let reason = format!("--revision is {revision:?}, but --model-path names no model");
+            let reason = format!(
+                "--revision is {revision:?}, but --model-path is not set: set it, or remove --revision"
+            );
             return Err(Failure::Usage(reason));
         }
         config.model_path = bundled::unpacked().map_err(Failure::failed)?;

@@ -97,8 +97,9 @@ enum Command {
 pub fn main() -> ExitCode {
     readahead::start();
     if let Err(error) = signals::survive_full_files() {
-        let reason =
-            format!("souffleur: failed to handle SIGXFSZ, which can kill this process: {error}");
+        let reason = format!(
+            "souffleur: failed to set the handler of SIGXFSZ, which ends this process without it: {error}"
+        );
         let _ = writeln!(std::io::stderr(), "{reason}");
     }
     let cli = match parse(std::env::args_os()) {

@@ -83,7 +83,7 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let widening = widening_bytes(&checkpoint, config.quantization);
     if widening > 0 {
         say(format_args!(
-            "widened               {} more than in blocks, for the exact products of float32",
+            "expanded              the quantised weights take {} more memory: float32 computes with unpacked weights",
             Bytes(widening)
         ));
     }

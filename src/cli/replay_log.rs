@@ -65,7 +65,7 @@ fn show(replayed: &Replayed) {
         output_tokens,
     } = replayed.counts;
     say(format_args!(
-        "replayed      {records} records: {events} events, {plans} plans, {steps} steps of {units} units"
+        "replayed      {records} records: {events} events, {plans} plans, {steps} steps; starts of the engine: {units}"
     ));
     say(format_args!(
         "requests      {requests}: {prompt_tokens} prompt tokens, {output_tokens} tokens generated"

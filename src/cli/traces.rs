@@ -27,7 +27,9 @@ pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
 #[cfg(feature = "otlp")]
 fn exporter(config: &ServerConfig) -> Result<Exporter, Failure> {
     let otlp = souffleur::server::otlp::Otlp::start(config.otlp_traces_endpoint.as_deref());
-    let otlp = otlp.map_err(|error| Failure::Usage(format!("failed to start traces: {error}")))?;
+    let otlp = otlp.map_err(|error| {
+        Failure::Usage(format!("failed to start the export of traces: {error}"))
+    })?;
     Ok(otlp.into())
 }
 

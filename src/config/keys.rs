@@ -169,7 +169,8 @@ pub fn check_range<T: Copy + Display + PartialOrd>(
     let limit = match (range.start_bound(), range.end_bound()) {
         (_, Bound::Included(most)) if value > *most => format!("at most {most}"),
         (Bound::Included(least), _) => format!("at least {least}"),
-        _ => "in range".to_owned(),
+        (_, Bound::Included(most)) => format!("at most {most}"),
+        _ => "a number within the limits".to_owned(),
     };
     Err(out_of_range(key, format!("is {value}, must be {limit}")))
 }

@@ -113,8 +113,8 @@ impl EngineConfig {
         };
         check(formats.go_together(), key, || {
             format!(
-                "is {value}, but {other_key} is {other}: gpt-oss writes calls and reasoning as messages, so it must be \
-                 both or neither; leave both at auto for the model's own, or set one of them to none"
+                "is {value}, but {other_key} is {other}: gpt-oss cannot be combined with another format: set both \
+                 parsers to gpt-oss or neither; auto chooses the model's own format, none turns a parser off"
             )
         })
     }
@@ -165,7 +165,9 @@ impl EngineConfig {
         let (chunk, page) = (self.chunked_prefill_size, self.page_size);
         let is_whole_page = chunk <= 0 || chunk >= i64::from(page);
         check(is_whole_page, "chunked_prefill_size", || {
-            format!("is {chunk}, must be at least page_size ({page}), or 0 or less for none")
+            format!(
+                "is {chunk}, must be at least page_size ({page}), or at most 0 to turn chunks off"
+            )
         })
     }
 
@@ -177,14 +179,14 @@ impl EngineConfig {
         check(on_cpu, "enable_double_sparsity", || {
             let device = String::from(self.device);
             format!(
-                "is on, but device is {device}: double sparsity has no CUDA kernels, use cpu or unset enable_double_sparsity"
+                "is on, but device is {device}: double sparsity runs on the CPU only: set device to cpu or turn it off"
             )
         })?;
         check(
             self.kv_cache_dtype != KvCacheDtype::Int8,
             "enable_double_sparsity",
             || {
-                "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of the two out"
+                "is on, but kv_cache_dtype is int8: double sparsity needs unquantised keys: turn off one of the two"
                     .to_owned()
             },
         )?;
@@ -192,7 +194,8 @@ impl EngineConfig {
             self.ds_channel_config_path.is_some(),
             "ds_channel_config_path",
             || {
-                "is not given, but enable_double_sparsity is on: name a file of channels, which `souffleur calibrate` makes"
+                "is not given, but enable_double_sparsity is on: set it to a channel file (make one with `souffleur \
+                 calibrate`)"
                     .to_owned()
             },
         )

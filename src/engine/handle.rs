@@ -283,8 +283,12 @@ impl EngineHandle {
             .inner
             .doors
             .read()
-            .expect("no holder of the slot's lock panics");
-        let down = || RequestError::EngineDown("it is being rebuilt or has stopped".to_owned());
+            .expect("a holder of the lock of the doors must not panic");
+        let down = || {
+            RequestError::EngineDown(
+                "it is being rebuilt or has stopped: try again later".to_owned(),
+            )
+        };
         doors.clone().ok_or_else(down)
     }
 
@@ -385,7 +389,7 @@ impl EngineHandle {
         let stopped = tokio::time::timeout(STOP_GRACE, self.inner.watchdog.send(StopUnit)).await;
         if stopped.is_err() {
             tracing::warn!(
-                "not waiting for the executor thread: it exits after the step that it is running"
+                "shutdown does not wait for the executor thread, which is still running a step and exits after it"
             );
             return;
         }
@@ -393,7 +397,7 @@ impl EngineHandle {
             .inner
             .thread
             .write()
-            .expect("no holder of the slot's lock panics")
+            .expect("a holder of the lock of the thread must not panic")
             .take();
         if let Some(thread) = thread {
             join(thread).await;
@@ -460,7 +464,9 @@ impl Generation {
             return None;
         }
         let event = self.events.recv().await.unwrap_or_else(|| {
-            Event::Failed(RequestError::EngineDown("the engine stopped".to_owned()))
+            Event::Failed(RequestError::EngineDown(
+                "it stopped before the request had ended: send the request again".to_owned(),
+            ))
         });
         self.has_ended = event.is_terminal();
         Some(event)

@@ -101,8 +101,13 @@ impl Engine {
                     }
                 });
             });
-        let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
-        let died = |_| StartError::Thread("the engine thread died while starting".to_owned());
+        let thread = thread
+            .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+        let died = |_| {
+            StartError::Thread(
+                "the engine's thread ended before the actors ran, see the log".to_owned(),
+            )
+        };
         let watched = is_ready.recv().map_err(died)??;
         let inside = Inside {
             admission,
@@ -166,7 +171,7 @@ impl Engine {
                 watched.watchdog.do_send(StopUnit);
             }
         });
-        let died = |_| StartError::Thread("the host's arbiter has stopped".to_owned());
+        let died = |_| StartError::Thread("the host's Arbiter has stopped".to_owned());
         let watched = is_ready.await.map_err(died)??;
         let inside = Inside {
             admission,
@@ -208,8 +213,9 @@ async fn on_a_thread<T: Send + 'static>(
         // The host may no longer wait.
         let _ = done.send(work());
     });
-    spawned.map_err(|error| StartError::Thread(error.to_string()))?;
-    let died = |_| StartError::Thread("the thread that reads the model died".to_owned());
+    spawned.map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
+    let died =
+        |_| StartError::Thread("the thread that reads the model panicked, see the log".to_owned());
     is_done.await.map_err(died)?
 }
 
@@ -229,7 +235,7 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     let begins_with = (survivor(&watchdog), Default::default());
     let unit = Unit::build(blueprint, FIRST_GENERATION, begins_with).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
-    adopted.map_err(|error| StartError::Thread(format!("watchdog: {error}")))?;
+    adopted.map_err(|error| StartError::Thread(format!("the watchdog did not answer: {error}")))?;
     Ok((Watched { watchdog, failure }, is_stopped))
 }
 

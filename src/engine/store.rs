@@ -20,8 +20,8 @@ use souffleur_state::cache::radix_tree::SaveRules;
 use souffleur_state::scheduler::tier::TierLimits;
 use souffleur_store::weights::{WeightFiles, digest};
 use souffleur_store::{
-    BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane, PrefetchTimeout,
-    Stop, StoreConfig, block_tokens,
+    BLOCK_TOKENS, BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane,
+    PrefetchTimeout, Stop, StoreConfig, block_tokens,
 };
 
 /// Incremented manually whenever the CPU kernels give other bits for the same weights and tokens: earlier blocks are
@@ -194,8 +194,8 @@ fn host_bytes_of(
     match config.kv_host_bytes {
         None => Ok(wanted.min(available_bytes / POOL_SHARE)),
         Some(asked) if asked > available_bytes => Err(format!(
-            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or unset \
-            kv_host_bytes to use at most 1/{POOL_SHARE} of them"
+            "is {asked}, but only {available_bytes} bytes of memory are available: lower it, or leave it out to use at \
+             most 1/{POOL_SHARE} of the available memory"
         )),
         Some(_) => Ok(wanted),
     }
@@ -217,8 +217,12 @@ fn n_buffers(host_bytes: u64, geometry: &Geometry) -> Result<(usize, usize), Str
 }
 
 fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
-    let block_tokens = block_tokens(page_tokens)
-        .ok_or_else(|| format!("pages of {page_tokens} tokens do not make whole blocks"))?;
+    let block_tokens = block_tokens(page_tokens).ok_or_else(|| {
+        format!(
+            "cannot be used with page_size {page_tokens}: page_size must divide {BLOCK_TOKENS}, the tokens of a block, \
+             or be a multiple of it"
+        )
+    })?;
     layout.block_planes(block_tokens)?;
     let layers = layout.layers().iter().enumerate();
     let planes = layers.flat_map(|(layer, kv)| {
@@ -293,7 +297,7 @@ fn identify(
     if !seen.are_at(&files) {
         let shown = model_path.display();
         return Err(format!(
-            "{shown} no longer names the weight files that were loaded: restart the engine"
+            "the weight files of {shown} are not the files that the engine loaded: restart the engine"
         ));
     }
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -341,8 +345,8 @@ mod tests {
         assert_eq!(of(None, GIB, 256 * GIB), Ok(MIN_DEFAULT_HOST_BYTES));
         assert_eq!(of(Some(16 * GIB), GIB, 16 * GIB), Ok(16 * GIB));
         let refused = of(Some(32 * GIB), GIB, 16 * GIB).expect_err("there are fewer");
-        assert!(refused.starts_with("34359738368 bytes"), "{refused}");
-        assert!(refused.contains("17179869184 are available"), "{refused}");
+        assert!(refused.starts_with("is 34359738368,"), "{refused}");
+        assert!(refused.contains("only 17179869184 bytes"), "{refused}");
     }
 
     #[cfg(unix)]

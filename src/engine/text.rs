@@ -56,9 +56,10 @@ fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
         Some(Err(error)) => Err(error),
         None => Err(LoadError::Format {
             file: file.to_owned(),
-            reason: "has no vocabulary: put the model's tokenizer.json into its folder, or send token ids with \
-                     --skip-tokenizer-init"
-                .to_owned(),
+            reason:
+                "has no vocabulary: put the model's tokenizer.json into the file's folder, or set \
+                 --skip-tokenizer-init and send token ids"
+                    .to_owned(),
         }),
     }
 }

@@ -77,7 +77,7 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let sums = executor
         .calibrate(&texts, CHUNK_TOKENS)
-        .map_err(|error| format_error(dir, format!("calibration: {error}")))?;
+        .map_err(|error| format_error(dir, format!("failed to calibrate: {error}")))?;
     let labelled = labelled.iter().enumerate();
     let labelled = labelled.filter(|(_, labels)| **labels > 0);
     let ranks: Vec<ChannelRanks> = labelled
@@ -148,5 +148,8 @@ fn measure(
     let rules = wish.read(layers(described))?.rules;
     executor
         .recall(texts, CHUNK_TOKENS, Recall::new(rules, RECALL_EVERY))
-        .map_err(|error| format_error(&request.model, format!("recall: {error}")))
+        .map_err(|error| {
+            let reason = format!("failed to measure the recall of the channels: {error}");
+            format_error(&request.model, reason)
+        })
 }

@@ -83,7 +83,10 @@ pub fn logits(
         let seen = executor.score(prompt, CHUNK_TOKENS, &mut |position, logits| {
             on_logits(index, position, logits);
         });
-        seen.map_err(|error| format_error(dir, format!("prompt {index}: {error}")))?;
+        seen.map_err(|error| {
+            let reason = format!("failed to compute the logits of prompt {index}: {error}");
+            format_error(dir, reason)
+        })?;
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ impl Rows {
     pub(super) fn check(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if let Some(row) = self.lost_row(plan) {
             return Err(StepError::Lost(format!(
-                "row {row} continues from the results of a lost step"
+                "row {row} depends on a step that failed, so its K/V is invalid"
             )));
         }
         check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)
@@ -195,12 +195,12 @@ impl Rows {
     pub(super) fn row(&self, row: RowId) -> &Row {
         self.rows[row.index()]
             .as_ref()
-            .expect("the plan was checked")
+            .expect("the row must be in use: plans must be checked first")
     }
 
     fn row_mut(&mut self, row: RowId) -> &mut Row {
         self.rows[row.index()]
             .as_mut()
-            .expect("the plan was checked")
+            .expect("the row must be in use: plans must be checked first")
     }
 }

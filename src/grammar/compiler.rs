@@ -204,7 +204,8 @@ impl Core {
                 Err(reason) => Err(refusal(field, reason)),
             }
         }));
-        let compiled = compiled.unwrap_or_else(|_| Err(refusal(field, "the compiler failed")));
+        let compiled =
+            compiled.unwrap_or_else(|_| Err(refusal(field, "the grammar compiler failed (a bug)")));
         slot.end(compiled.map(Arc::new));
     }
 

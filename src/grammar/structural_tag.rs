@@ -127,7 +127,7 @@ impl Reader<'_> {
         match object.get("style").map(|style| style.as_str()) {
             None | Some(Some("json")) => {}
             Some(Some("qwen_xml")) => return self.xml(object, place),
-            _ => return Err(refusal(place, "has a style that is not supported")),
+            _ => return Err(refusal(place, "has a style other than json and qwen_xml")),
         }
         let schema = object.get("json_schema").unwrap_or(&Value::Null);
         self.schema(schema, &format!("{place}/json_schema"))
@@ -180,7 +180,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(limit) => match limit.as_u64().and_then(|limit| u32::try_from(limit).ok()) {
                 Some(limit) => Some(format!("/(?s:.{{0,{limit}}})/")),
-                None => return Err(refusal(place, "has a max_chars that is not a count")),
+                None => return Err(refusal(place, "has a max_chars that is not a 32-bit count")),
             },
         };
         Ok(Part::Free(Free {
@@ -387,7 +387,10 @@ impl Reader<'_> {
         match object.get(name).and_then(Value::as_i64) {
             Some(-1) => Ok(None),
             Some(count @ 0..=1_000_000) => Ok(u32::try_from(count).ok()),
-            _ => Err(refusal(place, &format!("has a {name} that is not a count"))),
+            _ => Err(refusal(
+                place,
+                &format!("has a {name} that is not an integer from -1 to 1000000"),
+            )),
         }
     }
 }
@@ -409,6 +412,6 @@ impl Tag {
 }
 
 fn refusal(place: &str, reason: &str) -> FieldError {
-    let reason = format!("{FIELD} at {place} {reason}: remove it or write it differently");
+    let reason = format!("{FIELD} at {place} {reason}; remove it or write it differently");
     FieldError::new(FIELD, reason)
 }

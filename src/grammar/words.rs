@@ -46,7 +46,7 @@ const TOO_COMPLEX: &str = "it is too complex";
 /// The message for a client.
 pub(super) fn for_client(reason: &str) -> String {
     if reason.starts_with("panic:") {
-        return "the compiler failed".to_owned();
+        return "the grammar compiler failed (a bug)".to_owned();
     }
     let instead = REPLACEMENTS.iter().find(|(part, _)| reason.contains(part));
     match instead {
@@ -74,7 +74,7 @@ mod tests {
                 "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
                 "too complex",
             ),
-            ("panic: at 'x.rs' <backtrace>", "the compiler failed"),
+            ("panic: at 'x.rs' <backtrace>", "compiler failed"),
         ] {
             let text = for_client(message);
             assert!(text.contains(expected), "{text}");

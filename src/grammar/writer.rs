@@ -415,7 +415,8 @@ impl Writer<'_> {
     fn endless(&self) -> FieldError {
         let field = self.source.field;
         let reason = format!(
-            "{field} has free text followed by something other than a string: put a string after it, or a tag around it"
+            "{field} has free text that no string follows, so its end is unknown: put a string after it, or a tag \
+             around it"
         );
         FieldError::new(field, reason)
     }

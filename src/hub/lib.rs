@@ -305,7 +305,7 @@ impl Found {
         if !self.is_certain && self.path.is_file() {
             tracing::warn!(
                 file = %self.path.display(),
-                "using a cached file: the hub may have a better match for the name"
+                "using a cached GGUF file without the hub, which may have a file that fits the name better"
             );
         }
         self.path

@@ -20,10 +20,14 @@ impl LabelChannels {
     /// # Panics
     /// If there is no head, or heads differ in the number of their channels.
     pub fn new(heads: Vec<Vec<u16>>) -> Self {
-        let per_head = heads.first().expect("a head").len();
+        let per_head = heads.first().expect("there must be a head").len();
         let mut channels = Vec::with_capacity(heads.len() * per_head);
         for mut head in heads {
-            assert_eq!(head.len(), per_head, "channels of each head");
+            assert_eq!(
+                head.len(),
+                per_head,
+                "heads must have equally many channels"
+            );
             head.sort_unstable();
             channels.extend(head);
         }

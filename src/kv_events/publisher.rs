@@ -84,6 +84,16 @@ struct Work {
     metrics: KvEventMetrics,
 }
 
+fn log_start(info: &KvEventsInfo) {
+    tracing::info!(
+        host = info.endpoint_host,
+        port = info.endpoint_port_base,
+        replay_port = info.replay_endpoint_port_base,
+        block_size = info.block_size,
+        "publishing KV events"
+    );
+}
+
 fn info(
     config: &KvEventsConfig,
     subscribers: Option<&Bound>,
@@ -161,17 +171,17 @@ impl KvEventPublisher {
             }
             drop(running);
         });
-        spawned.map_err(|error| refused(format!("failed to start its thread: {error}")))?;
+        spawned.map_err(|error| {
+            refused(format!(
+                "failed to start the KV event publisher's thread: {error}"
+            ))
+        })?;
         if let Ok(Err(error)) = ended.recv() {
-            return Err(refused(format!("failed to start the publisher: {error}")));
+            return Err(refused(format!(
+                "failed to start the KV event publisher: {error}"
+            )));
         }
-        tracing::info!(
-            host = info.endpoint_host,
-            port = info.endpoint_port_base,
-            replay_port = info.replay_endpoint_port_base,
-            block_size = info.block_size,
-            "publishing KV events"
-        );
+        log_start(&info);
         Ok(Self {
             news,
             max_changes,

@@ -27,7 +27,7 @@ pub enum ZmtpError {
     #[error("the peer {0}")]
     Peer(&'static str),
     /// The peer did not read or write in time.
-    #[error("the peer was silent for too long")]
+    #[error("the peer did not read or send data in time")]
     Late,
     /// The peer did not answer a PING.
     #[error("the peer did not answer a PING")]

@@ -218,7 +218,7 @@ impl<B: Backend> FeedForward<B> {
         let experts = config.experts.as_ref().filter(|all| all.are_in(layer));
         let bias = match (spec, experts) {
             (FeedForwardSpec::Experts, Some(experts)) => {
-                let norm = norm.expect("blocks of experts have an input norm");
+                let norm = norm.expect("blocks of experts must have an input norm");
                 return Ok(Self::Experts(norm, Mixture::load(loader, layer, experts)?));
             }
             (FeedForwardSpec::Experts, None) => config.bias.mlp,

@@ -25,7 +25,7 @@ impl<B: Backend> LatentAttention<B> {
         let latent = config
             .latent
             .as_ref()
-            .expect("the configuration has latent attention");
+            .expect("the configuration must have latent attention");
         let (shape, hidden) = (latent.shape(config), config.hidden_size);
         let bias = config.bias;
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");

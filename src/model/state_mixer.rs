@@ -24,7 +24,7 @@ impl<B: Backend> StateMixer<B> {
         let config = loader.config();
         let recurrent = config.recurrent.as_ref();
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-        match recurrent.expect("some layers keep states").recurrence {
+        match recurrent.expect("some layers must keep states").recurrence {
             Recurrence::GatedConv { n_taps, bias } => {
                 let name = |part: &str| format!("model.layers.{layer}.conv.{part}");
                 let weights = GatedConvWeights {

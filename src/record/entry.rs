@@ -203,7 +203,7 @@ impl Entry {
     /// The name of the message that caused the call, as in `actors::messages`.
     pub fn message(&self) -> &'static str {
         match self {
-            Self::Start { .. } => "start of a unit",
+            Self::Start { .. } => "start of the engine",
             Self::Submit(_)
             | Self::SubmitOpened(..)
             | Self::SubmitAnchored { .. }
@@ -220,8 +220,8 @@ impl Entry {
             Self::UnpinSoftly { .. } => "UnpinSoftly",
             Self::ExpirePins { .. } => "expiry of pins",
             Self::Planned(_) => "StepPlanned",
-            Self::Next => "next-message request",
-            Self::CancelsSeen(_) => "raised flags",
+            Self::Next => "request for the next message",
+            Self::CancelsSeen(_) => "raised cancel flags",
             Self::Outcome(next) => next.message(),
             Self::News(_) => "TokensReady",
             Self::Probed(_) => "PrefixesProbed",
@@ -234,7 +234,7 @@ impl Entry {
             | Self::Written { .. } => "StoreNews",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",
-            Self::ExpireRequests { .. } => "expire requests",
+            Self::ExpireRequests { .. } => "expiry of requests",
         }
     }
 

@@ -203,10 +203,10 @@ impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
             let reason = if self.is_inside {
-                "the request was dropped inside the engine: send it again"
+                "the engine dropped the request: send the request again"
             } else {
-                "the actors that the request was sent to have stopped: send it again, through the current \
-                 EngineHandle::doors()"
+                "the actors were rebuilt or stopped: send the request again (embedders: through the addresses that \
+                 EngineHandle::doors() now returns)"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

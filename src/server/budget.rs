@@ -53,7 +53,7 @@ impl BodyCharge {
         let most = limit - limit / SMALL_SHARE;
         let first = bytes.min(SMALL_BODY_BYTES.saturating_sub(self.small));
         if self.large.saturating_add(bytes - first) > most {
-            return Err(ApiError::body_beyond_budget(limit));
+            return Err(ApiError::body_beyond_budget(most, limit));
         }
         if take(&self.shares.small_free, first) {
             self.small += first;
@@ -138,10 +138,8 @@ mod tests {
     #[test]
     fn a_body_beyond_the_budget_of_one_body_is_refused() {
         let mut body = BodyBudget::new(LIMIT).open();
-        assert_eq!(body.grow(LIMIT), Err(ApiError::body_beyond_budget(LIMIT)));
-        assert_eq!(
-            body.grow(usize::MAX),
-            Err(ApiError::body_beyond_budget(LIMIT))
-        );
+        let refusal = ApiError::body_beyond_budget(6 << 20, LIMIT);
+        assert_eq!(body.grow(LIMIT), Err(refusal.clone()));
+        assert_eq!(body.grow(usize::MAX), Err(refusal));
     }
 }

@@ -40,7 +40,9 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
         drop((turn, charges));
         done
     });
-    Ok(work.await.map_err(|_| lost())??)
+    let failed =
+        |_| RequestError::EngineDown("tokenizing failed (see the server's log)".to_owned());
+    Ok(work.await.map_err(failed)??)
 }
 
 /// Encodes a text, whose memory the caller charged. A text that `continues` a prompt gets no leading special tokens.

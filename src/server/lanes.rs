@@ -83,7 +83,7 @@ impl Lane {
     async fn next(&mut self) -> Event {
         let lost = || {
             Event::Failed(RequestError::EngineDown(
-                "it stopped during the request".to_owned(),
+                "it stopped before the request had ended: send the request again".to_owned(),
             ))
         };
         let event = self.generation.next().await;

@@ -40,8 +40,11 @@ impl Probe {
             // Spawned, because this handler is dropped with the connection of its client.
             rt::spawn(run(engine.clone(), timeout_s, ended));
         });
-        let lost =
-            || RequestError::EngineDown("it stopped during the health check: try again".to_owned());
+        let lost = || {
+            RequestError::EngineDown(
+                "the health check's test request was interrupted: try again".to_owned(),
+            )
+        };
         let ended = pending.wait_for(Option::is_some).await;
         let ended = ended.map_err(|_| lost())?;
         let outcome = ended.as_ref().map(|ended| ended.outcome.clone());

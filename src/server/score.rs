@@ -175,7 +175,8 @@ fn check_labels(labels: &[u32], vocab_size: usize) -> Result<(), ApiError> {
         None => Ok(()),
         Some(label) => {
             let text = format!(
-                "{LABELS} holds {label}, the vocabulary has {vocab_size} tokens: use ids below it"
+                "{LABELS} contains token id {label}, but the vocabulary has {vocab_size} tokens: use ids below \
+                 {vocab_size}"
             );
             Err(ApiError::field(LABELS, text))
         }

@@ -243,7 +243,7 @@ fn decode(text: &TextModel, prompt: &Prompt, skips_special: bool) -> Result<Stri
     let vocab_size = text.vocab_size();
     match tokens.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(RequestError::Invalid(format!(
-            "tokens holds {token}, the vocabulary has {vocab_size} tokens: use ids below it"
+            "tokens contains token id {token}, but the vocabulary has {vocab_size} tokens: use ids below {vocab_size}"
         ))),
         None => Ok(text.decode(tokens, skips_special, true)),
     }

@@ -54,8 +54,8 @@ impl Default for PrefetchTimeout {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "{host_bytes} bytes of host memory hold too few blocks, one of each kind takes {needed_bytes} and a store needs \
-         two: raise kv_host_bytes to {limit_bytes}"
+        "{host_bytes} bytes of host memory are too few: the KV store needs buffers for two blocks of each kind, and \
+         one of each kind takes {needed_bytes}: raise kv_host_bytes to {limit_bytes}"
     )]
     HostBytes {
         host_bytes: u64,
@@ -63,7 +63,7 @@ pub enum StoreError {
         limit_bytes: u64,
     },
     #[error(
-        "{disk_bytes} bytes of disk hold no {} record of {record_bytes} bytes: raise kv_disk_bytes",
+        "kv_disk_bytes is {disk_bytes}, but one {} record takes {record_bytes} bytes: raise it",
         kind.name()
     )]
     DiskBytes {

@@ -158,7 +158,8 @@ fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
         Err(kind) => return Err(kind.into()),
     }
     // Reads the file again: another engine may have created it first.
-    let bytes = read().ok_or_else(|| io::Error::other("failed to read the secret file"))?;
+    let failed = || io::Error::other(format!("failed to read the secret in {}", path.display()));
+    let bytes = read().ok_or_else(failed)?;
     Ok(Secret::new(bytes))
 }
 

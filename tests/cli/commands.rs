@@ -152,7 +152,11 @@ fn contradictory_parsers_are_refused_before_anything_is_printed() {
                 "generate" => args.push("Hello"),
                 _ => {}
             }
-            check_failure(&args, 2, &[message, "it must be both or neither", "none"]);
+            check_failure(
+                &args,
+                2,
+                &[message, "set both parsers to gpt-oss or neither", "none"],
+            );
             assert_eq!(stdout(&run(&args)), "", "{args:?}");
         }
     }

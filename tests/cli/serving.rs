@@ -269,7 +269,12 @@ fn a_request_that_runs_long_is_in_the_log() {
         "sampling_params": {"max_new_tokens": 2000, "ignore_eos": true, "temperature": 0}}"#;
     let _response = serving.send("POST", "/generate", long);
     let line = serving.log_until("long-running request");
-    for part in ["patient", "prompt_tokens=3", "others=0", "phase="] {
+    for part in [
+        "patient",
+        "prompt_tokens=3",
+        "other_long_requests=0",
+        "phase=",
+    ] {
         assert!(line.contains(part), "{part:?} is not in {line}");
     }
     serving.signal("TERM");

@@ -22,8 +22,11 @@ fn plan_generate_and_bench_use_calibrated_channels() {
     let output = run(&[&calibrate[..], &model, &max].concat());
     let printed = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(printed.contains("channels of 2 layers by "), "{printed}");
-    assert!(printed.contains("ranked by qk  recall 0."), "{printed}");
+    assert!(
+        printed.contains("channels of 2 layers, calibrated on "),
+        "{printed}"
+    );
+    assert!(printed.contains("channels ranked by qk find "), "{printed}");
     let sparse = [
         "--enable-double-sparsity",
         "--ds-channel-config-path",

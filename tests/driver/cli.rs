@@ -302,7 +302,7 @@ fn a_gpu_gives_the_answer_of_the_cpu() {
     assert_eq!(stdout(&cuda), stdout(&cpu));
     for part in [
         "computing on a GPU",
-        "kernels loaded",
+        "CUDA kernels loaded",
         "max_total_num_tokens=512",
     ] {
         assert!(

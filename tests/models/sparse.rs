@@ -210,7 +210,7 @@ fn channels_of_another_model_are_refused_before_memory_is_taken() {
         souffleur_executor::cpu::CpuExecutor::load(&fixture("qwen3-5"), &options, &mut |_, _| {});
     let error = error.err().expect("the model is refused").to_string();
     assert!(
-        error.contains("is for a model with other layers, heads or KV"),
+        error.contains("was made for a model with other layers, heads or KV"),
         "{error}"
     );
 }

@@ -81,7 +81,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
     ("only 0 computed", |plan| {
         plan.rows = vec![prefill(1, 1..10, true)]
     }),
-    ("sampling after 9 of 10", |plan| {
+    ("samples after 9 of 10", |plan| {
         plan.rows = vec![prefill(1, 0..9, true)]
     }),
 ];
@@ -129,7 +129,7 @@ fn later_contradictions_are_rejected_too() {
     for (plan, reason) in [
         (other_sequence, "holds sequence 1"),
         (skipped, "computed positions"),
-        (repeated, "decode at position 9, but the row has 11 tokens"),
+        (repeated, "at position 9, but the row has 11 tokens"),
         (past_end, "has 10 tokens"),
     ] {
         let error = executor.run(&plan).unwrap_err().to_string();

@@ -157,9 +157,13 @@ fn bad_fields_of_completions_are_refused_by_name() {
         (
             json!({"prompt": "a", "min_tokens": 9, "max_tokens": 5}),
             json!("min_tokens"),
-            "min_tokens is 9, limit is max_tokens (5)",
+            "min_tokens is 9, must be at most max_tokens (5)",
         ),
-        (json!({"prompt": [9999]}), Value::Null, "prompt holds 9999"),
+        (
+            json!({"prompt": [9999]}),
+            Value::Null,
+            "prompt contains token id 9999",
+        ),
         (with("suffix", json!("x")), json!("suffix"), "not supported"),
         (with("stop", json!(5)), json!("stop"), "stop is 5"),
     ];

@@ -140,7 +140,7 @@ fn invalid_calls_are_refused_by_their_field() {
         (
             json!({"tokens": [1_000_000]}),
             Value::Null,
-            "tokens holds 1000000",
+            "tokens contains token id 1000000",
         ),
         (
             json!({"tokens": vec![0; (1 << 20) + 1]}),

@@ -228,7 +228,7 @@ def check_writer(model, file):
         close = np.allclose(tensor.data, values, rtol=1e-6, atol=0)
         same = np.array_equal(tensor.data, values)
         assert same or (close and tensor.name == "rope_freqs.weight"), tensor.name
-    print(f"{model.folder.name}: GGUFReader reads what the tests write")
+    print(f"{model.folder.name}: GGUFReader reads the files of the tests")
 
 
 def check_types(binary, work):

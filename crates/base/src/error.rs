@@ -121,7 +121,7 @@ pub enum RequestError {
         limit_tokens: usize,
     },
     #[error(
-        "{queued} {what} are in the engine, limit is {limit}: try again in {} s",
+        "the engine already has {queued} {what}, the limit is {limit}: try again in {} s",
         RETRY_AFTER_S
     )]
     Overloaded {
@@ -135,7 +135,8 @@ pub enum RequestError {
     DuplicateRequest(String),
     /// The sequence does not fit in the KV pool even alone.
     #[error(
-        "the request needs more KV memory than the pool has: shorten it, or raise --max-total-tokens"
+        "this request alone needs more KV memory than the pool has: shorten the prompt or ask for fewer tokens, or \
+         restart the server with a larger --max-total-tokens"
     )]
     OutOfMemory,
     /// The operation needs an idle engine.
@@ -160,7 +161,7 @@ pub enum RequestError {
     #[error("the model produced NaN logits: check its weights, or use another --dtype")]
     NanLogits,
     /// The output cannot continue within the request's grammar.
-    #[error("the output cannot continue within its grammar: {0}")]
+    #[error("the output cannot continue: {0}")]
     Grammar(&'static str),
     /// The client did not read its stream (backpressure).
     #[error(
@@ -170,7 +171,7 @@ pub enum RequestError {
         backlog_bytes: usize,
         limit_bytes: usize,
     },
-    #[error("a step of the engine failed: {0}")]
+    #[error("the engine failed in a step of this request: {0}")]
     Step(#[from] StepError),
     #[error("the engine is down: {0}")]
     EngineDown(String),
@@ -240,10 +241,10 @@ fn milliseconds(seconds: f64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum StepError {
     /// Rejected before any launch: no K/V was written.
-    #[error("the executor refused its plan: {0}")]
+    #[error("the executor refused the plan: {0}")]
     Rejected(String),
     /// Failed after a launch: K/V of this step and later ones is invalid.
-    #[error("its results are invalid: {0}")]
+    #[error("the results are invalid: {0}; send the request again")]
     Lost(String),
 }
 
@@ -251,7 +252,7 @@ pub enum StepError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    #[error("{}: {source}", file.display())]
+    #[error("failed to access {}: {source}", file.display())]
     Io {
         file: PathBuf,
         source: std::io::Error,
@@ -318,7 +319,7 @@ pub enum StartError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A thread could not be started, or died while starting.
-    #[error("engine thread: {0}")]
+    #[error("failed to start the engine: {0}")]
     Thread(String),
 }
 

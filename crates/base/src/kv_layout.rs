@@ -176,7 +176,7 @@ impl KvLayout {
                 LayerKv::Shared(_) | LayerKv::State { .. } => {}
                 LayerKv::Window { .. } => {
                     return Err(format!(
-                        "layer {index} keeps {layer}, but only keys and values of all tokens can be stored"
+                        "the KV store does not support layer {index} ({layer}): remove kv_disk_path"
                     ));
                 }
             }

@@ -40,7 +40,7 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), String> {
     let magic = cursor.take(4, "the first four bytes").unwrap_or_default();
     if magic != MAGIC {
         return Err(format!(
-            "begins with {}, expected GGUF: name a GGUF file or a folder in Hugging Face layout",
+            "begins with {}, expected GGUF: set --model-path to a GGUF file or a folder in Hugging Face layout",
             crate::metadata::quote(&String::from_utf8_lossy(magic))
         ));
     }

@@ -78,7 +78,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
         several => {
             let names: Vec<&str> = models.values().take(8).map(String::as_str).collect();
             let reason = format!(
-                "holds {several} GGUF models, including {}: name the file of one of them",
+                "holds {several} GGUF models, including {}: set --model-path to the file of one of them",
                 names.join(", ")
             );
             Err(format_error(dir, reason))
@@ -175,7 +175,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         Some(name) if number == 1 && name.number == 1 && name.count == count => Ok(name),
         Some(name) if number > 1 && name.number == number => {
             let reason = format!(
-                "is part {number} of {count}: specify the first part, {}",
+                "is part {number} of {count}: set --model-path to the first part, {}",
                 name.of(1)
             );
             Err(format_error(first.path(), reason))
@@ -218,7 +218,7 @@ fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
     }
     if names.len() as u64 > MAX_TENSORS {
         let reason = format!(
-            "and its parts hold {} tensors, the limit is {MAX_TENSORS}",
+            "has {} tensors together with its other parts, the limit is {MAX_TENSORS}",
             names.len()
         );
         return Err(format_error(files[0].path(), reason));

@@ -87,7 +87,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
     let offset = cursor.u64(&what)?;
     let element = ElementType::from_id(type_id).ok_or_else(|| {
         format!(
-            "tensor {} has the unknown type {type_id}: use a file of the same model in another type",
+            "tensor {} has the unknown type {type_id}: use a GGUF file of this model with another quantisation",
             shown(&name)
         )
     })?;

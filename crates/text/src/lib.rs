@@ -107,7 +107,7 @@ impl TextModel {
             .with_truncation(None)
             .map_err(|error| LoadError::Format {
                 file,
-                reason: format!("cannot turn off truncation: {error}"),
+                reason: format!("cannot turn off the tokenizer's truncation: {error}"),
             })?;
         let config = TokenizerConfig::load(dir)?;
         let templates = files::template_sources(dir, &config)?;

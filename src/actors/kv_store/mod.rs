@@ -220,7 +220,7 @@ struct AnswerLine(Mailbox<StoreAnswered>);
 
 impl Drop for AnswerLine {
     fn drop(&mut self) {
-        let reason = "its thread has ended".to_owned();
+        let reason = "the KV store's thread has ended or could not be started".to_owned();
         let panicked = std::thread::panicking();
         let state = TierState::Off { reason, panicked };
         self.0.post(StoreAnswered(Answer::State(state)));

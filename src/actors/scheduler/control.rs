@@ -17,7 +17,11 @@ impl Scheduler {
         // An earlier unit accepted these names, with the same cache.
         let set_again = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
-                tracing::error!(what, reason, "failed to restore a policy after a rebuild");
+                tracing::error!(
+                    what,
+                    reason,
+                    "failed to restore a policy after the engine was rebuilt"
+                );
             }
         };
         if let Some(name) = &set.schedule_policy {
@@ -37,7 +41,7 @@ impl Scheduler {
                 paused = set.paused,
                 schedule = set.schedule_policy,
                 eviction = set.radix_eviction_policy,
-                "settings restored after the rebuild"
+                "settings restored after the engine was rebuilt"
             );
         }
         self.set = set;
@@ -183,6 +187,7 @@ impl Handler<SetPaused> for Scheduler {
         self.set.paused = paused;
         self.keep();
         self.drive();
-        tracing::info!(paused, "generation paused or resumed");
+        let change = if paused { "paused" } else { "resumed" };
+        tracing::info!(paused, "generation {change}");
     }
 }

@@ -117,13 +117,13 @@ impl Scheduler {
         for request in shown {
             tracing::info!(
                 rid = request.rid.as_str(),
-                inside_s = request.inside_s,
+                age_s = request.inside_s,
                 phase = request.phase,
                 prompt_tokens = request.prompt_tokens,
                 computed_tokens = request.computed_tokens,
                 output_tokens = request.output_tokens,
                 max_new_tokens = request.max_new_tokens,
-                others,
+                other_long_requests = others,
                 "long-running request"
             );
         }

@@ -246,7 +246,9 @@ impl Tokenizer {
                 .into_actor(self)
                 .map(move |encoded, tokenizer, ctx| {
                     let died = || {
-                        RequestError::EngineDown("its tokenizer failed on the prompt".to_owned())
+                        RequestError::EngineDown(
+                            "tokenizing the prompt failed (see the server's log)".to_owned(),
+                        )
                     };
                     let encoded = encoded.unwrap_or_else(|_| vec![Err(died()); indices.len()]);
                     let encoded = indices.into_iter().zip(encoded);

@@ -30,7 +30,7 @@ pub(super) fn check_wish(
         && start as usize >= prompt_tokens
     {
         return Err(invalid(format!(
-            "logprob_start_len is {start}, but the prompt has {prompt_tokens} tokens: send a smaller position"
+            "logprob_start_len is {start}, must be below the prompt's length of {prompt_tokens} tokens"
         )));
     }
     let counts = [
@@ -50,7 +50,7 @@ pub(super) fn check_wish(
         .find(|token| **token as usize >= vocab_size)
     {
         return Err(invalid(format!(
-            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens: use smaller ids"
+            "token_ids_logprob contains token id {token}, must be below {vocab_size}, the size of the vocabulary"
         )));
     }
     wish.top = wish.top.min(vocab_size as u32);
@@ -81,7 +81,8 @@ pub(super) fn check_entries(
     let all = before.saturating_add(entries);
     if all > limit {
         return Err(invalid(format!(
-            "prompts and samples of the call request {all} log probabilities so far, limit is {limit} per call: send fewer at once"
+            "the prompts and samples of this call ask for at least {all} log probabilities, the limit per call is \
+             {limit}: send fewer at once"
         )));
     }
     Ok(entries)

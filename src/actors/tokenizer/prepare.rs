@@ -327,7 +327,8 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     }
     match prompt.iter().find(|token| **token as usize >= vocab_size) {
         Some(token) => Err(invalid(format!(
-            "the prompt holds {token}, the vocabulary has {vocab_size} tokens: use ids below it"
+            "the prompt contains token id {token}, but the vocabulary has {vocab_size} tokens: use ids below \
+             {vocab_size}"
         ))),
         None => Ok(()),
     }
@@ -427,7 +428,8 @@ fn check_embedding(
 /// The error if the executor cannot compute embeddings, or returned none.
 pub(super) fn no_embeddings() -> RequestError {
     invalid(
-        "the engine's executor cannot compute embeddings: use an engine with a model".to_owned(),
+        "the engine's executor cannot compute embeddings: start the engine with a model's executor"
+            .to_owned(),
     )
 }
 

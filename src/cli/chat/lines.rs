@@ -58,7 +58,9 @@ impl Lines {
             .name("lines".to_owned())
             .spawn(answer);
         spawned.map_err(|error| {
-            Failure::failed(format_args!("failed to start the input thread: {error}"))
+            Failure::failed(format_args!(
+                "failed to start the thread that reads input: {error}"
+            ))
         })?;
         Ok(Self {
             asked,

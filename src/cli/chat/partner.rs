@@ -186,8 +186,10 @@ impl ServerAnswer {
     }
 
     fn take(&mut self, data: &str) -> Result<(), String> {
-        let chunk: Chunk = serde_json::from_str(data)
-            .map_err(|error| format!("{}: {error}", shown(data.as_bytes())))?;
+        let chunk: Chunk = serde_json::from_str(data).map_err(|error| {
+            let data = shown(data.as_bytes());
+            format!("the server sent an event that cannot be parsed: {error}: {data}")
+        })?;
         if chunk.error.is_some() {
             return Err(shown(data.as_bytes()));
         }

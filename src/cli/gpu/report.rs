@@ -123,8 +123,9 @@ impl fmt::Display for Measured {
 pub fn print(args: &TableArgs) -> Result<(), Failure> {
     let mut results = Vec::new();
     for file in &args.files {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))?;
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            Failure::failed(format_args!("failed to read {}: {error}", file.display()))
+        })?;
         results.extend(read(file, &text)?);
     }
     let header = ["work", "part", "unit", "value", "floor", "of the floor"];
@@ -134,8 +135,9 @@ pub fn print(args: &TableArgs) -> Result<(), Failure> {
         return Ok(());
     };
     let text = serde_json::to_string_pretty(&results).map_err(Failure::failed)?;
-    std::fs::write(file, text + "\n")
-        .map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
+    std::fs::write(file, text + "\n").map_err(|error| {
+        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
+    })
 }
 
 fn read(file: &Path, text: &str) -> Result<Vec<Measured>, Failure> {

@@ -56,7 +56,9 @@ fn write(file: &Path, text: &str) -> Result<(), Failure> {
     } else {
         std::fs::write(file, text)
     };
-    written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
+    written.map_err(|error| {
+        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
+    })
 }
 
 pub fn date() -> String {

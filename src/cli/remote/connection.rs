@@ -88,7 +88,7 @@ impl Connector {
         let name = name.map_err(|_| format!("{host:?} is not a valid host name"))?;
         let secured = tls.connect(name, stream).await;
         Ok(Box::new(secured.map_err(|error| {
-            format!("TLS handshake failed: {}", explained(&error))
+            format!("TLS handshake with {host} failed: {}", explained(&error))
         })?))
     }
 }

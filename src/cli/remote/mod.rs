@@ -67,7 +67,10 @@ impl Remote {
         if !status.is_success() {
             return Err(format!("{url}: {status}: {}", shown(&body)));
         }
-        serde_json::from_slice(&body).map_err(|error| format!("{url}: {error}: {}", shown(&body)))
+        serde_json::from_slice(&body).map_err(|error| {
+            let answer = shown(&body);
+            format!("{url}: the server's answer is not valid JSON: {error}: {answer}")
+        })
     }
 
     async fn read(&self, path: &str) -> Result<(StatusCode, Bytes), String> {

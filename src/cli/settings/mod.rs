@@ -116,10 +116,10 @@ fn toml_file(file: &Path) -> Result<figment::providers::Data<Toml>, SettingsErro
     let shown = file.display();
     match std::fs::metadata(file) {
         Err(error) => Err(SettingsError(format!(
-            "configuration file {shown}: {error}"
+            "failed to read configuration file {shown}: {error}"
         ))),
         Ok(metadata) if !metadata.is_file() => Err(SettingsError(format!(
-            "configuration file {shown}: is not a regular file"
+            "configuration file {shown} is not a regular file"
         ))),
         Ok(_) => Ok(Toml::file_exact(file)),
     }
@@ -148,12 +148,12 @@ fn flag_layer(
     source: &'static str,
 ) -> Result<Layer, SettingsError> {
     let given = |flags: serde_json::Result<serde_json::Value>| {
-        let mut flags =
-            flags.map_err(|error| SettingsError(format!("failed to read flags: {error}")))?;
+        let mut flags = flags
+            .map_err(|error| SettingsError(format!("failed to read flags ({source}): {error}")))?;
         let keys = flags.as_object_mut().expect("flags are a map");
         keys.retain(|_, value| !value.is_null());
         Value::serialize(&flags)
-            .map_err(|error| SettingsError(format!("failed to read flags: {error}")))
+            .map_err(|error| SettingsError(format!("failed to read flags ({source}): {error}")))
     };
     let sections = [
         ("engine", given(serde_json::to_value(engine))?),

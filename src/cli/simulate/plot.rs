@@ -29,7 +29,9 @@ pub fn write(file: &Path, svg: Result<String, String>) -> Result<(), Failure> {
     let svg =
         svg.map_err(|error| Failure::failed(format_args!("failed to draw the plot: {error}")))?;
     let written = std::fs::write(file, svg);
-    written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
+    written.map_err(|error| {
+        Failure::failed(format_args!("failed to write {}: {error}", file.display()))
+    })
 }
 
 /// Plots memory and requests over time, and the distribution of latencies.

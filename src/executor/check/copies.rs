@@ -11,7 +11,8 @@ impl Check<'_> {
     pub(super) fn saves(&mut self, copies: &BlockCopies) -> Result<(), String> {
         let block_tokens = self.block_tokens()?;
         for BlockSave { ticket, from } in &copies.saves {
-            let failed = |reason: String| format!("save {ticket}: {reason}");
+            let failed =
+                |reason: String| format!("the save with ticket {ticket} is invalid: {reason}");
             self.take(*ticket).map_err(failed)?;
             let pages = match from {
                 BlockSource::Pages(pages) => pages,
@@ -59,13 +60,15 @@ impl Check<'_> {
         }
         if first != row.computed || row.sampled_tokens > 0 {
             return Err(format!(
-                "position {first}, but the row has {} computed positions: a load must continue its prefix or an earlier load",
+                "the load begins at position {first}, but the row has {} computed positions: a load must continue its \
+                 prefix or an earlier load",
                 row.computed
             ));
         }
         if end > row.n_pages * page_size || end >= row.n_tokens {
             return Err(format!(
-                "positions up to {end}, but the row has pages for {} tokens, and {} tokens, the last of which must be computed",
+                "the load ends at position {end}, but the row has pages for {} tokens, and {} tokens, the last of \
+                 which must be computed",
                 row.n_pages * page_size,
                 row.n_tokens
             ));

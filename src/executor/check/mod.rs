@@ -71,15 +71,18 @@ pub(super) fn check(
     for start in &plan.starts {
         check
             .start(start)
-            .map_err(|reason| format!("row {} starts {reason}", start.row))?;
+            .map_err(|reason| format!("row {} cannot start: {reason}", start.row))?;
     }
     for delta in &plan.table {
         check.delta(delta)?;
     }
     for load in plan.copies.iter().flat_map(|copies| &copies.loads) {
-        check
-            .load(load)
-            .map_err(|reason| format!("row {} is loaded by {}: {reason}", load.row, load.ticket))?;
+        check.load(load).map_err(|reason| {
+            format!(
+                "the load with ticket {} into row {} is invalid: {reason}",
+                load.ticket, load.row
+            )
+        })?;
     }
     for work in &plan.rows {
         check
@@ -94,20 +97,23 @@ impl Outlook {
     fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
         match work.work {
             RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
-                "prefill up to {end}, but the row has {} tokens",
+                "a prefill ends at position {end}, but the row has {} tokens",
                 self.n_tokens
             )),
             RowWork::Prefill { .. }
                 if work.sample && (end < self.n_tokens || self.sampled_tokens > 0) =>
             {
-                Err(format!("sampling after {end} of {} tokens", self.n_tokens))
+                Err(format!(
+                    "a prefill samples after {end} of {} tokens: it must end at the last, and be the first to sample",
+                    self.n_tokens
+                ))
             }
             RowWork::Decode { .. }
                 if first + 1 != self.n_tokens + self.sampled_tokens || self.sampled_tokens == 0 =>
             {
                 let fed = self.n_tokens + self.sampled_tokens;
                 Err(format!(
-                    "decode at position {first}, but the row has {fed} tokens, {} of them sampled",
+                    "a decode is at position {first}, but the row has {fed} tokens, {} of them sampled",
                     self.sampled_tokens
                 ))
             }
@@ -149,13 +155,13 @@ impl Check<'_> {
     fn start(&mut self, start: &RowStart) -> Result<(), String> {
         let max_row = self.rows.len() - 1;
         if !(1..=max_row).contains(&start.row.index()) {
-            return Err(format!("outside 1 to {max_row}"));
+            return Err(format!("it is outside 1 to {max_row}"));
         }
         let n_tokens = start.tokens.len();
         let computed = start.prefix.len() * self.limits.page_size;
         if n_tokens == 0 || start.prompt_tokens as usize > n_tokens || computed >= n_tokens {
             return Err(format!(
-                "with {n_tokens} tokens, {} of them prompt, {computed} cached: at least one must be left to compute",
+                "it has {n_tokens} tokens, {} of them prompt, {computed} cached: at least one must be left to compute",
                 start.prompt_tokens
             ));
         }
@@ -166,7 +172,7 @@ impl Check<'_> {
             .find(|token| **token as usize >= vocab_size)
         {
             return Err(format!(
-                "with token {token}, but the vocabulary size is {vocab_size}"
+                "it has token {token}, but the vocabulary size is {vocab_size}"
             ));
         }
         self.vectors(start)?;
@@ -187,7 +193,7 @@ impl Check<'_> {
         };
         match self.touched.insert(start.row, outlook) {
             None => Ok(()),
-            Some(_) => Err("twice in one step".to_owned()),
+            Some(_) => Err("it starts twice in one step".to_owned()),
         }
     }
 
@@ -201,7 +207,7 @@ impl Check<'_> {
             Ok(())
         } else {
             Err(format!(
-                "with {} vectors of {} values, expected {} of {}",
+                "it has {} vectors of {} values, expected {} of {}",
                 has.0, has.1, wanted.0, wanted.1
             ))
         }
@@ -211,13 +217,17 @@ impl Check<'_> {
         let n_pages = self.limits.n_pages;
         match pages.find(|page| !(1..=n_pages).contains(&page.index())) {
             None => Ok(()),
-            Some(page) => Err(format!("with page {page}, but pages are 1 to {n_pages}")),
+            Some(page) => Err(format!(
+                "page {page} does not exist, pages are 1 to {n_pages}"
+            )),
         }
     }
 
     fn fits(&self, n_pages: usize) -> Result<(), String> {
         match self.limits.row_pages {
-            most if n_pages > most => Err(format!("to {n_pages} pages, but rows hold {most}")),
+            most if n_pages > most => {
+                Err(format!("{n_pages} pages are more than a row holds, {most}"))
+            }
             _ => Ok(()),
         }
     }
@@ -226,16 +236,16 @@ impl Check<'_> {
         match delta {
             TableDelta::Append { row, pages } => {
                 self.pages(pages.iter().copied())
-                    .map_err(|reason| format!("row {row} grows {reason}"))?;
+                    .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
                 let outlook = self.outlook(*row)?;
                 outlook.n_pages += pages.len();
                 let n_pages = outlook.n_pages;
                 self.fits(n_pages)
-                    .map_err(|reason| format!("row {row} grows {reason}"))?;
+                    .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
             }
             TableDelta::Remap { row, from, pages } => {
                 self.pages(pages.iter())
-                    .map_err(|reason| format!("row {row} is remapped {reason}"))?;
+                    .map_err(|reason| format!("row {row} cannot be remapped: {reason}"))?;
                 let n_pages = self.outlook(*row)?.n_pages;
                 let end = *from as usize + pages.len();
                 if end > n_pages {
@@ -249,7 +259,7 @@ impl Check<'_> {
                 self.outlook(*row)?
                     .windows
                     .append(pages, limits)
-                    .map_err(|reason| format!("row {row} grows {reason}"))?;
+                    .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
             }
             TableDelta::Windows { row, from, pages } => {
                 let limits = self.limits;
@@ -270,7 +280,7 @@ impl Check<'_> {
             return Err(format!("the row holds sequence {}", row.seq));
         }
         if std::mem::replace(&mut row.has_work, true) {
-            return Err("two pieces of work in one step".to_owned());
+            return Err("it has two pieces of work in one step".to_owned());
         }
         let positions = work.work.positions();
         let (first, end) = (positions.start as usize, positions.end as usize);
@@ -280,14 +290,14 @@ impl Check<'_> {
         if end > row.n_pages * page_size {
             let slots = row.n_pages * page_size;
             return Err(format!(
-                "positions up to {end} need pages, but the row's {} pages hold {slots} tokens",
+                "the positions up to {end} need pages, but the row's {} pages hold {slots} tokens",
                 row.n_pages
             ));
         }
         row.windows.check(first, end, limits)?;
         if row.has_vectors && first != row.computed {
             return Err(format!(
-                "position {first} after {} computed positions: a row computes each vector once",
+                "the work begins at position {first} after {} computed positions, but a row computes each vector once",
                 row.computed
             ));
         }
@@ -295,7 +305,8 @@ impl Check<'_> {
             Some(live) => {
                 if first != row.computed {
                     return Err(format!(
-                        "position {first} after {} computed positions: a row with a state computes each position once",
+                        "the work begins at position {first} after {} computed positions, but a row with a state \
+                         computes each position once",
                         row.computed
                     ));
                 }
@@ -304,14 +315,14 @@ impl Check<'_> {
                     .work(work, (live, starts), self.limits.n_state_slots)?;
             }
             None if !work.saves.is_empty() => {
-                return Err("saves a state, but the row has none".to_owned());
+                return Err("the plan saves a state, but the row has none".to_owned());
             }
             None => {}
         }
         let row = self.outlook(work.row)?;
         if first > row.computed {
             return Err(format!(
-                "position {first}, but the row has only {} computed positions",
+                "the work begins at position {first}, but the row has only {} computed positions",
                 row.computed
             ));
         }

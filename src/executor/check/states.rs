@@ -25,20 +25,25 @@ impl Slots {
             (None, None) => return Ok(()),
             (Some(state), Some(_)) => state,
             (None, Some(_)) => {
-                return Err("without a state, but layers of the model keep one".to_owned());
+                return Err(
+                    "it starts without a state, but layers of the model keep one".to_owned(),
+                );
             }
             (Some(state), None) => {
                 return Err(format!(
-                    "with state {}, but no layer of the model keeps one",
+                    "it starts with state {}, but no layer of the model keeps one",
                     state.live
                 ));
             }
         };
         match (state.from, start.prefix.is_empty()) {
             (None, false) => {
-                return Err("after cached pages without the state that follows them".to_owned());
+                let reason = "it starts after cached pages without the state that follows them";
+                return Err(reason.to_owned());
             }
-            (Some(from), true) => return Err(format!("from state {from} without cached pages")),
+            (Some(from), true) => {
+                return Err(format!("it starts from state {from} without cached pages"));
+            }
             _ => {}
         }
         self.write(state.live, n_slots)?;
@@ -64,7 +69,7 @@ impl Slots {
         for save in &work.saves {
             if save.position <= last || save.position > positions.end {
                 return Err(format!(
-                    "a copy of the state at {}, expected more than {last} and at most {}",
+                    "the state is copied at position {}, expected more than {last} and at most {}",
                     save.position, positions.end
                 ));
             }
@@ -98,6 +103,8 @@ pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), Str
     if (1..=n_slots).contains(&slot.index()) {
         Ok(())
     } else {
-        Err(format!("state {slot}, but states are 1 to {n_slots}"))
+        Err(format!(
+            "state {slot} does not exist, states are 1 to {n_slots}"
+        ))
     }
 }

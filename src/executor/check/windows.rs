@@ -31,7 +31,7 @@ impl RowWindows {
         self.n_pages += pages.len();
         match limits.row_pages {
             most if self.n_pages > most => Err(format!(
-                "to {} window pages, but rows hold {most}",
+                "{} window pages are more than a row holds, {most}",
                 self.n_pages
             )),
             _ => Ok(()),
@@ -45,7 +45,8 @@ impl RowWindows {
         pages: &PageRun,
         limits: &Limits,
     ) -> Result<(), String> {
-        check_pages(pages.iter(), limits).map_err(|reason| format!("is remapped {reason}"))?;
+        check_pages(pages.iter(), limits)
+            .map_err(|reason| format!("cannot be remapped: {reason}"))?;
         let end = from + pages.len();
         if end > self.n_pages || end < self.first {
             return Err(format!(
@@ -64,7 +65,7 @@ impl RowWindows {
         let slots = self.n_pages * limits.page_size;
         if end > slots {
             return Err(format!(
-                "positions up to {end} need window pages, but the row's {} hold {slots} tokens",
+                "the positions up to {end} need window pages, but the row's {} hold {slots} tokens",
                 self.n_pages
             ));
         }
@@ -81,12 +82,12 @@ impl RowWindows {
 
 fn check_pages(mut pages: impl Iterator<Item = PageId>, limits: &Limits) -> Result<(), String> {
     let Some(WindowLimits { total_pages, .. }) = limits.windows else {
-        return Err("with window pages, but no layer of the model has a window".to_owned());
+        return Err("the plan has window pages, but no layer of the model has a window".to_owned());
     };
     match pages.find(|page| !(1..=total_pages).contains(&page.index())) {
         None => Ok(()),
         Some(page) => Err(format!(
-            "with window page {page}, but window pages are 1 to {total_pages}"
+            "window page {page} does not exist, window pages are 1 to {total_pages}"
         )),
     }
 }

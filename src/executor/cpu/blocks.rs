@@ -16,10 +16,11 @@ impl CpuExecutor {
         block_tokens: usize,
         port: Box<dyn BlockPort>,
     ) -> Result<Self, LoadError> {
-        let refused = |reason: String| LoadError::Memory(format!("no K/V can be stored: {reason}"));
+        let refused =
+            |reason: String| LoadError::Memory(format!("the KV store cannot be used: {reason}"));
         if block_tokens == 0 || !block_tokens.is_multiple_of(self.page_size) {
             return Err(refused(format!(
-                "blocks of {block_tokens} tokens are not whole pages of {}",
+                "the KV store's blocks have {block_tokens} tokens, expected a positive multiple of page_size, {}",
                 self.page_size
             )));
         }
@@ -84,8 +85,8 @@ impl CpuExecutor {
             };
             if !host.port.load(load.ticket, wanted, &mut scatter) {
                 return Err(StepError::Lost(format!(
-                    "blocks {} of row {} are missing",
-                    load.ticket, load.row
+                    "the KV store no longer has the blocks to load into row {} (ticket {})",
+                    load.row, load.ticket
                 )));
             }
             self.rows.load(load);

@@ -41,8 +41,10 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_pages} pages of {page_size} tokens is too large: slot ids end at {}",
-            u32::MAX
+            "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots (32-bit ids) and {} \
+             bytes are supported",
+            u32::MAX,
+            isize::MAX
         ))),
     }
 }
@@ -86,8 +88,10 @@ pub(super) fn check_sparsity(
         Ok(())
     } else {
         Err(LoadError::Memory(
-        "sparsity is for a model with other layers, heads or KV: use a channel file of this model".to_owned(),
-    ))
+            "the channel file (ds_channel_config_path) was made for a model with other layers, heads or KV: make one \
+             for this model with `souffleur calibrate`"
+                .to_owned(),
+        ))
     }
 }
 
@@ -107,9 +111,11 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
     match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
         Some(_) => Ok(()),
         None => Err(LoadError::Memory(format!(
-            "a pool of {n_slots} states of {} bytes is too large: state ids end at {}",
+            "a pool of {n_slots} states of {} bytes is too large: at most {} slots (32-bit ids) and {} bytes are \
+             supported",
             layout.state_bytes(),
-            u32::MAX
+            u32::MAX,
+            isize::MAX
         ))),
     }
 }

@@ -199,7 +199,7 @@ impl CpuExecutor {
     }
 }
 
-const STARTED: &str = "a checked plan samples in rows that were started";
+const STARTED: &str = "a row that samples must have been started";
 
 fn sampling_of(sampling: &[Option<RowSampling>], row: RowId) -> &RowSampling {
     sampling[row.index()].as_ref().expect(STARTED)

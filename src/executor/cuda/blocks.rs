@@ -44,7 +44,7 @@ pub(super) enum StepFailure {
     #[error(transparent)]
     Operation(#[from] CudaFailure),
     /// The store does not have the blocks that the step loads.
-    #[error("blocks {ticket} of row {row} are missing")]
+    #[error("the KV store no longer has the blocks to load into row {row} (ticket {ticket})")]
     MissingBlocks { ticket: Ticket, row: RowId },
 }
 

@@ -241,7 +241,7 @@ impl CudaExecutor {
     fn begin(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if self.under_way.len() == PIPELINE_DEPTH {
             return Err(StepError::Rejected(format!(
-                "{PIPELINE_DEPTH} steps are in flight, which is the limit"
+                "the executor already has {PIPELINE_DEPTH} steps in flight, which is the limit"
             )));
         }
         self.rows.check(plan)?;

@@ -93,7 +93,7 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     let slots = (options.n_pages as u64 + 1).checked_mul(options.page_size as u64);
     if slots.is_none_or(|slots| slots > u64::from(u32::MAX)) {
         return Err(LoadError::Device(format!(
-            "a pool of {} pages of {} tokens is too large: slot ids end at {}",
+            "a pool of {} pages of {} tokens is too large: at most {} slots (32-bit ids) are supported",
             options.n_pages,
             options.page_size,
             u32::MAX

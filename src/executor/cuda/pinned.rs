@@ -44,7 +44,7 @@ impl PinnedBuffers {
     pub(super) fn pin(&mut self, buffer: &mut dyn HostBuffer, len: usize) -> *mut u8 {
         let owner = buffer.owner();
         let bytes = buffer.bytes_mut();
-        assert_eq!(bytes.len(), len, "a buffer is as long as a block");
+        assert_eq!(bytes.len(), len, "a buffer must be as long as a block");
         if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr())
             && std::mem::take(&mut self.may_pin)
         {

@@ -2,7 +2,7 @@
 
 use super::budget::Place;
 use super::bytes::Bytes;
-use super::pool_size::DEFAULT_CONTEXTS;
+use super::pool_size::{DEFAULT_CONTEXTS, MAX_PAGES};
 use super::{DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, PoolLimit};
 
 impl MemoryPlan {
@@ -133,7 +133,7 @@ impl MemoryPlan {
                     Bytes(self.budget.reserve_bytes)
                 )
             }
-            PoolLimit::PageIds => format!("page ids end at {}", u32::MAX),
+            PoolLimit::PageIds => format!("at most {MAX_PAGES} pages (32-bit ids) are supported"),
         }
     }
 }

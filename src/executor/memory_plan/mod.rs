@@ -153,7 +153,8 @@ impl MemoryPlan {
                 .to_owned()
         };
         Err(LoadError::Memory(format!(
-            "{} are free after loading the weights, expected {}; the KV pool needs {} and activations {}: {advice}",
+            "not enough memory is left for the KV pool: {} are free after loading the weights instead of the planned \
+             {} (another process may have taken memory); the KV pool needs {} and activations {}: {advice}",
             Bytes(free_bytes),
             Bytes(
                 budget
@@ -216,14 +217,15 @@ fn fraction_tokens(
     let needed = budget.weights_bytes as f64 + wish.smallest_pool_bytes() as f64;
     let smallest = (needed / free_before * FRACTION_STEPS).ceil() / FRACTION_STEPS;
     let advice = if smallest < 1.0 {
-        format!("the smallest that works is {smallest:.3}")
+        format!("raise it, the smallest that works is {smallest:.3}")
     } else {
         "no fraction works: use a smaller model, page_size or dtype".to_owned()
     };
     Err(LoadError::Memory(format!(
-        "mem_fraction_static {fraction} of {} is {}; the weights take {} and {}: {advice}",
-        Bytes(budget.free_before_bytes),
+        "mem_fraction_static is {fraction}, which allows {} of {}, but the weights take {} and the smallest KV pool \
+         {}: {advice}",
         Bytes((free_before * fraction) as u64),
+        Bytes(budget.free_before_bytes),
         Bytes(budget.weights_bytes),
         wish.smallest_pool(),
     )))
@@ -239,18 +241,19 @@ fn free_choice(
     if room < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
             _ if budget.store_bytes > 0 => format!(
-                "KV store buffers take {} of it: lower kv_host_bytes",
+                "the KV store's buffers take {} of the headroom: lower kv_host_bytes",
                 Bytes(budget.store_bytes)
             ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),
             bytes => format!(
-                "use a smaller model or chunked_prefill_size; the page table takes {} of it, which a larger page_size \
-                 and a smaller context_length or max_running_requests shrink",
+                "use a smaller model or chunked_prefill_size; the page table takes {} of the headroom, less with \
+                 a larger page_size and a smaller context_length or max_running_requests",
                 Bytes(bytes)
             ),
         };
         return Err(LoadError::Memory(format!(
-            "{} are available; weights take {}, activations and headroom {}, {}: {advice}",
+            "not enough memory: {} are available, but the weights take {}, activations and headroom {}, and the \
+             smallest KV pool {}: {advice}",
             Bytes(budget.free_before_bytes),
             Bytes(budget.weights_bytes),
             Bytes(budget.reserve_bytes),
@@ -294,9 +297,9 @@ fn does_not_fit(
     (asked, fitting): (u64, u64),
 ) -> LoadError {
     LoadError::Memory(format!(
-        "max_total_tokens is {asked}, whose K/V takes {}; {fitting} tokens fit into the {} that are available after the \
-         weights ({}), activations and headroom ({}): lower it, omit it, or set mem_fraction_static, with \
-         which it is an upper limit",
+        "max_total_tokens is {asked}, whose K/V takes {}, but only {fitting} tokens fit: {} are available, of which \
+         the weights take {}, activations and headroom {}; lower or omit max_total_tokens, or also set \
+         mem_fraction_static, which then makes max_total_tokens only an upper limit",
         Bytes(wish.pool_bytes(wish.whole_pages(asked))),
         Bytes(budget.free_before_bytes),
         Bytes(budget.weights_bytes),
@@ -341,7 +344,7 @@ fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u3
 /// [`LoadError::Memory`] when the system does not report it.
 pub fn available_bytes() -> Result<u64, LoadError> {
     let mut system = sysinfo::System::new().map_err(|error| {
-        LoadError::Memory(format!("available memory cannot be read: {error:?}"))
+        LoadError::Memory(format!("failed to read the available memory: {error:?}"))
     })?;
     system.refresh_memory();
     let own_group = sysinfo::get_current_pid().ok().and_then(|pid| {

@@ -59,9 +59,10 @@ impl MemoryWish {
     pub(super) fn smallest_pool(&self) -> String {
         let bytes = Bytes(self.smallest_pool_bytes());
         match self.state_slots(u64::from(self.page_size)) {
-            0 => format!("one page of K/V with the dummy page {bytes}"),
+            0 => format!("{bytes} (one page and the dummy page)"),
             states => format!(
-                "one page of K/V with the dummy page and {states} states {bytes}, less with a smaller max_running_requests or max_mamba_cache_size"
+                "{bytes} (one page, the dummy page and {states} states; fewer with a smaller max_running_requests \
+                 or max_mamba_cache_size)"
             ),
         }
     }

@@ -40,7 +40,7 @@ pub(super) fn to_lark(
     }
     let rules = reader::read(grammar);
     let lark = rules.and_then(|rules| lark::write(&rules));
-    lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
+    lark.map_err(|reason| FieldError::new(field, format!("{field}: {reason}")))
 }
 
 /// Passes Lark through, but refuses intersections and complements of expressions, and embedded JSON schemas: their work
@@ -56,7 +56,7 @@ fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
         "%json" => {
             "send the JSON schema as json_schema, or as a json_schema format of a structural tag"
         }
-        _ => "write one equivalent expression",
+        _ => "write one expression without it that matches the same texts",
     };
     let line = grammar[..found.start()].matches('\n').count() + 1;
     let sign = found.as_str();

@@ -214,7 +214,11 @@ impl<'a> Reader<'a> {
         let counts = counts.filter(|(least, most)| most.is_none_or(|most| *least <= most));
         let line = self.line;
         self.rest = &self.rest[end + 1..];
-        counts.ok_or_else(|| format!("line {line}: {{{inner}}} is invalid, limit is {MAX_COUNT}"))
+        counts.ok_or_else(|| {
+            format!(
+                "line {line}: {{{inner}}} is not a count: use {{n}}, {{n,}} or {{n,m}} with n <= m <= {MAX_COUNT}"
+            )
+        })
     }
 
     fn text(&mut self) -> Result<Expression, String> {

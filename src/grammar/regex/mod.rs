@@ -34,7 +34,7 @@ pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, Stri
     check_bytes("it", pattern.len(), limits).map_err(|error| error.to_string())?;
     let quoted = read::read(pattern, Dialect::Ecma);
     let quoted = quoted.and_then(|node| write::search(&node, Purpose::Quoted));
-    let quoted = quoted.map_err(|what| format!("it has {what}, which is not supported"))?;
+    let quoted = quoted.map_err(|what| format!("it must not have {what}"))?;
     Ok(quoted.len())
 }
 
@@ -102,6 +102,6 @@ pub(super) fn literal(text: &str) -> String {
 }
 
 fn refused(field: &str, what: &str) -> FieldError {
-    let reason = format!("{field} has {what}, which is not supported: write it differently");
+    let reason = format!("{field} must not have {what}: write it differently");
     FieldError::new(field, reason)
 }

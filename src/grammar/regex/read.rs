@@ -263,7 +263,7 @@ impl Reader {
             _ if text.is_empty() => Ok(None),
             // The library takes the largest number for no limit.
             Ok(number) if number < u32::MAX => Ok(Some(number)),
-            _ => Err(format!("the count {{{inner}}}, which is too large")),
+            _ => Err(format!("the count {{{inner}}} of 2^32 - 1 or more")),
         };
         let lower = number(least)?.unwrap_or(0);
         let upper = match most {

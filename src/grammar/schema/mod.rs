@@ -269,7 +269,8 @@ impl<'a> Check<'a> {
             self.pattern_bytes += bytes;
             if self.pattern_bytes > limit {
                 Err(format!(
-                    "the patterns, with classes written out, have more than {limit} bytes"
+                    "all patterns of the schema together have more than {limit} bytes, with classes such as \\w \
+                     expanded"
                 ))
             } else {
                 Ok(())
@@ -327,7 +328,7 @@ impl<'a> Check<'a> {
 
     fn refuse(&self, place: Place<'_>, reason: &str) -> FieldError {
         let field = self.field;
-        let reason = format!("{field} at {place}: {reason}: remove it or write it differently");
+        let reason = format!("{field} at {place}: {reason}; remove it or write it differently");
         FieldError::new(field, reason)
     }
 }

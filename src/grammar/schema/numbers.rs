@@ -188,7 +188,8 @@ impl Multiple {
         });
         multiple.ok_or_else(|| {
             format!(
-                "multiples of {value} are not supported: without its decimal point the number may be at most {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000, with at most {MOST_DECIMALS} decimals"
+                "multipleOf {value} is not supported: supported are numbers with at most {MOST_DECIMALS} decimals \
+                 whose digits form a number up to {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000"
             )
         })
     }

@@ -37,7 +37,7 @@ impl Fault {
                 "the least common multiple of the multipleOf values that may apply to one number has too many digits"
             }
             Self::NearBounds => {
-                "an excluded bound of numbers is an integer less than 1 away from the other bound"
+                "exclusiveMinimum or exclusiveMaximum is an integer that is less than 1 away from the opposite bound"
             }
         }
     }

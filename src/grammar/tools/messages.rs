@@ -21,7 +21,7 @@ const NEXT: &str = "<|start|>assistant";
 pub(super) fn alone() -> FieldError {
     FieldError::new(
         "tools",
-        "this model calls tools in chat messages only: send a chat request",
+        "this model can call tools only in answers to chats: use a chat endpoint",
     )
 }
 

@@ -179,7 +179,7 @@ impl PackedRows {
                         | Encoding::Int8Rows
                         | Encoding::WideInt8
                         | Encoding::A32
-                        | Encoding::A256 => unreachable!("tests read only float encodings"),
+                        | Encoding::A256 => unreachable!("tests must read only float encodings"),
                     });
                 }
             }

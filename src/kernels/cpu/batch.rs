@@ -94,7 +94,7 @@ impl CpuBatch {
     /// # Panics
     /// If no row was added, or its window pages do not cover the positions.
     pub fn place_windows(&mut self, table: &PageTable) {
-        let segment = self.segments.last().expect("a row was added");
+        let segment = self.segments.last().expect("a row must be added first");
         for position in segment.first_position..segment.end_position() {
             let slot = table.slot(segment.row, position);
             self.window_slots.push(slot as u32);
@@ -179,7 +179,7 @@ impl CpuBatch {
             while segment.is_some_and(|segment| segment.end_token() <= index) {
                 segment = segments.next();
             }
-            let whole = segment.expect("a picked index is below the step's token count");
+            let whole = segment.expect("a picked index must be below the step's token count");
             let position = step.positions[index];
             match self.segments.last_mut() {
                 Some(last) if last.row == whole.row && last.end_position() == position as usize => {

@@ -110,7 +110,7 @@ impl<T> Elements<T> {
     pub fn zeros(len: usize) -> Self {
         let bytes = len * size_of::<T>();
         Self {
-            map: MmapMut::map_anon(bytes.max(1)).expect("the system maps anonymous memory"),
+            map: MmapMut::map_anon(bytes.max(1)).expect("failed to map anonymous memory"),
             bytes,
             element: PhantomData,
         }

@@ -94,7 +94,7 @@ impl BlockMap {
             }
         });
         let layers = layers.collect();
-        debug_assert_eq!(at, len, "block size must match the KV layout");
+        debug_assert_eq!(at, len, "the block's size must match the KV layout");
         Ok(Self {
             layers,
             block_tokens,
@@ -121,7 +121,11 @@ impl BlockMap {
         pages: &[PageId],
         block: &mut [u8],
     ) {
-        assert_eq!(block.len(), self.len, "wrong block length");
+        assert_eq!(
+            block.len(),
+            self.len,
+            "the buffer must be as long as a block"
+        );
         self.find_runs(pages, 0..self.block_tokens);
         let block = Shared::new(block);
         let memories = memories(layers, labels);
@@ -151,7 +155,11 @@ impl BlockMap {
         (pages, tokens): (&[PageId], Range<usize>),
         block: &[u8],
     ) {
-        assert_eq!(block.len(), self.len, "wrong block length");
+        assert_eq!(
+            block.len(),
+            self.len,
+            "the buffer must be as long as a block"
+        );
         self.find_runs(pages, tokens);
         let memories = memories(layers, labels);
         let (maps, runs, tokens) = (&self.layers, &self.runs, self.block_tokens);

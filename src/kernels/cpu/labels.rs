@@ -26,8 +26,16 @@ pub(super) fn of_layers(
         let rules = rules?;
         let pages = layout.layers()[layer].pages()?;
         let channels = rules.layers.get(layer)?.as_ref()?;
-        assert_eq!(channels.n_heads(), pages.heads, "heads with labels");
-        assert_eq!(channels.per_head(), pages.labels, "channels per label");
+        assert_eq!(
+            channels.n_heads(),
+            pages.heads,
+            "each head of keys must have labels"
+        );
+        assert_eq!(
+            channels.per_head(),
+            pages.labels,
+            "labels must have the layout's number of channels"
+        );
         let len = pages.heads * n_slots * pages.labels;
         Some(Labels {
             layer,
@@ -46,7 +54,7 @@ impl Labels {
 
     pub fn channels(&self) -> &LabelChannels {
         let channels = self.rules.layers[self.layer].as_ref();
-        channels.expect("a layer with labels has channels")
+        channels.expect("a layer with labels must have channels")
     }
 
     pub fn storage(&self) -> &Storage {
@@ -66,7 +74,7 @@ impl Labels {
     /// If keys and labels are of different types, or a slot does not exist.
     pub fn store(&mut self, keys: &Storage, heads: &HeadShape, slots: &[u32]) {
         let channels = self.rules.layers[self.layer].as_ref();
-        let channels = channels.expect("a layer with labels has channels");
+        let channels = channels.expect("a layer with labels must have channels");
         let places = (heads, channels, slots);
         match (keys, &mut self.storage) {
             (Storage::F32(keys), Storage::F32(labels)) => {
@@ -93,7 +101,7 @@ fn copy<E: Copy>(
     assert_eq!(
         labels.len(),
         channels.n_heads() * n_slots * width,
-        "label elements"
+        "labels must have an element for each head, slot and channel"
     );
     for head in 0..channels.n_heads() {
         let of_head = channels.head(head);

@@ -133,10 +133,14 @@ impl Matrix {
     pub fn read_row(&self, output: usize, out: &mut [f32]) {
         assert!(
             output < self.outputs,
-            "row {output} is not below {}",
+            "row {output} must be below {}",
             self.outputs
         );
-        assert_eq!(out.len(), self.inputs, "values of a row");
+        assert_eq!(
+            out.len(),
+            self.inputs,
+            "a row must have a value for each input"
+        );
         let panel_words = self.panel_words;
         let panel = &self.words()[output / PANEL * panel_words..][..panel_words];
         let lane = output % PANEL;

@@ -70,8 +70,7 @@ impl NodeArena {
 /// Maps `bytes`, rounded up to huge pages; returns the chunk and the offset of its first huge page.
 fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
-    let map =
-        MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("the system maps memory for weights");
+    let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("failed to map memory for weights");
     let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
     // A failure (no huge pages) only costs speed.
     #[cfg(target_os = "linux")]

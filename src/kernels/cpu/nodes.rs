@@ -32,7 +32,7 @@ impl Nodes {
                 Some(*end)
             })
             .collect();
-        assert!(!ends.is_empty(), "no node has a thread");
+        assert!(!ends.is_empty(), "at least one node must have a thread");
         Self { ends }
     }
 

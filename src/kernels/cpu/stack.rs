@@ -102,7 +102,10 @@ impl Stack {
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.
     pub fn read_row(&self, mut output: usize, out: &mut [f32]) {
-        let (last, others) = self.sections.split_last().expect("a stack has a matrix");
+        let (last, others) = self
+            .sections
+            .split_last()
+            .expect("a stack must have a matrix");
         for section in others {
             if output < section.outputs {
                 return section.read_row(output, out);

@@ -18,7 +18,7 @@ impl Scratch {
         let mut free = self
             .free
             .lock()
-            .expect("no code panics while it holds the lock");
+            .expect("no thread may panic while it holds the lock");
         let fitting = (0..free.len())
             .filter(|&i| free[i].len() >= len)
             .min_by_key(|&i| free[i].len());

@@ -61,7 +61,7 @@ impl Arena {
     fn lock(&self) -> MutexGuard<'_, FreeList> {
         self.free
             .lock()
-            .expect("no code panics while it holds the lock")
+            .expect("no thread may panic while it holds the lock")
     }
 
     fn give_back(&self, offset: usize, bytes: usize) {

@@ -45,7 +45,7 @@ impl<B: Backend> Rotations<B> {
     /// If the configuration has no such layer.
     pub fn none(&self) -> &B::Tensor {
         let none = self.none.as_ref();
-        none.expect("the model has a layer without RoPE")
+        none.expect("the model must have a layer without RoPE")
     }
 }
 

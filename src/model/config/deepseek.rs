@@ -72,7 +72,7 @@ pub(crate) fn read(
         return Ok(None);
     }
     if let Some(other) = json.value("moe_layer_freq").filter(|freq| **freq != 1) {
-        let wish = "1: all layers after the first have experts";
+        let wish = "1: only models with experts in all layers after the dense ones are supported";
         return Err(json.expected("moe_layer_freq", other, wish));
     }
     let used = match json.size("num_experts_per_tok", EXPERTS)? {

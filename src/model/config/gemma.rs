@@ -141,7 +141,7 @@ fn of_kind(json: &JsonFile, kind: &str) -> Result<Option<JsonFile>, LoadError> {
         .find(|(key, _)| !known.contains(&key.as_str()))
     {
         let reason =
-            "is given, expected full_attention and sliding_attention, each with its own RoPE";
+            "is unknown, expected full_attention and sliding_attention, each with RoPE parameters";
         return Err(kinds.error(key, reason));
     }
     kinds.object(kind)

@@ -66,7 +66,8 @@ pub(crate) fn check_experts(
         Ok(())
     } else {
         Err(format!(
-            "chooses among {experts} experts ({key}) in each of {layers} layers, supported: {MAX_EXPERTS} in all"
+            "is {used} of {experts} experts ({key}) in each of {layers} layers, supported: {MAX_EXPERTS} in all \
+             layers together"
         ))
     }
 }

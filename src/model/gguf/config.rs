@@ -195,14 +195,16 @@ fn family(metadata: Metadata<'_>) -> Result<(Keys<'_>, &'static Family), LoadErr
     let name = metadata.text(KEY)?.ok_or_else(|| {
         metadata.error(
             KEY,
-            "is missing: name a model file, not a vocabulary or an adapter",
+            "is missing: set --model-path to the file of a model, not of a vocabulary or an adapter",
         )
     })?;
     if let Some(kind) = metadata
         .text("general.type")?
         .filter(|kind| *kind != "model")
     {
-        let reason = format!("is {kind:?}, expected \"model\": name the file of the model itself");
+        let reason = format!(
+            "is {kind:?}, expected \"model\": set --model-path to the file of the model itself"
+        );
         return Err(metadata.error("general.type", reason));
     }
     let family = families::of_gguf(name).ok_or_else(|| LoadError::UnknownArchitecture {
@@ -278,8 +280,8 @@ fn head_dims(
 fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     let metadata = gguf.metadata();
     let missing = || {
-        let reason =
-            "is not in the file: name the file of a whole model, not of a vocabulary or an adapter";
+        let reason = "is not in the file: set --model-path to the file of a whole model, not of a vocabulary or an \
+                      adapter";
         metadata.error(EMBEDDING, reason)
     };
     let embedding = gguf.tensor(EMBEDDING).ok_or_else(missing)?;

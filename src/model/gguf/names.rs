@@ -189,11 +189,11 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     }
     let (module, suffix) = ours
         .rsplit_once('.')
-        .expect("names end in .weight or .bias");
+        .expect("names must end in .weight or .bias");
     let find = |table: &[(&str, &'static str)], module: &str| {
         let found = table.iter().find(|(known, _)| *known == module);
         found
-            .expect("every tensor of a configuration has a name here")
+            .expect("every tensor of a configuration must have a name here")
             .1
     };
     let within_layer = module

@@ -461,7 +461,7 @@ fn view_of<'a>(source: &MatrixSource<'a>, converted: Option<&'a Converted<'_>>) 
         (MatrixSource::Plain(view), _) => *view,
         (_, Some(converted)) => converted.view(),
         (MatrixSource::Quantised(_), None) => {
-            unreachable!("quantised matrices are always converted")
+            unreachable!("quantised matrices must be converted")
         }
     }
 }

@@ -40,8 +40,9 @@ pub(super) fn read(file: &Path) -> Result<ChannelFile, LoadError> {
     let mut bounded = opened.take(MAX_FILE_BYTES + 1);
     bounded.read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        let reason =
-            format!("has more than {MAX_FILE_BYTES} bytes, the limit of a file of channels");
+        let reason = format!(
+            "has more than {MAX_FILE_BYTES} bytes, the limit of a channel file: make one with `souffleur calibrate`"
+        );
         return Err(format_error(file, reason));
     }
     let json = JsonFile::parse(file, &bytes)?;

@@ -96,8 +96,8 @@ impl LayersToLabel<'_> {
                 KvDtype::F32 | KvDtype::F16 | KvDtype::BF16 => {}
                 KvDtype::Int8 => {
                     return refuse(
-                        "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, turn off \
-                         one of the two"
+                        "is on, but kv_cache_dtype is int8: double sparsity needs keys that are not quantised, turn \
+                         off one of the two"
                             .to_owned(),
                     );
                 }

@@ -78,15 +78,19 @@ impl fmt::Display for Difference {
             after,
             at,
         } = self;
-        write!(f, "record {record}, {message}")?;
+        write!(
+            f,
+            "the replay differs from the log at record {record} ({message}"
+        )?;
         if let Some(step) = step {
-            write!(f, " of step {step}")?;
+            write!(f, ", step {step}")?;
         }
-        write!(f, ", after {after}: ")?;
+        write!(f, "; the last input was {after}): ")?;
         if !at.field.is_empty() {
-            write!(f, "{} ", at.field)?;
+            write!(f, "{}: ", at.field)?;
         }
-        write!(f, "recorded {}, replayed {}", at.recorded, at.replayed)
+        let (recorded, replayed) = (&at.recorded, &at.replayed);
+        write!(f, "{recorded} in the log, {replayed} in the replay")
     }
 }
 
@@ -98,7 +102,7 @@ pub enum ReplayError {
     #[error("failed to build the scheduler's state from the log's header: {0}")]
     Setup(String),
     /// The states panicked: the recorded run panicked too, or the log is forged.
-    #[error("record {record}, after {after}: the states panicked: {text}")]
+    #[error("the scheduler panicked while replaying record {record}, after {after}: {text}")]
     Panicked {
         /// The number of the record, from 1.
         record: u64,
@@ -225,7 +229,9 @@ impl Replay<'_> {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let is_result = matches!(entry, Entry::Outcome(_) | Entry::CancelsSeen(_));
         if unit.returned.is_some() && !is_result {
-            return Err(format!("{message} precedes the outcome of the last call"));
+            return Err(format!(
+                "expected the outcome of the previous call, found {message}"
+            ));
         }
         unit.raise(seen);
         match entry {
@@ -297,7 +303,7 @@ impl Replay<'_> {
             leg = states.carry(open).on();
         }
         let Some(Leg::StepPlanned(planned)) = leg else {
-            return Err("an answer to a plan that was not requested".to_owned());
+            return Err("found the answer to a plan, but no plan was requested".to_owned());
         };
         self.counts.plans += 1;
         let replayed = PlannedDigest::from(&*planned);
@@ -313,7 +319,7 @@ impl Replay<'_> {
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let states = &mut unit.states;
-        let inconsistent = || "an answer to a probe that was not requested".to_owned();
+        let inconsistent = || "found the answer to a probe, but no probe was requested".to_owned();
         let Some(Leg::ProbePrefixes(probe)) = unit.open.take() else {
             return Err(inconsistent());
         };
@@ -339,7 +345,7 @@ impl Replay<'_> {
     fn compare_outcome(&mut self, recorded: &NextDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no start record precedes it")?;
         let returned = unit.returned.take();
-        let returned = returned.ok_or("an outcome without a preceding call")?;
+        let returned = returned.ok_or("found the outcome of a call, but no call precedes it")?;
         let replayed = NextDigest::from(&returned);
         if *recorded != replayed {
             unit.states.ledger.close();

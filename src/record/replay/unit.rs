@@ -237,7 +237,7 @@ impl Unit {
                 miss,
             } => scheduler.blocks_fetched(ticket, number(blocks), Some(miss)),
             Entry::Written { tickets, kept } => scheduler.blocks_written(&tickets, kept),
-            other => return Err(format!("{} is not a command", other.message())),
+            other => return Err(format!("unexpected record type {}", other.message())),
         }
         Ok(())
     }

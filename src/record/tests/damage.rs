@@ -63,11 +63,11 @@ fn the_error_for_an_inconsistent_log_names_the_record() {
     check(&[Entry::Next], &["record 1", "no start record"]);
     check(
         &[start.clone(), first("StepPlanned")],
-        &["record 2", "not requested"],
+        &["record 2", "no plan was requested"],
     );
     check(
         &[start.clone(), first("PlanStep")],
-        &["record 2", "without a preceding call"],
+        &["record 2", "no call precedes it"],
     );
     check(
         &[start.clone(), Entry::Next, Entry::CancelAll],

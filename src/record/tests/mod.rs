@@ -223,11 +223,11 @@ fn the_inputs_of_a_busy_scheduler_are_replayed_to_the_same_plans() {
         "PinSoftly",
         "UnpinSoftly",
         "expiry of pins",
-        "expire requests",
+        "expiry of requests",
         "SetPolicy",
         "ProbePrefixes",
         "PrefixesProbed",
-        "raised flags",
+        "raised cancel flags",
         "PlanStep",
         "ReservePages",
         "StepPlanned",
@@ -329,7 +329,7 @@ fn a_call_after_which_the_recorded_scheduler_died_is_a_difference() {
     assert!(
         difference
             .to_string()
-            .contains("recorded dead after this call, replayed alive")
+            .contains("dead after this call in the log, alive in the replay")
     );
 }
 

@@ -31,8 +31,8 @@ impl ApiError {
     pub(crate) fn cross_site(site: &[u8]) -> Self {
         let site = excerpt(site);
         let message = format!(
-            "a page of another site may not send requests (sec-fetch-site is {site}): add its origin to --allowed-origins, \
-             or open the address itself"
+            "requests from pages of other sites are refused (sec-fetch-site: {site}): add the site's origin to \
+             --allowed-origins, or open this URL directly in the browser"
         );
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
@@ -91,10 +91,11 @@ impl ApiError {
     }
 
     /// 413: reading the body takes more memory than one body may take of the budget for all bodies.
-    pub(crate) fn body_beyond_budget(limit_bytes: usize) -> Self {
-        let text =
-            format!("the body needs more than its share of the {limit_bytes} bytes for all bodies");
-        let message = format!("{text}: send less at once");
+    pub(crate) fn body_beyond_budget(most_bytes: usize, limit_bytes: usize) -> Self {
+        let message = format!(
+            "the request needs too much memory: one request may use about {most_bytes} of the {limit_bytes} bytes \
+             reserved for request bodies: send less at once"
+        );
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     }
 }

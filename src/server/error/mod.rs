@@ -130,8 +130,10 @@ impl ApiError {
 
     /// 400. OpenAI's clients know the code.
     pub(super) fn too_many_lanes(limit: usize) -> Self {
-        let message =
-            format!("this connection has {limit} lanes, which is the limit: use one of them");
+        let message = format!(
+            "this connection already uses {limit} different stream_ids, which is the limit: reuse one of them, or open \
+             another connection"
+        );
         let code = "websocket_stream_limit_reached";
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
@@ -172,10 +174,10 @@ impl ApiError {
     }
 
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
-        let text = format!(
-            "log probabilities and tokens of other answers use the limit of {limit_bytes} bytes"
+        let message = format!(
+            "the server has no memory left for log probabilities and token ids (limit {limit_bytes} bytes, used by \
+             other answers): try again later, or ask for fewer"
         );
-        let message = format!("{text}: try again later, or ask for fewer");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 
@@ -356,13 +358,13 @@ mod tests {
             ..SamplingParams::default()
         };
         let text =
-            "top_p is 2, limits are [0, 1]: use 1 to keep all tokens, 0 for the most likely one";
+            "top_p is 2, must be in [0, 1]: use 1 to keep all tokens, 0 for the most likely one";
         check(params, "top_p", text);
         let params = SamplingParams {
             stop: ["a".to_owned(), String::new()].into(),
             ..SamplingParams::default()
         };
-        let text = "stop[1] is empty, limit is at least 1 byte: leave it out";
+        let text = "stop[1] is empty, must have at least 1 byte: leave it out";
         check(params, "stop", text);
     }
 

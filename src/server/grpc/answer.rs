@@ -87,7 +87,11 @@ impl Answer {
     /// Returns the output since the last call, or the whole output if the request does not stream, up to the end.
     async fn next(&mut self) -> Result<Transcript, Status> {
         loop {
-            let lost = || Status::unavailable("the engine stopped during the request");
+            let lost = || {
+                Status::unavailable(
+                    "the engine stopped before the request had ended: send the request again",
+                )
+            };
             let event = self.generation.next().await.ok_or_else(lost)?;
             self.prompt_charge = None;
             let news = News::of(event).map_err(|error| status(error.into()))?;

@@ -127,7 +127,7 @@ fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
     let width = loaded.engine.model().hidden_size;
     width.ok_or_else(|| {
         ApiError::invalid(
-            "the engine's executor cannot compute embeddings: use an engine with a model",
+            "the engine's executor cannot compute embeddings: start the engine with a model's executor",
         )
     })
 }

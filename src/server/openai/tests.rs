@@ -117,7 +117,7 @@ fn sampling_fields_are_read_under_openais_names() {
 #[test]
 fn errors_of_lengths_have_openais_names() {
     let mut common = common(json!({"min_tokens": 9})).unwrap_or_else(|error| panic!("{error}"));
-    let text = "min_tokens is 9, limit is max_tokens (5): lower one or raise the other";
+    let text = "min_tokens is 9, must be at most max_tokens (5): lower one or raise the other";
     let expected = ApiError::field("min_tokens", text);
     assert_eq!(common.limit_length(5), Err(expected));
     assert_eq!(common.limit_length(9), Ok(()));

@@ -75,10 +75,11 @@ impl GrammarFailure {
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoToken => {
-                "no token of the vocabulary is allowed next: send a grammar that the vocabulary can express"
+                "the grammar allows no token of the vocabulary here: send a grammar that the vocabulary can express"
             }
             Self::TooComplex => {
-                "the next token takes more time or memory than a request may have: send a simpler grammar"
+                "computing the tokens that the grammar allows next exceeds the time or memory limit: send a simpler \
+                 grammar"
             }
         }
     }

@@ -144,7 +144,9 @@ fn asks(name: &str, value: &Shallow) -> bool {
 
 /// The error for a constraint among a host's sampling parameters.
 fn of_the_request(name: &str) -> FieldError {
-    let text = format!("{name} is not a sampling parameter here: set the request's constraint");
+    let text = format!(
+        "{name} cannot be set among the sampling parameters: set GenerateRequest::constraint instead"
+    );
     FieldError::new(name, text)
 }
 
@@ -205,7 +207,7 @@ fn set(
         name if NOT_YET.contains(&name) => (),
         name => {
             let shown = Cut(name);
-            let text = format!("unknown sampling parameter {shown}, there are {FIELDS}");
+            let text = format!("unknown sampling parameter {shown}, must be one of {FIELDS}");
             return Err(FieldError::new(short_name(name), text));
         }
     }
@@ -254,7 +256,7 @@ fn biases(field: Field<'_>, limit: usize) -> Result<Vec<(u32, f32)>, FieldError>
         let name = format!("{NAME}[{}]", Cut(token));
         let bias = Field::new(&name, value).float()?;
         let Ok(token) = token.parse() else {
-            let text = format!("{name}: the key is not a token id");
+            let text = format!("the key of {name} is not a token id: use integers as keys");
             return Err(FieldError::new(NAME, text));
         };
         let place = *places.entry(token).or_insert(biases.len());

@@ -72,7 +72,7 @@ impl Batch {
             Extent::Chunk => {
                 debug_assert!(
                     self.chunked.is_none_or(|chunked| chunked == seq),
-                    "only one prompt is chunked at a time"
+                    "only one prompt may be chunked at a time"
                 );
                 self.chunked = Some(seq);
             }

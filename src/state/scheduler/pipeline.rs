@@ -172,7 +172,10 @@ impl Pipeline {
     /// Ends planning without a plan.
     #[inline]
     pub(super) fn close(&mut self) {
-        debug_assert!(!self.has_returned(), "a probe's pages go to the pools");
+        debug_assert!(
+            !self.has_returned(),
+            "the memory that a probe released must go to the pools"
+        );
         self.phase = PlanPhase::Closed;
     }
 

@@ -113,8 +113,8 @@ impl Scheduler {
             return;
         };
         if !sequence.has_ended {
-            let error =
-                StepError::Lost("the executor returned no result for the request".to_owned());
+            let reason = "the executor returned no result for this request (a bug)";
+            let error = StepError::Lost(reason.to_owned());
             return self.fail(seq, RequestError::Step(error));
         }
         if let Some(kv) = &mut sequence.kv {

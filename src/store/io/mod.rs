@@ -75,7 +75,7 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
             Ok(Err(reason)) => reason,
             Err(_) => "the KV store thread panicked: please report this bug".to_owned(),
         };
-        tracing::warn!(%reason, "KV store disabled");
+        tracing::warn!(%reason, "KV store thread ended");
         (doors.sink)(Answer::State(TierState::Off { reason, panicked }));
     });
     spawned.map(drop).map_err(StoreError::Thread)

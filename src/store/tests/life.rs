@@ -106,7 +106,7 @@ fn bounds_too_small_for_a_block_are_errors() {
     assert!(few.contains("raise kv_host_bytes to 16384"), "{few}");
     let small = start(1 << 20, 4096);
     assert!(
-        small.contains("4096 bytes of disk hold no kv record of 8192"),
+        small.contains("kv_disk_bytes is 4096, but one kv record takes 8192"),
         "{small}"
     );
 }

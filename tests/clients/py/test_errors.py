@@ -34,7 +34,7 @@ class Errors(World):
         self.refuses("frequency_penalty", "frequency_penalty is -3", "[-2, 2]", frequency_penalty=-3)
         self.refuses("n", "n is 0", "1 to 128", n=0)
         self.refuses("n", "n is 5000", "1 to 128", n=5000)
-        self.refuses("logit_bias", "token 99999", "2048", logit_bias={"99999": 1})
+        self.refuses("logit_bias", "token id 99999", "2048", logit_bias={"99999": 1})
         self.refuses("stop", "stop has 40 strings", "32", stop=["x"] * 40)
 
     def test_negative_lengths_name_the_field(self):

@@ -246,7 +246,7 @@ fn samples_share_the_limit_of_their_call() {
     let mut call = everything(3600, 1);
     call["top_logprobs_num"] = 256.into();
     call["sampling_params"]["n"] = 128.into();
-    let refusal = "limit is 1048576 per call";
+    let refusal = "the limit per call is 1048576";
     let grown = child.growth_bytes(|| {
         let refused = post(child.addr, "/generate", &call);
         assert_eq!(refused.status, 400);

@@ -21,7 +21,10 @@ fn refused_file(file: &File, expected: &str) {
 fn magic_and_version_are_checked() {
     refused(parse(b""), "begins with \"\", expected GGUF");
     refused(parse(b"GGML1234"), "begins with \"GGML\", expected GGUF");
-    refused(parse(b"\x80\x02\x00\x00"), "expected GGUF: name");
+    refused(
+        parse(b"\x80\x02\x00\x00"),
+        "expected GGUF: set --model-path",
+    );
     let version = |version| File {
         version,
         ..File::default()

@@ -31,7 +31,7 @@ fn parts_are_one_model_named_by_its_first_file() {
     );
     refused(
         Gguf::open(&dir.path().join(SECOND)),
-        "is part 2 of 2: specify the first part, a-b-00001-of-00002.gguf",
+        "is part 2 of 2: set --model-path to the first part, a-b-00001-of-00002.gguf",
     );
     assert_eq!(model_name(FIRST), "a-b");
     assert_eq!(model_name("x.y.gguf"), "x.y");

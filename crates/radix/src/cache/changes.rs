@@ -65,7 +65,7 @@ impl NodeTokens {
     /// # Panics
     /// If there are more than `u32::MAX`.
     pub fn new(tokens: &[u32]) -> Self {
-        let end = u32::try_from(tokens.len()).expect("a node has fewer than 2^32 tokens");
+        let end = u32::try_from(tokens.len()).expect("a node must have fewer than 2^32 tokens");
         Self::part_of((EdgeBuffer::Short(Arc::from(tokens)), 0..end))
     }
 

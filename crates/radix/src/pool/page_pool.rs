@@ -29,7 +29,7 @@ impl PagePool {
         assert_eq!(
             ledger.page_size(),
             page_size,
-            "the ledger's page size is the pool's"
+            "the ledger must have the pool's page size"
         );
         Self {
             free: (1..=n_pages).map(PageId::new).collect(),

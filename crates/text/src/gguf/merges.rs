@@ -170,8 +170,8 @@ fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError
     }
     if work > MAX_CUT_BYTES {
         return Err(source.refuse(format!(
-            "tokenizer.ggml.tokens: splitting every token in two would copy {work} bytes, the limit is \
-             {MAX_CUT_BYTES}: convert the model again"
+            "tokenizer.ggml.tokens has too many or too long tokens to derive the merges from them: this would copy \
+             {work} bytes, the limit is {MAX_CUT_BYTES}: convert the model again"
         )));
     }
     Ok(())

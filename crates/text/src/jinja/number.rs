@@ -118,7 +118,7 @@ pub(super) fn arithmetic(operator: Arithmetic, a: &Value, b: &Value) -> Option<R
         },
         (a, b) => match (a.to_big(), b.to_big()) {
             (Some(a), Some(b)) => of_big(operator, &a, &b),
-            _ => Fault::other("not a whole number"),
+            _ => Fault::other("an operand is not a whole number"),
         },
     })
 }

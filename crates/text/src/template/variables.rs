@@ -32,7 +32,8 @@ pub(super) fn of_tools(tools: &RawValue) -> Result<Value, RequestError> {
     match Value::parse_json(tools.get()) {
         Some(tools) => Ok(tools),
         None => {
-            invalid("tools nest too deeply, or hold a number of more than 4300 digits".to_owned())
+            let reason = "tools are nested too deeply, or contain a number of more than 4300 digits: simplify them";
+            invalid(reason.to_owned())
         }
     }
 }

@@ -90,7 +90,7 @@ pub fn run(
 fn measure_starts(args: &OfflineArgs, bar: &ProgressBar) -> Result<Vec<Start>, Failure> {
     let n_starts = if args.skip_starts { 0 } else { args.repeat + 1 };
     let starts = (1..=n_starts).map(|start| {
-        bar.set_message(format!("timing start {start} of {n_starts}"));
+        bar.set_message(format!("timing start-up {start} of {n_starts}"));
         starts::measure()
     });
     starts.collect()

@@ -101,6 +101,6 @@ pub enum Dataset {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate >= LEAST_RATE => Ok(rate),
-        _ => Err(format!("must be a number from {LEAST_RATE}, or inf")),
+        _ => Err(format!("must be a number of at least {LEAST_RATE}, or inf")),
     }
 }

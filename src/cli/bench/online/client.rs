@@ -95,8 +95,10 @@ async fn read<B: AsRef<[u8]>>(
             is_finished = true;
             break;
         }
-        let chunk: Chunk = serde_json::from_str(&event.data)
-            .map_err(|error| format!("{}: {error}", shown(event.data.as_bytes())))?;
+        let chunk: Chunk = serde_json::from_str(&event.data).map_err(|error| {
+            let data = shown(event.data.as_bytes());
+            format!("the server sent an event that cannot be parsed: {error}: {data}")
+        })?;
         if chunk.error.is_some() {
             return Err(shown(event.data.as_bytes()));
         }

@@ -141,7 +141,7 @@ impl OnlineRecord {
         }
         if let Some(more) = failures.len().checked_sub(SHOWN_REASONS + 1) {
             say(format_args!(
-                "\nand for {} more reasons, which --json lists",
+                "\nrequests also failed for {} more reasons: --json lists all",
                 more + 1
             ));
         }

@@ -21,8 +21,9 @@ impl CudaExecutor {
         port: Box<dyn BlockPort>,
     ) -> Result<Self, LoadError> {
         let bytes = self.backend.block_bytes(block_tokens);
-        let bytes =
-            bytes.map_err(|reason| LoadError::Device(format!("no K/V can be stored: {reason}")))?;
+        let bytes = bytes.map_err(|reason| {
+            LoadError::Device(format!("the KV store cannot be used: {reason}"))
+        })?;
         let copier = BlockCopier::new(&self.device, port, (block_tokens, bytes));
         self.blocks = Some(copier.map_err(to_load_error)?);
         self.rows.allow_copies(block_tokens);

@@ -179,7 +179,7 @@ impl RowSamplers {
         let bans = self.keep(&ends, lists, copies)?;
         let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
-            slot.expect("slots were reserved for all rows that start")
+            slot.expect("slots must be reserved for all rows that start")
         });
         let first = |kept: &Option<(Part, usize)>, bytes: usize| {
             kept.as_ref()

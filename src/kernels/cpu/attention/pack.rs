@@ -64,7 +64,7 @@ pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_
     for group in (0..n_keys).step_by(LANES) {
         let sixteen: &[*const F; LANES] = packing.slots[group..group + LANES]
             .try_into()
-            .expect("a group has sixteen slots");
+            .expect("a group must have sixteen slots");
         let keys = packing.keys.wrapping_add(group);
         let row = group / F::PER_WORD;
         let values = packing.values.wrapping_add(row * width);

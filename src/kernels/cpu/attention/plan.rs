@@ -149,7 +149,7 @@ impl AttentionPlan {
                 let tokens = prefixes
                     .rows(node)
                     .flat_map(|row| tokens_of(&segments[row]));
-                let row = segments[prefixes.rows(node).next().expect("two rows or more")].row;
+                let row = segments[prefixes.rows(node).next().expect("a node must have rows")].row;
                 self.push_tiles(tokens, tile_tokens, row, node.spans.clone(), node.round);
                 last_round = last_round.max(node.round + 1);
             }
@@ -221,7 +221,7 @@ impl AttentionPlan {
                 .map(|token| token.sees(self.window));
             let keys = seen
                 .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
-                .expect("a tile has tokens");
+                .expect("a tile must have tokens");
             self.tiles.push(Tile {
                 first_token,
                 n_tokens,

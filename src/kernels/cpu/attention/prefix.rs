@@ -78,7 +78,11 @@ impl Prefixes {
             return;
         }
         let common = &self.common[rows.start..rows.end - 1];
-        let depth = common.iter().copied().min().expect("two rows or more");
+        let depth = common
+            .iter()
+            .copied()
+            .min()
+            .expect("there must be two rows or more");
         if depth as usize > from {
             for row in rows.clone() {
                 self.done[self.order[row] as usize] = depth;

@@ -199,9 +199,16 @@ impl<'a> ExpertSections<'a> {
         let columns = write.columns(experts[0].weight.outputs);
         let rows = active.last().map_or(0, |last| last.first + last.rows);
         match weighted {
-            None => assert_eq!(out.len(), rows * columns, "output of {rows} rows"),
+            None => assert_eq!(
+                out.len(),
+                rows * columns,
+                "the output must have {rows} rows"
+            ),
             Some(to) => {
-                assert!(out.len().is_multiple_of(columns), "output of whole rows");
+                assert!(
+                    out.len().is_multiple_of(columns),
+                    "the output must have whole rows"
+                );
                 assert_eq!([to.rows.len(), to.weights.len()], [rows; 2]);
             }
         }
@@ -270,7 +277,7 @@ impl<'a> ExpertSections<'a> {
         let wanted = (weight.inputs, weight.format.encoding(self.isa));
         let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
         found
-            .expect("activations are encoded for the weights")
+            .expect("activations must be encoded for the weights")
             .of(active)
     }
 }

@@ -32,7 +32,7 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
     let width = columns / heads.len();
     let [outputs, inputs] = [heads[0].outputs, heads[0].inputs];
     assert!(outputs <= width, "{outputs} outputs exceed {width} values");
-    assert_eq!(columns, width * heads.len(), "heads of equal width");
+    assert_eq!(columns, width * heads.len(), "heads must have equal widths");
     if rows == 0 {
         return;
     }
@@ -41,7 +41,7 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         let weight = &heads[head].sections()[node];
         let wanted = (weight.inputs, weight.format.encoding(isa));
         let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-        let found = found.expect("activations are encoded for the weights");
+        let found = found.expect("activations must be encoded for the weights");
         let rows: RowGroups<'_> = found.of(head);
         let output = Output {
             panels: weight.panels(),

@@ -64,12 +64,16 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let columns = write.columns(weight.outputs);
     assert!(
         !write.is_gated() || weight.alternates(),
-        "gated product needs alternating gate and up panels"
+        "a gated product needs alternating gate and up panels"
     );
-    assert_eq!(out.len(), rows * columns, "output of {rows} rows");
+    assert_eq!(
+        out.len(),
+        rows * columns,
+        "the output must have {rows} rows"
+    );
     assert!(
         bias.is_none_or(|b| b.len() == weight.outputs),
-        "bias must have {} values",
+        "the bias must have {} values",
         weight.outputs
     );
     let out = Shared::new(out);
@@ -120,5 +124,5 @@ fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
 fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRows {
     let wanted = (weight.inputs, weight.format.encoding(isa));
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-    found.expect("activations are encoded for the weights")
+    found.expect("activations must be encoded for the weights")
 }

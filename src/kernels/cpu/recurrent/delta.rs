@@ -153,7 +153,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
         } = self.0;
         let shape = rule.shape;
         let (dim, block) = (shape.key_dim, shape.block_elements());
-        assert_eq!(state.len(), N * block, "{N} blocks");
+        assert_eq!(state.len(), N * block, "the state must have {N} blocks");
         let key = shape.keys() + shape.key_head(head) * dim;
         let query = shape.key_head(head) * dim;
         let value = 2 * shape.keys() + head * shape.value_dim;

@@ -113,7 +113,7 @@ impl StatePool {
             part.copy_from_slice(bytemuck::cast_slice(state));
             rest = others;
         }
-        assert!(rest.is_empty(), "longer than a state");
+        assert!(rest.is_empty(), "the buffer is longer than a state");
     }
 
     /// Copies bytes from [`Self::gather`] into a slot.
@@ -129,7 +129,7 @@ impl StatePool {
             bytemuck::cast_slice_mut(&mut elements[first..first + len]).copy_from_slice(part);
             rest = others;
         }
-        assert!(rest.is_empty(), "longer than a state");
+        assert!(rest.is_empty(), "the data is longer than a state");
     }
 
     /// Initialises states to zero or copies of other states. No slot may be both read and written, or written twice.
@@ -148,7 +148,7 @@ impl StatePool {
             starts
                 .iter()
                 .all(|start| exists(start.live) && start.from.is_none_or(exists)),
-            "a state slot is above {}",
+            "state slots must be at most {}",
             self.n_slots
         );
         for layer in &mut self.layers {

@@ -71,13 +71,13 @@ pub fn rotate_and_store(
     let heads = rotation.heads;
     let (rows, width, q_width) = (qkv.rows(), qkv.width(), q.width());
     let Values::Own { dim } = heads.values else {
-        panic!("values that are parts of keys have no projection");
+        panic!("values that are parts of keys must have no projection");
     };
     let kv_width = heads.n_kv_heads * (heads.key_dim + dim);
     assert_eq!(
         width,
         q_width + kv_width,
-        "width of queries, keys and values"
+        "rows must be as wide as queries, keys and values"
     );
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
@@ -175,7 +175,11 @@ pub fn rotate_queries(
     rotations: &Tensor,
 ) {
     let (rows, width) = (q.rows(), q.width());
-    assert_eq!(width, heads.q_width(), "width of all query heads");
+    assert_eq!(
+        width,
+        heads.q_width(),
+        "rows must be as wide as all query heads"
+    );
     let shared = Shared::new(q.values_mut());
     for_rows(pool, rows, width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
@@ -223,7 +227,7 @@ fn norm_together<'a, S: Lanes>(
     if weight.len() == dim {
         return norm;
     }
-    assert_eq!(weight.len(), heads.len(), "a weight for each element");
+    assert_eq!(weight.len(), heads.len(), "each element must have a weight");
     norm_in_place::<S>(heads, weight, eps);
     None
 }

@@ -39,7 +39,7 @@ impl Isa {
     pub fn detect() -> Self {
         *Self::available()
             .last()
-            .expect("the portable path is always there")
+            .expect("the portable path must be available")
     }
 
     /// # Errors

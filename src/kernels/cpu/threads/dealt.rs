@@ -127,7 +127,11 @@ impl ThreadPool {
 
     /// Sets each thread's items; with `Taking::First`, the first thread of a node has all of the node's items.
     fn set_runs(&mut self, dealt: &[usize], taking: Taking) {
-        assert_eq!(dealt.len(), self.nodes.count(), "item counts of nodes");
+        assert_eq!(
+            dealt.len(),
+            self.nodes.count(),
+            "each node must have a number of items"
+        );
         let mut first = 0;
         for (node, count) in dealt.iter().enumerate() {
             let threads = self.nodes.threads(node);
@@ -138,7 +142,7 @@ impl ThreadPool {
                     Taking::First => 0..0,
                 };
                 let number = |item: usize| {
-                    u32::try_from(first + item).expect("a kernel has fewer than 2^32 items")
+                    u32::try_from(first + item).expect("a kernel must have fewer than 2^32 items")
                 };
                 self.runs[thread].set(number(items.start)..number(items.end));
             }

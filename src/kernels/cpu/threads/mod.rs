@@ -227,7 +227,10 @@ impl ThreadPool {
         item: &(dyn Fn(&mut L, usize) + Sync),
     ) {
         let n_lanes = lanes.len().min(self.n_threads()).min(n_items);
-        assert!(n_lanes > 0 || n_items == 0, "no lanes for {n_items} items");
+        assert!(
+            n_lanes > 0 || n_items == 0,
+            "there must be a lane for {n_items} items"
+        );
         let lanes = Parts::new(lanes);
         let next = AtomicUsize::new(0);
         self.for_each(n_lanes, cost, &|lane| {
@@ -280,7 +283,7 @@ impl ThreadPool {
             return self.share_out(&dealt, Taking::Runs, cost, item);
         }
         let runs = self.runs.clone();
-        let items = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
+        let items = u32::try_from(n_items).expect("a kernel must have fewer than 2^32 items");
         let first = |run: usize| (run as u64 * u64::from(items) / runs.len() as u64) as u32;
         for (i, run) in runs.iter().enumerate() {
             run.set(first(i)..first(i + 1));
@@ -309,7 +312,7 @@ impl ThreadPool {
             return;
         }
         self.has_shared = true;
-        let claims = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
+        let claims = u32::try_from(n_items).expect("a kernel must have fewer than 2^32 items");
         // SAFETY: the borrow outlives every use, since this function returns only when no claimed item is left, and
         // only the holder of a claim calls it.
         let item = unsafe { std::mem::transmute::<Item<'_>, Item<'static>>(item) };
@@ -420,7 +423,7 @@ fn run_items(shared: &Shared) -> u32 {
 /// Runs a claimed item, after which `rest` items are unclaimed.
 fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
-    let job = unsafe { *shared.job.get() }.expect("the job is published before its claims");
+    let job = unsafe { *shared.job.get() }.expect("the job must be published before its claims");
     // The caller must reach the barrier even if an item panics: the borrow in `job` ends there.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
         // Dropping the payload could panic before the barrier.

@@ -18,12 +18,13 @@ impl CudaBackend {
         let (planes, page) = (self.kv.planes(), self.page_size);
         if block_tokens == 0 || !block_tokens.is_multiple_of(page) {
             return Err(format!(
-                "blocks of {block_tokens} tokens are not whole pages of {page}"
+                "the KV store's blocks have {block_tokens} tokens, expected a positive multiple of page_size, {page}"
             ));
         }
         if block_tokens / page > MOST_BLOCK_PAGES {
             return Err(format!(
-                "blocks of {block_tokens} tokens are more than {MOST_BLOCK_PAGES} pages of {page}"
+                "the KV store's blocks of {block_tokens} tokens have more than {MOST_BLOCK_PAGES} pages of {page} \
+                 tokens: raise page_size"
             ));
         }
         if !planes.token_bytes.is_multiple_of(WORD_BYTES) {

@@ -331,7 +331,7 @@ impl CudaBackend {
             return None;
         }
         let loader = self.loader.as_mut();
-        let uploaded = upload(loader.expect("weights are uploaded before end_loading"));
+        let uploaded = upload(loader.expect("weights must be uploaded before end_loading"));
         uploaded
             .map_err(|error| self.failure = Some(error.into()))
             .ok()

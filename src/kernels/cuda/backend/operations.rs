@@ -148,11 +148,11 @@ impl Backend for CudaBackend {
     }
 
     fn head_matrices(&mut self, _: Vec<Matrix>) -> NoHeadMatrices {
-        unreachable!("models with latent attention are refused")
+        unreachable!("models with latent attention must be refused")
     }
 
     fn experts(&mut self, _: Vec<Expert<Self>>, _: Gate) -> NoExperts {
-        unreachable!("models with experts are refused")
+        unreachable!("models with experts must be refused")
     }
 
     fn norm_rows(&mut self, x: &Tensor, weight: &Vector, eps: f32) -> Tensor {
@@ -164,7 +164,7 @@ impl Backend for CudaBackend {
     }
 
     fn operand(&mut self, _: &Tensor, _: &Matrix) -> Tensor {
-        unreachable!("models with recurrent states are refused")
+        unreachable!("models with recurrent states must be refused")
     }
 
     fn attend_gated(
@@ -175,35 +175,37 @@ impl Backend for CudaBackend {
         _: &CudaBatch,
         _: &Matrix,
     ) -> Tensor {
-        unreachable!("models with recurrent states are refused")
+        unreachable!("models with recurrent states must be refused")
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
-        unreachable!("models with recurrent states, scaled activations or post-norms are refused")
+        unreachable!(
+            "models with recurrent states, scaled activations or post-norms must be refused"
+        )
     }
 
     fn add_normed(&mut self, _: &mut Tensor, _: &Tensor, _: &Vector, _: f32) {
-        unreachable!("models with post-norms are refused")
+        unreachable!("models with post-norms must be refused")
     }
 
     fn soft_cap(&mut self, _: &mut Tensor, _: f32) {
-        unreachable!("models with softcaps are refused")
+        unreachable!("models with softcaps must be refused")
     }
 
     fn scale(&mut self, _: &mut Tensor, _: f32) {
-        unreachable!("models with scaled activations are refused")
+        unreachable!("models with scaled activations must be refused")
     }
 
     fn scale_by_position(&mut self, _: &mut Tensor, _: PositionScale, _: &CudaBatch) {
-        unreachable!("models with scaled queries are refused")
+        unreachable!("models with scaled queries must be refused")
     }
 
     fn add_scaled(&mut self, _: &mut Tensor, _: &Tensor, _: f32) {
-        unreachable!("models with scaled activations are refused")
+        unreachable!("models with scaled activations must be refused")
     }
 
     fn add_gated_expert(&mut self, _: &mut Tensor, _: &Tensor, _: &Linear<Self>, _: &Expert<Self>) {
-        unreachable!("models with experts are refused")
+        unreachable!("models with experts must be refused")
     }
 
     fn gated_conv(
@@ -213,7 +215,7 @@ impl Backend for CudaBackend {
         _: usize,
         _: &CudaBatch,
     ) -> Tensor {
-        unreachable!("models with recurrent states are refused")
+        unreachable!("models with recurrent states must be refused")
     }
 
     fn delta_net(
@@ -223,7 +225,7 @@ impl Backend for CudaBackend {
         _: usize,
         _: &CudaBatch,
     ) -> Tensor {
-        unreachable!("models with recurrent states are refused")
+        unreachable!("models with recurrent states must be refused")
     }
 
     fn project_latent(
@@ -251,7 +253,7 @@ impl Backend for CudaBackend {
     }
 
     fn route(&mut self, _: &Tensor, _: &Router<Self>) -> NoExperts {
-        unreachable!("models with experts are refused")
+        unreachable!("models with experts must be refused")
     }
 
     fn add_experts(&mut self, _: &mut Tensor, _: &Tensor, routes: NoExperts, _: &NoExperts) {
@@ -271,11 +273,11 @@ impl Backend for CudaBackend {
     }
 
     fn look_up(&mut self, _: &Matrix, _: Option<f32>, _: &CudaBatch) -> Tensor {
-        unreachable!("models with per-layer inputs are refused")
+        unreachable!("models with per-layer inputs must be refused")
     }
 
     fn zeros_like(&mut self, _: &Tensor) -> Tensor {
-        unreachable!("models with experts are refused")
+        unreachable!("models with experts must be refused")
     }
 
     fn project_queries(
@@ -285,15 +287,18 @@ impl Backend for CudaBackend {
         _: &HeadShape,
         _: &Tensor,
     ) -> Tensor {
-        unreachable!("models whose layers share keys and values are refused")
+        unreachable!("models whose layers share keys and values must be refused")
     }
 
     fn gated_part(&mut self, _: (&Tensor, Gate), _: (&Tensor, usize), _: &Matrix) -> Tensor {
-        unreachable!("models with per-layer inputs are refused")
+        unreachable!("models with per-layer inputs must be refused")
     }
 
     fn embed(&mut self, table: &Matrix, factor: Option<f32>, batch: &CudaBatch) -> Tensor {
-        assert!(factor.is_none(), "models that scale embeddings are refused");
+        assert!(
+            factor.is_none(),
+            "models that scale embeddings must be refused"
+        );
         let out = self.f32(batch.n_tokens, table.inputs);
         let shape = [batch.n_tokens as u32, table.inputs as u32];
         // SAFETY: as in `multiply`; tokens are below the vocabulary's size.
@@ -333,7 +338,10 @@ impl Backend for CudaBackend {
         layer: usize,
         batch: &CudaBatch,
     ) -> Tensor {
-        assert!(!weights.norms_values, "models with value norms are refused");
+        assert!(
+            !weights.norms_values,
+            "models with value norms must be refused"
+        );
         let linear = &weights.projection;
         let qkv = self.elements(x.rows, linear.weight.outputs);
         self.multiply(
@@ -377,7 +385,7 @@ impl Backend for CudaBackend {
     ) -> Tensor {
         assert!(
             sinks.is_none() && heads.score_cap.is_none(),
-            "models with attention sinks or softcapped scores are refused"
+            "models with attention sinks or softcapped scores must be refused"
         );
         let out = self.elements(q.rows, q.width);
         let params = AttendParams {
@@ -418,7 +426,7 @@ impl Backend for CudaBackend {
     }
 
     fn gated(&mut self, x: &Tensor, gate_up: &Linear<Self>, gate: Gate, _: &Matrix) -> Tensor {
-        assert_eq!(gate, Gate::Silu, "models with other gates are refused");
+        assert_eq!(gate, Gate::Silu, "models with other gates must be refused");
         let both = self.elements(x.rows, gate_up.weight.outputs);
         let bias = gate_up.bias.as_ref();
         self.multiply(x, &gate_up.weight, bias, &both, GemmWrite::Store);

@@ -261,7 +261,11 @@ impl Kernel {
         grid: Grid,
         arguments: &A,
     ) -> Result<(), DriverError> {
-        debug_assert!(grid.is_legal(), "{}: {grid:?}", self.name);
+        debug_assert!(
+            grid.is_legal(),
+            "the grid of {} is not valid: {grid:?}",
+            self.name
+        );
         let device = &self.module.device;
         device.bind()?;
         let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);

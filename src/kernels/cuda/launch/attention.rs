@@ -162,7 +162,10 @@ impl Attention {
         n_segments: u32,
     ) -> Result<(), DriverError> {
         self.check(params);
-        debug_assert!(params.n_splits >= 1, "{params:?}");
+        debug_assert!(
+            params.n_splits >= 1,
+            "n_splits must be at least 1: {params:?}"
+        );
         debug_assert!(params.n_splits == 1 || !params.partials.is_null());
         let blocks = [self.decode_blocks, n_segments, params.n_splits];
         let grid = Grid::new(blocks, self.decode_threads).shared(self.decode_shared_bytes);
@@ -206,7 +209,7 @@ impl Attention {
         let aligned = [params.out, params.q, params.k_pool, params.v_pool];
         debug_assert!(
             aligned.iter().all(|ptr| ptr.address().is_multiple_of(16)),
-            "{params:?}"
+            "q, out and pools must be aligned to 16 bytes: {params:?}"
         );
     }
 }

@@ -108,11 +108,11 @@ impl Modules {
         }
         let modules = Self(modules);
         tracing::info!(
-            target = finder.target,
-            units = ALL_UNITS.len(),
+            arch = finder.target,
+            files = ALL_UNITS.len(),
             from = modules.origins(),
             ms = began.elapsed().as_millis() as u64,
-            "kernels loaded"
+            "CUDA kernels loaded"
         );
         Ok(modules)
     }

@@ -122,7 +122,7 @@ fn unsupported_gemma_keys_are_rejected() {
         ),
         (
             json!({"rope_parameters": {"rope_theta": 1e4}}),
-            "rope_parameters.rope_theta is given, expected full_attention and sliding_attention",
+            "rope_parameters.rope_theta is unknown, expected full_attention and sliding_attention",
         ),
     ];
     for (edits, complaint) in table {

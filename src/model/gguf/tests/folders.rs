@@ -24,7 +24,7 @@ fn a_folder_with_one_model_resolves_to_it() {
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
     refused(
         of(&two),
-        "holds 2 GGUF models, including m.gguf, n.gguf: name the file of one of them",
+        "holds 2 GGUF models, including m.gguf, n.gguf: set --model-path to the file of one of them",
     );
     let found = ModelLocation::find(&two.path().join("n.gguf")).expect("a file");
     assert_eq!(found, ModelLocation::Gguf(two.path().join("n.gguf")));

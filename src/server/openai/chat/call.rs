@@ -15,7 +15,6 @@ use crate::fields::Fields;
 use crate::foreign;
 use crate::openai::places::must_be;
 use crate::openai::{Common, alternatives, refusals};
-use souffleur_base::field::{Field, Shallow};
 use souffleur_request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 
 /// No limit of output tokens: the engine clips it to the context.
@@ -163,8 +162,9 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     match (wanted, top) {
         (false, None | Some(0)) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, Some(top)) => Err(Field::new("top_logprobs", &Shallow::Number(top.into()))
-            .must_be("used with logprobs: true")
-            .into()),
+        (false, Some(top)) => {
+            let text = format!("top_logprobs is {top}, which needs logprobs: true");
+            Err(ApiError::field("top_logprobs", text))
+        }
     }
 }

@@ -85,7 +85,7 @@ impl Steer {
             sequence_number: 0,
             error: SteerError {
                 code: "steering_not_supported",
-                message: "responses cannot be steered: send the input with the next response.create",
+                message: "input cannot be added to a running response: send it with the next response.create",
                 kind: "invalid_request_error",
             },
             steer: SteerBack {

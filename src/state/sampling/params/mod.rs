@@ -130,7 +130,7 @@ impl SamplingParams {
                 return refuse(
                     "logit_bias",
                     format!(
-                        "logit_bias of token {token} is {bias}, limit is a finite number: use -100 to rule a token out"
+                        "logit_bias of token {token} is {bias}, must be a finite number: use -100 to rule a token out"
                     ),
                 );
             }
@@ -143,7 +143,7 @@ impl SamplingParams {
             return refuse(
                 "temperature",
                 format!(
-                    "temperature is {}, limit is a finite number of at least 0: use 0 for the most likely token",
+                    "temperature is {}, must be a finite number of at least 0: use 0 for the most likely token",
                     Plain(self.temperature)
                 ),
             );
@@ -152,7 +152,7 @@ impl SamplingParams {
             return refuse(
                 "top_p",
                 format!(
-                    "top_p is {}, limits are [0, 1]: use 1 to keep all tokens, 0 for the most likely one",
+                    "top_p is {}, must be in [0, 1]: use 1 to keep all tokens, 0 for the most likely one",
                     Plain(self.top_p)
                 ),
             );
@@ -161,7 +161,7 @@ impl SamplingParams {
             return refuse(
                 "top_k",
                 format!(
-                    "top_k is {}, limit is at least -1: use 0 or -1 to keep all tokens",
+                    "top_k is {}, must be at least -1: use 0 or -1 to keep all tokens",
                     self.top_k
                 ),
             );
@@ -170,7 +170,7 @@ impl SamplingParams {
             return refuse(
                 "min_p",
                 format!(
-                    "min_p is {}, limits are [0, 1]: use 0 to keep all tokens",
+                    "min_p is {}, must be in [0, 1]: use 0 to keep all tokens",
                     Plain(self.min_p)
                 ),
             );
@@ -198,7 +198,7 @@ impl SamplingParams {
                 return refuse(
                     name,
                     format!(
-                        "{name} is {}, limits are [-2, 2]: use 0 for none",
+                        "{name} is {}, must be in [-2, 2]: use 0 for none",
                         Plain(value)
                     ),
                 );
@@ -208,7 +208,7 @@ impl SamplingParams {
             return refuse(
                 "repetition_penalty",
                 format!(
-                    "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
+                    "repetition_penalty is {}, must be in (0, 2]: use 1 for none",
                     Plain(self.repetition_penalty)
                 ),
             );
@@ -225,7 +225,7 @@ impl SamplingParams {
             refuse(
                 min_name,
                 format!(
-                    "{min_name} is {min}, limit is {max_name} ({max}): lower one or raise the other"
+                    "{min_name} is {min}, must be at most {max_name} ({max}): lower one or raise the other"
                 ),
             )
         }
@@ -236,7 +236,7 @@ impl SamplingParams {
         for (index, stop) in self.stop.iter().enumerate() {
             let name = format!("stop[{index}]");
             if stop.is_empty() {
-                let text = format!("{name} is empty, limit is at least 1 byte: leave it out");
+                let text = format!("{name} is empty, must have at least 1 byte: leave it out");
                 return refuse("stop", text);
             }
             check_bytes(&name, stop, limits.max_stop_bytes)
@@ -256,7 +256,7 @@ fn check_ids(
         Some(id) => refuse(
             name,
             format!(
-                "{name} holds token {id}, limit is the vocabulary of {vocab_size} tokens: use ids below it"
+                "{name} contains token id {id}, but the vocabulary has {vocab_size} tokens: use ids below {vocab_size}"
             ),
         ),
         None => Ok(()),

@@ -174,7 +174,7 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
         (json!({"stop": vec!["x"; 33]}), ["stop has 33", "32"]),
         (
             json!({"stop_token_ids": [100]}),
-            ["stop_token_ids holds token 100", "100 tokens"],
+            ["stop_token_ids contains token id 100", "100 tokens"],
         ),
         (
             json!({"stop_token_ids": vec![1; 1025]}),
@@ -186,7 +186,7 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
         ),
         (
             json!({"logit_bias": {"100": 1}}),
-            ["logit_bias holds token 100", "100 tokens"],
+            ["logit_bias contains token id 100", "100 tokens"],
         ),
         (
             json!({"logit_bias": {"1": 1e300}}),
@@ -268,7 +268,7 @@ fn unsupported_parameters_are_refused_unless_null() {
 fn constraints_are_refused_among_sampling_parameters() {
     for name in wire::CONSTRAINTS {
         let error = refused(json!({ name: "x" }));
-        assert!(error.contains("set the request's constraint"), "{error}");
+        assert!(error.contains("set GenerateRequest::constraint"), "{error}");
         assert!(read(json!({ name: null })).is_ok());
     }
 }

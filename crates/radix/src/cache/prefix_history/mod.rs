@@ -107,7 +107,7 @@ impl EvictedEdge {
     /// # Panics
     /// If there are more than `u32::MAX` tokens.
     pub fn new(above: PrefixHash, tokens: Arc<[u32]>) -> Self {
-        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        let end = u32::try_from(tokens.len()).expect("an edge must have fewer than 2^32 tokens");
         Self::part_of(above, EdgeBuffer::Short(tokens), 0..end)
     }
 

@@ -282,7 +282,7 @@ impl Arena {
                 let before = std::mem::replace(&mut self[index], node);
                 debug_assert!(
                     before.edge.is_empty(),
-                    "the edge of a removed node is empty"
+                    "the edge of a removed node must be empty"
                 );
                 // Skips the drop of an empty edge, which would read memory that is in no CPU cache.
                 std::mem::forget(before);

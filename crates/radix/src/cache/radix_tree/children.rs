@@ -233,7 +233,7 @@ impl Children {
             outline.pass();
             at = self.next(at);
         }
-        unreachable!("a quarter of the places is free")
+        unreachable!("a quarter of the places must be free")
     }
 
     #[inline(never)]

@@ -167,7 +167,7 @@ impl RadixTree {
         assert_eq!(
             ledger.page_size(),
             page_size,
-            "the ledger's page size is the pool's"
+            "the ledger must have the pool's page size"
         );
         Self {
             page_size,

@@ -181,7 +181,7 @@ impl RadixTree {
     fn keep_state(&mut self, node: Option<u32>, reason: SaveReason, state: OwnedState) {
         let now = self.clock;
         let Some(states) = &mut self.states else {
-            debug_assert!(false, "only a tree with states is given any");
+            debug_assert!(false, "only a tree with states may be given states");
             return drop(state);
         };
         let Some(node) = node else {

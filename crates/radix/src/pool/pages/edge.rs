@@ -196,7 +196,7 @@ impl Edge {
             n_given == n_pages,
             "the key needs {n_pages} pages, but {n_given} were given"
         );
-        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        let end = u32::try_from(tokens.len()).expect("an edge must have fewer than 2^32 tokens");
         let buffer = if tokens.len() > LONG_TOKENS {
             EdgeBuffer::long(edge, pages.ids_from(at))
         } else {

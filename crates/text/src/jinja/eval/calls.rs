@@ -41,7 +41,7 @@ impl<'t> Interpreter<'t> {
         scope: &Rc<Scope<'t>>,
     ) -> Result<Value> {
         let Kind::Call(function, arguments) = &call.kind else {
-            return Fault::other("expected call");
+            return Fault::other("a call block must contain a call");
         };
         let function = self.eval(function, scope)?;
         let mut args = self.eval_arguments(arguments, scope)?;

@@ -37,7 +37,7 @@ impl<'t> Interpreter<'t> {
         match &expr.kind {
             Kind::Big(digits) => match BigInt::parse_bytes(digits.as_bytes(), 10) {
                 Some(number) => Ok(Value::big(number)),
-                None => Fault::other("not an integer"),
+                None => Fault::other(format!("{digits} is not an integer")),
             },
             Kind::List(items) => Value::list(self.eval_all(items, scope)?),
             Kind::Tuple(items) => Value::tuple(self.eval_all(items, scope)?),

@@ -118,7 +118,7 @@ impl Interpreter<'_> {
             }
             Value::List(items) => Value::list(copies(items)?),
             Value::Tuple(items) => Value::tuple(copies(items)?),
-            _ => Fault::other("can't multiply sequence"),
+            _ => Fault::other(format!("can't repeat '{}' object", value.type_name())),
         }
     }
 

@@ -172,7 +172,7 @@ impl<'t> Interpreter<'t> {
             last: None,
         }))?;
         let Value::Object(id) = state else {
-            return Fault::other("not a loop");
+            return Fault::other("the state of the loop is missing");
         };
         let result = self.iterate(node, id, len, scope, out);
         // Only a namespace may still refer to a loop that has ended: free its items.
@@ -198,7 +198,7 @@ impl<'t> Interpreter<'t> {
                     state.index = index;
                     state.items[index].clone()
                 }
-                _ => return Fault::other("not a loop"),
+                _ => return Fault::other("the state of the loop is missing"),
             };
             let inner = Scope::inside(scope);
             inner.set("loop", Value::Object(id));

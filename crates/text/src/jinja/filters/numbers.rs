@@ -111,7 +111,7 @@ impl Interpreter<'_> {
                     self.arithmetic(Arithmetic::Pow, &Value::Int(10), &Value::Int(precision))?;
                 let scaled = self.arithmetic(Arithmetic::Mul, value, &scale)?;
                 let Some(scaled) = Number::of(&scaled) else {
-                    return Fault::other("not a number");
+                    return Fault::other("round needs a number");
                 };
                 let whole = match scaled {
                     Number::Float(number) => {

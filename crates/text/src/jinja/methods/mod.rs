@@ -110,7 +110,7 @@ impl Interpreter<'_> {
                 Ok(text.as_str())
             }
             Value::Undefined(message) => Fault::other(message.to_string()),
-            other => Fault::other(format!("must be str, not {}", other.type_name())),
+            other => Fault::other(format!("the value must be str, not {}", other.type_name())),
         }
     }
 }

@@ -22,7 +22,7 @@ impl Parser {
                 }
                 token::Kind::Data(_) => match self.next() {
                     token::Kind::Data(text) => Action::Data(text),
-                    _ => return Err("expected text".to_owned()),
+                    _ => return Err("expected literal text".to_owned()),
                 },
                 token::Kind::VariableBegin => {
                     self.next();
@@ -221,7 +221,7 @@ impl Parser {
         };
         let call = self.expression()?;
         if !matches!(call.kind, Kind::Call(..)) {
-            return Err("expected call".to_owned());
+            return Err("a call block must contain a call".to_owned());
         }
         let index = self.macro_body("caller".to_owned(), parameters, defaults, "endcall")?;
         Ok(Action::CallBlock(call, index))

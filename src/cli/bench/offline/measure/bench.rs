@@ -54,12 +54,18 @@ impl<'a> Bench<'a> {
             let tokens = load.prompt_tokens as usize + load.output_tokens as usize + KEPT_TOKENS;
             let needed = load.streams as usize * tokens.next_multiple_of(model.page_size);
             if load.streams as usize > running {
-                Some(format!("--max-running-requests is {running}"))
+                Some(format!(
+                    "needs {} running requests, but --max-running-requests is {running}",
+                    load.streams
+                ))
             } else if tokens > model.context_length {
-                Some(format!("--context-length is {}", model.context_length))
+                Some(format!(
+                    "needs {tokens} tokens per stream, but --context-length is {}",
+                    model.context_length
+                ))
             } else if needed > pool {
                 Some(format!(
-                    "needs {needed} tokens, --max-total-tokens is {pool}"
+                    "needs {needed} tokens in all, but --max-total-tokens is {pool}"
                 ))
             } else {
                 None

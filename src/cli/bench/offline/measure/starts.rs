@@ -60,7 +60,11 @@ pub fn measure() -> Result<Start, Failure> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| Failure::failed(format_args!("failed to start this program: {error}")))?;
+        .map_err(|error| {
+            Failure::failed(format_args!(
+                "failed to start this program again to time its start: {error}"
+            ))
+        })?;
     let watched = watch(&mut child, began);
     let output = child.wait_with_output().map_err(Failure::failed)?;
     match (watched, output.status.success()) {
@@ -70,7 +74,7 @@ pub fn measure() -> Result<Start, Failure> {
             let last = log.lines().last().unwrap_or("its stderr is empty");
             let reason = last.trim_start_matches("souffleur: ");
             Err(Failure::failed(format_args!(
-                "failed to start this program again: {reason}"
+                "this program, started again to time its start, failed: {reason}"
             )))
         }
     }

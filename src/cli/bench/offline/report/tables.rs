@@ -108,7 +108,8 @@ fn print_scaling(scaling: &Scaling, header: &[&str]) {
         (scaling.line, scaling.floor_line, scaling.slope_fraction)
     {
         say(format_args!(
-            "\neach 1000 tokens of context add {:.3} ms per token; K/V bytes by read bandwidth are {:.3} ms: {:.1} %",
+            "\neach 1000 tokens of context add {:.3} ms to a decoded token; reading their K/V at full memory bandwidth \
+             would take {:.3} ms ({:.1} % of that)",
             line.slope * 1e6,
             floor.slope * 1e6,
             100.0 * fraction,

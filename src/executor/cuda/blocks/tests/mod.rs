@@ -100,7 +100,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         let reason = if is_fetched {
             "cuMemcpyHtoDAsync"
         } else {
-            "are missing"
+            "no longer has the blocks"
         };
         assert!(error.to_string().contains(reason), "{error}");
         assert_eq!(run.in_hands(), 0);
@@ -121,11 +121,15 @@ fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
             block_bytes: 0,
         })
     };
-    for (block_tokens, reason) in [(0, "not whole pages of 1"), (65, "more than 64 pages of 1")] {
+    let refusals = [
+        (0, "a positive multiple of page_size, 1"),
+        (65, "more than 64 pages of 1"),
+    ];
+    for (block_tokens, reason) in refusals {
         let refused = plain_executor(26).with_store(block_tokens, port());
         let error = refused.err().unwrap().to_string();
         assert!(error.contains(reason), "{error}");
-        assert!(error.contains("no K/V can be stored"), "{error}");
+        assert!(error.contains("the KV store cannot be used"), "{error}");
     }
 }
 

@@ -163,7 +163,7 @@ impl<F: FloatKv> Work<'_, F> {
         for first in (0..n_keys).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[first..first + LANES]
                 .try_into()
-                .expect("a group has sixteen slots");
+                .expect("a group must have sixteen slots");
             let keys = keys.wrapping_add(first);
             let values = values.wrapping_add(first / F::PER_WORD * sizes.width);
             let (key, value) = (planes.keys(kv_head), planes.values(kv_head));

@@ -100,7 +100,7 @@ impl<F: FloatKv> Work<'_, F> {
         for first in (0..n_keys).step_by(LANES) {
             let sixteen: &[*const F; LANES] = slots[first..first + LANES]
                 .try_into()
-                .expect("a group has sixteen slots");
+                .expect("a group must have sixteen slots");
             // SAFETY: every slot has a label, the dummy too; `fit` made room; `dispatch` detected the instruction set.
             unsafe {
                 pack_keys::<F, S>(sixteen, 0, channels, keys.wrapping_add(first), &mut ahead)

@@ -74,7 +74,7 @@ fn alternatives_need_log_probabilities() {
     );
     assert_eq!(call(json!({"logprobs": true})).logprobs, Some(0));
     assert_eq!(call(json!({"top_logprobs": 0})).logprobs, None);
-    let text = "top_logprobs is 2, must be used with logprobs: true";
+    let text = "top_logprobs is 2, which needs logprobs: true";
     refuses(json!({"top_logprobs": 2}), text);
 }
 
