@@ -18,11 +18,6 @@
 
 namespace cusim {
 
-// OS threads that run the blocks of a launch.
-#ifndef CUSIM_DEFAULT_THREADS
-#define CUSIM_DEFAULT_THREADS 1
-#endif
-
 struct Options {
   unsigned order;
   bool lazy_copies;
@@ -46,7 +41,7 @@ inline Options& opts() {
   constexpr unsigned kStackKb = 64;
 #endif
   static Options options{environment("CUSIM_ORDER", 0), environment("CUSIM_LAZY", 1) != 0,
-                         environment("CUSIM_THREADS", CUSIM_DEFAULT_THREADS), environment("CUSIM_STACK_KB", kStackKb) << 10,
+                         environment("CUSIM_THREADS", 1), environment("CUSIM_STACK_KB", kStackKb) << 10,
                          getenv("CUSIM_SKIP_BARRIER"), environment("CUSIM_WEAK_WAIT", 0)};
   return options;
 }

@@ -279,7 +279,8 @@ CUSIM_API Result cuMemAllocHost_v2(void** pointer, size_t bytes) { return pin(po
 // made its own device current. The work of other devices stays lazy.
 static void run_own_device() {
   if (Device* device = current_device()) return void(run_all(*device));
-  for (const auto& device : devices()) run_all(*device);
+  // By index: a device may be added while a kernel runs.
+  for (size_t i = 0; i < devices().size(); ++i) run_all(*devices()[i]);
 }
 
 CUSIM_API Result cuMemFreeHost(void* pointer) {
