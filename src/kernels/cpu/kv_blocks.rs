@@ -94,7 +94,7 @@ impl BlockMap {
             }
         });
         let layers = layers.collect();
-        debug_assert_eq!(at, len, "the block's size must match the KV layout");
+        assert_eq!(at, len, "the block's size must match the KV layout");
         Ok(Self {
             layers,
             block_tokens,

@@ -261,7 +261,7 @@ impl Kernel {
         grid: Grid,
         arguments: &A,
     ) -> Result<(), DriverError> {
-        debug_assert!(
+        assert!(
             grid.is_legal(),
             "the grid of {} is not valid: {grid:?}",
             self.name

@@ -162,11 +162,11 @@ impl Attention {
         n_segments: u32,
     ) -> Result<(), DriverError> {
         self.check(params);
-        debug_assert!(
+        assert!(
             params.n_splits >= 1,
             "n_splits must be at least 1: {params:?}"
         );
-        debug_assert!(params.n_splits == 1 || !params.partials.is_null());
+        assert!(params.n_splits == 1 || !params.partials.is_null());
         let blocks = [self.decode_blocks, n_segments, params.n_splits];
         let grid = Grid::new(blocks, self.decode_threads).shared(self.decode_shared_bytes);
         // SAFETY: by the caller; arguments as in attention_decode.cu.
@@ -201,13 +201,13 @@ impl Attention {
             head_dim,
             ..
         } = self.shape;
-        debug_assert_eq!(
+        assert_eq!(
             (params.n_heads, params.n_kv_heads, params.head_dim),
             (n_heads, n_kv_heads, head_dim)
         );
-        debug_assert!(params.page_size >= 1);
+        assert!(params.page_size >= 1);
         let aligned = [params.out, params.q, params.k_pool, params.v_pool];
-        debug_assert!(
+        assert!(
             aligned.iter().all(|ptr| ptr.address().is_multiple_of(16)),
             "q, out and pools must be aligned to 16 bytes: {params:?}"
         );

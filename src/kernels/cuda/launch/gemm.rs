@@ -142,7 +142,7 @@ impl OwnGemm {
             n_splits: choice.n_splits,
             ..*params
         };
-        debug_assert!(choice.n_splits == 1 || !params.partials.is_null());
+        assert!(choice.n_splits == 1 || !params.partials.is_null());
         let kernel = match (choice.variant, &self.tensor) {
             (Variant::Skinny(i), Some(tensor)) => &tensor.skinny[i],
             (Variant::Tile(i), Some(tensor)) => &tensor.tiles[i],

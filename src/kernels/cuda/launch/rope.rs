@@ -25,11 +25,11 @@ impl RopeStore {
         params: &RopeStoreParams,
         n_tokens: u32,
     ) -> Result<(), DriverError> {
-        debug_assert!(
+        assert!(
             params.head_dim.is_multiple_of(2),
             "head_dim must be even: {params:?}"
         );
-        debug_assert_eq!(params.q_norm.is_null(), params.k_norm.is_null());
+        assert_eq!(params.q_norm.is_null(), params.k_norm.is_null());
         let n_heads = params.n_heads + 2 * params.n_kv_heads;
         let grid = Grid::new([n_tokens, n_heads.div_ceil(HEADS_PER_BLOCK), 1], THREADS);
         // SAFETY: by the caller; arguments as in rope.cu.
