@@ -96,11 +96,13 @@ impl TextModel {
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let file = dir.join("tokenizer.json");
-        let mut tokenizer =
-            Tokenizer::from_bytes(files::read(&file)?).map_err(|error| LoadError::Format {
-                file: file.clone(),
-                reason: format!("cannot read the tokenizer: {error}"),
-            })?;
+        let text = String::from_utf8(files::read(&file)?).map_err(Into::into);
+        // `Tokenizer::from_bytes` is generic: the compiler would generate its deserializers here once more.
+        let tokenizer = text.and_then(|text| text.parse::<Tokenizer>());
+        let mut tokenizer = tokenizer.map_err(|error| LoadError::Format {
+            file: file.clone(),
+            reason: format!("cannot read the tokenizer: {error}"),
+        })?;
         // Padding and truncation are leftovers of training; a prompt must be encoded unchanged.
         tokenizer.with_padding(None);
         tokenizer
