@@ -1,4 +1,4 @@
-//! The configured implementation of matrix products on a GPU; available in every build.
+//! The configuration key that selects the GPU's matrix-product (GEMM) implementation; compiled into every build.
 
 use serde::{Deserialize, Serialize};
 

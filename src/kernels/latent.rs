@@ -1,10 +1,9 @@
-//! Multi-head latent attention (MLA): the heads of a token share one latent vector, which compresses their keys and
-//! values.
+//! Weights and sizes of multi-head latent attention (MLA): all heads of a token share one compressed latent vector.
 //!
-//! A head's key is `keys^T latent` and a rotated part that all heads share; its value is `values latent`. Neither is
-//! materialised (the *absorbed* form): key matrices are applied to the queries, which are multiplied with the latent,
-//! and each head computes its value from an attention-weighted mean of latents. So attention has one key head,
-//! `[latent, rotated part]`, whose first part is the value, and the same sums in prefill and decode.
+//! A head's key is `keys^T latent` and a rotated part that all heads share; its value is `values latent`. Keys and
+//! values are not materialised (the *absorbed* form): the key matrices are applied to the queries, and each head
+//! computes its value from an attention-weighted mean of latents. So attention has a single key head, `[latent, rotated
+//! part]`, and the latent is also its value. Prefill and decode compute the same sums.
 
 use super::{Backend, HeadShape, Linear};
 use souffleur_base::kv_layout::Values;
@@ -13,9 +12,9 @@ use souffleur_base::kv_layout::Values;
 pub struct LatentShape {
     pub n_heads: usize,
     pub rank: usize,
-    /// Elements of a query and of a key without rotation.
+    /// Unrotated elements of a query head and of a key head.
     pub plain_dim: usize,
-    /// Rotated elements of a query and of a key, even.
+    /// Rotated elements of a query head and of a key head; an even number.
     pub rotary_dim: usize,
     pub value_dim: usize,
     pub scale: f32,
@@ -49,8 +48,8 @@ impl LatentShape {
 
 /// For [`Backend::project_latent`] and [`Backend::attend_latent`].
 pub struct LatentWeights<B: Backend> {
-    /// The queries, or their low-rank vector, then latent and rotated part of the key, stacked: `[queries + rank +
-    /// rotary_dim, hidden]`.
+    /// Stacked projections to the queries (or their low-rank vector), the latent, and the key's rotated part: `[queries
+    /// + rank + rotary_dim, hidden]`.
     pub down: Linear<B>,
     pub queries: Option<LowRankQueries<B>>,
     /// `[rank]`.

@@ -1,7 +1,7 @@
 //! The compute backends: [`Backend`], the trait of a decoder's operations, and its CPU and CUDA implementations.
 //!
 //! Models are written against [`Backend`], which has tensors, weights, layers and the rows of a step, but no requests,
-//! sampling or scheduling. Its parameters are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
+//! sampling or scheduling. Parameter types are in [`dtype`], [`latent`], [`tensor_view`], [`random`], [`rope`],
 //! [`shape`] and [`sparsity`]; model files are out of scope. `kernels/README.md` lists every kernel and its CPU twin.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
@@ -32,11 +32,11 @@ pub use souffleur_gguf::{blocks, dtype, tensor_view};
 /// The operations of a decoder, on one device.
 ///
 /// A tensor is a row-major matrix of activations with one row per query token of the step, in the backend's compute
-/// type. Nothing here returns data to the host, and operations may be asynchronous: a device backend enqueues them. A
+/// type. No operation returns data to the host, and operations may be asynchronous: a device backend enqueues them. A
 /// failure is sticky and reported by the executor when it reads the logits.
 ///
 /// **Batch invariance.** On the CPU each element of each result depends only on its own token's row and history, bit
-/// for bit: positions fix the order of a reduction, not the other rows of the step or the thread count.
+/// for bit: the order of a reduction follows from positions alone, not from other rows of the step or the thread count.
 pub trait Backend {
     /// Activations, `[n_tokens, width]`. Dropping one frees its memory.
     type Tensor;
@@ -54,7 +54,7 @@ pub trait Backend {
     type Batch;
     type TokenList: ?Sized;
 
-    /// Loads weights from the host, several matrices of equal width stacked, in order; `roles` gives the use of each.
+    /// Loads weights from the host, several matrices of equal width stacked, in order; `roles` gives each one's use.
     ///
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
@@ -126,8 +126,8 @@ pub trait Backend {
     /// Computes cos and sin of each token's position, once for all layers.
     ///
     /// # Shapes
-    /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width
-    /// is that of a head, or of its first elements for partial rotary; zero without rotation.
+    /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. `width` is
+    /// the number of rotated elements of a head, zero without rotation.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// RMSNorm of each row, as input of `reader`.
@@ -175,7 +175,7 @@ pub trait Backend {
         Self: Sized;
 
     /// Causal attention of each query to its own row, through the page table. `reader` is multiplied with the result.
-    /// `sinks: [n_heads]` are scores without values, which count in the softmax's sum.
+    /// `sinks: [n_heads]` are scores without values; they only add to the softmax denominator.
     ///
     /// # Shapes
     /// `q: [n_tokens, n_heads * key_dim]`; result `[n_tokens, n_heads * values.dim()]`.
@@ -272,8 +272,8 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Adds RMS-normalised rows of `x` to the residual stream. If `norm` is narrower than a row, it normalises each
-    /// part of its width separately.
+    /// Adds RMS-normalised rows of `x` to the residual stream. If `norm` is narrower than a row, each
+    /// part of the row as wide as `norm` is normalised separately.
     fn add_normed(
         &mut self,
         residual: &mut Self::Tensor,
@@ -330,8 +330,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Adds each token's experts' outputs to the residual stream, each times its weight, by ascending id:
-    /// `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
+    /// Adds the weighted outputs of each token's experts to the residual stream, by ascending expert id. The output of
+    /// an expert is `down(g(gate(x), up(x)))`, where `g` is its [`Gate`].
     fn add_experts(
         &mut self,
         residual: &mut Self::Tensor,

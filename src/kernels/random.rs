@@ -1,8 +1,7 @@
 //! Random weights: a model of any shape without a checkpoint, for benchmarks and tests.
 //!
-//! An element depends only on the model's seed, its tensor's name and its index, so every device makes the same bits in
-//! any order (`kernels/fill.cu` on the GPU). Values are uniform around 0, with the standard deviation of models'
-//! initial weights.
+//! An element depends only on its tensor's name and its index, so every device makes the same bits in any order
+//! (`kernels/fill.cu` on the GPU). Values are uniform around 0, with a usual standard deviation of initial weights.
 
 use half::{bf16, f16};
 
@@ -41,7 +40,7 @@ impl RandomTensor {
         self.shape.iter().product()
     }
 
-    /// The elements are integers of 24 bits times this.
+    /// The factor from the drawn 24-bit integers to elements.
     pub fn unit() -> f32 {
         DEVIATION * SQRT_3 / STEPS as f32
     }

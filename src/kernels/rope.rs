@@ -5,7 +5,7 @@
 pub struct Rope {
     /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
     pub inv_freq: Vec<f32>,
-    /// For rows of long sequences, if the model has different frequencies for them.
+    /// The frequencies for long sequences, if the model has separate ones.
     pub long_inv_freq: Option<Vec<f32>>,
     /// Factor on cos and sin, for q and k both.
     pub attention_scale: f32,

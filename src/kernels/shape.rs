@@ -21,7 +21,7 @@ impl AttentionShape {
         self.n_heads * self.head_dim
     }
 
-    /// Of all key heads of a token, in elements; the values are as wide.
+    /// Elements of a token's keys, over all key heads; its values have as many.
     pub fn kv_width(&self) -> usize {
         self.n_kv_heads * self.head_dim
     }

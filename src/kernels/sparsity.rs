@@ -1,12 +1,13 @@
-//! Double sparsity: a query with a long context attends only to the keys with the best label scores. A label is a copy
-//! of a few channels of a key.
+//! Parameters of double sparsity: queries with long contexts attend only to the keys with the best label scores.
+//!
+//! A label is a copy of a few channels of a key.
 //!
 //! Source: Yang et al. 2024, "Post-Training Sparse Attention with Double Sparsity".
 //!
-//! Whether a query is sparse depends only on its position, and its selection only on the query and the earlier keys. So
-//! cached K/V equals recomputed K/V.
+//! Whether a query is sparse depends only on its position, and the selected keys only on the query and earlier keys.
+//! So cached K/V equals recomputed K/V.
 
-/// The channels of a layer's keys that are its labels.
+/// The key channels that the labels of a layer copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelChannels {
     /// `[n_kv_heads, per_head]`, ascending for each head.
@@ -26,7 +27,7 @@ impl LabelChannels {
             assert_eq!(
                 head.len(),
                 per_head,
-                "heads must have equally many channels"
+                "all heads must have the same number of channels"
             );
             head.sort_unstable();
             channels.extend(head);
@@ -49,7 +50,7 @@ impl LabelChannels {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoubleSparsity {
-    /// A query is sparse if it sees at least this many tokens, itself included.
+    /// A query is sparse if it sees at least this many tokens, including its own.
     pub threshold: usize,
     /// Tokens that each head of a sparse query attends to, including its own.
     pub tokens: usize,

@@ -99,7 +99,7 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// The words of these rows or, if `picked` is set, of all rows from which these are picked, row after row.
+    /// Words of these rows or, if `picked` is set, of the rows that `picked` indexes, row after row.
     pub words: &'a [u32],
     pub first: usize,
     pub rows: usize,
@@ -112,12 +112,12 @@ pub struct RowGroups<'a> {
 
 impl<'a> RowGroups<'a> {
     /// Whether rows are contiguous, as AMX tiles need.
-    pub fn stands_by_rows(&self) -> bool {
+    pub fn is_row_major(&self) -> bool {
         matches!(self.encoding, Encoding::Bf16Rows | Encoding::Int8Rows)
     }
 
     /// Whether the size of groups and the encoding suit strips of weights (`strips`).
-    pub fn may_meet_strips(&self) -> bool {
+    pub fn may_use_strips(&self) -> bool {
         let is_f32 = matches!(self.encoding, Encoding::F32 | Encoding::WideBf16);
         is_f32 && self.rows <= self.n_groups * STRIP_ROWS
     }
@@ -128,14 +128,14 @@ impl<'a> RowGroups<'a> {
         assert!(self.picked.is_none(), "picked rows are not contiguous");
         let rows = self.rows_of(group);
         let words = &self.words[rows.start * self.row_words..rows.end * self.row_words];
-        (self.numbers(rows), words)
+        (self.row_indices(rows), words)
     }
 
     pub fn rows_of(&self, group: usize) -> std::ops::Range<usize> {
         group_rows(group, self.n_groups, self.rows)
     }
 
-    pub fn numbers(&self, rows: std::ops::Range<usize>) -> std::ops::Range<usize> {
+    pub fn row_indices(&self, rows: std::ops::Range<usize>) -> std::ops::Range<usize> {
         self.first + rows.start..self.first + rows.end
     }
 }

@@ -11,14 +11,14 @@ const LINES_AT_ONCE: usize = 6;
 const STREAM_STEPS: usize = 128;
 /// Prefetch distance if a cache line takes few instructions: then the hardware prefetcher keeps up, and prefetching
 /// `STREAM_STEPS` ahead (two pages) slowed products with one row by a sixth in bf16 and by a fifth in int8.
-const FORESEEN_STEPS: usize = 32;
+const SHORT_STREAM_STEPS: usize = 32;
 /// Maximum number of int8 rows at which a cache line of weights takes few enough instructions.
-const FORESEEN_ROWS: usize = 3;
+const MAX_INT8_ROWS: usize = 3;
 
 /// Whether the hardware prefetcher keeps up with int8 weights that multiply `rows` rows, four bytes per instruction.
 #[inline(always)]
-pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
-    S::BYTE_QUADS && S::REGISTERS == 1 && rows <= FORESEEN_ROWS
+pub const fn is_int8_prefetched<S: Lanes>(rows: usize) -> bool {
+    S::BYTE_QUADS && S::REGISTERS == 1 && rows <= MAX_INT8_ROWS
 }
 
 /// Weights to prefetch while others are multiplied: otherwise a tile of few rows waits for memory, then computes.
@@ -34,7 +34,7 @@ pub enum Ahead {
 impl Ahead {
     /// Spreads the prefetches evenly over a tile of `steps` steps.
     #[inline(always)]
-    pub fn over(self, steps: usize) -> Pace {
+    pub fn over(self, steps: usize) -> Prefetcher {
         let (next, words) = match self {
             Self::Words(start, words) => (start, words),
             Self::Nothing | Self::Stream => (std::ptr::null(), 0),
@@ -48,7 +48,7 @@ impl Ahead {
                 (every, (lines * every).div_ceil(steps.max(1)))
             }
         };
-        Pace {
+        Prefetcher {
             next,
             lines_left: lines,
             every,
@@ -59,7 +59,7 @@ impl Ahead {
     }
 }
 
-pub struct Pace {
+pub struct Prefetcher {
     next: *const u32,
     lines_left: usize,
     pub every: usize,
@@ -68,12 +68,12 @@ pub struct Pace {
     stream_steps: usize,
 }
 
-impl Pace {
+impl Prefetcher {
     /// Shortens the prefetch distance of a stream if the hardware prefetcher keeps up.
     #[inline(always)]
-    pub fn foreseen(self, is_foreseen: bool) -> Self {
-        let stream_steps = if is_foreseen {
-            FORESEEN_STEPS
+    pub fn shorten(self, is_prefetched: bool) -> Self {
+        let stream_steps = if is_prefetched {
+            SHORT_STREAM_STEPS
         } else {
             self.stream_steps
         };

@@ -52,7 +52,7 @@ pub struct CpuBatch {
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
     vectors: Vec<VectorRun>,
-    /// Identifies this content among all batches.
+    /// Unique number of this content among all batches.
     serial: u64,
 }
 
@@ -124,7 +124,7 @@ impl CpuBatch {
         after > 0 && self.segments[after - 1].is_long
     }
 
-    /// Replaces tokens by prompt vectors. Only the embedding lookup reads these, and it never gets a picked batch.
+    /// Replaces tokens by prompt vectors. Only the embedding lookup reads the vectors, and never in a picked batch.
     pub fn place_vectors(&mut self, run: VectorRun) {
         self.vectors.push(run);
     }

@@ -7,7 +7,7 @@
 
 use half::f16;
 
-use super::ahead::{Ahead, are_quads_foreseen};
+use super::ahead::{Ahead, is_int8_prefetched};
 use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
 use crate::blocks::BlockType;
@@ -33,10 +33,10 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(2 * twos).foreseen(are_quads_foreseen::<S>(M));
+    let mut ahead = ahead.over(2 * twos).shorten(is_int8_prefetched::<S>(M));
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within the ranges that the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         for block in 0..2 * twos {

@@ -9,13 +9,13 @@ use crate::HeadShape;
 /// Sums over tokens of the absolute values of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChannelSums {
-    /// Over products of query and key of the same token.
+    /// Of the product of query and key of the same token.
     pub qk: f64,
     pub q: f64,
     pub k: f64,
 }
 
-/// The sums of each attention layer's key heads, `[n_kv_heads * key_dim]`; those of a group's query heads are added up.
+/// The sums of each attention layer's key heads, `[n_kv_heads * key_dim]`; the sums of a group's query heads are added.
 #[derive(Clone, Debug, Default)]
 pub struct Calibration {
     layers: Vec<Vec<ChannelSums>>,

@@ -13,7 +13,7 @@ const ELEMENT_COST: usize = 64;
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn soft_cap<S: Lanes>(x: S::V, cap: f32) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let part = S::div(x, S::splat(cap));
         S::mul(S::tanh(part), S::splat(cap))

@@ -91,8 +91,8 @@ fn nodes_of(
     cpus_of: impl Fn(usize) -> String,
     siblings: impl Fn(usize) -> Option<String> + Copy,
 ) -> Vec<Node> {
-    let nodes = numbers(nodes).into_iter().map(|node| {
-        let all = numbers(&cpus_of(node));
+    let nodes = parse_cpu_list(nodes).into_iter().map(|node| {
+        let all = parse_cpu_list(&cpus_of(node));
         let cpus: Vec<usize> = allowed
             .iter()
             .copied()
@@ -106,8 +106,8 @@ fn nodes_of(
     nodes.filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Parses a Linux CPU list, `0-3,8`. Ignores ranges that are invalid or exceed any number of CPUs.
-fn numbers(list: &str) -> Vec<usize> {
+/// Parses a Linux CPU list, `0-3,8`. Ignores ranges that are invalid or end at `MOST` or later.
+fn parse_cpu_list(list: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn cpu_lists_are_parsed() {
-        assert_eq!(numbers("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
-        assert_eq!(numbers("7"), [7]);
+        assert_eq!(parse_cpu_list("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
+        assert_eq!(parse_cpu_list("7"), [7]);
         for nothing in ["", "\n", "x", "3-", "-", "5-4", "0-99999999999"] {
-            assert_eq!(numbers(nothing), [0; 0], "{nothing:?}");
+            assert_eq!(parse_cpu_list(nothing), [0; 0], "{nothing:?}");
         }
     }
 
@@ -199,7 +199,10 @@ mod tests {
             bind_this_thread(&[]);
             (alone, allowed_cpus())
         });
-        assert_eq!(bound.join().expect("no panic"), (vec![cpu], vec![cpu]));
+        assert_eq!(
+            bound.join().expect("the thread must not panic"),
+            (vec![cpu], vec![cpu])
+        );
         assert_eq!(allowed_cpus(), before);
     }
 

@@ -57,7 +57,7 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { S::load(p) }
     }
 }
@@ -70,13 +70,13 @@ impl Element for bf16 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { S::load_bf16(p) }
     }
 
     #[inline(always)]
     unsafe fn store<S: Lanes>(p: *mut Self, v: S::V) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { S::store_bf16(p, v) }
     }
 }
@@ -89,7 +89,7 @@ impl Element for f16 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const Self) -> S::V {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { S::load_f16(p) }
     }
 }

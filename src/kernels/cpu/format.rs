@@ -17,8 +17,8 @@
 //! With AMX, rows of bf16 and int8 are contiguous instead, see [`Encoding`]: sixteen steps of a panel form an AMX tile,
 //! and so do sixteen words of each row.
 //!
-//! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
-//! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
+//! int8 has a header before each [`INT8_GROUP`] inputs: in panels sixteen f32 scales; in groups of rows the f32 scales
+//! of all rows, then the i32 corrections of all rows, -128 times the sum of a row's quantised activations.
 //! Inputs are padded with zeros to whole steps (int8: whole groups), outputs to whole panels.
 
 use super::block32::{self, TWO_BLOCKS};

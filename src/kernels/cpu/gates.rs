@@ -81,7 +81,7 @@ impl Kernel for GatedGelu<'_> {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let e = S::exp(S::sub(S::splat(0.0), x));
         S::div(x, S::add(S::splat(1.0), e))
@@ -95,7 +95,7 @@ pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
 #[inline(always)]
 pub unsafe fn gelu<S: Lanes>(x: S::V) -> S::V {
     const SLOPE: f32 = 1.595_769;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let cubic = S::mul_add(S::mul(x, x), S::splat(0.044_715), S::splat(1.0));
         let exponent = S::mul(S::mul(x, S::splat(-SLOPE)), cubic);

@@ -11,7 +11,7 @@ use super::threads::ThreadPool;
 
 /// Page size; if the system's pages are larger, some are touched more than once.
 const PAGE_BYTES: usize = 4 << 10;
-/// Pages of a work item, and of the stretches in which unowned memory is interleaved.
+/// Pages of a work item, and of each part of unowned memory that is interleaved among the nodes.
 const STRETCH_PAGES: usize = 256;
 /// Approximate cost of touching a page, in multiply-adds.
 const PAGE_COST: usize = 1 << 14;
@@ -38,13 +38,13 @@ pub fn touch_states(
 }
 
 fn touch_at(pool: &mut ThreadPool, bytes: &mut [u8], homes: &[Vec<Range<usize>>]) {
-    let dealt: PerNode<usize> = homes.iter().map(Vec::len).collect();
+    let node_items: PerNode<usize> = homes.iter().map(Vec::len).collect();
     let cost = bytes.len() / PAGE_BYTES * PAGE_COST;
     let bytes = Shared::new(bytes);
-    pool.for_each_at_home(&dealt, cost, &|item| {
-        let (node, stretch) = locate(&dealt, item);
+    pool.for_each_on_own_node(&node_items, cost, &|item| {
+        let (node, stretch) = locate(&node_items, item);
         for page in homes[node][stretch].clone() {
-            // SAFETY: each page is one item's, and its first byte is there.
+            // SAFETY: each page belongs to one item, and its first byte is in bounds.
             let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
             // Writes the value that is already there; the compiler could elide a plain write.
             // SAFETY: as above.
@@ -164,7 +164,7 @@ mod tests {
                     .iter()
                     .map(|own| own.start * head_bytes..own.end * head_bytes)
                     .collect();
-                parts.last_mut().expect("there is a node").end = state_bytes;
+                parts.last_mut().expect("there must be a node").end = state_bytes;
                 let n_bytes = 5 * state_bytes;
                 let mut owners = vec![usize::MAX; n_bytes.div_ceil(PAGE_BYTES)];
                 let homes = state_homes(&nodes, n_bytes, state_bytes, &parts);
@@ -213,7 +213,7 @@ mod tests {
         touch_states(&mut pool, &mut [], 0, &[]);
         assert!(bytes.iter().all(|byte| *byte == 0));
         let counted = AtomicUsize::new(0);
-        pool.for_each_at_home(&[0, 5, 2], 0, &|_| {
+        pool.for_each_on_own_node(&[0, 5, 2], 0, &|_| {
             counted.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(counted.into_inner(), 7);

@@ -43,7 +43,7 @@ impl Kept for i8 {
     unsafe fn keep<S: Lanes>(values: &[f32], out: &mut [Self], scales: &mut [bf16]) {
         let groups = values.chunks(SCALE_GROUP).zip(out.chunks_mut(SCALE_GROUP));
         for ((values, out), scale) in groups.zip(scales) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             *scale = unsafe { quantise::<S>(values, out) };
         }
     }

@@ -162,7 +162,7 @@ impl KvPool {
     }
 }
 
-/// Numbers in [-1, 1).
+/// Pseudorandom numbers in [-1, 1).
 fn noise() -> impl Iterator<Item = f32> {
     let mut state = 0x9e37_79b9_u32;
     std::iter::repeat_with(move || {
@@ -217,7 +217,7 @@ impl PageTable {
         page.index() * self.page_tokens + position % self.page_tokens
     }
 
-    /// Calls `each` with every position and its slot, in ascending order; divides only once.
+    /// Calls `each` with every position and its slot, in ascending order; divides by the page size only once.
     ///
     /// # Panics
     /// If the row's pages do not cover the positions.

@@ -27,7 +27,7 @@ struct LayerMap {
     planes: SmallVec<[PlaneMap; 4]>,
 }
 
-/// One contiguous stream per head, from `at` in the block and from `start` in memory; all lengths in bytes.
+/// A contiguous range per head, from `at` in the block and from `start` in memory; all lengths are in bytes.
 #[derive(Clone, Copy)]
 struct PlaneMap {
     memory: Memory,

@@ -20,7 +20,7 @@ use crate::dtype::Dtype;
 use crate::tensor_view::{Stored, TensorView, widen};
 
 const WEIGHT_COST: usize = 4;
-/// Inputs converted at once, through f32.
+/// Number of inputs that are converted through f32 at once.
 const CHUNK: usize = INT8_GROUP;
 
 /// A weight matrix `[outputs, inputs]` in panels, or a node's part of one. Each stacked part begins with a new panel;
@@ -38,7 +38,7 @@ pub struct Matrix {
 
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
-    /// Of equal width, in order.
+    /// Stacked in order; all have the same width.
     pub tensors: &'a [TensorView<'a>],
     pub first_output: usize,
 }
@@ -46,7 +46,7 @@ pub struct Parts<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Panel {
     pub first: u32,
-    /// How many of its lanes are outputs.
+    /// Number of lanes that hold outputs.
     pub len: u32,
 }
 
@@ -197,12 +197,12 @@ fn fill(
     cost: usize,
 ) {
     let (format, panel_words) = (matrices[0].format, matrices[0].panel_words);
-    let dealt: PerNode<usize> = matrices.iter().map(|own| own.panels.len()).collect();
+    let node_items: PerNode<usize> = matrices.iter().map(|own| own.panels.len()).collect();
     let words = matrices.iter_mut().map(|own| own.words.as_mut_slice());
     let words: PerNode<Shared<'_, u32>> = words.map(Shared::new).collect();
-    // In runs: two threads on neighbouring panels would fault in the same pages.
-    pool.for_each_at_home(&dealt, cost, &|index| {
-        let (node, panel) = locate(&dealt, index);
+    // A thread takes consecutive panels: two threads on neighbouring panels would fault in the same pages.
+    pool.for_each_on_own_node(&node_items, cost, &|index| {
+        let (node, panel) = locate(&node_items, index);
         // SAFETY: each panel is written by one item.
         let out = unsafe { words[node].part(panel * panel_words, panel_words) };
         let source = panels[index].source();

@@ -87,7 +87,7 @@ pub struct WeightWords {
 
 impl WeightWords {
     pub fn as_slice(&self) -> &[u32] {
-        // SAFETY: the arena gave this part of the chunk, which is mapped, to `self` only; zeros are words.
+        // SAFETY: the arena gave this part of the chunk, which is mapped, to `self` only; zeros are valid words.
         unsafe { std::slice::from_raw_parts(self.chunk.as_ptr().add(self.start).cast(), self.len) }
     }
 
@@ -105,7 +105,7 @@ impl WeightWords {
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-// SAFETY: sixteen words and no padding; zeros are words.
+// SAFETY: sixteen words without padding; zeros are valid words.
 unsafe impl Zeroable for Line {}
 // SAFETY: as above, and it is `Copy`.
 unsafe impl Pod for Line {}
@@ -127,7 +127,7 @@ impl<T> Default for Lines<T> {
 
 impl<T: Pod> Lines<T> {
     /// Grows to hold `len` elements; new ones are zero.
-    pub fn make_room(&mut self, len: usize) {
+    pub fn grow_to(&mut self, len: usize) {
         let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
         if self.lines.len() < lines {
             self.lines.resize(lines, Line::default());
@@ -157,7 +157,7 @@ mod tests {
     fn lines_are_aligned_and_keep_their_content_when_they_grow() {
         let mut lines = Lines::<f32>::default();
         for len in [1, 17, 4000] {
-            lines.make_room(len);
+            lines.grow_to(len);
             assert!(lines.len() >= len);
             assert_eq!(lines.as_ptr().align_offset(64), 0);
             assert_eq!(lines[0], if len == 1 { 0.0 } else { 1.0 });

@@ -1,7 +1,7 @@
 //! The CPU backend: multithreaded SIMD kernels for float and quantised weights and KV.
 //!
 //! Kernels are written with portable SIMD lanes (`simd`), compiled for each instruction set and dispatched at run time.
-//! They run on a thread pool (`threads`). Positions fix the order of every reduction.
+//! They run on a thread pool (`threads`). The order of every reduction follows from positions alone.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]

@@ -83,15 +83,15 @@ impl Nodes {
     }
 }
 
-/// The node of an item, and the item's index within the node; `dealt` has the number of items per node.
+/// The node of an item, and the item's index within the node; `node_items` has the number of items per node.
 ///
 /// # Panics
 /// If `item` is not below the number of items.
 #[inline(always)]
-pub fn locate(dealt: &[usize], mut item: usize) -> (usize, usize) {
+pub fn locate(node_items: &[usize], mut item: usize) -> (usize, usize) {
     let mut node = 0;
-    while item >= dealt[node] {
-        item -= dealt[node];
+    while item >= node_items[node] {
+        item -= node_items[node];
         node += 1;
     }
     (node, item)
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn items_are_located_after_nodes_without_items() {
-        let dealt = [0, 2, 0, 3];
-        let places: Vec<_> = (0..5).map(|item| locate(&dealt, item)).collect();
+        let node_items = [0, 2, 0, 3];
+        let places: Vec<_> = (0..5).map(|item| locate(&node_items, item)).collect();
         assert_eq!(places, [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]);
     }
 }

@@ -52,7 +52,7 @@ impl Kernel for NormRow<'_> {
         } = self;
         assert_eq!(x.len(), out.len());
         let scale = norm_scale::<S>(x, eps);
-        // SAFETY: both hold as many values; `dispatch` detected the instruction set.
+        // SAFETY: both hold `out.len()` values; `dispatch` detected the instruction set.
         unsafe { scale_row::<S>(x.as_ptr(), (weight, scale), out.as_mut_ptr(), out.len()) };
     }
 }
@@ -62,7 +62,7 @@ impl Kernel for NormRow<'_> {
 pub fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = norm_scale::<S>(x, eps);
     let (row, len) = (x.as_mut_ptr(), x.len());
-    // SAFETY: the row holds as many values; `dispatch` detected the instruction set.
+    // SAFETY: the row holds `len` values; `dispatch` detected the instruction set.
     unsafe { scale_row::<S>(row, (weight, scale), row, len) };
 }
 
@@ -78,7 +78,7 @@ unsafe fn scale_row<S: Lanes>(
     len: usize,
 ) {
     let (weights, rest) = weight[..len].as_chunks::<LANES>();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for (i, weight) in weights.iter().enumerate() {
             let (x, out) = (x.wrapping_add(i * LANES), out.wrapping_add(i * LANES));

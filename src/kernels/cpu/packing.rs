@@ -88,7 +88,7 @@ unsafe fn fetch_ahead<S: Lanes>(
         _ => first + STEPS_AHEAD * values,
     };
     for (m, row) in rows.iter().enumerate() {
-        // SAFETY: only hints; the instruction set is the caller's promise.
+        // SAFETY: only hints; the caller detected the instruction set.
         unsafe {
             for value in (begin..first + (STEPS_AHEAD + 1) * values).step_by(LANES) {
                 S::prefetch(row.x.as_ptr().wrapping_add(value));
@@ -102,11 +102,10 @@ unsafe fn fetch_ahead<S: Lanes>(
 pub trait Words {
     const VALUES: usize;
 
-    /// Encodes sixteen words from the value `first` on.
+    /// Encodes sixteen words from the value `first` on, with zeros after the row's last value.
     ///
     /// # Safety
-    /// The row has all their values if `is_inside` says so, else zeros follow its last; the instruction set of `S` was
-    /// detected.
+    /// If `is_inside`, the row has the values of all sixteen words; the instruction set of `S` was detected.
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W;
 
     /// Encodes sixteen values; their words are the first of the register.
@@ -125,13 +124,13 @@ impl Words for Exact {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::of::<S>(row.load_either::<S>(first, is_inside)) }
     }
 
     #[inline(always)]
     unsafe fn of<S: Lanes>(values: S::V) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::to_words(values) }
     }
 }
@@ -141,13 +140,13 @@ impl Words for Rounded {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::of::<S>(row.load_either::<S>(first, is_inside)) }
     }
 
     #[inline(always)]
     unsafe fn of<S: Lanes>(values: S::V) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::to_words(S::round_bf16(values)) }
     }
 }
@@ -157,7 +156,7 @@ impl Words for Pairs {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let low = row.load_either::<S>(first, is_inside);
             S::pair_bf16(low, row.load_either::<S>(first + LANES, is_inside))
@@ -166,7 +165,7 @@ impl Words for Pairs {
 
     #[inline(always)]
     unsafe fn of<S: Lanes>(values: S::V) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::pair_bf16(values, S::splat(0.0)) }
     }
 }
@@ -177,7 +176,7 @@ impl Words for Pairs {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let done = match rows.len() {
             1 => pack_inside::<S, W, 1>(rows, inputs, out),
@@ -214,7 +213,7 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
     for step in 0..n_steps {
         let first = step * W::VALUES;
         let to = out.as_mut_ptr().wrapping_add(step * LANES * n);
-        // SAFETY: the rows have whole steps, and `out` their words; the instruction set is the caller's promise.
+        // SAFETY: the rows have whole steps, and `out` their words; the caller detected the instruction set.
         unsafe {
             fetch_ahead::<S>(rows, first, W::VALUES, to);
             // Counted loops over registers, which compilers unroll; other loops would keep them in memory.
@@ -228,7 +227,7 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
     n_steps * W::VALUES
 }
 
-/// Encodes the sixteen values that each row of a group has for a panel, as [`pack_words`] encodes rows that fill `out`.
+/// Encodes sixteen values (a panel) of each row of a group, in the layout of [`pack_words`].
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -239,7 +238,7 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
 pub unsafe fn pack_panel<S: Lanes, W: Words>(values: &[f32], rows: usize, out: &mut [u32]) {
     assert!(values.len() >= rows * LANES);
     let columns = LANES * LANES / W::VALUES;
-    // SAFETY: the rows have sixteen values each, and `out` their words; the instruction set is the caller's promise.
+    // SAFETY: the rows have sixteen values each, and `out` their words; the caller detected the instruction set.
     unsafe {
         match rows {
             3..=FOUR if out.len() == columns * rows => {
@@ -270,7 +269,7 @@ unsafe fn words_of_panel<S: Lanes, W: Words, const M: usize>(
     values: &[f32],
     n: usize,
 ) -> [S::W; M] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut words = [S::splat_word(0); M];
         for m in 0..M {
@@ -284,14 +283,14 @@ unsafe fn words_of_panel<S: Lanes, W: Words, const M: usize>(
 /// Stores the first `n_columns` columns of `n` rows contiguously, column by column; `n` exceeds half of `M`.
 ///
 /// # Safety
-/// `to` takes `n_columns` times `n` words; the instruction set of `S` was detected.
+/// `to` is valid for `n_columns * n` words; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn put_columns<S: Lanes, const M: usize>(
     words: [S::W; M],
     (n, n_columns): (usize, usize),
     to: *mut u32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut columns = words;
         if M == 1 {

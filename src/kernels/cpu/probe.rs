@@ -38,7 +38,7 @@ impl ReadProbe {
         let bytes = bytes.max(BLOCK_BYTES).next_multiple_of(BLOCK_BYTES);
         let mut memory = MmapMut::map_anon(bytes)?;
         #[cfg(target_os = "linux")]
-        // A kernel without huge pages refuses: then small ones are measured.
+        // A failure (no huge pages) means that small pages are measured.
         let _ = memory.advise(memmap2::Advice::HugePage);
         bytemuck::cast_slice_mut::<u8, f32>(&mut memory).fill(1.0);
         Ok(Self { memory })
@@ -123,8 +123,8 @@ impl Arithmetic {
         Some(best_rate(threads.max(1), ARITHMETIC_PASSES, pass))
     }
 
-    /// Runs as many instructions as `f32_ops` f32 operations take (tiles: as many operations), and returns the number
-    /// of operations; 0 if the CPU lacks them.
+    /// Runs as many instructions as `f32_ops` f32 operations take (for tiles: as many operations). Returns the number
+    /// of operations; 0 if the CPU lacks the instruction.
     pub(super) fn pass(self, f32_ops: usize) -> usize {
         if !self.is_present() {
             return 0;
@@ -177,7 +177,7 @@ fn without_vnni() -> Option<Isa> {
 }
 
 /// Units per second of all threads in the best pass, from the first thread's start to the last thread's end. `work`
-/// does one thread's share of a pass and returns its number of units; an earlier pass is not timed.
+/// does one thread's share of a pass and returns its number of units; the first pass is not timed.
 fn best_rate(threads: usize, passes: usize, work: impl Fn(usize) -> usize + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     let run = |thread: usize| -> Vec<(Instant, Instant, usize)> {
@@ -358,7 +358,7 @@ mod x86 {
     /// # Safety
     /// The machine has AMX, and this thread has no tiles.
     pub unsafe fn tile_dots(rounds: usize, of_bytes: bool) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let tiles = Tiles::configure([TILE_ROWS; 2]);
             for _ in 0..rounds {

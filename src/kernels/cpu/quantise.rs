@@ -19,7 +19,7 @@ pub unsafe fn pack_quads<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &
     let n = rows.len();
     for group in 0..inputs.div_ceil(INT8_GROUP) {
         let out = &mut out[group * (INT8_STEPS + 2) * n..];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let words = quantise_group::<S>(rows, group, out);
             for (i, words) in words.into_iter().enumerate() {
@@ -38,7 +38,7 @@ pub unsafe fn pack_shorts<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: 
     let n = rows.len();
     for group in 0..inputs.div_ceil(INT8_GROUP) {
         let out = &mut out[group * (2 * INT8_STEPS + 2) * n..];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let words = quantise_group::<S>(rows, group, out);
             for odd in 0..2 {
@@ -65,7 +65,7 @@ unsafe fn quantise_group<S: Lanes>(
     out: &mut [u32],
 ) -> [[S::W; LANES]; INT8_WORDS] {
     let n = rows.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut words = [[S::splat_word(0); LANES]; INT8_WORDS];
         for (m, row) in rows.iter().enumerate() {
@@ -100,7 +100,7 @@ pub unsafe fn pack_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: 
         let out = &mut out[block * block32::ROW_WORDS * n..][..block32::ROW_WORDS * n];
         for (m, row) in rows.iter().enumerate() {
             let mut words = [0u32; LANES];
-            // SAFETY: the caller's promise; `words` covers the writes.
+            // SAFETY: guaranteed by the caller; `words` covers the writes.
             let scale = unsafe {
                 let mut x = [S::splat(0.0); ZEROS];
                 for (i, x) in x[..2].iter_mut().enumerate() {
@@ -136,7 +136,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
     let n = rows.len();
     for block in 0..inputs.div_ceil(SUPER_BLOCK) {
         let out = &mut out[block * k_quants::ROW_WORDS * n..];
-        // SAFETY: the caller's promise; the arrays cover the writes.
+        // SAFETY: guaranteed by the caller; the arrays cover the writes.
         unsafe {
             let mut words = [[S::splat_word(0); LANES]; WORDS];
             for (m, row) in rows.iter().enumerate() {
@@ -177,7 +177,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
 pub unsafe fn quantise<S: Lanes, const VECTORS: usize, const WORDS: usize>(
     x: [S::V; VECTORS],
 ) -> (f32, [S::W; WORDS]) {
-    // SAFETY: lane arithmetic, by the caller's promise.
+    // SAFETY: only lane arithmetic; the caller detected the instruction set.
     unsafe {
         let zero = S::splat(0.0);
         let (mut largest, mut not_finite) = (zero, zero);

@@ -29,7 +29,7 @@ impl CpuBackend {
         let (logits, found) = (Shared::new(logits.values_mut()), Shared::new(found));
         let cost = n_rows * width * LOGIT_COST;
         self.pool.for_each_with(lanes, n_rows, cost, &|lane, row| {
-            // SAFETY: each row and each place is one item's.
+            // SAFETY: each row and each result belongs to one item.
             let (logits, place) = unsafe { (logits.part(row * width, width), found.part(row, 1)) };
             read(lane, row, logits, &mut place[0]);
         });
@@ -45,7 +45,7 @@ impl CpuBackend {
         let n_items = items.len();
         let items = Shared::new(items);
         self.pool.for_each(n_items, cost, &|index| {
-            // SAFETY: each item is one call's.
+            // SAFETY: each item is passed to one call.
             each(&mut unsafe { items.part(index, 1) }[0]);
         });
     }

@@ -82,13 +82,13 @@ impl<'a> RowSource<'a> {
         Self { x, norm }
     }
 
-    /// Sixteen values from `first` on; zeros after the row's last value, unless all are inside the row.
+    /// Sixteen values from `first` on, with zeros after the row's last value. `is_inside` skips the check for the end.
     ///
     /// # Safety
     /// The values are inside the row if `is_inside`; the instruction set of `S` was detected.
     #[inline(always)]
     pub(super) unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if is_inside {
                 self.load_inside::<S>(first)
@@ -103,7 +103,7 @@ impl<'a> RowSource<'a> {
     #[inline(always)]
     unsafe fn load_inside<S: Lanes>(&self, first: usize) -> S::V {
         debug_assert!(first + LANES <= self.x.len());
-        // SAFETY: the caller's promise; a norm's weight is as long as the row.
+        // SAFETY: guaranteed by the caller; a norm's weight is as long as the row.
         unsafe {
             let x = S::load(self.x.as_ptr().wrapping_add(first));
             match self.norm {
@@ -122,7 +122,7 @@ impl<'a> RowSource<'a> {
     /// The instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn load<S: Lanes>(&self, first: usize) -> S::V {
-        // SAFETY: both hold sixteen values from `first` on, if `x` does; the instruction set is the caller's promise.
+        // SAFETY: both hold sixteen values from `first` on, if `x` does; the caller detected the instruction set.
         unsafe {
             if first + LANES <= self.x.len() {
                 return self.load_inside::<S>(first);
@@ -146,7 +146,7 @@ impl<'a> RowSource<'a> {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u32]) {
-    // SAFETY: a column is stored whole, beyond its rows; `out`, or its stand-in, has room for that after the last one.
+    // SAFETY: each store writes sixteen words, beyond the column's rows; `out` or `padded` has space for it.
     unsafe {
         if rows == EIGHT && out.len() >= LANES * EIGHT {
             let pairs = S::transpose_eight(std::array::from_fn(|i| words[i]));
@@ -167,19 +167,19 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
             _ => S::transpose(words),
         };
         let n_columns = if rows == 1 { 1 } else { LANES };
-        let mut stored = [0u32; LANES * (LANES + 1)];
-        let is_roomy = out.len() >= LANES * rows + LANES;
-        let to = if is_roomy {
+        let mut padded = [0u32; LANES * (LANES + 1)];
+        let fits = out.len() >= LANES * rows + LANES;
+        let to = if fits {
             out.as_mut_ptr()
         } else {
-            stored.as_mut_ptr()
+            padded.as_mut_ptr()
         };
         for i in 0..n_columns {
             S::store_words(to.wrapping_add(i * rows), columns[i]);
         }
-        if !is_roomy {
+        if !fits {
             let len = out.len().min(LANES * rows);
-            out[..len].copy_from_slice(&stored[..len]);
+            out[..len].copy_from_slice(&padded[..len]);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod rotation;
 
-pub use self::rotation::{Rotation, rotate_and_store, rotate_queries, rotations, turn_head};
+pub use self::rotation::{Rotation, rotate_and_store, rotate_head, rotate_queries, rotations};
 use super::batch::CpuBatch;
 use super::element::load_up_to;
 use super::gates::{GatedGelu, silu};

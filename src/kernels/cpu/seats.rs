@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn nodes() -> [Node; 2] {
-        // Eight CPUs on four cores, numbered as usual: first one CPU of each core, with nodes in turn.
+        // Eight CPUs on four cores: CPUs 0 to 3 are on different cores, alternating between the nodes.
         [
             Node {
                 cpus: vec![0, 2, 4, 6],
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn one_thread_per_core_is_bound_to_a_core_of_its_node() {
-        let seats = Seats::on_nodes(4, true, &nodes()).expect("two nodes");
+        let seats = Seats::on_nodes(4, true, &nodes()).expect("both nodes have threads");
         assert_eq!(seats.nodes, Nodes::new([2, 2]));
         assert_eq!(seats.cpus, [[0], [2], [1], [3]]);
     }
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn other_threads_stay_on_their_node() {
         for (threads, pins) in [(2, true), (4, false), (8, true)] {
-            let seats = Seats::on_nodes(threads, pins, &nodes()).expect("two nodes");
+            let seats = Seats::on_nodes(threads, pins, &nodes()).expect("both nodes have threads");
             assert_eq!(seats.nodes, Nodes::new([threads / 2; 2]));
             let cpus = seats.cpus.iter().enumerate();
             for (thread, cpus) in cpus {

@@ -18,8 +18,7 @@ pub const MOST_GROUPS: usize = 64;
 /// With fewer groups, storing the widened weights costs more than it saves.
 pub const LEAST_GROUPS: usize = 4;
 
-/// Inputs that are widened at once: with 48 outputs they take 18 KiB, which leaves room for the rows in an L1 of 32
-/// KiB.
+/// Inputs that are widened at once: with 48 outputs they take 18 KiB of an L1 of 32 KiB, so that rows fit as well.
 pub const PART: usize = 96;
 
 /// Weights of up to [`MAX_PANELS`] panels in f32, contiguous for each input, with a stride of [`SUMS`].
@@ -44,7 +43,7 @@ impl Widened {
         debug_assert!(inputs.len() <= PART);
         let mut to = self.0.as_mut_ptr().cast::<f32>();
         for step in inputs.start / F::ROW_WORDS..inputs.end / F::ROW_WORDS {
-            // SAFETY: the caller's promise; `inputs.len()` rows of `SUMS` values fit.
+            // SAFETY: guaranteed by the caller; `inputs.len()` rows of `SUMS` values fit.
             unsafe {
                 for (n, panel) in panels.into_iter().enumerate() {
                     let step = F::load::<S>(panel.wrapping_add(step * F::STEP_WORDS));
@@ -72,7 +71,7 @@ impl Widened {
     ) {
         debug_assert!(inputs.len() <= PART && inputs.len() == group.inputs);
         debug_assert!(inputs.len().is_multiple_of(F::ROW_WORDS));
-        // SAFETY: the caller's promise; a half of a panel's step is half of its words.
+        // SAFETY: guaranteed by the caller; a half of a panel's step is half of its words.
         unsafe {
             if !F::WIDENS_PAIRS || N != MAX_PANELS || group.n != STRIP_ROWS {
                 self.fill::<S, F, N>(panels, inputs);
@@ -92,13 +91,13 @@ impl Widened {
     /// Multiplies the rows of a group with the widened inputs of `n_panels` panels.
     ///
     /// # Safety
-    /// The group has the widened inputs, of `n_panels` panels; its sums are those of earlier inputs unless it `begins`;
+    /// The group's inputs are the widened ones of `n_panels` panels; its sums hold earlier inputs unless it `begins`;
     /// the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn multiply<S: Lanes>(&mut self, group: GroupPart<'_>, n_panels: usize) {
         let rows = group.n;
         let product = self.product(group);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if n_panels == MAX_PANELS {
                 for strip in product.wide_strips() {
@@ -161,7 +160,7 @@ impl StripProduct {
     /// As [`Widened::multiply`].
     #[inline(always)]
     unsafe fn run<S: Lanes, const STRIP: usize>(self, rows: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match rows {
                 1 => S::multiply_strip::<1, STRIP>(self),

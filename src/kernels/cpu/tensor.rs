@@ -25,7 +25,7 @@ impl Scratch {
         let chosen = fitting.or_else(|| (0..free.len()).max_by_key(|&i| free[i].len()));
         let mut data = chosen.map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
-        data.make_room(len);
+        data.grow_to(len);
         Tensor {
             rows,
             width,
@@ -86,7 +86,7 @@ pub struct Shared<'a, T> {
     borrow: std::marker::PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` whose users promise, at each use, that their parts are disjoint.
+// SAFETY: it is a `&mut [T]` whose users guarantee, at each use, that their parts are disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
@@ -138,7 +138,7 @@ impl<'a, T> Shared<'a, T> {
             "range {start}+{len} is outside a slice of {}",
             self.len
         );
-        // SAFETY: in bounds by the line above, disjoint by the caller's promise.
+        // SAFETY: in bounds by the line above, disjoint as the caller guarantees.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }

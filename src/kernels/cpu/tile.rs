@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use super::ahead::{Ahead, are_quads_foreseen};
+use super::ahead::{Ahead, is_int8_prefetched};
 use super::panel::{INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
 
@@ -61,7 +61,7 @@ impl Plain for F32 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load(p.cast()) }
     }
 
@@ -77,7 +77,7 @@ impl Plain for F32 {
 
     #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
     }
 }
@@ -89,7 +89,7 @@ impl Plain for F16 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_f16(p.cast::<f16>()) }
     }
 
@@ -105,7 +105,7 @@ impl Plain for F16 {
 
     #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
     }
 }
@@ -119,13 +119,13 @@ impl Plain for WideBf16 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_words(p) }
     }
 
     #[inline(always)]
     unsafe fn factor<S: Lanes>(step: S::W, word: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             S::from_words(match word {
                 0 => S::shift_left(step, 16),
@@ -136,13 +136,13 @@ impl Plain for WideBf16 {
 
     #[inline(always)]
     unsafe fn widened<S: Lanes>(step: S::W, word: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::factor::<S>(step, word) }
     }
 
     #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::mul_add(S::splat(f32::from_bits(row)), factor, acc) }
     }
 }
@@ -154,7 +154,7 @@ impl Plain for Bf16 {
 
     #[inline(always)]
     unsafe fn load<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::load_words(p) }
     }
 
@@ -170,7 +170,7 @@ impl Plain for Bf16 {
 
     #[inline(always)]
     unsafe fn product<S: Lanes>(acc: S::V, row: u32, factor: S::W) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::dot_pairs(acc, S::splat_word(row), factor) }
     }
 }
@@ -187,21 +187,21 @@ pub trait RowWords<const M: usize>: Copy {
 
 /// Interleaved rows: the words of all rows, word by word.
 #[derive(Clone, Copy)]
-pub struct Together(pub *const u32);
+pub struct InterleavedRows(pub *const u32);
 
-impl<const M: usize> RowWords<M> for Together {
+impl<const M: usize> RowWords<M> for InterleavedRows {
     #[inline(always)]
     unsafe fn word(&self, row: usize, word: usize) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { super::simd::read(self.0.wrapping_add(word * M).wrapping_add(row)) }
     }
 }
 
 /// Separate rows, each contiguous.
 #[derive(Clone, Copy)]
-pub struct Apart<const M: usize>([*const u32; M]);
+pub struct SeparateRows<const M: usize>([*const u32; M]);
 
-impl<const M: usize> Apart<M> {
+impl<const M: usize> SeparateRows<M> {
     /// Rows of `row_words` words, by index.
     ///
     /// # Safety
@@ -210,7 +210,7 @@ impl<const M: usize> Apart<M> {
     pub unsafe fn picked(all: *const u32, row_words: usize, picked: *const u32) -> Self {
         let mut rows = [all; M];
         for m in 0..M {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let row = unsafe { super::simd::read::<u32, u32>(picked.wrapping_add(m)) };
             rows[m] = all.wrapping_add(row as usize * row_words);
         }
@@ -218,10 +218,10 @@ impl<const M: usize> Apart<M> {
     }
 }
 
-impl<const M: usize> RowWords<M> for Apart<M> {
+impl<const M: usize> RowWords<M> for SeparateRows<M> {
     #[inline(always)]
     unsafe fn word(&self, row: usize, word: usize) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { super::simd::read(self.0[row].wrapping_add(word)) }
     }
 }
@@ -239,10 +239,10 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     sums: &mut Sums,
 ) {
     let is_product_a_line = M * F::ROW_WORDS * S::REGISTERS * PANEL == F::STEP_WORDS;
-    let mut ahead = ahead.over(steps).foreseen(is_product_a_line);
+    let mut ahead = ahead.over(steps).shorten(is_product_a_line);
     let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within the ranges that the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         // `wrapping_add`, because debug builds check plain offsets, which takes twice as long as the products.
@@ -300,15 +300,15 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
 ) {
     let mut ahead = ahead
         .over(groups * INT8_STEPS)
-        .foreseen(are_quads_foreseen::<S>(M));
+        .shorten(is_int8_prefetched::<S>(M));
     let every = ahead.every.min(INT8_STEPS);
     let row_words = if S::BYTE_QUADS { 1 } else { 2 } * INT8_STEPS;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let read = |p: *const u32| -> u32 {
-        // SAFETY: within the ranges that the caller promised.
+        // SAFETY: within the ranges that the caller guaranteed.
         unsafe { super::simd::read(p) }
     };
-    // SAFETY: all offsets stay within the ranges that the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         clear::<S, M, N>(sums);
         for group in 0..groups {
@@ -365,7 +365,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
 /// The sums are valid; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn clear<S: Lanes, const M: usize, const N: usize>(sums: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for m in 0..M {
             for n in 0..N {
@@ -386,7 +386,7 @@ unsafe fn add_scaled<S: Lanes, const M: usize, const N: usize>(
     panel: [*const u32; N],
     sums: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for m in 0..M {
             let row_scale = S::splat(f32::from_bits(super::simd::read(scales.wrapping_add(m))));
@@ -408,7 +408,7 @@ unsafe fn add_scaled<S: Lanes, const M: usize, const N: usize>(
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn shorts<S: Lanes>(words: S::W, odd: usize) -> S::W {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         S::and(
             S::shift_right(words, 8 * odd as u32),

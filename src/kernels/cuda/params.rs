@@ -55,7 +55,7 @@ pub struct RopeStoreParams {
     pub q: DevicePtr<Element>,
     /// `[n_slots, n_kv_heads, head_dim]`, of one layer.
     pub k_pool: DevicePtr<Element>,
-    /// Likewise.
+    /// As `k_pool`.
     pub v_pool: DevicePtr<Element>,
     /// `[T, (n_heads + 2 n_kv_heads) * head_dim]`.
     pub qkv: DevicePtr<Element>,
@@ -83,7 +83,7 @@ pub struct AttendParams {
     pub q: DevicePtr<Element>,
     /// `[n_slots, n_kv_heads, head_dim]`, of one layer.
     pub k_pool: DevicePtr<Element>,
-    /// Likewise.
+    /// As `k_pool`.
     pub v_pool: DevicePtr<Element>,
     /// `[n_rows, table_stride]`.
     pub page_table: DevicePtr<u32>,

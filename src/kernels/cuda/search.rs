@@ -9,8 +9,8 @@ pub(super) fn variable(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
-/// Existing folders of CUDA toolkits and of Python packages (`package`, in `nvidia` of the active environment; those of
-/// CUDA 13 share one folder), best first.
+/// Existing library folders, best first: of CUDA toolkits, then of `package` in the active Python environment. The
+/// Python packages of CUDA 13 share the folder `nvidia/cu13`.
 pub(super) fn folders(package: &str) -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
     let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]);
@@ -54,7 +54,7 @@ mod tests {
             "libnvrtc.alt.so.12",
             "libother.so",
         ] {
-            fs::write(dir.path().join(name), "").expect("it is writable");
+            fs::write(dir.path().join(name), "").expect("the file can be written");
         }
         let found = entries(dir.path(), "libnvrtc.so");
         let expected = ["libnvrtc.so.12", "libnvrtc.so.13"].map(|name| dir.path().join(name));

@@ -5,8 +5,8 @@ use libloading::Library;
 /// Declares a struct of function pointers from `Name, bindings -> Result;` and lines of `field: symbol (arguments);` or
 /// `field: symbol like binding (arguments);`, where `binding` is a function of the bindings with the same arguments.
 ///
-/// Results are plain numbers, not the bindings' enums, which lack codes of newer libraries. Arguments are compared with
-/// the bindings' at compile time.
+/// Results are integers instead of the bindings' enums, because newer libraries have codes that the enums lack.
+/// Argument types are checked against the bindings at compile time.
 macro_rules! library_functions {
     (
         $(#[$doc:meta])* $name:ident, $bindings:ident -> $result:ty;
@@ -24,12 +24,12 @@ macro_rules! library_functions {
             /// Looks up all functions; the error names a missing one.
             ///
             /// # Safety
-            /// The library is the one that the bindings describe.
+            /// The bindings describe this library.
             pub(super) unsafe fn resolve(
                 library: &libloading::Library,
             ) -> Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the arguments are those of the bindings, and results are ints.
+                    // SAFETY: the argument types are those of the bindings, and the results are C ints.
                     $($field: unsafe {
                         $crate::cuda::symbols::symbol(
                             library,
@@ -53,7 +53,7 @@ pub(super) unsafe fn symbol<F: Copy>(
     library: &Library,
     name: &'static str,
 ) -> Result<F, &'static str> {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found
         .map(|function| *function)

@@ -12,7 +12,7 @@ use crate::tensor_view::TensorView;
 /// Alignment of every tensor, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Elements of one or several contiguous tensors. All weights share memory, which is freed with the last of them.
+/// Elements of one or several contiguous tensors. All weights share one allocation, freed when the last is dropped.
 pub struct Weights<T> {
     start: DevicePtr<T>,
     _memory: Arc<DeviceBuffer<u8>>,
@@ -57,8 +57,8 @@ impl WeightLoader {
         })
     }
 
-    /// Allocates elements that are computed on the device.
-    pub fn room(
+    /// Allocates uninitialised elements, which a kernel computes on the device.
+    pub fn uninit(
         &mut self,
         elements: usize,
         element: ElementType,
@@ -78,8 +78,8 @@ impl WeightLoader {
         })
     }
 
-    pub fn numbers(&mut self, numbers: &[f32]) -> Result<Weights<f32>, DriverError> {
-        let (shape, bytes) = ([numbers.len()], bytemuck::cast_slice(numbers));
+    pub fn f32_values(&mut self, values: &[f32]) -> Result<Weights<f32>, DriverError> {
+        let (shape, bytes) = ([values.len()], bytemuck::cast_slice(values));
         self.f32(&[TensorView::plain(Dtype::F32, &shape, bytes)])
     }
 

@@ -12,7 +12,7 @@ use super::space::CHUNK_ROWS;
 use super::state::Fold;
 use super::tile::Work;
 
-/// Queries in a run: whole tiles of a product, and few enough to skip keys that none of them sees.
+/// Queries in a run: a multiple of a product's tile, but few, so that keys that none of these queries sees are skipped.
 const RUN_ROWS: usize = 12;
 
 fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -44,7 +44,7 @@ pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
 impl<F: KvElement> Work<'_, F> {
     /// Records the part that each query sees of the block that begins at `start`.
     #[inline(always)]
-    pub fn look(&mut self, sizes: Sizes, start: usize) {
+    pub fn mark_seen(&mut self, sizes: Sizes, start: usize) {
         let step = self.step;
         let tokens = step
             .plan
@@ -60,13 +60,13 @@ impl<F: KvElement> Work<'_, F> {
         &mut self,
         sizes: Sizes,
         head: usize,
-        place: usize,
+        entry: usize,
         loaded: Seen,
     ) {
         let words = sizes.query_words;
-        let masks_values = !F::SCALED && !self.is_plain(sizes, place, loaded);
-        let keys = self.space.blocks.keys(sizes, place).as_ptr();
-        let values = self.space.blocks.values::<F>(sizes, place).as_ptr();
+        let masks_values = !F::SCALED && !self.unseen_values_are_finite(sizes, entry, loaded);
+        let keys = self.space.blocks.keys(sizes, entry).as_ptr();
+        let values = self.space.blocks.values::<F>(sizes, entry).as_ptr();
         for first in (0..sizes.rows).step_by(CHUNK_ROWS) {
             let n_rows = CHUNK_ROWS.min(sizes.rows - first);
             let row = head * sizes.rows + first;
@@ -85,8 +85,7 @@ impl<F: KvElement> Work<'_, F> {
             let seen = &space.seen[first..first + n_rows];
             for rows in runs(n_rows) {
                 let vectors = seen_end(&seen[rows.clone()]).div_ceil(LANES);
-                // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected
-                // the instruction set.
+                // SAFETY: `fit` sized the buffers, `packed` filled the vectors; `dispatch` detected the instructions.
                 unsafe {
                     F::score::<S>(&scores.starting_at(rows.start), rows.len(), vectors);
                 };
@@ -105,7 +104,7 @@ impl<F: KvElement> Work<'_, F> {
                 scales: space.scales(sizes, row),
             };
             if masks_values {
-                self.weigh_seen::<S>(sizes, place, first..first + n_rows, sums);
+                self.weigh_seen::<S>(sizes, entry, first..first + n_rows, sums);
                 continue;
             }
             let seen = &space.seen[first..first + n_rows];
@@ -122,7 +121,7 @@ impl<F: KvElement> Work<'_, F> {
 
     /// Whether all values that some query does not see are finite, so that a weight of zero cancels them.
     #[inline(always)]
-    fn is_plain(&mut self, sizes: Sizes, place: usize, loaded: Seen) -> bool {
+    fn unseen_values_are_finite(&mut self, sizes: Sizes, entry: usize, loaded: Seen) -> bool {
         let covered = |seen: &Seen| {
             if seen.start <= loaded.start {
                 seen.end as usize
@@ -133,7 +132,7 @@ impl<F: KvElement> Work<'_, F> {
         let covered = self.space.seen[..sizes.rows].iter().map(covered);
         let common_words = covered.min().unwrap_or(0) / F::PER_WORD;
         let n_words = (loaded.end as usize).div_ceil(F::PER_WORD);
-        let values = self.space.blocks.values::<F>(sizes, place);
+        let values = self.space.blocks.values::<F>(sizes, entry);
         let partly_seen = &values[common_words * sizes.width..n_words * sizes.width];
         let is_finite = |all, word: &u32| all & F::is_finite(*word);
         partly_seen.iter().fold(true, is_finite)
@@ -161,23 +160,23 @@ impl<F: KvElement> Work<'_, F> {
             scale: scale * std::f32::consts::LOG2_E,
             scales: space.scales(sizes, head * sizes.rows + rows.start),
         };
-        // SAFETY: `fit` made room for whole chunks; `dispatch` detected the instruction set.
+        // SAFETY: `fit` sized the buffers for whole chunks; `dispatch` detected the instruction set.
         unsafe { fold.run::<F, S>(&space.seen[rows]) };
     }
 
-    /// Computes the weighted sums of a block with a value that is not finite. Since zero times it is NaN, each query's
-    /// sum uses a copy of the values in which unseen ones are zero.
+    /// Computes the weighted sums of a block with infinite or NaN values. Zero times such a value is NaN, so the sum of
+    /// each query uses a copy of the values in which unseen values are zero.
     #[inline(always)]
     fn weigh_seen<S: Lanes>(
         &mut self,
         sizes: Sizes,
-        place: usize,
+        entry: usize,
         rows: Range<usize>,
         sums: Product,
     ) {
         let space = &mut *self.space;
-        let values = space.blocks.values::<F>(sizes, place);
-        space.masked.make_room(values.len());
+        let values = space.blocks.values::<F>(sizes, entry);
+        space.masked.grow_to(values.len());
         for (row, seen) in space.seen[rows].iter().enumerate() {
             if seen.is_empty() {
                 continue;

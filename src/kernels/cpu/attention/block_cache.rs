@@ -5,20 +5,19 @@ use super::kv_element::KvElement;
 use super::seen::{BLOCK, Seen};
 use super::sizes::Sizes;
 
-/// Blocks that are kept, from the beginning of a sequence on: with heads of 128 in bf16 they take half of a
-/// second-level cache of 1 MiB.
-const KEPT_BLOCKS: usize = 8;
+/// The number of a sequence's first blocks that are cached: with bf16 heads of 128 they take half of an L2 of 1 MiB.
+const CACHED_BLOCKS: usize = 8;
 
-/// Packed blocks: a scratch block, overwritten repeatedly, followed by the kept ones.
+/// Packed blocks: a scratch block, overwritten repeatedly, followed by the cached blocks.
 #[derive(Default)]
 pub struct BlockCache {
     keys: Lines<u32>,
     values: Lines<u32>,
-    kept: Vec<Kept>,
+    entries: Vec<Entry>,
 }
 
 #[derive(Clone)]
-struct Kept {
+struct Entry {
     head: usize,
     loaded: Seen,
     slots: [usize; BLOCK],
@@ -26,62 +25,62 @@ struct Kept {
 
 impl BlockCache {
     pub fn fit<F: KvElement>(&mut self, sizes: Sizes) {
-        self.keys.make_room((1 + KEPT_BLOCKS) * keys_len(sizes));
+        self.keys.grow_to((1 + CACHED_BLOCKS) * keys_len(sizes));
         self.values
-            .make_room((1 + KEPT_BLOCKS) * values_len::<F>(sizes));
-        let nothing = Kept {
+            .grow_to((1 + CACHED_BLOCKS) * values_len::<F>(sizes));
+        let nothing = Entry {
             head: 0,
             loaded: Seen::default(),
             slots: [0; BLOCK],
         };
-        self.kept.resize(KEPT_BLOCKS, nothing);
+        self.entries.resize(CACHED_BLOCKS, nothing);
     }
 
-    /// Drops the kept blocks, before the keys and values of another layer or step.
-    pub fn forget(&mut self) {
-        for kept in &mut self.kept {
-            kept.loaded = Seen::default();
+    /// Drops the cached blocks, before the keys and values of another layer or step.
+    pub fn clear(&mut self) {
+        for entry in &mut self.entries {
+            entry.loaded = Seen::default();
         }
     }
 
-    /// Index of the place for a block that other tiles may see, and whether the loaded slots are already packed there.
+    /// Returns the index of a block's entry, and whether the entry already holds the loaded slots. Index 0 is scratch.
     #[inline(always)]
-    pub fn keep<F>(
+    pub fn claim<F>(
         &mut self,
         (block, head): (usize, usize),
         slots: &[*const F; BLOCK],
         loaded: Seen,
     ) -> (usize, bool) {
-        let Some(kept) = self.kept.get_mut(block) else {
+        let Some(entry) = self.entries.get_mut(block) else {
             return (0, false);
         };
-        let has_all = kept.loaded.start <= loaded.start && kept.loaded.end >= loaded.end;
-        if has_all && kept.head == head && !loaded.is_empty() {
+        let has_all = entry.loaded.start <= loaded.start && entry.loaded.end >= loaded.end;
+        if has_all && entry.head == head && !loaded.is_empty() {
             let range = loaded.start as usize..loaded.end as usize;
-            let pairs = kept.slots[range.clone()].iter().zip(&slots[range]);
-            let equal = |all, (kept, slot): (&usize, &*const F)| all & (*kept == slot.addr());
+            let pairs = entry.slots[range.clone()].iter().zip(&slots[range]);
+            let equal = |all, (cached, slot): (&usize, &*const F)| all & (*cached == slot.addr());
             if pairs.fold(true, equal) {
                 return (1 + block, true);
             }
         }
-        kept.head = head;
-        kept.loaded = loaded;
-        kept.slots = slots.map(|slot| slot.addr());
+        entry.head = head;
+        entry.loaded = loaded;
+        entry.slots = slots.map(|slot| slot.addr());
         (1 + block, false)
     }
 
-    /// Keys of a place, `[depth, BLOCK]` words: each lane is a key.
+    /// Keys of an entry, `[depth, BLOCK]` words: each lane is a key.
     #[inline(always)]
-    pub fn keys(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
+    pub fn keys(&mut self, sizes: Sizes, entry: usize) -> &mut [u32] {
         let len = keys_len(sizes);
-        &mut self.keys[place * len..][..len]
+        &mut self.keys[entry * len..][..len]
     }
 
-    /// Values of a place, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
+    /// Values of an entry, `[BLOCK / PER_WORD, width]` words: each lane is an element of a head.
     #[inline(always)]
-    pub fn values<F: KvElement>(&mut self, sizes: Sizes, place: usize) -> &mut [u32] {
+    pub fn values<F: KvElement>(&mut self, sizes: Sizes, entry: usize) -> &mut [u32] {
         let len = values_len::<F>(sizes);
-        &mut self.values[place * len..][..len]
+        &mut self.values[entry * len..][..len]
     }
 }
 
@@ -102,7 +101,7 @@ mod tests {
     use souffleur_base::kv_layout::Values;
 
     #[test]
-    fn a_kept_block_is_found_for_the_same_head_and_slots() {
+    fn a_cached_block_is_found_for_the_same_head_and_slots() {
         let heads = HeadShape {
             n_heads: 2,
             n_kv_heads: 2,
@@ -119,19 +118,19 @@ mod tests {
         let mut others = slots;
         others[40] = pool[BLOCK..].as_ptr();
         let seen = |start, end| Seen { start, end };
-        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 100)), (4, false));
-        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 100)), (4, true));
-        assert_eq!(blocks.keep((3, 0), &others, seen(0, 40)), (4, true));
-        assert_eq!(blocks.keep((2, 0), &slots, seen(0, 100)), (3, false));
-        assert_eq!(blocks.keep((3, 0), &slots, seen(0, 101)), (4, false));
-        assert_eq!(blocks.keep((3, 1), &slots, seen(0, 101)), (4, false));
-        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, false));
+        assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, false));
+        assert_eq!(blocks.claim((3, 0), &slots, seen(0, 100)), (4, true));
+        assert_eq!(blocks.claim((3, 0), &others, seen(0, 40)), (4, true));
+        assert_eq!(blocks.claim((2, 0), &slots, seen(0, 100)), (3, false));
+        assert_eq!(blocks.claim((3, 0), &slots, seen(0, 101)), (4, false));
+        assert_eq!(blocks.claim((3, 1), &slots, seen(0, 101)), (4, false));
+        assert_eq!(blocks.claim((3, 1), &others, seen(0, 101)), (4, false));
         assert_eq!(
-            blocks.keep((KEPT_BLOCKS, 0), &slots, seen(0, 9)),
+            blocks.claim((CACHED_BLOCKS, 0), &slots, seen(0, 9)),
             (0, false)
         );
-        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, true));
-        blocks.forget();
-        assert_eq!(blocks.keep((3, 1), &others, seen(0, 101)), (4, false));
+        assert_eq!(blocks.claim((3, 1), &others, seen(0, 101)), (4, true));
+        blocks.clear();
+        assert_eq!(blocks.claim((3, 1), &others, seen(0, 101)), (4, false));
     }
 }

@@ -19,7 +19,7 @@ pub struct Direct<'a, F> {
     pub key_dim: usize,
     pub value_dim: usize,
     pub rows: usize,
-    /// Elements from the first head's plane to the one that is read.
+    /// Elements from the first head's plane to the plane that is read.
     pub plane: usize,
     /// `[rows, key_dim / PER_WORD]` words.
     pub queries: *const u32,
@@ -66,7 +66,7 @@ impl<F: FloatKv> Direct<'_, F> {
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn score<S: Lanes>(&self, fetch: &mut Fetch<'_, F>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.rows {
                 1 => self.score_rows::<S, 1>(fetch),
@@ -113,7 +113,7 @@ impl<F: FloatKv> Direct<'_, F> {
     /// As for [`Self::score`].
     #[inline(always)]
     pub unsafe fn weigh<S: Lanes>(&self, fetch: &mut Fetch<'_, F>) {
-        // SAFETY: the caller's promise. Sums of a pass fill about half of the registers.
+        // SAFETY: guaranteed by the caller. Sums of a pass fill about half of the registers.
         unsafe {
             match (self.rows, S::REGISTERS) {
                 (1, 1) => self.weigh_rows::<S, 1, 8>(0, fetch),

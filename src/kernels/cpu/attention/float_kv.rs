@@ -23,8 +23,8 @@ pub trait FloatKv: Element {
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;
-    /// Reads 32 elements of `PER_WORD` rows, each word with an element of every row, in the order that
-    /// [`Self::in_order`] undoes. If `PER_WORD` is 1, the second row is ignored.
+    /// Reads 32 elements of `PER_WORD` rows: each word holds the same element of every row. [`Self::in_order`] restores
+    /// the order of the elements. If `PER_WORD` is 1, the second row is ignored.
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2];
     /// Reorders values from the order of [`Self::across`] to that of the elements.
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
@@ -41,13 +41,13 @@ impl FloatKv for bf16 {
 
     #[inline(always)]
     unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller promises one word at `p`, and the instruction set.
+        // SAFETY: the caller guarantees one word at `p`, and the instruction set.
         unsafe { S::splat_word_at(p) }
     }
 
     #[inline(always)]
     unsafe fn operand<S: Lanes>(p: *const u32) -> S::W {
-        // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p) }
     }
 
@@ -64,19 +64,19 @@ impl FloatKv for bf16 {
 
     #[inline(always)]
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
-        // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen values at `p`, and the instruction set.
         unsafe { S::store_bf16_normal(p.cast(), v) };
     }
 
     #[inline(always)]
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
-        // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
+        // SAFETY: the caller guarantees the elements of sixteen words at `p`, and the instruction set.
         unsafe { S::load_words(p.cast()) }
     }
 
     #[inline(always)]
     unsafe fn across<S: Lanes>(first: *const Self, second: *const Self) -> [S::W; 2] {
-        // SAFETY: the caller promises 32 elements in a row, and the instruction set.
+        // SAFETY: the caller guarantees 32 elements in a row, and the instruction set.
         unsafe { S::zip_bf16(S::load_words(first.cast()), S::load_words(second.cast())).into() }
     }
 
@@ -102,13 +102,13 @@ macro_rules! singles {
 
             #[inline(always)]
             unsafe fn broadcast<S: Lanes>(p: *const u32) -> S::V {
-                // SAFETY: the caller promises one word at `p`, and the instruction set.
+                // SAFETY: the caller guarantees one word at `p`, and the instruction set.
                 unsafe { S::splat_at(p.cast()) }
             }
 
             #[inline(always)]
             unsafe fn operand<S: Lanes>(p: *const u32) -> S::V {
-                // SAFETY: the caller promises sixteen words at `p`, and the instruction set.
+                // SAFETY: the caller guarantees sixteen words at `p`, and the instruction set.
                 unsafe { S::load(p.cast()) }
             }
 
@@ -126,19 +126,19 @@ macro_rules! singles {
 
             #[inline(always)]
             unsafe fn write<S: Lanes>(p: *mut u32, v: S::V) {
-                // SAFETY: the caller promises room for sixteen values at `p`, and the instruction set.
+                // SAFETY: the caller guarantees space for sixteen values at `p`, and the instruction set.
                 unsafe { S::store(p.cast(), v) };
             }
 
             #[inline(always)]
             unsafe fn words<S: Lanes>(p: *const Self) -> S::W {
-                // SAFETY: the caller promises the elements of sixteen words at `p`, and the instruction set.
+                // SAFETY: the caller guarantees the elements of sixteen words at `p`, and the instruction set.
                 unsafe { S::to_words(Self::load::<S>(p)) }
             }
 
             #[inline(always)]
             unsafe fn across<S: Lanes>(first: *const Self, _second: *const Self) -> [S::W; 2] {
-                // SAFETY: the caller promises 32 elements in a row, and the instruction set.
+                // SAFETY: the caller guarantees 32 elements in a row, and the instruction set.
                 unsafe {
                     [
                         S::to_words(Self::load::<S>(first)),
@@ -164,7 +164,7 @@ singles!(f16);
 #[inline(always)]
 pub unsafe fn words_part<F: FloatKv, S: Lanes>(p: *const F, len: usize) -> S::W {
     let mut padded = [F::default(); 2 * LANES];
-    // SAFETY: `padded` holds all that is read; the rest is the caller's promise.
+    // SAFETY: `padded` holds all that is read; the caller guarantees the rest.
     unsafe {
         std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), len.min(2 * LANES));
         F::words::<S>(padded.as_ptr())

@@ -16,7 +16,7 @@ use super::state::{Fold, VECTORS};
 /// # Safety
 /// Every method has the requirements of [`Lanes`], and needs operands of the documented shapes.
 pub trait KvElement: Kept {
-    /// Elements of a key in a word of an operand, and keys in a word of values.
+    /// Elements of a key in a word of packed keys; keys in a word of packed values.
     const PER_WORD: usize;
     /// A head is padded to a multiple of this number of elements.
     const CHUNK: usize;
@@ -40,11 +40,11 @@ pub trait KvElement: Kept {
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize);
     /// Scores some rows of packed queries against `vectors` vectors of sixteen packed keys.
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize);
-    /// Adds packed values, weighted, to the decayed sums of some rows.
+    /// Adds weighted packed values to the decayed sums of some rows.
     unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize);
     /// Scores few queries against keys in the pool.
     unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
-    /// Adds values in the pool, weighted, to the decayed sums of few queries.
+    /// Adds weighted values in the pool to the decayed sums of few queries.
     unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
     /// Multiplies the weighted sums of a softmax record by a factor, and restores the order of the elements.
     unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]);
@@ -79,7 +79,7 @@ impl<F: FloatKv> KvElement for F {
     #[inline(always)]
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
         for (i, values) in query.chunks(LANES).enumerate() {
-            // SAFETY: the caller promises space for all words, and the instruction set.
+            // SAFETY: the caller guarantees space for all words, and the instruction set.
             unsafe {
                 let values = load_up_to::<S>(values);
                 F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
@@ -92,38 +92,38 @@ impl<F: FloatKv> KvElement for F {
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]) {
         let to = fold.weights.wrapping_add(row * BLOCK / F::PER_WORD);
         for i in 0..VECTORS {
-            // SAFETY: the caller promises space for a row, and the instruction set.
+            // SAFETY: the caller guarantees space for a row, and the instruction set.
             unsafe { F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), weights[i]) };
         }
     }
 
     #[inline(always)]
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack_floats::<F, S>(packing, n_keys) };
     }
 
     #[inline(always)]
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { product.replace::<F, S>(rows, vectors) };
     }
 
     #[inline(always)]
     unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { product.add::<F, S>(rows, vectors) };
     }
 
     #[inline(always)]
     unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { direct.score::<S>(fetch) };
     }
 
     #[inline(always)]
     unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { direct.weigh::<S>(fetch) };
     }
 

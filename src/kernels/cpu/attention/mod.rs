@@ -48,7 +48,6 @@ use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use crate::HeadShape;
 
-/// Plans, buffers and counts of all layers' attention.
 pub struct Attention {
     shares_prefixes: bool,
     /// Plans of step `serial`, by head shape and the position from which queries are sparse.
@@ -60,13 +59,13 @@ pub struct Attention {
     dense: Vec<Segment>,
     pub sparse: SparseAttention,
     pub states: Lines<f32>,
-    /// One for each thread, all of the same size, so that none must grow whichever items its thread takes.
+    /// One for each thread, each large enough for any item, so that no item allocates.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
 }
 
 impl Attention {
-    /// With `shares_prefixes`, rows' common pages are read once for all of them.
+    /// If `shares_prefixes`, pages that several rows of a step begin with are read once for all of these rows.
     pub fn new(shares_prefixes: bool) -> Self {
         Self {
             shares_prefixes,
@@ -114,7 +113,7 @@ impl Attention {
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv, scales => {
             let record = record_of(kv, heads);
-            self.states.make_room(plan.n_records * record);
+            self.states.grow_to(plan.n_records * record);
             let states = Shared::new(&mut self.states);
             let planes = Planes::over(heads, kv);
             let step = Step { heads, sinks, planes, q, kv, scales, table, plan, states, out: shared };
@@ -128,7 +127,7 @@ impl Attention {
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
                 let lanes = (self.spaces.as_mut_slice(), round.taking);
-                pool.for_each_dealt_with(lanes, plan.dealt(round), round.cost, &work);
+                pool.for_each_by_node_with(lanes, plan.dealt(round), round.cost, &work);
             }
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
@@ -139,7 +138,7 @@ impl Attention {
         out
     }
 
-    /// Index of the plan for a head shape and the queries below a position; makes the plan on first use in a step.
+    /// Index of the plan for a head shape and the position below which queries are dense; made on first use in a step.
     fn plan(
         &mut self,
         kind: (HeadShape, usize),
@@ -201,7 +200,7 @@ fn fit<F: KvElement>(
     n_records: usize,
 ) {
     space.fit::<F>(heads, n_tokens, n_records);
-    space.blocks.forget();
+    space.blocks.clear();
 }
 
 /// Merges the spans of a tile that different items have computed, for the heads of one group.
@@ -235,8 +234,7 @@ impl<F: KvElement> Kernel for Merge<'_, F> {
             for head in self.kv_head * group..(self.kv_head + 1) * group {
                 let at = token.index as usize * heads.n_heads + head;
                 let first = first + i * heads.n_heads + head;
-                // SAFETY: each token and head belongs to one item, and its first record is not read twice;
-                // `dispatch` detected the instruction set.
+                // SAFETY: each token and head belongs to one item; `dispatch` detected the instruction set.
                 unsafe {
                     let total = states.part(first * len, len);
                     if self.tile.resumes {

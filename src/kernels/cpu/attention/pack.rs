@@ -8,12 +8,12 @@ use super::seen::BLOCK;
 /// Cache lines of keys and values to prefetch in portions: all at once would delay the lines needed now.
 pub struct Ahead<'s, F> {
     pub slots: &'s [*const F],
-    /// Next byte of the first slot: of its keys, then of its values.
+    /// Next byte to prefetch of the first slot: of its key, then of its value.
     pub byte: usize,
-    /// Where the head's keys begin, and how far its values are after them, in bytes.
+    /// Byte offset of the head's keys from a slot's start, and the distance from its keys to its values.
     pub start: usize,
     pub to_values: usize,
-    /// The bytes of a slot's keys, and of its values unless these are part of the keys.
+    /// Bytes of a slot's key, and of its value; 0 for a value that is part of the key.
     pub key_bytes: usize,
     pub value_bytes: usize,
 }
@@ -42,7 +42,7 @@ impl<F> Ahead<'_, F> {
 
 pub struct Packing<'s, F> {
     pub slots: &'s [*const F; BLOCK],
-    /// Where the head's keys and values begin in a slot.
+    /// Offsets of the head's key and value from a slot's start, in elements.
     pub key: usize,
     pub value: usize,
     pub key_dim: usize,
@@ -70,7 +70,7 @@ pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_
         let values = packing.values.wrapping_add(row * width);
         let (key, key_dim) = (packing.key, packing.key_dim);
         let (value, value_dim) = (packing.value, packing.value_dim);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             pack_keys::<F, S>(sixteen, key, key_dim, keys, &mut packing.ahead);
             pack_values::<F, S>(sixteen, value, value_dim, values, &mut packing.ahead);
@@ -81,7 +81,7 @@ pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_
 /// Packs sixteen keys so that each lane is a key.
 ///
 /// # Safety
-/// The slots hold `key_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
+/// The slots hold `key_dim` elements at `at`, `to` is valid for their words; the instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn pack_keys<F: FloatKv, S: Lanes>(
     slots: &[*const F; LANES],

@@ -15,10 +15,10 @@ use crate::cpu::nodes::Nodes;
 use crate::cpu::threads::Taking;
 use souffleur_base::ids::RowId;
 
-/// Queries of a key head (tokens times heads of its group) in a tile, which share packed blocks. A tile may have up to
-/// half more or fewer, so that no small tile remains that would pack the blocks again.
+/// Queries of a key head (tokens times heads of its group) in a tile, which share packed blocks. Up to half more or
+/// fewer are allowed, so that no small tile remains, which would pack the blocks again.
 const TILE_ROWS: usize = 384;
-/// A segment with at least this many queries shares no prefix: packing again costs less than storing its records.
+/// A segment with at least this many queries shares no prefix: packing a prefix again costs less than storing records.
 const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which attention is memory-bound.
 const FEW_ROWS: usize = 12;
@@ -45,9 +45,9 @@ impl QueryToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Out,
-    /// To the records of the step's tokens, which the next round continues.
+    /// The records of the step's tokens, with which the next round continues.
     State,
-    /// To records `[spans, tokens, n_heads]`, of which this is the first.
+    /// Index of the first of the records `[spans, tokens, n_heads]`.
     Spans(usize),
 }
 
@@ -59,7 +59,7 @@ pub struct Tile {
     n_tokens: usize,
     /// A row whose pages hold the keys.
     pub row: RowId,
-    /// Positions of all keys that its tokens see.
+    /// Positions of all keys that the tile's tokens see.
     pub keys: Range<usize>,
     pub spans: Range<usize>,
     /// Whether an earlier round has computed the preceding spans.
@@ -92,10 +92,10 @@ pub struct Item {
 /// Items that do not wait for each other.
 pub struct Round {
     items: Range<usize>,
-    /// Range in [`AttentionPlan`]'s `dealt` with the round's number of items per node.
-    dealt: Range<usize>,
+    /// Range in [`AttentionPlan`]'s `node_items` with the round's number of items per node.
+    node_items: Range<usize>,
     pub cost: usize,
-    /// In runs if neighbouring items share a head: a thread that takes both finds the keys in its cache.
+    /// `Runs` if neighbouring items share a head: a thread that takes both finds the keys in its cache.
     pub taking: Taking,
 }
 
@@ -107,7 +107,7 @@ pub struct AttentionPlan {
     /// In the order of rounds; within a round by node, longest first, so that the last items are short.
     items: Vec<Item>,
     /// Items of each node in each round; a single number if heads are not assigned to nodes.
-    dealt: Vec<usize>,
+    node_items: Vec<usize>,
     /// A round begins when the previous one is done.
     rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of the merges.
@@ -132,7 +132,7 @@ impl AttentionPlan {
         self.tokens.clear();
         self.tiles.clear();
         self.items.clear();
-        self.dealt.clear();
+        self.node_items.clear();
         self.rounds.clear();
         self.merges.0.clear();
         self.merges.1 = 0;
@@ -192,9 +192,9 @@ impl AttentionPlan {
             .map(|round| (round, &self.items[round.items.clone()]))
     }
 
-    /// How many items of a round each node has.
+    /// The number of items of a round on each node.
     pub fn dealt(&self, round: &Round) -> &[usize] {
-        &self.dealt[round.dealt.clone()]
+        &self.node_items[round.node_items.clone()]
     }
 
     pub fn merges(&self) -> (&[u32], usize) {
@@ -244,7 +244,7 @@ impl AttentionPlan {
             self.divide_round(round, heads, nodes);
         }
         self.sort_items(group);
-        self.deal(group, heads_of_nodes.len());
+        self.build_rounds(group, heads_of_nodes.len());
     }
 
     fn divide_round(&mut self, round: usize, heads: &HeadShape, nodes: &Nodes) {
@@ -310,19 +310,19 @@ impl AttentionPlan {
         });
     }
 
-    fn deal(&mut self, group: usize, n_nodes: usize) {
+    fn build_rounds(&mut self, group: usize, n_nodes: usize) {
         let tiles = &self.tiles;
         let mut first = 0;
         for items in self.items.chunk_by(|a, b| a.round == b.round) {
             let is_many = |item: &Item| tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
-            let first_count = self.dealt.len();
-            self.dealt.resize(first_count + n_nodes, 0);
+            let first_count = self.node_items.len();
+            self.node_items.resize(first_count + n_nodes, 0);
             for item in items {
-                self.dealt[first_count + item.node as usize] += 1;
+                self.node_items[first_count + item.node as usize] += 1;
             }
             self.rounds.push(Round {
                 items: first..first + items.len(),
-                dealt: first_count..self.dealt.len(),
+                node_items: first_count..self.node_items.len(),
                 cost: items.iter().map(|item| item.cost).sum(),
                 taking: if items.iter().all(is_many) {
                     Taking::Runs
@@ -335,8 +335,8 @@ impl AttentionPlan {
     }
 }
 
-/// Into how many parts to cut a tile's key heads, and how many spans an item has, so that items cost about a fair
-/// share. Few queries are memory-bound, which favours reading the heads of a slot together; many are compute-bound.
+/// Returns the number of parts of a tile's key heads, and the spans per item, so that items cost about a fair share.
+/// Few queries are memory-bound, which favours reading the heads of a slot together; many are compute-bound.
 fn parts(
     tile: &Tile,
     (cost, fair): (usize, usize),

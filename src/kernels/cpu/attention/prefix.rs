@@ -101,12 +101,12 @@ impl Prefixes {
                 first = row + 1;
             }
         }
-        // The rows after the last cut; some pair has the minimum, so there is a cut, and the recursion ends.
+        // Some pair of neighbours has the minimum, so the rows were divided, and the recursion ends.
         self.split(first..rows.end, depth as usize, round);
     }
 }
 
-/// Number of whole spans before a segment: all its tokens see them, and later keys.
+/// Number of whole spans before a segment; all of its tokens see these spans and at least one later key.
 fn whole_spans(segment: &Segment) -> usize {
     segment.first_position / SPAN
 }

@@ -7,7 +7,7 @@ use super::scales::Scales;
 /// Operands of `c = a b`, or `c = decay c + a b`, for all rows of `a`.
 ///
 /// # Shapes
-/// `a: [rows, lda]`, words read along a row, `depth` of them; `b: [depth, ldb]`; `c: [rows, ldc]`; `decay: [rows]`.
+/// `a: [rows, lda]`, of which `depth` words of a row are read; `b: [depth, ldb]`; `c: [rows, ldc]`; `decay: [rows]`.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub a: *const u32,
@@ -41,7 +41,7 @@ impl Product {
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn replace<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { self.run::<F, S, false>(rows, vectors) };
     }
 
@@ -51,7 +51,7 @@ impl Product {
     /// As for [`Self::replace`], and `decay` is valid for the rows.
     #[inline(always)]
     pub unsafe fn add<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { self.run::<F, S, true>(rows, vectors) };
     }
 
@@ -97,7 +97,7 @@ impl Product {
         row: usize,
         vector: usize,
     ) -> usize {
-        // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
+        // SAFETY: guaranteed by the caller. Wrapping arithmetic avoids overflow checks in debug builds.
         unsafe {
             let mut sums = [[S::splat(0.0); N]; M];
             let mut a = self.a.wrapping_add(row.wrapping_mul(self.lda));

@@ -42,7 +42,7 @@ impl<F: KvElement> Work<'_, F> {
                     }
                 }
                 for row in of_group(*token).chunks_exact(heads.key_dim) {
-                    // SAFETY: `fit` made room for `words` words and a scale per query; `dispatch` detected the
+                    // SAFETY: `fit` sized the buffers for `words` words and a scale per query; `dispatch` detected the
                     // instruction set.
                     unsafe { *scale = F::write_query::<S>(row, to) };
                     (to, scale) = (to.wrapping_add(words), scale.wrapping_add(1));
@@ -70,7 +70,7 @@ impl<F: KvElement> Work<'_, F> {
         self.space.total = total;
     }
 
-    /// Merges the records of a span into the totals, or leaves them to be merged when all spans are computed.
+    /// Merges the records of a span into the totals, or stores them for a merge after all items of the tile.
     #[inline(always)]
     pub fn close_span<S: Lanes>(&mut self, sizes: Sizes, span: usize) {
         let len = self.n_records(sizes) * sizes.record;

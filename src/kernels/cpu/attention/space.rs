@@ -40,19 +40,18 @@ pub struct Workspace {
 impl Workspace {
     pub fn fit<F: KvElement>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
-        self.queries.make_room(n_records * sizes.query_words);
-        self.query_scales.make_room(n_records);
-        self.kv_scales.make_room(sizes.n_scales * BLOCK);
+        self.queries.grow_to(n_records * sizes.query_words);
+        self.query_scales.grow_to(n_records);
+        self.kv_scales.grow_to(sizes.n_scales * BLOCK);
         self.blocks.fit::<F>(sizes);
         if self.seen.len() < sizes.rows {
             self.seen.resize(sizes.rows, Seen::default());
         }
-        self.scores.make_room(CHUNK_ROWS * BLOCK);
-        self.weights.make_room(CHUNK_ROWS * sizes.weight_words);
-        self.weight_scales
-            .make_room(CHUNK_ROWS * sizes.value_scales);
-        self.decay.make_room(CHUNK_ROWS);
-        self.span.make_room(n_records * sizes.record);
-        self.total.make_room(n_records * sizes.record);
+        self.scores.grow_to(CHUNK_ROWS * BLOCK);
+        self.weights.grow_to(CHUNK_ROWS * sizes.weight_words);
+        self.weight_scales.grow_to(CHUNK_ROWS * sizes.value_scales);
+        self.decay.grow_to(CHUNK_ROWS);
+        self.span.grow_to(n_records * sizes.record);
+        self.total.grow_to(n_records * sizes.record);
     }
 }

@@ -1,7 +1,7 @@
 //! Running state of an online softmax: weighted sum of values, sum of weights, maximum score.
 //!
 //! A record is `[weighted values: width][sum of weights: 16 lanes][maximum: first of 16 lanes]`. Values have the order
-//! of product operands; the sum of weights decays like a vector of values. Scores and maxima are base-2 logarithms.
+//! of packed operands; the sum of weights decays as the values do. Scores and maxima are base-2 logarithms.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
@@ -19,8 +19,7 @@ pub fn clear(record: &mut [f32]) {
     record[max] = f32::MIN;
 }
 
-/// Upper limits of scores and factors of weights, for seen (`yes`) and unseen keys: `[no: BLOCK, yes: BLOCK, no:
-/// BLOCK]`.
+/// Masks, `[unseen: BLOCK, seen: BLOCK, unseen: BLOCK]`: upper limits of scores, and factors of weights.
 static LIMITS: [f32; 3 * BLOCK] = bounds(f32::NEG_INFINITY, f32::INFINITY);
 static FACTORS: [f32; 3 * BLOCK] = bounds(0.0, 1.0);
 
@@ -41,8 +40,8 @@ const MANY_ROWS: usize = 8;
 /// Scores of a block to turn into weights, and the records that receive their sums and maxima.
 ///
 /// # Shapes
-/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. Each has room
-/// for whole sixteens of rows, except the records.
+/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. All are
+/// padded to multiples of sixteen rows, except the records.
 pub struct Fold {
     pub scores: *const f32,
     pub weights: *mut u32,
@@ -60,7 +59,7 @@ impl Fold {
     #[inline(always)]
     pub unsafe fn run<F: KvElement, S: Lanes>(&self, seen: &[Seen]) {
         for (i, seen) in seen.chunks(LANES).enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.sixteen::<F, S>(i * LANES, seen) };
         }
     }
@@ -82,13 +81,13 @@ impl Fold {
             let max = S::max(S::mul(max, S::splat(self.scale)), old);
             S::store(new.as_mut_ptr(), max);
             S::store(below.as_mut_ptr(), S::sub(S::splat(0.0), max));
-            let decay = S::exp2_falling(S::sub(old, max));
+            let decay = S::exp2_at_most_126(S::sub(old, max));
             S::store(self.decay.wrapping_add(first), decay);
             for (row, seen) in seen.iter().enumerate() {
                 let below = S::splat_at(below.as_ptr().wrapping_add(row));
                 let mut v = self.load::<S>(first + row, *seen);
                 for i in 0..VECTORS {
-                    v[i] = S::exp2_falling(S::mul_add(v[i], S::splat(self.scale), below));
+                    v[i] = S::exp2_at_most_126(S::mul_add(v[i], S::splat(self.scale), below));
                 }
                 if !seen.is_all() {
                     // `exp2` clamps its result above zero, but unseen keys must weigh exactly zero.
@@ -170,7 +169,7 @@ impl Fold {
 }
 
 impl Seen {
-    /// Starts of two block-sized windows of `bounds`: `no` for keys before the seen ones, and for keys after them.
+    /// Starts of two block-sized windows of `bounds`: to mask the keys before the seen keys, and the keys after.
     #[inline(always)]
     fn bounds_in(self, bounds: &'static [f32; 3 * BLOCK]) -> [*const f32; 2] {
         let at = |offset: usize| bounds[offset..offset + BLOCK].as_ptr();
@@ -198,7 +197,7 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
         return;
     }
     let max = old.max(new);
-    // SAFETY: whole vectors below the records' ends; the instruction set is the caller's promise.
+    // SAFETY: whole vectors below the records' ends; the caller detected the instruction set.
     unsafe {
         let old = S::exp2(S::splat(old - max));
         let new = S::exp2(S::splat(new - max));

@@ -49,8 +49,8 @@ pub struct Work<'a, F> {
     pub space: &'a mut Workspace,
 }
 
-/// Minimum queries of a tile that keeps its packed blocks: after a smaller tile, another on the same head is rare.
-const MIN_KEEPING_ROWS: usize = 96;
+/// Tiles with fewer queries do not cache their packed blocks: another tile of the same head rarely follows.
+const MIN_CACHING_ROWS: usize = 96;
 
 /// The slots of a block; the dummy slot replaces those that the tile does not see.
 #[derive(Clone, Copy)]
@@ -58,10 +58,10 @@ struct Slots<F> {
     /// Pointers to the slots in the first head's plane of keys.
     starts: [*const F; BLOCK],
     /// Slot indices, to look up scales.
-    numbers: [u32; BLOCK],
+    indices: [u32; BLOCK],
 }
 
-fn is_stream<F>(slots: &Slots<F>, planes: Planes) -> bool {
+fn is_contiguous<F>(slots: &Slots<F>, planes: Planes) -> bool {
     slots.starts[BLOCK - 1] == slots.starts[0].wrapping_add(planes.slot(BLOCK - 1))
 }
 
@@ -91,15 +91,15 @@ impl<F: KvElement> Kernel for Work<'_, F> {
                 self.slots(block + 1)
             };
             let loaded = Seen::new(keys.clone(), start);
-            self.look(sizes, start);
-            // Contiguous slots are a stream, which the hardware prefetches.
-            let scattered = if is_last || is_stream(&next, self.step.planes) {
+            self.mark_seen(sizes, start);
+            // The hardware prefetches contiguous slots.
+            let scattered = if is_last || is_contiguous(&next, self.step.planes) {
                 &next.starts[..0]
             } else {
                 &next.starts[..]
             };
             for head in 0..self.item.heads.len() {
-                self.load_scales(sizes, &slots.numbers, head);
+                self.load_scales(sizes, &slots.indices, head);
                 if self.is_direct(sizes) {
                     let following = match head + 1 < self.item.heads.len() {
                         true => Some((&slots, head + 1)),
@@ -110,8 +110,8 @@ impl<F: KvElement> Kernel for Work<'_, F> {
                     continue;
                 }
                 let slots = (&slots.starts, scattered);
-                let place = self.packed::<S>(sizes, (block, head), slots, loaded);
-                self.attend_block::<S>(sizes, head, place, loaded);
+                let entry = self.packed::<S>(sizes, (block, head), slots, loaded);
+                self.attend_block::<S>(sizes, head, entry, loaded);
             }
             if is_last || end.is_multiple_of(SPAN) {
                 self.close_span::<S>(sizes, start / SPAN);
@@ -146,7 +146,7 @@ impl<F: KvElement> Work<'_, F> {
         let n_slots = planes.n_slots();
         let mut slots = Slots {
             starts: [self.step.kv.as_ptr(); BLOCK],
-            numbers: [0; BLOCK],
+            indices: [0; BLOCK],
         };
         let start = block * BLOCK;
         let seen = keys.start.max(start)..keys.end.min(start + BLOCK);
@@ -159,7 +159,7 @@ impl<F: KvElement> Work<'_, F> {
                     "slot {slot} is outside the KV pool of {n_slots} slots"
                 );
                 slots.starts[position - start] = kv.wrapping_add(planes.slot(slot));
-                slots.numbers[position - start] = slot as u32;
+                slots.indices[position - start] = slot as u32;
             });
         slots
     }
@@ -183,7 +183,7 @@ impl<F: KvElement> Work<'_, F> {
         (self.step.planes.keys(head), self.step.planes.values(head))
     }
 
-    /// Packs the keys and values of a head, unless an earlier tile did; returns their place in the cache.
+    /// Packs the keys and values of a head, unless an earlier tile did; returns the index of their cache entry.
     #[inline(always)]
     fn packed<S: Lanes>(
         &mut self,
@@ -192,13 +192,13 @@ impl<F: KvElement> Work<'_, F> {
         (slots, next): (&[*const F; BLOCK], &[*const F]),
         loaded: Seen,
     ) -> usize {
-        let mut place = 0;
-        if sizes.rows >= MIN_KEEPING_ROWS {
+        let mut entry = 0;
+        if sizes.rows >= MIN_CACHING_ROWS {
             let head = self.item.heads.start as usize + head;
             let is_packed;
-            (place, is_packed) = self.space.blocks.keep((block, head), slots, loaded);
+            (entry, is_packed) = self.space.blocks.claim((block, head), slots, loaded);
             if is_packed {
-                return place;
+                return entry;
             }
         }
         let (key, value) = self.planes(head);
@@ -208,15 +208,15 @@ impl<F: KvElement> Work<'_, F> {
             value,
             key_dim: self.step.heads.key_dim,
             value_dim: self.step.heads.values.dim(),
-            keys: self.space.blocks.keys(sizes, place).as_mut_ptr(),
-            values: self.space.blocks.values::<F>(sizes, place).as_mut_ptr(),
+            keys: self.space.blocks.keys(sizes, entry).as_mut_ptr(),
+            values: self.space.blocks.values::<F>(sizes, entry).as_mut_ptr(),
             ahead: self.ahead(next, head),
         };
-        // SAFETY: every slot, the dummy too, holds keys and values of all heads; `fit` made room; `dispatch` detected
-        // the instruction set.
+        // SAFETY: every slot, including the dummy, holds keys and values of all heads; `fit` sized the buffers;
+        // `dispatch` detected the instruction set.
         unsafe { F::pack::<S>(&mut packing, loaded.end as usize) };
         packing.ahead.fetch::<S>(usize::MAX);
-        place
+        entry
     }
 
     /// Whether the item is a decode with few query heads per key head: packing a block would cost more than using it.
@@ -227,7 +227,7 @@ impl<F: KvElement> Work<'_, F> {
             && F::has_direct(heads.key_dim, heads.values.dim())
     }
 
-    /// Folds a block into the records of a head, from the pool.
+    /// Adds a block to the softmax records of a head, without packing its keys and values.
     #[inline(always)]
     fn attend_direct<S: Lanes>(
         &mut self,
@@ -249,7 +249,7 @@ impl<F: KvElement> Work<'_, F> {
             dim: key_dim,
         };
         if let Some((slots, head)) = next {
-            self.fetch_scales::<S>(&slots.numbers, head);
+            self.fetch_scales::<S>(&slots.indices, head);
         }
         let words = sizes.query_words;
         let first = head * sizes.rows * sizes.record;
@@ -270,7 +270,7 @@ impl<F: KvElement> Work<'_, F> {
             record: sizes.record,
             scales: space.scales(sizes, head * sizes.rows),
         };
-        // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
+        // SAFETY: `fit` sized the buffers; every slot, including the dummy, holds keys and values of all heads;
         // `dispatch` detected the instruction set.
         unsafe { F::score_direct::<S>(&direct, &mut values) };
         self.fold::<S>(sizes, head, 0..sizes.rows);

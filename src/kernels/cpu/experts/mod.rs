@@ -1,8 +1,8 @@
 //! Mixture of experts (MoE) on the CPU.
 //!
 //! Tokens are sorted by expert once, in blocks if there are many. One kernel then computes all experts' gate and up
-//! projections, another all down projections; an item of the latter owns some outputs of every token of a block and
-//! sums over the experts in ascending id.
+//! projections, and a second kernel all down projections: each of its items owns some outputs of every token of a block
+//! and sums over the experts in ascending id.
 
 pub mod routes;
 pub(super) mod rows;
@@ -37,8 +37,6 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Takes experts of equal shapes.
-    ///
     /// # Panics
     /// If there are no experts, or their shapes differ.
     pub fn new(experts: Vec<Expert<CpuBackend>>, gate: Gate) -> Self {

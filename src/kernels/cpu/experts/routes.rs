@@ -16,8 +16,8 @@ const ITEM_TOKENS: usize = 16;
 /// while each thread reads all weights.
 const LEAST_BLOCK_ROWS: usize = 16;
 
-/// Per-expert biases, added to scores for the choice only, and factors on the weights of the chosen experts.
-pub type Numbers<'a> = [Option<&'a [f32]>; 2];
+/// `[n_experts]` biases, added to scores for the choice only, and factors on the weights of the chosen experts.
+pub type PerExpert<'a> = [Option<&'a [f32]>; 2];
 
 /// The rows of a step: a *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by
 /// expert, and within an expert by token.
@@ -53,13 +53,13 @@ impl Routes {
     pub fn choose(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
-        (routing, numbers): (&Routing, Numbers<'_>),
+        (routing, per_expert): (&Routing, PerExpert<'_>),
         logits: &Tensor,
     ) {
         let n_rows = logits.rows() * routing.n_used;
         resize(&mut self.experts, n_rows);
         resize(&mut self.scores, n_rows);
-        let formula = (routing, numbers);
+        let formula = (routing, per_expert);
         choose_all(pool, formula, logits, &mut self.experts, &mut self.scores);
         let n_blocks = n_blocks((pool, isa), n_rows, routing);
         self.group(routing, n_blocks, most_group_rows(isa));
@@ -152,7 +152,7 @@ fn groups_of(active: ActiveExpert, most: usize) -> impl Iterator<Item = (u32, u3
 
 fn choose_all(
     pool: &mut ThreadPool,
-    (routing, [correction, factors]): (&Routing, Numbers<'_>),
+    (routing, [correction, factors]): (&Routing, PerExpert<'_>),
     logits: &Tensor,
     experts: &mut [u32],
     scores: &mut [f32],

@@ -26,7 +26,7 @@ pub struct Q6K;
 /// `lines` is valid for four lines; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn halves<S: Lanes>(lines: *const u32) -> [S::W; SUB_STEPS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let low = S::splat_word(LOW_HALVES);
         let mut codes = [S::splat_word(0); SUB_STEPS];
@@ -45,7 +45,7 @@ unsafe fn halves<S: Lanes>(lines: *const u32) -> [S::W; SUB_STEPS] {
 /// `lines` is valid for two lines; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn two_bits<S: Lanes>(lines: *const u32, place: u32) -> [S::W; SUB_STEPS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mask = S::splat_word(TWO << place);
         let mut codes = [S::splat_word(0); SUB_STEPS];
@@ -64,7 +64,7 @@ unsafe fn two_bits<S: Lanes>(lines: *const u32, place: u32) -> [S::W; SUB_STEPS]
 /// `line` is valid for a line; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn one_bit<S: Lanes>(line: *const u32, place: u32) -> [S::W; SUB_STEPS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (bits, mask) = (S::load_words(line), S::splat_word(ONE << place));
         let mut codes = [S::splat_word(0); SUB_STEPS];
@@ -81,7 +81,7 @@ unsafe fn one_bit<S: Lanes>(line: *const u32, place: u32) -> [S::W; SUB_STEPS] {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn shifted<S: Lanes>(bits: S::W, from: u32, to: u32) -> S::W {
-    // SAFETY: only registers; the instruction set is the caller's promise.
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         match from < to {
             true => S::shift_left(bits, to - from),
@@ -97,7 +97,7 @@ unsafe fn shifted<S: Lanes>(bits: S::W, from: u32, to: u32) -> S::W {
 unsafe fn both<S: Lanes>(low: [S::W; SUB_STEPS], high: [S::W; SUB_STEPS]) -> [S::W; SUB_STEPS] {
     let mut codes = low;
     for step in 0..SUB_STEPS {
-        // SAFETY: only registers; the instruction set is the caller's promise.
+        // SAFETY: only registers; the caller detected the instruction set.
         codes[step] = unsafe { S::or(low[step], high[step]) };
     }
     codes
@@ -106,13 +106,13 @@ unsafe fn both<S: Lanes>(low: [S::W; SUB_STEPS], high: [S::W; SUB_STEPS]) -> [S:
 impl KQuant for Q2K {
     const LINES: usize = 21;
     const SCALED_STEPS: usize = 4;
-    // 4 x 2 x 3 x 127 = 3,048.
+    // 4 steps x 2 products x code 3 x activation 127 = 3,048.
     const NARROW_STEPS: usize = 4;
     type Header<S: Lanes> = HalvesHeader<S>;
 
     #[inline(always)]
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { two_bits::<S>(block.wrapping_add((5 + 2 * sub_block) * PANEL), 0) }
     }
 }
@@ -120,13 +120,13 @@ impl KQuant for Q2K {
 impl KQuant for Q3K {
     const LINES: usize = 29;
     const SCALED_STEPS: usize = 4;
-    // 4 x 2 x 7 x 127 = 7,112.
+    // 4 steps x 2 products x code 7 x activation 127 = 7,112.
     const NARROW_STEPS: usize = 4;
     type Header<S: Lanes> = SignedHeader<S, 2>;
 
     #[inline(always)]
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let lines = block.wrapping_add((5 + 3 * sub_block) * PANEL);
             let third = one_bit::<S>(lines.wrapping_add(2 * PANEL), 2);
@@ -138,13 +138,13 @@ impl KQuant for Q3K {
 impl KQuant for Q4K {
     const LINES: usize = 36;
     const SCALED_STEPS: usize = 8;
-    // 8 x 2 x 15 x 127 = 30,480.
+    // 8 steps x 2 products x code 15 x activation 127 = 30,480.
     const NARROW_STEPS: usize = 8;
     type Header<S: Lanes> = MinHeader<S>;
 
     #[inline(always)]
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { halves::<S>(block.wrapping_add((4 + 4 * sub_block) * PANEL)) }
     }
 }
@@ -152,13 +152,13 @@ impl KQuant for Q4K {
 impl KQuant for Q5K {
     const LINES: usize = 44;
     const SCALED_STEPS: usize = 8;
-    // 4 x 2 x 31 x 127 = 31,496.
+    // 4 steps x 2 products x code 31 x activation 127 = 31,496.
     const NARROW_STEPS: usize = 4;
     type Header<S: Lanes> = MinHeader<S>;
 
     #[inline(always)]
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let lines = block.wrapping_add((4 + 5 * sub_block) * PANEL);
             let fifth = one_bit::<S>(lines.wrapping_add(4 * PANEL), 4);
@@ -170,13 +170,13 @@ impl KQuant for Q5K {
 impl KQuant for Q6K {
     const LINES: usize = 53;
     const SCALED_STEPS: usize = 4;
-    // 2 x 2 x 63 x 127 = 32,004.
+    // 2 steps x 2 products x code 63 x activation 127 = 32,004.
     const NARROW_STEPS: usize = 2;
     type Header<S: Lanes> = SignedHeader<S, 5>;
 
     #[inline(always)]
     unsafe fn codes<S: Lanes>(block: *const u32, sub_block: usize) -> [S::W; SUB_STEPS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let lines = block.wrapping_add((5 + 6 * sub_block) * PANEL);
             let upper = two_bits::<S>(lines.wrapping_add(4 * PANEL), 4);

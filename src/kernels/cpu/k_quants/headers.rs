@@ -12,8 +12,8 @@ const UPPER_TWO: u32 = 0x3030_3030;
 const EVEN_BYTES: u32 = 0x00ff_00ff;
 const EVEN_LOW_HALVES: u32 = 0x000f_000f;
 
-/// Lines of scales of sixteen inputs, four in a word: bytes 0 and 2 are an even sub-block's, bytes 1 and 3 an odd
-/// one's.
+/// Lines of scales, one for each sixteen inputs and four in a word: bytes 0 and 2 belong to an even sub-block, bytes 1
+/// and 3 to the next, odd one.
 const PAIR_LINES: usize = 4;
 
 /// `acc + scaled (d dx) - minima (dmin dx)`.
@@ -27,7 +27,7 @@ unsafe fn add_with_minima<S: Lanes>(
     dx: S::V,
     acc: S::V,
 ) -> S::V {
-    // SAFETY: only registers; the instruction set is the caller's promise.
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let acc = S::mul_add(S::words_to_f32(scaled), S::mul(d, dx), acc);
         let min = S::sub(S::splat(0.0), S::mul(dmin, dx));
@@ -41,7 +41,7 @@ unsafe fn add_with_minima<S: Lanes>(
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
-    // SAFETY: only registers; the instruction set is the caller's promise.
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let word = S::shift_right(lines[sub_block / 2], 8 * (sub_block % 2) as u32);
         S::and(word, S::splat_word(EVEN_BYTES))
@@ -52,7 +52,7 @@ unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
 /// `lines` is valid for [`PAIR_LINES`] lines; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut pairs = [S::splat_word(0); PAIR_LINES];
         for (i, pair) in pairs.iter_mut().enumerate() {
@@ -68,7 +68,7 @@ unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn twice<S: Lanes>(words: S::W, byte: usize) -> S::W {
-    // SAFETY: only registers; the instruction set is the caller's promise.
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe {
         let byte = S::shift_right(words, 8 * byte as u32);
         let byte = S::and(byte, S::splat_word(0xff));
@@ -82,7 +82,7 @@ unsafe fn twice<S: Lanes>(words: S::W, byte: usize) -> S::W {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn upper_two<S: Lanes>(words: S::W) -> S::W {
-    // SAFETY: only registers; the instruction set is the caller's promise.
+    // SAFETY: only registers; the caller detected the instruction set.
     unsafe { S::and(S::shift_right(words, 2), S::splat_word(UPPER_TWO)) }
 }
 
@@ -98,7 +98,7 @@ pub struct MinHeader<S: Lanes> {
 impl<S: Lanes> Header<S> for MinHeader<S> {
     #[inline(always)]
     unsafe fn load(block: *const u32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let halves = block.cast::<f16>();
             let w0 = S::load_words(block.wrapping_add(PANEL));
@@ -120,7 +120,7 @@ impl<S: Lanes> Header<S> for MinHeader<S> {
 
     #[inline(always)]
     unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (word, byte) = (sub_block / 4, sub_block % 4);
             (
@@ -132,7 +132,7 @@ impl<S: Lanes> Header<S> for MinHeader<S> {
 
     #[inline(always)]
     unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { add_with_minima::<S>((self.d, self.dmin), sums, dx, acc) }
     }
 }
@@ -149,7 +149,7 @@ pub struct HalvesHeader<S: Lanes> {
 impl<S: Lanes> Header<S> for HalvesHeader<S> {
     #[inline(always)]
     unsafe fn load(block: *const u32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let halves = block.cast::<f16>();
             Self {
@@ -162,7 +162,7 @@ impl<S: Lanes> Header<S> for HalvesHeader<S> {
 
     #[inline(always)]
     unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let pair = pair::<S>(&self.pairs, sub_block);
             let low = S::splat_word(EVEN_LOW_HALVES);
@@ -172,7 +172,7 @@ impl<S: Lanes> Header<S> for HalvesHeader<S> {
 
     #[inline(always)]
     unsafe fn add(&self, sums: (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { add_with_minima::<S>((self.d, self.dmin), sums, dx, acc) }
     }
 }
@@ -187,7 +187,7 @@ pub struct SignedHeader<S: Lanes, const OFFSET_BITS: u32> {
 impl<S: Lanes, const OFFSET_BITS: u32> Header<S> for SignedHeader<S, OFFSET_BITS> {
     #[inline(always)]
     unsafe fn load(block: *const u32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self {
                 d: S::load_f16(block.cast::<f16>()),
@@ -198,7 +198,7 @@ impl<S: Lanes, const OFFSET_BITS: u32> Header<S> for SignedHeader<S, OFFSET_BITS
 
     #[inline(always)]
     unsafe fn scales(&self, sub_block: usize) -> (S::W, S::W) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let pair = S::extend_bytes(pair::<S>(&self.pairs, sub_block));
             (pair, pair)
@@ -207,7 +207,7 @@ impl<S: Lanes, const OFFSET_BITS: u32> Header<S> for SignedHeader<S, OFFSET_BITS
 
     #[inline(always)]
     unsafe fn add(&self, (scaled, minima): (S::W, S::W), dx: S::V, acc: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let exact = S::sub_words(scaled, S::shift_left(minima, OFFSET_BITS));
             S::mul_add(S::words_to_f32(exact), S::mul(self.d, dx), acc)

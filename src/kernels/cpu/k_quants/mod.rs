@@ -20,7 +20,7 @@
 //! **Sums** inside a superblock are exact integers: S of scale x code x activation, M of minimum x activation. Then
 //! `acc = fma(S, d dx, acc)` and `acc = fma(M, -(dmin dx), acc)`, in ascending order of superblocks: the same bits for
 //! any number of rows and on every instruction set with a fused multiply-add. Q3_K and Q6_K have no minima. Their codes
-//! are 4 and 32 too large, so as many times M, here the sum of scale x activation, is subtracted from S.
+//! are 4 and 32 too large, so 4 or 32 times M, here the sum of scale x activation, is subtracted from S.
 
 mod formats;
 mod headers;
@@ -115,7 +115,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
         F::SCALED_STEPS
     };
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within the ranges that the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         let zero = S::splat_word(0);
         let mut acc = [S::splat(0.0); M];

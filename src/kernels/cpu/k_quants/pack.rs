@@ -116,7 +116,7 @@ fn pack_q6k(blocks: &Superblocks<'_, 210>, lines: &mut [Line]) {
     put_two_bits(blocks, 128, &mut lines[PAIR_HEADER + 4..], 6);
 }
 
-/// Writes the scales of sixteen inputs each: sixteen bytes of each superblock.
+/// Writes the sixteen scale bytes of each superblock, one for each sixteen inputs.
 #[inline(always)]
 fn put_pairs<const BYTES: usize>(blocks: &Superblocks<'_, BYTES>, at: usize, lines: &mut [Line]) {
     for i in 0..4 {

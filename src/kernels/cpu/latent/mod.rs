@@ -14,7 +14,7 @@ use super::norms::norm_in_place;
 use super::planes::Planes;
 use super::row_source::Activations;
 use super::rows::for_rows;
-use super::rowwise::turn_head;
+use super::rowwise::rotate_head;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -75,7 +75,7 @@ pub fn values(
     out
 }
 
-/// Absorbs the key matrices into the queries, the first columns of `projected`, to multiply latents and rotated keys.
+/// Multiplies the queries, the first columns of `projected`, with the key matrices, and rotates their rotary parts.
 fn absorb(
     backend: &mut CpuBackend,
     projected: &Tensor,
@@ -105,24 +105,24 @@ fn absorb(
         for (out, query) in out.chunks_exact_mut(key_dim).zip(queries) {
             let head = &mut out[shape.rank..];
             head.copy_from_slice(&query[shape.plain_dim..]);
-            let turn = rotations.row(row);
-            dispatch(isa, Turn { head, turn });
+            let cos_sin = rotations.row(row);
+            dispatch(isa, RotateHead { head, cos_sin });
         }
     });
     out
 }
 
-struct Turn<'a> {
+struct RotateHead<'a> {
     head: &'a mut [f32],
-    turn: &'a [f32],
+    cos_sin: &'a [f32],
 }
 
-impl Kernel for Turn<'_> {
+impl Kernel for RotateHead<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        turn_head::<S>(self.head, None, self.turn);
+        rotate_head::<S>(self.head, None, self.cos_sin);
     }
 }
 
@@ -147,7 +147,7 @@ fn store_latents(
         for_rows(pool, rows, key_dim * ELEMENT_COST, |row| {
             let slot = slots[row] as usize;
             let scales_at = planes.scales_of_key(0, slot);
-            // SAFETY: each row, and each slot, as no two tokens of a step have the same, is written by one item.
+            // SAFETY: no two tokens of a step have the same slot, so each row and each slot is written by one item.
             let (key, out, scales) = unsafe {
                 (
                     down.part((row + 1) * width - key_dim, key_dim),
@@ -155,8 +155,8 @@ fn store_latents(
                     scales.part(scales_at.start, scales_at.len()),
                 )
             };
-            let turn = rotations.row(row);
-            dispatch(isa, StoreRow { key, rank: shape.rank, norm, turn, out, scales });
+            let cos_sin = rotations.row(row);
+            dispatch(isa, StoreRow { key, rank: shape.rank, norm, cos_sin, out, scales });
         });
     });
 }
@@ -166,7 +166,7 @@ struct StoreRow<'a, E> {
     key: &'a mut [f32],
     rank: usize,
     norm: (&'a [f32], f32),
-    turn: &'a [f32],
+    cos_sin: &'a [f32],
     out: &'a mut [E],
     scales: &'a mut [bf16],
 }
@@ -178,7 +178,7 @@ impl<E: Kept> Kernel for StoreRow<'_, E> {
     fn run<S: Lanes>(self) {
         let (latent, rotated) = self.key.split_at_mut(self.rank);
         norm_in_place::<S>(latent, self.norm.0, self.norm.1);
-        turn_head::<S>(rotated, None, self.turn);
+        rotate_head::<S>(rotated, None, self.cos_sin);
         // SAFETY: `dispatch` detected the instruction set.
         unsafe { E::keep::<S>(self.key, self.out, self.scales) };
     }

@@ -1,8 +1,8 @@
 //! Matrix products with AMX tiles: up to 32 rows with two panels at once, in bf16 and int8.
 //!
-//! A panel's steps form tiles as they are in memory, and so do the words of contiguous rows
+//! The steps of a panel are stored as AMX tiles, and so are the words of contiguous rows
 //! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). A sum does not depend on other rows or panels: a
-//! tile of one row is multiplied like one of sixteen.
+//! tile of one row is multiplied like a tile of sixteen.
 
 use std::ops::Range;
 
@@ -144,7 +144,7 @@ impl Item<'_> {
         }
     }
 
-    /// Pointer and number of words of this share of the weights that the thread probably multiplies next, to prefetch.
+    /// Pointer and number of words of a share of the weights that this thread probably multiplies next, to prefetch.
     #[inline(always)]
     fn words_ahead(
         &self,
@@ -175,7 +175,7 @@ impl Block<'_> {
     /// The pointers are valid; the instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn by_shape<S: Lanes, P: BlockProduct>(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (self.counts[1] > 0, self.n_panels > 1) {
                 (false, false) => P::multiply::<S, 1, 1>(self),
@@ -228,7 +228,7 @@ impl Block<'_> {
     /// Writes the sums of all tiles; `to` has a destination per panel, `stride` is the distance of rows in words.
     ///
     /// # Safety
-    /// The places are valid for the rows.
+    /// The destinations are valid for the rows.
     #[inline(always)]
     unsafe fn store<const ROWS: usize, const PANELS: usize>(
         &self,
@@ -238,7 +238,7 @@ impl Block<'_> {
         for rows in 0..ROWS {
             for (panel, to) in to.into_iter().enumerate().take(PANELS) {
                 let to = to.wrapping_add(rows * TILE_ROWS * stride);
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let bytes = stride * size_of::<u32>();
                     self.tiles.store(rows == 1, panel, to, bytes);
@@ -256,7 +256,7 @@ impl BlockProduct for Bf16Product {
         let pairs = block.inputs.div_ceil(2);
         let (whole, rest) = (pairs / TILE_PAIRS, pairs % TILE_PAIRS);
         block.tiles.clear();
-        // SAFETY: the caller's promise; rows are padded to whole tiles.
+        // SAFETY: guaranteed by the caller; rows are padded to whole tiles.
         unsafe {
             for step in 0..whole {
                 block.fetch::<S>(step, whole);
@@ -265,7 +265,7 @@ impl BlockProduct for Bf16Product {
             }
             if rest > 0 {
                 let operands = block.step::<ROWS, PANELS>(whole * TILE_PAIRS, whole * TILE_WORDS);
-                // No panel may follow the last one: zeros replace the missing steps.
+                // The last panel may be the end of the memory: zeros replace the missing steps.
                 let mut padded = [[0u32; TILE_WORDS]; PANELS];
                 for (padded, panel) in padded.iter_mut().zip(operands.panels) {
                     for line in 0..rest {
@@ -293,7 +293,7 @@ impl BlockProduct for Int8Product {
         let groups = block.inputs.div_ceil(INT8_GROUP);
         let mut products = [0u32; BLOCK_ROWS * STRIDE];
         let to = products.as_mut_ptr();
-        // SAFETY: the caller's promise; both headers are before the operands.
+        // SAFETY: guaranteed by the caller; both headers are before the operands.
         unsafe {
             for row in 0..n_rows {
                 for to in &block.sums[..PANELS] {

@@ -28,8 +28,6 @@ const SPANS: usize = 5;
 /// Spans per thread if weights are multiplied from strips: smaller steps to rebalance a preempted thread's work.
 const STRIP_SPANS: usize = 8;
 
-/// A product of each expert's rows with its weights.
-///
 /// # Shapes
 /// `x: [rows, inputs]`, `out: [rows, outputs]`, or half as many outputs if gated.
 pub struct ExpertProduct<'a> {
@@ -55,7 +53,7 @@ pub fn multiply_experts(
     let sections = ExpertSections::new(product, isa, None);
     runs.clear();
     runs.reserve(sections.most_sections());
-    let (mut n_items, mut dealt) = (0, PerNode::new());
+    let (mut n_items, mut node_items) = (0, PerNode::new());
     for node in 0..sections.n_nodes() {
         let first_of_node = n_items;
         for (index, active) in sections.active.iter().enumerate() {
@@ -69,9 +67,9 @@ pub fn multiply_experts(
                 n_items += sections.section(index, section).n_items();
             }
         }
-        dealt.push(n_items - first_of_node);
+        node_items.push(n_items - first_of_node);
     }
-    pool.for_each_dealt(&dealt, sections.cost(), &|item| {
+    pool.for_each_by_node(&node_items, sections.cost(), &|item| {
         let item_of = |item: usize| {
             let run = runs[runs.partition_point(|run| run.first_item <= item) - 1];
             let section = sections.section(run.active, run.section);
@@ -100,13 +98,13 @@ pub fn add_experts(
             let threads = threads_of(pool, &sections.experts[0].weight, node);
             let threads = threads.div_ceil(sections.blocks.len());
             let longest = sections.longest(node);
-            NodePanels::new(longest.panels, longest.meets_strips(), threads)
+            NodePanels::new(longest.panels, longest.uses_strips(), threads)
         })
         .collect();
     let items = |part: &NodePanels| sections.blocks.len() * part.n_spans;
-    let dealt: PerNode<usize> = parts.iter().map(items).collect();
-    pool.for_each_dealt(&dealt, sections.cost(), &|item| {
-        let (node, item) = locate(&dealt, item);
+    let node_items: PerNode<usize> = parts.iter().map(items).collect();
+    pool.for_each_by_node(&node_items, sections.cost(), &|item| {
+        let (node, item) = locate(&node_items, item);
         let (block, span) = (item / parts[node].n_spans, item % parts[node].n_spans);
         let of_part = |index, span| sections.section(index, node).span(parts[node].span(span));
         let block = sections.blocks[block].clone();
@@ -138,9 +136,9 @@ struct NodePanels {
 }
 
 impl NodePanels {
-    fn new(n_panels: usize, meets_strips: bool, threads: usize) -> Self {
+    fn new(n_panels: usize, uses_strips: bool, threads: usize) -> Self {
         // Strips of fewer panels leave registers idle, and a single panel takes as long as two.
-        let (tile, spans, shrinks) = if meets_strips {
+        let (tile, spans, shrinks) = if uses_strips {
             (MAX_PANELS, STRIP_SPANS, false)
         } else {
             (2, SPANS, true)
@@ -297,24 +295,24 @@ mod tests {
             (200, 2),
             (10, 1),
         ] {
-            for meets_strips in [false, true] {
-                let dealt = NodePanels::new(n_panels, meets_strips, threads);
-                let case = format!("{n_panels} panels, {threads} threads, strips {meets_strips}");
-                let spans: Vec<_> = (0..dealt.n_spans).map(|span| dealt.span(span)).collect();
+            for uses_strips in [false, true] {
+                let split = NodePanels::new(n_panels, uses_strips, threads);
+                let case = format!("{n_panels} panels, {threads} threads, strips {uses_strips}");
+                let spans: Vec<_> = (0..split.n_spans).map(|span| split.span(span)).collect();
                 let panels: Vec<_> = spans.iter().cloned().flatten().collect();
                 assert!(panels.into_iter().eq(0..n_panels), "{case}");
-                let shares = spans.chunks(dealt.thread_spans);
+                let shares = spans.chunks(split.thread_spans);
                 let shares: Vec<usize> = shares
                     .map(|share| share.iter().map(Range::len).sum())
                     .collect();
-                if !meets_strips {
-                    let tiles = |span: &Range<usize>| span.len().div_ceil(dealt.tile);
+                if !uses_strips {
+                    let tiles = |span: &Range<usize>| span.len().div_ceil(split.tile);
                     let shrinks = |share: &[Range<usize>]| {
                         share.iter().all(|span| tiles(span) <= 1)
                             || share.is_sorted_by(|a, b| tiles(a) >= tiles(b))
                     };
                     assert!(
-                        spans.chunks(dealt.thread_spans).all(shrinks),
+                        spans.chunks(split.thread_spans).all(shrinks),
                         "{case}: {spans:?}"
                     );
                 }

@@ -65,7 +65,7 @@ impl Item<'_> {
                     self.output.fetch::<S>(rows.clone(), panels);
                 }
                 let group = group_part(groups, index, part.clone(), &mut sums[index]);
-                // SAFETY: a part is a whole number of steps, which the rows have; `sums` are those of the parts before;
+                // SAFETY: a part is a whole number of steps, which the rows have; `sums` are those of earlier parts;
                 // `dispatch` detected the instruction set.
                 unsafe {
                     match index {
@@ -103,7 +103,7 @@ impl Item<'_> {
         first: GroupPart<'_>,
     ) {
         let operands = self.operands(Rows::Group(std::ptr::null()), panels, Ahead::Nothing);
-        // SAFETY: the caller's promise; the operands are of `panels.n` panels, which have all inputs.
+        // SAFETY: guaranteed by the caller; the operands are of `panels.n` panels, which have all inputs.
         unsafe {
             match panels.n {
                 1 => T::widen::<S, 1>(&operands, part, widened, first),

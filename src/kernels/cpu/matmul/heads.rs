@@ -13,8 +13,6 @@ use super::section::{STREAM_BYTES, Section};
 
 const ITEM_PANELS: usize = 4 * MAX_PANELS;
 
-/// A product of each head's part of each row with the head's weights.
-///
 /// # Shapes
 /// `out: [rows, heads * width]`, of which a head writes the first `outputs` of its `width` values.
 pub struct HeadsProduct<'a> {
@@ -64,10 +62,10 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         items.max().unwrap_or(0)
     });
     let most: PerNode<usize> = most.collect();
-    let dealt: PerNode<usize> = most.iter().map(|most| heads.len() * most).collect();
+    let node_items: PerNode<usize> = most.iter().map(|most| heads.len() * most).collect();
     let cost = rows * inputs * outputs * heads.len();
-    pool.for_each_dealt(&dealt, cost, &|item| {
-        let (node, index) = locate(&dealt, item);
+    pool.for_each_by_node(&node_items, cost, &|item| {
+        let (node, index) = locate(&node_items, item);
         let section = section(index / most[node], node);
         if index % most[node] < section.n_items() {
             section.item(index % most[node]).run(isa);

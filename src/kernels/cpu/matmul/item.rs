@@ -55,7 +55,7 @@ impl<'a> Item<'a> {
     /// Runs the item. Each format is compiled separately: a single function would take the compiler many minutes.
     pub fn run(self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
-        if self.packed.stands_by_rows() {
+        if self.packed.is_row_major() {
             return super::super::simd::dispatch(isa, amx::FromTiles(self));
         }
         match self.weight.format {
@@ -66,7 +66,7 @@ impl<'a> Item<'a> {
             Format::Int8 => self.run_with::<Int8Tile>(isa),
             Format::Block32(_) => self.run_with::<Block32Tile>(isa),
             Format::Nibbles(header) if header.is_table() => {
-                self.run_with::<NibbleTile<nibbles::Looked>>(isa);
+                self.run_with::<NibbleTile<nibbles::TableCodes>>(isa);
             }
             Format::Nibbles(_) => self.run_with::<NibbleTile<nibbles::Plain>>(isa),
             Format::KQuant(BlockType::Q2K) => self.run_with::<KQuantTile<Q2K>>(isa),
@@ -136,12 +136,12 @@ impl NextTile<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// One set of `n` panels from `panel` on, or two if gated, of gate and of up panels; and the number of sets.
+    /// One set of `n` panels from `panel` on or, if gated, a set of gate and a set of up panels; and how many sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         if self.output.write.is_gated() {
             (Panels::alternating(panel, n).into(), 2)
         } else {
-            ([Panels::side_by_side(panel, n); 2], 1)
+            ([Panels::adjacent(panel, n); 2], 1)
         }
     }
 
@@ -175,7 +175,10 @@ impl<'a> Item<'a> {
         next: &NextTile<'_>,
     ) {
         let rows = self.packed.rows_of(group);
-        let (read, rows) = (self.rows_to_read(rows.clone()), self.packed.numbers(rows));
+        let (read, rows) = (
+            self.rows_to_read(rows.clone()),
+            self.packed.row_indices(rows),
+        );
         let (panels, n_panels) = self.panels_from(panel, n);
         self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];

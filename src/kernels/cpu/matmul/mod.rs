@@ -1,7 +1,7 @@
 //! Matrix products of activations with packed weights.
 //!
-//! Weight panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few panels
-//! with all rows before the next panels, so weights are read from memory once. `super::tile` has the inner loops and
+//! Weight panels are divided among the threads of their NUMA node; each thread multiplies a few panels with all rows
+//! before the next panels, so weights are read from memory once. `super::tile` has the inner loops and
 //! the order of the sums.
 //!
 //! A thread has the same share in every kernel: with few rows, a contiguous part of the outputs, whose weights are one
@@ -95,12 +95,12 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         )
     });
     let sections: SmallVec<[Section<'_>; 8]> = sections.collect();
-    let mut dealt: PerNode<usize> = smallvec![0; weight.n_nodes()];
+    let mut node_items: PerNode<usize> = smallvec![0; weight.n_nodes()];
     for section in &sections {
-        dealt[section.weight.node] += section.n_items();
+        node_items[section.weight.node] += section.n_items();
     }
     let cost = rows * weight.inputs * weight.outputs;
-    pool.for_each_dealt(&dealt, cost, &|index| {
+    pool.for_each_by_node(&node_items, cost, &|index| {
         let mut before = 0;
         for section in &sections {
             let end = before + section.n_items();

@@ -78,7 +78,7 @@ pub struct Panels {
 }
 
 impl Panels {
-    pub fn side_by_side(first: usize, n: usize) -> Self {
+    pub fn adjacent(first: usize, n: usize) -> Self {
         Self { first, n, step: 1 }
     }
 
@@ -135,7 +135,7 @@ impl Output<'_> {
             Some(to) => to.weights[row],
             None => 1.0,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::splat(weight) }
     }
 
@@ -145,7 +145,7 @@ impl Output<'_> {
     /// `to` holds sixteen values that no other thread reads or writes; the instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn put_at<S: Lanes>(&self, weight: S::V, value: S::V, to: *mut f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let merged = match (self.write, self.weighted) {
                 (Write::Add, _) => S::add(S::load(to), value),
@@ -183,7 +183,7 @@ impl Output<'_> {
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
         let first = self.panels[panels.first].first;
-        // Checks every panel: the end of the last does not show that all are adjacent.
+        // Checks every panel: the position of the last panel does not show that all are adjacent.
         let is_whole = (0..panels.n).all(|n| {
             let panel = self.panels[panels.index(n)];
             panel.first == first + (n * PANEL) as u32 && panel.len == PANEL as u32

@@ -15,8 +15,8 @@ use super::output::{Output, panels_of};
 pub const STREAM_BYTES: usize = 128 << 10;
 
 const LEAST_BLOCK_GROUPS: usize = 8;
-/// Maximum groups of rows in a block; an item multiplies all of a block. A thread keeps its block from previous
-/// kernels, so smaller items cost nothing, and threads wait less for the last one.
+/// Maximum groups of rows in a block; an item multiplies a whole block. A thread multiplies the same rows in each
+/// kernel, so smaller items cost nothing, and threads wait less for the last item.
 const BLOCK_GROUPS: usize = 16;
 /// Maximum bytes of a block, which stays in cache together with the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
@@ -31,7 +31,7 @@ pub struct Section<'a> {
     packed: RowGroups<'a>,
     pub weight: &'a Matrix,
     output: Output<'a>,
-    /// If gated, pairs of panels.
+    /// Number of panels; if gated, of pairs of panels.
     pub panels: usize,
     stride: usize,
     n_spans: usize,
@@ -69,8 +69,8 @@ impl<'a> Section<'a> {
     }
 
     /// Whether many rows are multiplied from strips, if the instruction set and the format support it.
-    pub fn meets_strips(&self) -> bool {
-        self.packed.may_meet_strips() && self.packed.n_groups >= strips::LEAST_GROUPS
+    pub fn uses_strips(&self) -> bool {
+        self.packed.may_use_strips() && self.packed.n_groups >= strips::LEAST_GROUPS
     }
 
     pub fn n_items(&self) -> usize {
@@ -88,11 +88,11 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Start of a span. As a single panel is slow, the span before a last single panel may leave it another.
+    /// First panel of a span. A last span with a single panel would be slow, so it takes a panel of the previous span.
     fn cut(&self, span: usize) -> usize {
         let at = span * self.stride;
         let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
-        if leaves_one && !self.packed.may_meet_strips() {
+        if leaves_one && !self.packed.may_use_strips() {
             at - 1
         } else {
             at.min(self.panels)
@@ -119,11 +119,11 @@ impl<'a> Section<'a> {
 }
 
 fn block_groups(packed: RowGroups<'_>) -> usize {
-    if packed.may_meet_strips() {
+    if packed.may_use_strips() {
         return strips::MOST_GROUPS;
     }
     let group_bytes = MAX_ROWS * packed.row_words * size_of::<u32>();
-    if packed.stands_by_rows() {
+    if packed.is_row_major() {
         return (TILES_BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, TILES_BLOCK_GROUPS);
     }
     (BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, BLOCK_GROUPS)
@@ -132,11 +132,11 @@ fn block_groups(packed: RowGroups<'_>) -> usize {
 fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: usize) -> usize {
     let even = panels.div_ceil(4 * threads).max(1);
     match packed.n_groups {
-        _ if packed.n_groups > 1 && packed.stands_by_rows() => {
+        _ if packed.n_groups > 1 && packed.is_row_major() => {
             even.next_multiple_of(2).min(TILES_PANELS)
         }
         1 => even.min((STREAM_BYTES / (4 * weight.panel_words)).max(1)),
-        _ if packed.may_meet_strips() => even.min(MAX_PANELS),
+        _ if packed.may_use_strips() => even.min(MAX_PANELS),
         // Two panels take hardly longer than one.
         _ => even.clamp(2, MAX_PANELS),
     }

@@ -132,7 +132,7 @@ impl<F: FormatOf> Tile for PlainTile<F> {
         first: GroupPart<'_>,
     ) {
         let panels = operands.panels::<N>();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match F::FORMAT {
                 Format::Bf16 => {
@@ -153,20 +153,20 @@ impl<F: FormatOf> Tile for PlainTile<F> {
         } = *operands;
         let row_words = F::FORMAT.encoding_with::<S>().row_words(inputs);
         let panels = operands.panels();
-        // SAFETY: the caller's promise; a step of wide rows is two words.
+        // SAFETY: guaranteed by the caller; a step of wide rows is two words.
         unsafe {
             if F::FORMAT == Format::Bf16 && !S::BF16_PAIRS {
-                let (rows, steps) = (tile::Together(rows.group()), row_words / 2);
+                let (rows, steps) = (tile::InterleavedRows(rows.group()), row_words / 2);
                 tile::plain::<S, tile::WideBf16, _, M, N>(rows, panels, steps, ahead, sums);
                 return;
             }
             let steps = row_words / F::ROW_WORDS;
             if let (Format::Bf16, Rows::Picked { all, picked }) = (F::FORMAT, rows) {
-                let rows = tile::Apart::<M>::picked(all, row_words, picked);
+                let rows = tile::SeparateRows::<M>::picked(all, row_words, picked);
                 tile::plain::<S, F, _, M, N>(rows, panels, steps, ahead, sums);
                 return;
             }
-            let rows = tile::Together(rows.group());
+            let rows = tile::InterleavedRows(rows.group());
             tile::plain::<S, F, _, M, N>(rows, panels, steps, ahead, sums);
         }
     }
@@ -184,7 +184,7 @@ impl Tile for Int8Tile {
             ..
         } = *operands;
         let groups = inputs.div_ceil(INT8_GROUP);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile::int8::<S, M, N>(rows.group(), operands.panels(), groups, ahead, sums) };
     }
 }
@@ -201,7 +201,7 @@ impl Tile for Block32Tile {
             ..
         } = *operands;
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { block32::tile::<S, M, N>(rows.group(), operands.panels(), twos, ahead, sums) };
     }
 }
@@ -225,7 +225,7 @@ impl<C: Codes> Tile for NibbleTile<C> {
             unreachable!("{format:?} is not a nibble format");
         };
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { nibbles::tile::<S, C, M>(rows.group(), panels, (twos, header), ahead, sums) };
     }
 }
@@ -245,7 +245,7 @@ impl<F: KQuant> Tile for KQuantTile<F> {
             ..
         } = *operands;
         let blocks = inputs.div_ceil(k_quants::SUPER_BLOCK);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { k_quants::tile::<S, F, M>(rows.group(), panels, blocks, ahead, sums) };
     }
 }

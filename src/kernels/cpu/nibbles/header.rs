@@ -77,7 +77,7 @@ impl Header {
         self.header_lines() + 2 * CODE_LINES
     }
 
-    /// The value of each code, made unsigned.
+    /// The value of each code plus [`Self::value_offset`], which makes it unsigned.
     #[inline(always)]
     pub fn values(self) -> &'static [u8; 16] {
         match self {
@@ -87,7 +87,7 @@ impl Header {
         }
     }
 
-    /// The offset of these values; 0 for formats with minima or zero points.
+    /// The offset of [`Self::values`]; 0 for formats with minima or zero points.
     #[inline(always)]
     pub fn value_offset(self) -> u8 {
         match self {
@@ -104,7 +104,7 @@ impl Header {
     /// `two` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn offset<S: Lanes>(self, two: *const u32, half: usize) -> S::W {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self != Self::Zeros {
                 return S::splat_word(u32::from(self.value_offset()));
@@ -123,7 +123,7 @@ impl Header {
     /// `two` is valid for two blocks; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn scale<S: Lanes>(self, two: *const u32, half: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let halves = two.cast::<f16>();
             match self {
@@ -151,7 +151,7 @@ impl Header {
     #[inline(always)]
     pub unsafe fn min<S: Lanes>(self, two: *const u32, half: usize) -> Option<S::V> {
         let minima = two.wrapping_add(PANEL).cast::<f16>();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         (self == Self::Minima).then(|| unsafe { S::load_f16(minima.wrapping_add(half * PANEL)) })
     }
 }

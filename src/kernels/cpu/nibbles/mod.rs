@@ -43,7 +43,7 @@ pub trait Codes: 'static {
     unsafe fn values<S: Lanes>(header: Header, codes: S::W) -> S::W;
 }
 
-/// Codes that are their own values: 8 x 2 x 15 x 127 = 30,480 fits 16 bits.
+/// Codes that are their own values. A block's sum fits in 16 bits: 8 steps x 2 products x 15 x 127 = 30,480.
 pub struct Plain;
 
 impl Codes for Plain {
@@ -53,7 +53,7 @@ impl Codes for Plain {
         words: *const u32,
         codes: &[S::W; BLOCK_STEPS],
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut narrow = [S::splat_word(0); M];
             for i in 0..BLOCK_STEPS {
@@ -77,9 +77,9 @@ impl Codes for Plain {
 }
 
 /// Codes that index a table of values.
-pub struct Looked;
+pub struct TableCodes;
 
-impl Codes for Looked {
+impl Codes for TableCodes {
     #[inline(always)]
     unsafe fn dot<S: Lanes, const M: usize>(
         sums: &mut [S::W; M],
@@ -88,7 +88,7 @@ impl Codes for Looked {
     ) {
         for step in 0..BLOCK_STEPS {
             for m in 0..M {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let word = read::<u32, u32>(words.wrapping_add(step * M + m));
                     sums[m] = S::dot_quads(sums[m], S::splat_word(word), codes[step]);
@@ -99,7 +99,7 @@ impl Codes for Looked {
 
     #[inline(always)]
     unsafe fn values<S: Lanes>(header: Header, codes: S::W) -> S::W {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe { S::look_up(header.values(), codes) }
     }
 }
@@ -121,7 +121,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let lines = header.lines();
-    // SAFETY: all offsets stay within the ranges that the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller guaranteed.
     unsafe {
         let zero = S::splat_word(0);
         let mut acc = [S::splat(0.0); M];
@@ -141,7 +141,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
             let offset = header.offset::<S>(two, half);
             let mut dots = [zero; M];
             for m in 0..M {
-                // A correction is -128 times the sum of activations: shifted, it is the negated sum, in 16 bits.
+                // A correction is -128 times the sum of activations: shifted by 7 bits, it is the negated sum.
                 let less = read::<u32, u32>(corrections.wrapping_add(m)) as i32 >> 7;
                 let less = S::splat_word(u32::from(less as u16));
                 dots[m] = S::dot_shorts(zero, less, offset);
@@ -171,7 +171,7 @@ unsafe fn codes<S: Lanes, C: Codes>(
     two: *const u32,
     half: usize,
 ) -> [S::W; BLOCK_STEPS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let low = S::splat_word(LOW_HALVES);
         let mut codes = [S::splat_word(0); BLOCK_STEPS];

@@ -7,7 +7,7 @@ use super::super::simd::Isa;
 const MARGIN: f64 = 1.15;
 
 /// A comparison of a path's own instruction with an alternative path.
-pub struct Question {
+pub struct Comparison {
     path: Isa,
     pub with: Arithmetic,
     /// The instructions that do the same work on the alternative path; the fastest counts.
@@ -21,27 +21,27 @@ pub trait Rates {
 }
 
 /// The comparisons for a machine, from the best path down. A path that the machine does not support is no alternative.
-pub fn questions(available: &[Isa]) -> Vec<Question> {
+pub fn comparisons(available: &[Isa]) -> Vec<Comparison> {
     let all = [
-        Question {
+        Comparison {
             path: Isa::Amx,
             with: Arithmetic::Bf16Tiles,
             without: &[Arithmetic::Bf16Dot, Arithmetic::F32],
             instead: Isa::Avx512Bf16,
         },
-        Question {
+        Comparison {
             path: Isa::Avx512Bf16,
             with: Arithmetic::Bf16Dot,
             without: &[Arithmetic::F32],
             instead: Isa::Avx512Vnni,
         },
-        Question {
+        Comparison {
             path: Isa::Avx512Vnni,
             with: Arithmetic::Int8Dot,
             without: &[Arithmetic::Int8Shorts],
             instead: Isa::Avx512,
         },
-        Question {
+        Comparison {
             path: Isa::Avx2Vnni,
             with: Arithmetic::Int8Dot,
             without: &[Arithmetic::Int8Shorts],
@@ -50,34 +50,34 @@ pub fn questions(available: &[Isa]) -> Vec<Question> {
     ];
     let best = available.last().copied();
     let mut path = best;
-    let mut asked = Vec::new();
-    for question in all {
-        if path == Some(question.path) && available.contains(&question.instead) {
-            path = Some(question.instead);
-            asked.push(question);
+    let mut selected = Vec::new();
+    for comparison in all {
+        if path == Some(comparison.path) && available.contains(&comparison.instead) {
+            path = Some(comparison.instead);
+            selected.push(comparison);
         }
     }
-    asked
+    selected
 }
 
 /// Starts with the best path by CPU flags, and moves to the alternative path while that is faster by [`MARGIN`]. A
 /// path's own instruction loses if it has no rate.
 pub fn decide(available: &[Isa], rates: &mut dyn Rates) -> Isa {
     let mut path = available.last().copied().unwrap_or(Isa::Portable);
-    for question in questions(available) {
-        let asked: Vec<_> = std::iter::once(question.with)
-            .chain(question.without.iter().copied())
+    for comparison in comparisons(available) {
+        let compared: Vec<_> = std::iter::once(comparison.with)
+            .chain(comparison.without.iter().copied())
             .collect();
-        let measured = rates.measure(&asked);
+        let measured = rates.measure(&compared);
         let rate = |instruction: &Arithmetic| {
             let mut found = measured.iter().filter(|(of, _)| of == instruction);
             found.next().map_or(0.0, |(_, rate)| *rate)
         };
-        let without = question.without.iter().map(rate).fold(0.0, f64::max);
-        if without < MARGIN * rate(&question.with) {
+        let without = comparison.without.iter().map(rate).fold(0.0, f64::max);
+        if without < MARGIN * rate(&comparison.with) {
             break;
         }
-        path = question.instead;
+        path = comparison.instead;
     }
     path
 }

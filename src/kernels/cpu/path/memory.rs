@@ -1,4 +1,4 @@
-//! A file that keeps a processor's measured rates, so that each start chooses the same kernel path.
+//! The file that stores a processor's measured instruction rates, so that each start chooses the same kernel path.
 //!
 //! One file per processor, set of paths and program version, in the user's cache folder. If several processes measure
 //! at once, the first writes it and the others read it.
@@ -37,28 +37,28 @@ pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathB
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recalled(Vec<(Arithmetic, f64)>);
+pub struct SavedRates(Vec<(Arithmetic, f64)>);
 
-impl Recalled {
+impl SavedRates {
     /// Billions of operations per second, by instruction.
     pub fn into_giga_ops(self) -> Vec<(Arithmetic, f64)> {
         self.0
     }
 }
 
-impl Rates for Recalled {
+impl Rates for SavedRates {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
         let known = self.0.iter().filter(|(of, _)| instructions.contains(of));
         known.copied().collect()
     }
 }
 
-pub struct Memory {
+pub struct RatesFile {
     file: PathBuf,
     head: String,
 }
 
-impl Memory {
+impl RatesFile {
     /// # Errors
     /// The error of `cache`.
     pub fn new(
@@ -93,18 +93,18 @@ impl Memory {
         self.file
     }
 
-    /// The rates in the file. If it is missing or invalid, calls `measure` and stores the result.
+    /// Reads the rates from the file. If the file is missing or invalid, calls `measure` and stores the result.
     ///
     /// # Errors
     /// If the file cannot be read or written; names the file.
-    pub fn recall_or(
+    pub fn read_or_measure(
         &self,
         measure: impl FnOnce() -> Vec<(Arithmetic, f64)>,
-    ) -> Result<Recalled, String> {
+    ) -> Result<SavedRates, String> {
         let shown = self.file.display();
         let failed = |error: io::Error| format!("{shown}: {error}");
         match self.read().map_err(failed)? {
-            Some(recalled) => Ok(recalled),
+            Some(saved) => Ok(saved),
             None => {
                 self.write(&self.text(&measure())).map_err(failed)?;
                 // Use the file's rounded numbers, as later starts do.
@@ -114,7 +114,7 @@ impl Memory {
         }
     }
 
-    fn read(&self) -> io::Result<Option<Recalled>> {
+    fn read(&self) -> io::Result<Option<SavedRates>> {
         let file = match File::open(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -125,7 +125,7 @@ impl Memory {
         Ok(self.parse(&text))
     }
 
-    fn parse(&self, text: &str) -> Option<Recalled> {
+    fn parse(&self, text: &str) -> Option<SavedRates> {
         let rates = text.strip_prefix(&self.head)?.strip_suffix("end\n")?;
         let rates = rates.lines().map(|line| {
             let (name, rate) = line.rsplit_once(": ")?;
@@ -133,7 +133,7 @@ impl Memory {
             let rate = rate.parse::<f64>().ok()?;
             (rate.is_finite() && rate >= 0.0).then_some((instruction, rate))
         });
-        rates.collect::<Option<_>>().map(Recalled)
+        rates.collect::<Option<_>>().map(SavedRates)
     }
 
     fn text(&self, rates: &[(Arithmetic, f64)]) -> String {
@@ -157,7 +157,7 @@ impl Memory {
             fs::write(&own, text)?;
             match fs::hard_link(&own, &self.file) {
                 Err(_) if self.read()?.is_some() => Ok(()),
-                // A damaged file, or a file system without links.
+                // The existing file is damaged, or the file system has no hard links.
                 Err(_) => fs::rename(&own, &self.file),
                 Ok(()) => Ok(()),
             }

@@ -14,9 +14,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use self::choice::{Question, Rates, decide, questions};
+use self::choice::{Comparison, Rates, comparisons, decide};
 use self::measure::Interleaved;
-use self::memory::Memory;
+use self::memory::RatesFile;
 use self::processor::{Known, Processor};
 use super::probe::Arithmetic;
 use super::simd::{ISA_VARIABLE, Isa};
@@ -69,22 +69,22 @@ impl KernelPath {
         let available = &machine.available;
         let by_flags = available.last().copied().unwrap_or(Isa::Portable);
         let of = |isa, reason| Self { isa, reason };
-        if questions(available).is_empty() {
+        if comparisons(available).is_empty() {
             return of(by_flags, Reason::Only);
         }
         if let Some(mut known) = Known::of(&machine.processor) {
             return of(decide(available, &mut known), Reason::Known(known.name()));
         }
-        let memory = Memory::new(machine.cache.as_deref(), &machine.processor, available);
-        let recalled = memory.and_then(|memory| {
-            let recalled = memory.recall_or(|| measured(available, rates))?;
-            Ok((recalled, memory))
+        let rates_file = RatesFile::new(machine.cache.as_deref(), &machine.processor, available);
+        let saved = rates_file.and_then(|rates_file| {
+            let saved = rates_file.read_or_measure(|| measured(available, rates))?;
+            Ok((saved, rates_file))
         });
-        match recalled {
-            Ok((mut recalled, memory)) => {
-                let isa = decide(available, &mut recalled);
-                let giga_ops = recalled.into_giga_ops();
-                let file = memory.into_file();
+        match saved {
+            Ok((mut saved, rates_file)) => {
+                let isa = decide(available, &mut saved);
+                let giga_ops = saved.into_giga_ops();
+                let file = rates_file.into_file();
                 of(isa, Reason::Measured { giga_ops, file })
             }
             Err(error) => {
@@ -111,15 +111,15 @@ impl Isa {
 }
 
 fn measured(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
-    let mut asked: Vec<Arithmetic> = Vec::new();
-    for Question { with, without, .. } in questions(available) {
+    let mut instructions: Vec<Arithmetic> = Vec::new();
+    for Comparison { with, without, .. } in comparisons(available) {
         for instruction in std::iter::once(with).chain(without.iter().copied()) {
-            if !asked.contains(&instruction) {
-                asked.push(instruction);
+            if !instructions.contains(&instruction) {
+                instructions.push(instruction);
             }
         }
     }
-    rates.measure(&asked)
+    rates.measure(&instructions)
 }
 
 impl fmt::Display for KernelPath {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 
-use super::choice::{Rates, decide, questions};
+use super::choice::{Rates, comparisons, decide};
 use super::memory::cache_folder;
 use super::processor::{Known, Processor};
 use super::*;
@@ -16,23 +16,23 @@ const WITH_BF16: [Isa; 5] = [
     Isa::Avx512Bf16,
 ];
 
-struct Given {
+struct FixedRates {
     rates: Vec<(Arithmetic, f64)>,
-    asked: usize,
+    n_measured: usize,
 }
 
-impl Given {
+impl FixedRates {
     fn new(rates: &[(Arithmetic, f64)]) -> Self {
         Self {
             rates: rates.to_vec(),
-            asked: 0,
+            n_measured: 0,
         }
     }
 }
 
-impl Rates for Given {
+impl Rates for FixedRates {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
-        self.asked += 1;
+        self.n_measured += 1;
         let rates = self
             .rates
             .iter()
@@ -42,8 +42,8 @@ impl Rates for Given {
 }
 
 /// Rates of `vdpbf16ps` and FMA in GFLOP/s, with the int8 rates of most processors.
-fn given(bf16: f64, f32: f64) -> Given {
-    Given::new(&[
+fn fixed_rates(bf16: f64, f32: f64) -> FixedRates {
+    FixedRates::new(&[
         (Arithmetic::Bf16Dot, bf16 * 1e9),
         (Arithmetic::F32, f32 * 1e9),
         (Arithmetic::Int8Dot, 4.0 * f32 * 1e9),
@@ -65,7 +65,7 @@ fn machine(available: &[Isa], cache: Result<PathBuf, String>) -> Machine {
 
 #[test]
 fn a_simpler_path_wins_only_beyond_the_margin() {
-    let of = |bf16, f32| decide(&WITH_BF16, &mut given(bf16, f32));
+    let of = |bf16, f32| decide(&WITH_BF16, &mut fixed_rates(bf16, f32));
     // Measured on a Xeon with slow `vdpbf16ps`.
     assert_eq!(of(170.0, 350.0), Isa::Avx512Vnni);
     assert_eq!(of(350.0, 170.0), Isa::Avx512Bf16);
@@ -77,7 +77,7 @@ fn a_simpler_path_wins_only_beyond_the_margin() {
 #[test]
 fn int8_and_amx_instructions_are_compared_too() {
     use Arithmetic::{Bf16Dot, Bf16Tiles, F32, Int8Dot, Int8Shorts};
-    let mut slow_bytes = Given::new(&[
+    let mut slow_bytes = FixedRates::new(&[
         (Bf16Dot, 100.0),
         (F32, 200.0),
         (Int8Dot, 100.0),
@@ -91,9 +91,9 @@ fn int8_and_amx_instructions_are_compared_too() {
     assert_eq!(decide(&WITH_BF16, &mut slow_bytes), Isa::Avx512Vnni);
 
     let with_tiles: Vec<_> = WITH_BF16.into_iter().chain([Isa::Amx]).collect();
-    let mut tiles = Given::new(&[(Bf16Tiles, 2000.0), (Bf16Dot, 170.0), (F32, 350.0)]);
+    let mut tiles = FixedRates::new(&[(Bf16Tiles, 2000.0), (Bf16Dot, 170.0), (F32, 350.0)]);
     assert_eq!(decide(&with_tiles, &mut tiles), Isa::Amx);
-    // Slow tiles, for example emulated ones: the next comparisons follow.
+    // With slow tiles, for example emulated tiles, the next simpler paths are compared too.
     tiles.rates[0].1 = 100.0;
     tiles.rates.extend([(Int8Dot, 1400.0), (Int8Shorts, 700.0)]);
     assert_eq!(decide(&with_tiles, &mut tiles), Isa::Avx512Vnni);
@@ -102,11 +102,11 @@ fn int8_and_amx_instructions_are_compared_too() {
 #[test]
 fn paths_without_own_instructions_are_not_measured() {
     for available in [&WITH_BF16[..1], &WITH_BF16[..2], &WITH_BF16[..3]] {
-        assert!(questions(available).is_empty());
-        let mut rates = given(1.0, 9.0);
+        assert!(comparisons(available).is_empty());
+        let mut rates = fixed_rates(1.0, 9.0);
         let path = KernelPath::choose(&machine(available, Err("none".into())), &mut rates);
         assert_eq!(Some(&path.isa), available.last());
-        assert_eq!((path.reason, rates.asked), (Reason::Only, 0));
+        assert_eq!((path.reason, rates.n_measured), (Reason::Only, 0));
     }
 }
 
@@ -117,9 +117,9 @@ fn known_processors_are_not_measured() {
             processor: Processor::from_signature(vendor.as_bytes(), signature),
             ..machine(available, Err("none is needed".into()))
         };
-        let mut rates = given(1.0, 1.0);
+        let mut rates = fixed_rates(1.0, 1.0);
         let path = KernelPath::choose(&machine, &mut rates);
-        assert_eq!(rates.asked, 0);
+        assert_eq!(rates.n_measured, 0);
         (path.isa, path.reason)
     };
     // Genoa and Raphael, Turin and Granite Ridge.
@@ -164,15 +164,15 @@ fn signatures_are_decoded() {
 
 #[test]
 fn restarts_choose_the_same_path() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let machine = machine(&WITH_BF16, Ok(folder.path().join("not/yet/there")));
-    let mut slow = given(170.0, 350.0);
+    let mut slow = fixed_rates(170.0, 350.0);
     let first = KernelPath::choose(&machine, &mut slow);
-    assert_eq!((first.isa, slow.asked), (Isa::Avx512Vnni, 1));
+    assert_eq!((first.isa, slow.n_measured), (Isa::Avx512Vnni, 1));
     // A later start would measure other rates, but it uses the saved ones.
-    let mut fast = given(700.0, 350.0);
+    let mut fast = fixed_rates(700.0, 350.0);
     assert_eq!(KernelPath::choose(&machine, &mut fast), first);
-    assert_eq!(fast.asked, 0);
+    assert_eq!(fast.n_measured, 0);
     let text = first.to_string();
     assert!(
         text.starts_with(
@@ -185,32 +185,32 @@ fn restarts_choose_the_same_path() {
     };
     assert!(text.ends_with(&file.display().to_string()), "{text}");
 
-    // Another processor, or other paths: a separate file.
+    // Another processor or another set of paths has a separate file.
     let other = Machine {
         processor: Processor::from_signature(b"GenuineIntel", 0x000f_0ff2),
         ..machine
     };
     assert_eq!(KernelPath::choose(&other, &mut fast).isa, Isa::Avx512Bf16);
-    assert_eq!(fast.asked, 1);
+    assert_eq!(fast.n_measured, 1);
     let fewer = Machine {
         available: WITH_BF16[..4].to_vec(),
         ..other
     };
     assert_eq!(KernelPath::choose(&fewer, &mut fast).isa, Isa::Avx512Vnni);
-    assert_eq!(fast.asked, 2);
+    assert_eq!(fast.n_measured, 2);
     let files = fs::read_dir(file.with_file_name("")).expect("the folder was made");
     assert_eq!(files.count(), 3, "nothing but the three files is left");
 }
 
 #[test]
 fn a_damaged_file_is_measured_again() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let machine = machine(&WITH_BF16, Ok(folder.path().to_owned()));
-    let first = KernelPath::choose(&machine, &mut given(170.0, 350.0));
+    let first = KernelPath::choose(&machine, &mut fixed_rates(170.0, 350.0));
     let Reason::Measured { file, .. } = &first.reason else {
         panic!("{first}");
     };
-    let whole = fs::read_to_string(file).expect("it was written");
+    let whole = fs::read_to_string(file).expect("the rates were saved");
     let damaged = [
         String::new(),
         whole[..whole.len() - 5].to_owned(),
@@ -220,22 +220,22 @@ fn a_damaged_file_is_measured_again() {
         "\u{fffd}".repeat(9000),
     ];
     for text in damaged {
-        fs::write(file, &text).expect("it can be written");
-        let mut again = given(170.0, 350.0);
+        fs::write(file, &text).expect("the file can be written");
+        let mut again = fixed_rates(170.0, 350.0);
         assert_eq!(KernelPath::choose(&machine, &mut again), first, "{text:?}");
-        assert_eq!(again.asked, 1, "{text:?}");
+        assert_eq!(again.n_measured, 1, "{text:?}");
         assert_eq!(fs::read_to_string(file).ok().as_ref(), Some(&whole));
     }
 }
 
 #[test]
 fn without_a_cache_file_cpu_flags_decide() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let is_file = folder.path().join("file");
-    fs::write(&is_file, "").expect("it can be written");
+    fs::write(&is_file, "").expect("the file can be written");
     for cache in [Err("no folder".to_owned()), Ok(is_file.join("below"))] {
         let machine = machine(&WITH_BF16, cache);
-        for mut rates in [given(170.0, 350.0), given(350.0, 170.0)] {
+        for mut rates in [fixed_rates(170.0, 350.0), fixed_rates(350.0, 170.0)] {
             let path = KernelPath::choose(&machine, &mut rates);
             assert_eq!(path.isa, Isa::Avx512Bf16);
             assert!(matches!(path.reason, Reason::Flags { .. }), "{path}");
@@ -245,7 +245,7 @@ fn without_a_cache_file_cpu_flags_decide() {
 
 #[test]
 fn processes_that_start_together_choose_the_same_path() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let cache = folder.path().to_owned();
     let start = std::sync::Barrier::new(8);
     let paths: Vec<_> = std::thread::scope(|scope| {
@@ -256,12 +256,14 @@ fn processes_that_start_together_choose_the_same_path() {
                     start.wait();
                     let machine = machine(&WITH_BF16, Ok(cache));
                     let (bf16, f32) = [(170.0, 350.0), (350.0, 170.0)][i % 2];
-                    KernelPath::choose(&machine, &mut given(bf16, f32))
+                    KernelPath::choose(&machine, &mut fixed_rates(bf16, f32))
                 })
             })
             .collect();
         let joined = started.into_iter().map(|thread| thread.join());
-        joined.map(|path| path.expect("it ended")).collect()
+        joined
+            .map(|path| path.expect("the thread must not panic"))
+            .collect()
     });
     assert!(paths.iter().all(|path| *path == paths[0]), "{paths:?}");
 }

@@ -15,10 +15,10 @@ use souffleur_base::row_state::StateSave;
 const ELEMENT_COST: usize = 64;
 
 pub struct ConvInput<'a> {
-    /// A row per token, which begins with the channels.
+    /// One row per token, with the channels in the first columns.
     pub x: &'a Tensor,
     pub channels: usize,
-    /// `[n_taps, channels]`, the oldest token's first.
+    /// `[n_taps, channels]`, the tap of the oldest token first.
     pub taps: &'a [f32],
     /// At most [`MAX_TAPS`].
     pub n_taps: usize,
@@ -106,13 +106,13 @@ impl Histories<'_> {
     ) -> [&'x [f32]; MAX_TAPS] {
         let mut inputs: [&[f32]; MAX_TAPS] = [&[]; MAX_TAPS];
         for (j, inputs) in inputs[..=self.n_kept].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             *inputs = unsafe { self.input(input, segment, live, token + j) };
         }
         inputs
     }
 
-    /// The input `after_oldest` tokens after the oldest kept one.
+    /// The input `after_oldest` tokens after the oldest stored input.
     ///
     /// # Safety
     /// No thread writes the history of `live`.
@@ -127,7 +127,7 @@ impl Histories<'_> {
             Some(token) => &input.x.row(segment.first_token + token)[..self.channels],
             None => {
                 let first = self.first + after_oldest * self.channels;
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.states.read(live, first, self.channels) }
             }
         }
@@ -150,8 +150,8 @@ impl Histories<'_> {
         (slot, seen): (StateSlot, usize),
     ) {
         for kept in 0..self.n_kept {
-            // SAFETY: the calling thread alone uses histories now. In the live slot, an input replaces an older one
-            // that was moved before; `seen` is not 0, so that source and destination do not overlap.
+            // SAFETY: only the calling thread uses histories now. In the live slot, an input overwrites one that was
+            // already copied; `seen` is not 0, so source and destination do not overlap.
             unsafe {
                 let from = self.input(input, segment, live, kept + seen);
                 let to = self

@@ -43,9 +43,9 @@ pub fn run(
     for rows in Rows::of(batch) {
         let cost = rows.n_tokens * shape.matrix_elements() * ELEMENT_COST;
         let items = owned.iter().map(|own| rows.rows.len() * own.len() * n_runs);
-        let dealt: PerNode<usize> = items.collect();
-        pool.for_each_dealt(&dealt, cost, &|index| {
-            let (node, item) = locate(&dealt, index);
+        let node_items: PerNode<usize> = items.collect();
+        pool.for_each_by_node(&node_items, cost, &|index| {
+            let (node, item) = locate(&node_items, index);
             let (own, run) = (&owned[node], item % n_runs);
             let (row, head) = (item / n_runs / own.len(), item / n_runs % own.len());
             let (segment, live, saves) = rows.rows[row];
@@ -119,7 +119,7 @@ impl DeltaRule<'_> {
                 _ => dispatch(isa, Blocks::<1>(extent)),
             }
             if let Some(slot) = slot {
-                // SAFETY: no slot is saved to twice, or is another row's.
+                // SAFETY: each saved slot belongs to one row and is written once.
                 unsafe { states.part(slot, first, len) }.copy_from_slice(state);
             }
             done = end;
@@ -229,7 +229,7 @@ impl<S: Lanes, const N: usize> PendingUpdate<'_, S, N> {
     /// The instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn applied(&self, n: usize, k: S::V, row: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { S::mul_add(k, self.change[n], S::mul(row, self.decay)) }
     }
 }
@@ -247,7 +247,7 @@ impl<S: Lanes> Products<S> {
     /// The instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn none() -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self {
                 by_key: S::splat(0.0),
@@ -260,7 +260,7 @@ impl<S: Lanes> Products<S> {
     /// The instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn add(&mut self, row: S::V, k: S::V, q: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.by_key = S::mul_add(row, k, self.by_key);
             self.by_query = S::mul_add(row, q, self.by_query);
@@ -276,7 +276,7 @@ unsafe fn read<S: Lanes, const N: usize>(
     block: usize,
     (k, q): (&[f32], &[f32]),
 ) -> [Products<S>; N] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut products = [Products::none(); N];
         for (i, (k, q)) in k.iter().zip(q).enumerate() {
@@ -301,7 +301,7 @@ unsafe fn learn_and_read<S: Lanes, const N: usize>(
     due: &PendingUpdate<'_, S, N>,
     (k, q): (&[f32], &[f32]),
 ) -> [Products<S>; N] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut products = [Products::none(); N];
         for (i, (learned, (k, q))) in due.k.iter().zip(k.iter().zip(q)).enumerate() {
@@ -326,7 +326,7 @@ unsafe fn learn<S: Lanes, const N: usize>(
     block: usize,
     due: &PendingUpdate<'_, S, N>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for (i, k) in due.k.iter().enumerate() {
             let k = S::splat_at(k);
@@ -344,7 +344,7 @@ unsafe fn learn<S: Lanes, const N: usize>(
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn product<S: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    // SAFETY: the caller's promise; `load_up_to` stays within its slice.
+    // SAFETY: guaranteed by the caller; `load_up_to` stays within its slice.
     unsafe {
         let mut sum = S::splat(0.0);
         for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {

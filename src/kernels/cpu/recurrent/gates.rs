@@ -14,9 +14,9 @@ const ELEMENT_COST: usize = 64;
 const RATES_COST: usize = 512;
 /// Added to the sum of squares.
 const LENGTH_EPS: f32 = 1e-6;
-/// From here on softplus is the identity.
+/// Softplus of larger values is the value itself.
 const SOFTPLUS_LINEAR: f32 = 20.0;
-/// Decays below `exp` of this are zero: their products would be subnormal.
+/// A decay with a lower logarithm becomes zero: its products would be subnormal.
 const LEAST_LOG_DECAY: f32 = -80.0;
 
 /// L2-normalises the heads of q and k in `mixed`, and computes `rates: [n_tokens, 2 * value_heads]`: the decays, then

@@ -1,4 +1,4 @@
-//! Pool of the recurrent states of sequences, for all layers that keep one.
+//! Pool of the recurrent states of sequences, for all layers that have one.
 //!
 //! Each NUMA node owns the parts of its heads in every state; the last node also owns the remaining elements.
 
@@ -27,7 +27,7 @@ struct LayerStates {
     /// Elements from one state to the next; 0 in layers without states.
     stride: usize,
     len: usize,
-    /// Number of heads, whose parts are first in a state, and elements of each part.
+    /// Number of heads, which a state begins with, and elements of each head.
     heads: usize,
     head_len: usize,
     elements: Elements<f32>,
@@ -153,12 +153,12 @@ impl StatePool {
         );
         for layer in &mut self.layers {
             let parts = layer.parts(pool.nodes());
-            let dealt: PerNode<usize> = parts.iter().map(|_| starts.len()).collect();
+            let node_items: PerNode<usize> = parts.iter().map(|_| starts.len()).collect();
             let stride = layer.stride;
             let elements = Shared::new((&mut layer.elements).slice());
             let states = States { stride, elements };
             let cost = starts.len() * stride * ELEMENT_COST;
-            pool.for_each_dealt(&dealt, cost, &|index| {
+            pool.for_each_by_node(&node_items, cost, &|index| {
                 let start = starts[index % starts.len()];
                 let part = parts[index / starts.len()].clone();
                 // SAFETY: slots that are written are read by no other item, and each item has its own part.
@@ -184,7 +184,7 @@ impl<'a> States<'a> {
     /// If the part reaches beyond the states.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, slot: StateSlot, first: usize, len: usize) -> &'a mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.elements.part(slot.index() * self.stride + first, len) }
     }
 
@@ -199,7 +199,7 @@ impl<'a> States<'a> {
             start + len <= self.elements.len(),
             "range {start}+{len} is outside the states"
         );
-        // SAFETY: in bounds by the line above; not written by the caller's promise.
+        // SAFETY: in bounds by the line above; the caller guarantees that no thread writes.
         unsafe { std::slice::from_raw_parts(self.elements.at(start), len) }
     }
 }

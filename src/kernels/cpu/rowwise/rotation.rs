@@ -1,4 +1,4 @@
-//! RoPE and norms of query and key heads, fused with the KV store.
+//! RoPE and norms of query and key heads, fused with storing keys and values in the KV pool.
 
 use half::bf16;
 
@@ -43,11 +43,11 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
 
 pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
-    /// Norm weights of query heads and of key heads, as wide as one head or as all of them, and eps.
+    /// Norm weights of query heads and of key heads, each as wide as one head or as all heads, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
     /// Eps of the RMSNorm of values, which has no weight.
     pub value_eps: Option<f32>,
-    /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
+    /// Cosines and sines, `[n_tokens, rotary_dim]`, where `rotary_dim` is at most `key_dim`.
     pub rotations: &'a Tensor,
 }
 
@@ -92,8 +92,8 @@ pub fn rotate_and_store(
                     q_out.part(row * q_width, q_width),
                 )
             };
-            let (slot, turn) = (slots[row] as usize, rotation.rotations.row(row));
-            dispatch(isa, RotateRow { input, q, store, planes, slot, rotation, turn });
+            let (slot, cos_sin) = (slots[row] as usize, rotation.rotations.row(row));
+            dispatch(isa, RotateRow { input, q, store, planes, slot, rotation, cos_sin });
         });
     });
     q
@@ -106,7 +106,7 @@ struct RotateRow<'a, E> {
     planes: Planes,
     slot: usize,
     rotation: &'a Rotation<'a>,
-    turn: &'a [f32],
+    cos_sin: &'a [f32],
 }
 
 impl<E: Kept> Kernel for RotateRow<'_, E> {
@@ -138,13 +138,12 @@ impl<E: Kept> Kernel for RotateRow<'_, E> {
         let k_norm = norm_together::<S>(keys, norms.map(|n| (n.1, n.2)), key_dim);
         let heads = queries.chunks_exact_mut(key_dim);
         for (head, q) in heads.zip(self.q.chunks_exact_mut(key_dim)) {
-            turn_head::<S>(head, q_norm, self.turn);
+            rotate_head::<S>(head, q_norm, self.cos_sin);
             q.copy_from_slice(head);
         }
-        // Each slot is written by one item, as no two tokens of a step have the same slot: only one row writes to a
-        // page, see `state::pool::page_pool`.
+        // Each slot is written by one item, as no two tokens of a step have the same slot.
         for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
-            turn_head::<S>(key, k_norm, self.turn);
+            rotate_head::<S>(key, k_norm, self.cos_sin);
             let scales_at = planes.scales_of_key(i, self.slot);
             // SAFETY: the slot is this item's; `dispatch` detected the instruction set.
             unsafe {
@@ -184,14 +183,14 @@ pub fn rotate_queries(
     for_rows(pool, rows, width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let queries = unsafe { shared.part(row * width, width) };
-        let (turn, dim) = (rotations.row(row), heads.key_dim);
+        let (cos_sin, dim) = (rotations.row(row), heads.key_dim);
         dispatch(
             isa,
             RotateQueries {
                 queries,
                 dim,
                 norm,
-                turn,
+                cos_sin,
             },
         );
     });
@@ -201,7 +200,7 @@ struct RotateQueries<'a> {
     queries: &'a mut [f32],
     dim: usize,
     norm: Option<(&'a [f32], f32)>,
-    turn: &'a [f32],
+    cos_sin: &'a [f32],
 }
 
 impl Kernel for RotateQueries<'_> {
@@ -211,7 +210,7 @@ impl Kernel for RotateQueries<'_> {
     fn run<S: Lanes>(self) {
         let norm = norm_together::<S>(self.queries, self.norm, self.dim);
         for head in self.queries.chunks_exact_mut(self.dim) {
-            turn_head::<S>(head, norm, self.turn);
+            rotate_head::<S>(head, norm, self.cos_sin);
         }
     }
 }
@@ -232,25 +231,25 @@ fn norm_together<'a, S: Lanes>(
     None
 }
 
-/// Normalises a head if `norm` is given, and rotates its first `turn.len()` elements.
+/// Normalises a head if `norm` is given, and rotates its first `cos_sin.len()` elements.
 #[inline(always)]
-pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
+pub fn rotate_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, cos_sin: &[f32]) {
     if let Some((weight, eps)) = norm {
         norm_in_place::<S>(head, weight, eps);
     }
-    let half = turn.len() / 2;
-    let (low, high) = head[..turn.len()].split_at_mut(half);
-    let (cos, sin) = turn.split_at(half);
+    let half = cos_sin.len() / 2;
+    let (low, high) = head[..cos_sin.len()].split_at_mut(half);
+    let (cos, sin) = cos_sin.split_at(half);
     let whole = half / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
         // SAFETY: four times sixteen values below `half`; `dispatch` detected the instruction set.
         unsafe {
             let (a, b) = (S::load(low[at..].as_ptr()), S::load(high[at..].as_ptr()));
             let (cos, sin) = (S::load(cos[at..].as_ptr()), S::load(sin[at..].as_ptr()));
-            let turned = S::sub(S::mul(a, cos), S::mul(b, sin));
-            S::store(low[at..].as_mut_ptr(), turned);
-            let turned = S::add(S::mul(b, cos), S::mul(a, sin));
-            S::store(high[at..].as_mut_ptr(), turned);
+            let rotated = S::sub(S::mul(a, cos), S::mul(b, sin));
+            S::store(low[at..].as_mut_ptr(), rotated);
+            let rotated = S::add(S::mul(b, cos), S::mul(a, sin));
+            S::store(high[at..].as_mut_ptr(), rotated);
         }
     }
     for i in whole..half {

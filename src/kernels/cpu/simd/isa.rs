@@ -76,7 +76,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set whose kernels for floats this one shares: VNNI has integer products only.
+    /// The instruction set with the same float kernels and without VNNI, which has integer products only.
     pub fn of_floats(self) -> Self {
         match self {
             Self::Avx2Vnni => Self::Avx2,

@@ -27,7 +27,7 @@ pub trait Kernel {
 /// Sixteen f32 lanes.
 ///
 /// # Safety
-/// Every method must only run where the instruction set was detected ([`dispatch`](super::dispatch) sees to it).
+/// Every method must only run where the instruction set was detected ([`dispatch`](super::dispatch) ensures this).
 /// Pointers must be valid for sixteen elements, at any alignment.
 pub trait Lanes: Copy + 'static {
     type V: Copy;
@@ -67,7 +67,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn round_bf16(v: Self::V) -> Self::V {
         let mut narrow = [bf16::ZERO; LANES];
-        // SAFETY: `narrow` holds sixteen values; the instruction set is the caller's promise.
+        // SAFETY: `narrow` holds sixteen values; the caller detected the instruction set.
         unsafe {
             Self::store_bf16(narrow.as_mut_ptr(), v);
             Self::load_bf16(narrow.as_ptr())
@@ -79,7 +79,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
         let mut narrow = [bf16::ZERO; 2 * LANES];
-        // SAFETY: `narrow` holds twice sixteen values; the instruction set is the caller's promise.
+        // SAFETY: `narrow` holds twice sixteen values; the caller detected the instruction set.
         unsafe {
             Self::store_bf16(narrow.as_mut_ptr(), low);
             Self::store_bf16(narrow.as_mut_ptr().wrapping_add(LANES), high);
@@ -91,7 +91,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
         let mut bits = [0u32; 4 * LANES];
-        // SAFETY: the arrays cover the reads and writes; the instruction set is the caller's promise.
+        // SAFETY: the arrays cover the reads and writes; the caller detected the instruction set.
         unsafe {
             for (i, values) in values.into_iter().enumerate() {
                 let to = bits.as_mut_ptr().wrapping_add(i * LANES);
@@ -108,7 +108,7 @@ pub trait Lanes: Copy + 'static {
     /// The word at `p`, which is aligned, in all lanes.
     #[inline(always)]
     unsafe fn splat_word_at(p: *const u32) -> Self::W {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { Self::to_words(Self::splat_at(p.cast())) }
     }
     unsafe fn load_words(p: *const u32) -> Self::W;
@@ -118,9 +118,9 @@ pub trait Lanes: Copy + 'static {
     unsafe fn dot_quads(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
     unsafe fn and(a: Self::W, b: Self::W) -> Self::W;
     unsafe fn or(a: Self::W, b: Self::W) -> Self::W;
-    /// Each word shifted to higher bits by `n`, below 32.
+    /// Shifts each word to higher bits by `n`, below 32.
     unsafe fn shift_left(words: Self::W, n: u32) -> Self::W;
-    /// Each word shifted to lower bits by `n`, below 32; zeros follow.
+    /// Shifts each word to lower bits by `n`, below 32; zeros fill the high bits.
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W;
     /// Looks up the value of each byte; bytes are below 16.
     unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W;
@@ -129,13 +129,13 @@ pub trait Lanes: Copy + 'static {
     /// The high bytes of the i16 halves, as signed numbers.
     #[inline(always)]
     unsafe fn high_bytes(words: Self::W) -> Self::W {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe { Self::extend_bytes(Self::shift_right(words, 8)) }
     }
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W;
     #[inline(always)]
     unsafe fn add_words(a: Self::W, b: Self::W) -> Self::W {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe { Self::sub_words(a, Self::sub_words(Self::splat_word(0), b)) }
     }
     /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
@@ -157,23 +157,22 @@ pub trait Lanes: Copy + 'static {
     unsafe fn to_words(v: Self::V) -> Self::W;
     unsafe fn from_words(words: Self::W) -> Self::V;
     unsafe fn store_words(p: *mut u32, words: Self::W);
-    /// Exchanges rows and lanes: word i of row j becomes word j of row i.
+    /// Transposes sixteen rows: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
-    /// Exchanges four rows and lanes: words i of all rows become adjacent, four such columns in a vector.
+    /// Transposes four rows: a vector holds four columns, each with word i of all rows.
     #[inline(always)]
     unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { transpose_some::<Self, FOUR>(rows) }
     }
-    /// The same for eight rows, two columns in a vector.
+    /// Transposes eight rows: a vector holds two columns.
     #[inline(always)]
     unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { transpose_some::<Self, EIGHT>(rows) }
     }
-    /// Pairs the 32 bf16 of `low`, in the low halves, with those of `high`. In each quarter of four words, the first
-    /// vector holds the pairs of the first four elements of that quarter of the operands, the second vector those of
-    /// the last.
+    /// Pairs the 32 bf16 of `low`, in the low halves, with the 32 of `high`. Words 4 q to 4 q + 3 hold the pairs 8 q to
+    /// 8 q + 3 in the first vector, and 8 q + 4 to 8 q + 7 in the second.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
     /// Joins the bytes of four rows into words, with the first row's byte lowest. The first two vectors hold the first
     /// 32 bytes of each row, the others the last 32: quarter `c` of vector `2 h + k` holds the four bytes from `32 h +
@@ -181,7 +180,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
         let (mut from, mut to) = ([[0u32; LANES]; 4], [[0u32; LANES]; 4]);
-        // SAFETY: both hold four times sixteen words; the instruction set is the caller's promise.
+        // SAFETY: both hold four times sixteen words; the caller detected the instruction set.
         unsafe {
             for (words, row) in from.iter_mut().zip(rows) {
                 Self::store_words(words.as_mut_ptr(), row);
@@ -197,11 +196,11 @@ pub trait Lanes: Copy + 'static {
             to.map(|quads| Self::load_words(quads.as_ptr()))
         }
     }
-    /// Interleaves quarters of four lanes of `a` and `b`: those of the first halves, and those of the second halves.
+    /// Interleaves quarters (four lanes) of `a` and `b`: of their first halves, and of their second halves.
     #[inline(always)]
     unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
         let (mut from, mut to) = ([[0f32; LANES]; 2], [0f32; 2 * LANES]);
-        // SAFETY: both hold twice sixteen values; the instruction set is the caller's promise.
+        // SAFETY: both hold twice sixteen values; the caller detected the instruction set.
         unsafe {
             Self::store(from[0].as_mut_ptr(), a);
             Self::store(from[1].as_mut_ptr(), b);
@@ -217,7 +216,7 @@ pub trait Lanes: Copy + 'static {
     /// Like [`Self::store_bf16`], but a subnormal value may become zero.
     #[inline(always)]
     unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { Self::store_bf16(p, v) }
     }
 
@@ -237,7 +236,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn prefetch_all_to_write<T>(p: *const T, len: usize) {
         for at in (0..len * size_of::<T>()).step_by(LINE_BYTES) {
             let line = p.cast::<u8>().wrapping_add(at);
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller guarantees the same.
             unsafe { Self::prefetch_write(line) };
         }
     }
@@ -269,7 +268,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {
         let mut a = [0f32; LANES];
-        // SAFETY: `a` holds sixteen values; the instruction set is the caller's promise.
+        // SAFETY: `a` holds sixteen values; the caller detected the instruction set.
         unsafe { Self::store(a.as_mut_ptr(), v) };
         for width in [8, 4, 2, 1] {
             for i in 0..width {
@@ -290,16 +289,16 @@ pub trait Lanes: Copy + 'static {
     /// 2^x within two units in the last place; x is clamped to [-126, 126], NaN stays NaN, 2^0 is exactly 1.
     #[inline(always)]
     unsafe fn exp2(x: Self::V) -> Self::V {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
-        unsafe { Self::exp2_falling(Self::min(Self::splat(126.0), x)) }
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
+        unsafe { Self::exp2_at_most_126(Self::min(Self::splat(126.0), x)) }
     }
 
     /// [`Self::exp2`] for x up to 126.
-    // The second coefficient is near ln 2, but is not.
+    // The second coefficient is near ln 2, but is not ln 2.
     #[allow(clippy::approx_constant)]
     #[inline(always)]
-    unsafe fn exp2_falling(x: Self::V) -> Self::V {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+    unsafe fn exp2_at_most_126(x: Self::V) -> Self::V {
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe {
             let x = Self::max(Self::splat(-126.0), x);
             let shifted = Self::add(x, Self::splat(MAGIC));
@@ -327,7 +326,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn tanh(x: Self::V) -> Self::V {
         const BOUND: f32 = 7.998_811_7;
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe {
             let clamped =
                 |bound: f32, v| Self::min(Self::splat(bound), Self::max(Self::splat(-bound), v));
@@ -358,7 +357,7 @@ pub trait Lanes: Copy + 'static {
     /// The usual reduction x = n ln 2 + r with a degree-6 polynomial in r (Cephes `expf` coefficients).
     #[inline(always)]
     unsafe fn exp(x: Self::V) -> Self::V {
-        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        // SAFETY: only lane arithmetic; the caller detected the instruction set.
         unsafe {
             let x = Self::min(Self::splat(88.3), Self::max(Self::splat(-87.3), x));
             let shifted =
@@ -388,7 +387,7 @@ pub trait Lanes: Copy + 'static {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn transpose_some<S: Lanes, const N: usize>(rows: [S::W; N]) -> [S::W; N] {
-    // SAFETY: a column is stored whole, beyond its `N` words, which the next one overwrites; the caller's promise.
+    // SAFETY: `words` has space for all stores of sixteen words; the caller detected the instruction set.
     unsafe {
         let mut all = [S::splat_word(0); LANES];
         all[..N].copy_from_slice(&rows);

@@ -17,7 +17,7 @@ impl Kernel for Exp {
 }
 
 #[test]
-fn exp_is_right_to_two_units_in_the_last_place() {
+fn exp_is_accurate_to_two_units_in_the_last_place() {
     for isa in Isa::available() {
         for step in 0..20_000 {
             let x: [f32; LANES] =
@@ -65,7 +65,7 @@ impl Kernel for Tanh {
 }
 
 #[test]
-fn tanh_is_right_to_four_units_in_the_last_place_and_never_beyond_one() {
+fn tanh_is_accurate_to_four_units_in_the_last_place_and_never_beyond_one() {
     for isa in Isa::available() {
         for step in 0..20_000 {
             // Near zero too, where only the relative error counts.
@@ -109,7 +109,7 @@ impl Kernel for Exp2 {
 }
 
 #[test]
-fn exp2_is_right_to_two_units_in_the_last_place() {
+fn exp2_is_accurate_to_two_units_in_the_last_place() {
     for isa in Isa::available() {
         for step in 0..10_000 {
             let x: [f32; LANES] =

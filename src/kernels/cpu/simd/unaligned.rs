@@ -10,7 +10,7 @@ struct Unaligned<T>(T);
 /// `p` is valid for reading a `T`.
 #[inline(always)]
 pub unsafe fn read<T: Copy, P>(p: *const P) -> T {
-    // SAFETY: the caller's promise; `Unaligned` needs no alignment.
+    // SAFETY: guaranteed by the caller; `Unaligned` needs no alignment.
     unsafe { (*p.cast::<Unaligned<T>>()).0 }
 }
 
@@ -18,6 +18,6 @@ pub unsafe fn read<T: Copy, P>(p: *const P) -> T {
 /// `p` is valid for writing a `T`.
 #[inline(always)]
 pub unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
-    // SAFETY: the caller's promise; `Unaligned` needs no alignment.
+    // SAFETY: guaranteed by the caller; `Unaligned` needs no alignment.
     unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
 }

@@ -4,7 +4,7 @@
 //! The caller waits for claimed items, not for workers: a preempted worker without a claim delays nothing. Results do
 //! not depend on which thread computes an item.
 
-mod dealt;
+mod by_node;
 
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
-pub use self::dealt::Taking;
+pub use self::by_node::Taking;
 use super::cores::bind_this_thread;
 use super::nodes::{Nodes, PerNode};
 use super::seats::Seats;
@@ -136,8 +136,8 @@ impl Run {
 }
 
 impl ThreadPool {
-    /// Starts the workers, each bound to the CPUs of its seat, and waits until they run; the caller has the first seat,
-    /// and is not bound yet. With one thread everything runs on the caller.
+    /// Starts the workers, each bound to its CPUs in `seats`, and waits until they run. The caller is the first thread
+    /// in `seats`, and is not bound yet. With one thread everything runs on the caller.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -234,7 +234,7 @@ impl ThreadPool {
         let lanes = Parts::new(lanes);
         let next = AtomicUsize::new(0);
         self.for_each(n_lanes, cost, &|lane| {
-            // SAFETY: each lane is one item's.
+            // SAFETY: each lane is used by one item.
             let lane = &mut unsafe { lanes.part(lane, 1) }[0];
             loop {
                 match next.fetch_add(1, Ordering::Relaxed) {
@@ -267,7 +267,7 @@ impl ThreadPool {
     ) {
         let lanes = Parts::new(lanes);
         self.for_each_run(n_items, cost, &|run, index| {
-            // SAFETY: each run is gone through by one thread, and has its own lane.
+            // SAFETY: each run is processed by one thread and has its own lane.
             item(&mut unsafe { lanes.part(run, 1) }[0], index);
         });
     }
@@ -279,8 +279,8 @@ impl ThreadPool {
         }
         if self.nodes.count() > 1 {
             let shares = self.nodes.shares(n_items).into_iter();
-            let dealt: PerNode<usize> = shares.map(|share| share.len()).collect();
-            return self.share_out(&dealt, Taking::Runs, cost, item);
+            let node_items: PerNode<usize> = shares.map(|share| share.len()).collect();
+            return self.run_by_node(&node_items, Taking::Runs, cost, item);
         }
         let runs = self.runs.clone();
         let items = u32::try_from(n_items).expect("a kernel must have fewer than 2^32 items");
@@ -389,7 +389,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
             }
             std::thread::yield_now();
         }
-        // Either the caller sees this store, or this thread sees what the caller stored before.
+        // By sequential consistency, the caller sees this store or this thread sees the caller's earlier stores.
         shared.parked[worker].store(true, Ordering::SeqCst);
         while !is_new(Ordering::SeqCst) && !is_awake() {
             std::thread::park();

@@ -120,7 +120,7 @@ fn panic_in_an_item_reaches_the_caller() {
     assert!(result.is_err());
 }
 
-const DEALS: [(&[usize], &[usize]); 5] = [
+const DIVISIONS: [(&[usize], &[usize]); 5] = [
     (&[1, 1], &[3, 4]),
     (&[2, 1], &[0, 9]),
     (&[1, 2], &[64, 1]),
@@ -130,12 +130,12 @@ const DEALS: [(&[usize], &[usize]); 5] = [
 
 #[test]
 fn dealt_items_run_once_with_exclusive_lanes() {
-    for (threads, dealt) in DEALS {
+    for (threads, node_items) in DIVISIONS {
         let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
-        let n_items: usize = dealt.iter().sum();
+        let n_items: usize = node_items.iter().sum();
         for kernel in 0..300 {
             let counts: Vec<_> = (0..n_items).map(|_| AtomicUsize::new(0)).collect();
-            pool.for_each_dealt(dealt, MIN_SHARED_COST, &|i| {
+            pool.for_each_by_node(node_items, MIN_SHARED_COST, &|i| {
                 counts[i].fetch_add(1, Ordering::Relaxed);
             });
             assert!(
@@ -145,9 +145,14 @@ fn dealt_items_run_once_with_exclusive_lanes() {
             for taking in [Taking::Runs, Taking::First] {
                 let mut lanes = vec![Vec::new(); pool.n_threads()];
                 let cost = MIN_SHARED_COST * (kernel % 2);
-                pool.for_each_dealt_with((&mut lanes, taking), dealt, cost, &|lane, index| {
-                    lane.push(index);
-                });
+                pool.for_each_by_node_with(
+                    (&mut lanes, taking),
+                    node_items,
+                    cost,
+                    &|lane, index| {
+                        lane.push(index);
+                    },
+                );
                 let mut seen = lanes.concat();
                 seen.sort_unstable();
                 assert!(seen.into_iter().eq(0..n_items), "{threads:?}, {taking:?}");
@@ -166,7 +171,7 @@ fn items_without_an_owner_run_on_any_node() {
     let mut pool = ThreadPool::on_nodes(&[1, 1]).expect("threads start");
     for taking in [Taking::Runs, Taking::First] {
         let mut lanes = vec![Vec::new(); 2];
-        pool.for_each_dealt_with((&mut lanes, taking), &[50], MIN_SHARED_COST, &|lane, i| {
+        pool.for_each_by_node_with((&mut lanes, taking), &[50], MIN_SHARED_COST, &|lane, i| {
             lane.push(i);
         });
         let mut seen = lanes.concat();
@@ -186,41 +191,41 @@ fn threads_take_the_items_of_their_node_first() {
             owners[i].store(NUMBER.get(), Ordering::Relaxed);
             all_have_one.wait();
         };
-        pool.for_each_dealt_with((&mut [(); 3], taking), &[1; 3], MIN_SHARED_COST, &item);
+        pool.for_each_by_node_with((&mut [(); 3], taking), &[1; 3], MIN_SHARED_COST, &item);
         let owners: Vec<_> = owners.into_iter().map(AtomicUsize::into_inner).collect();
         assert_eq!(owners, [0, 1, 2], "{taking:?}");
     }
 }
 
 #[test]
-fn at_home_every_item_runs_on_a_thread_of_its_node() {
-    for (threads, dealt) in DEALS {
+fn for_each_on_own_node_runs_every_item_on_its_node() {
+    for (threads, node_items) in DIVISIONS {
         let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
         let nodes = pool.nodes().clone();
-        let n_items: usize = dealt.iter().sum();
+        let n_items: usize = node_items.iter().sum();
         for _ in 0..100 {
             let owners: Vec<_> = (0..n_items).map(|_| AtomicUsize::new(usize::MAX)).collect();
-            pool.for_each_at_home(dealt, 0, &|i| {
+            pool.for_each_on_own_node(node_items, 0, &|i| {
                 let before = owners[i].swap(nodes.of_thread(NUMBER.get()), Ordering::Relaxed);
                 assert_eq!(before, usize::MAX, "item {i} runs twice");
             });
             let owners: Vec<_> = owners.into_iter().map(AtomicUsize::into_inner).collect();
-            let homes = dealt
+            let homes = node_items
                 .iter()
                 .enumerate()
                 .flat_map(|(node, n)| vec![node; *n]);
             assert!(homes.eq(owners), "{threads:?}");
         }
-        pool.for_each_at_home(&vec![0; dealt.len()], 0, &|_| unreachable!("no item"));
+        pool.for_each_on_own_node(&vec![0; node_items.len()], 0, &|_| unreachable!("no item"));
     }
 }
 
 #[test]
-fn panic_at_home_reaches_the_caller_without_deadlock() {
+fn panic_in_for_each_on_own_node_reaches_the_caller() {
     for planted in 0..4 {
         let mut pool = ThreadPool::on_nodes(&[1, 1]).expect("threads start");
         let result = catch_unwind(AssertUnwindSafe(|| {
-            pool.for_each_at_home(&[2, 2], 0, &|i| assert_ne!(i, planted, "planted"));
+            pool.for_each_on_own_node(&[2, 2], 0, &|i| assert_ne!(i, planted, "planted"));
         }));
         assert!(result.is_err());
     }

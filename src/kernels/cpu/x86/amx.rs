@@ -1,7 +1,7 @@
 //! AMX tiles: registers of up to sixteen rows of 64 bytes, and their products.
 //!
-//! The compiler does not use tiles, so their content persists between the functions here. All are assembly: the
-//! intrinsics are not stable.
+//! The compiler does not use tiles, so their content persists between the functions here. The functions are inline
+//! assembly, because the intrinsics are unstable.
 //!
 //! Tiles 0 to 3 hold sums: of the first rows with both panels, then of the second rows. Tiles 4 and 5 hold rows, tiles
 //! 6 and 7 panels.
@@ -36,7 +36,7 @@ fn has_instructions() -> bool {
 
 #[target_feature(enable = "xsave")]
 unsafe fn enabled_states() -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { _xgetbv(0) }
 }
 
@@ -86,7 +86,7 @@ impl Tiles {
     /// only the first may be multiplied. Afterwards, all sums are zero.
     ///
     /// # Safety
-    /// [`has_amx`]; nothing else configures tiles on this thread while this lives.
+    /// [`has_amx`] returned true; nothing else configures tiles on this thread while the result lives.
     #[inline(always)]
     pub unsafe fn configure(rows: [usize; 2]) -> Self {
         debug_assert!(rows[0] > 0 && rows.iter().all(|rows| *rows <= TILE_ROWS));
@@ -102,7 +102,7 @@ impl Tiles {
         config.row_bytes[..8].fill(TILE_BYTES as u16);
         config.rows[..8]
             .copy_from_slice(&[first, first, second, second, first, second, panel, panel]);
-        // SAFETY: the caller's promise; the configuration is valid.
+        // SAFETY: guaranteed by the caller; the configuration is valid.
         unsafe {
             asm!("ldtilecfg [{0}]", in(reg) &raw const config, options(nostack, readonly));
         }
@@ -157,7 +157,7 @@ impl Tiles {
     /// `to` is valid for the rows, of [`TILE_BYTES`] each.
     #[inline(always)]
     pub unsafe fn store(&self, second_rows: bool, panel: usize, to: *mut u32, stride: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (second_rows, panel) {
                 (false, 0) => {
@@ -180,7 +180,7 @@ impl Tiles {
 impl Drop for Tiles {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: tiles are configured; a thread that keeps none is cheaper to switch to.
+        // SAFETY: tiles are configured. Releasing them makes context switches cheaper.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
@@ -199,8 +199,8 @@ pub trait Dot: 'static {
     unsafe fn add<const ROWS: usize, const PANELS: usize>(tiles: &Tiles, step: Step<ROWS, PANELS>);
 }
 
-/// `tdpbf16ps`. In a step, the first elements of pairs and the second elements are each one chain of fused
-/// multiply-adds in ascending order from zero; the total of both is added to the tile. Subnormal numbers count as zero.
+/// `tdpbf16ps`. In a step, the first elements of pairs are one chain of fused multiply-adds in ascending order from
+/// zero, the second elements another; the total of both is added to the tile. Subnormal numbers count as zero.
 pub struct Bf16Pairs;
 
 /// `tdpbsud`: products of signed bytes of rows with unsigned bytes of panels.
@@ -213,7 +213,7 @@ macro_rules! add_step {
             row_bytes,
             panels,
         } = $step;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (ROWS, PANELS) {
                 (1, 1) => asm!(

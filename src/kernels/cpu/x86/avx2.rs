@@ -36,13 +36,13 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe { (read(p), read(p.wrapping_add(8))) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe {
             let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p)));
             let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(read(p.wrapping_add(8))));
@@ -52,7 +52,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe {
             (
                 _mm256_cvtph_ps(read(p)),
@@ -63,7 +63,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe {
             write(p, v.0);
             write(p.wrapping_add(8), v.1);
@@ -131,7 +131,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe {
             let (low, high) = (rounded_bf16(v.0), rounded_bf16(v.1));
             // Packing works inside 128-bit halves: the permutation puts the quarters back in order.
@@ -163,7 +163,7 @@ impl<D: Dots> Lanes for Avx2<D> {
     // Not a plain dereference, which has a check in debug builds that keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
-        // SAFETY: the caller promises one value at `p`, and the instruction set.
+        // SAFETY: the caller guarantees one value at `p`, and the instruction set.
         unsafe {
             let v = _mm256_broadcastss_ps(_mm_load_ss(p));
             (v, v)
@@ -172,7 +172,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> Self::W {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe { (read(p), read(p.wrapping_add(8))) }
     }
 
@@ -339,7 +339,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe {
             write(p, words.0);
             write(p.wrapping_add(8), words.1);
@@ -440,7 +440,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn multiply_strip<const M: usize, const STRIP: usize>(product: StripProduct) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe {
             match STRIP {
                 WIDE_STRIP => strip::multiply::<M, 3>(product),
@@ -452,7 +452,7 @@ impl<D: Dots> Lanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn widen_strip(product: StripProduct, halves: [*const u32; 3]) {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller guarantees the same.
         unsafe { strip::widen(product, halves) };
     }
 

@@ -35,13 +35,13 @@ impl<E: Extensions> Lanes for Avx512<E> {
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_maskz_loadu_ps(ALL, p) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe {
             let raw = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(ALL, p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(raw))
@@ -50,13 +50,13 @@ impl<E: Extensions> Lanes for Avx512<E> {
 
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self::V {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(ALL, p.cast())) }
     }
 
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: Self::V) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_mask_storeu_ps(p, ALL, v) };
     }
 
@@ -113,7 +113,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
 
     #[inline(always)]
     unsafe fn store_bf16(p: *mut bf16, v: Self::V) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe {
             _mm256_mask_storeu_epi16(p.cast(), ALL, _mm512_cvtepi32_epi16(rounded_bf16(v)));
         }
@@ -127,7 +127,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
 
     #[inline(always)]
     unsafe fn store_bf16_normal(p: *mut bf16, v: Self::V) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe {
             if !E::BF16 {
                 return Self::store_bf16(p, v);
@@ -175,13 +175,13 @@ impl<E: Extensions> Lanes for Avx512<E> {
     // Not a plain dereference, which has a check in debug builds that keeps tiles out of registers.
     #[inline(always)]
     unsafe fn splat_at(p: *const f32) -> Self::V {
-        // SAFETY: the caller promises one value at `p`, and the instruction set.
+        // SAFETY: the caller guarantees one value at `p`, and the instruction set.
         unsafe { _mm512_broadcastss_ps(_mm_load_ss(p)) }
     }
 
     #[inline(always)]
     unsafe fn load_words(p: *const u32) -> Self::W {
-        // SAFETY: the caller promises sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_maskz_loadu_epi32(ALL, p.cast()) }
     }
 
@@ -345,7 +345,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
 
     #[inline(always)]
     unsafe fn store_words(p: *mut u32, words: Self::W) {
-        // SAFETY: the caller promises room for sixteen elements at `p`, and the instruction set.
+        // SAFETY: the caller guarantees space for sixteen elements at `p`, and the instruction set.
         unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
     }
 

@@ -16,7 +16,7 @@ const LANES: usize = 8;
 /// As [`Lanes::multiply_strip`](super::super::simd::Lanes::multiply_strip); the machine has AVX2 and FMA.
 #[inline(always)]
 pub unsafe fn multiply<const M: usize, const N: usize>(product: StripProduct) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if M == STRIP_ROWS && N == REGISTERS {
             let mut acc = sums_before(product.begins, product.sums);
@@ -35,7 +35,7 @@ type Acc<const M: usize, const N: usize> = [[__m256; N]; M];
 /// Zeros if the product begins, else the sums in memory.
 #[inline(always)]
 unsafe fn sums_before<const M: usize, const N: usize>(begins: bool, sums: *const f32) -> Acc<M, N> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); N]; M];
         if !begins {
@@ -53,7 +53,7 @@ unsafe fn sums_before<const M: usize, const N: usize>(begins: bool, sums: *const
 unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f32) {
     for m in 0..M {
         for n in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { write(sums.wrapping_add(m * SUMS + n * LANES), acc[m][n]) };
         }
     }
@@ -62,7 +62,7 @@ unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f
 #[inline(always)]
 unsafe fn some_rows<const M: usize, const N: usize>(product: StripProduct, acc: &mut Acc<M, N>) {
     let (rows, strip) = (product.rows, product.strip);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for input in 0..product.inputs {
             let mut weights = [_mm256_setzero_ps(); N];
@@ -184,7 +184,7 @@ macro_rules! both_widened {
 /// per iteration there are few enough iterations that the processor predicts the last one.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>) {
-    // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
+    // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller guaranteed.
     unsafe {
         asm!(
             "test {eights}, {eights}",
@@ -247,7 +247,7 @@ unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>)
 /// As [`Lanes::widen_strip`](super::super::simd::Lanes::widen_strip); the machine has AVX2 and FMA.
 #[inline(always)]
 pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut acc = sums_before(product.begins, product.sums);
         widen_for_four_rows(product, halves, &mut acc);
@@ -266,7 +266,7 @@ unsafe fn widen_for_four_rows(
     acc: &mut Acc<STRIP_ROWS, REGISTERS>,
 ) {
     // SAFETY: for each input, reads four values of the rows and half of each word, and writes 24 values of the strip,
-    // as the caller promised.
+    // as the caller guaranteed.
     unsafe {
         asm!(
             "test {eights}, {eights}",

@@ -1,8 +1,8 @@
 //! Copies blocks of tokens between the KV pool and staging memory on the device.
 //!
-//! A block consists of the pool's planes in order, contiguous, each with the block's tokens in the pool's layout. Their
-//! lengths are those of [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes). In a plane the
-//! heads of a token are contiguous; on the CPU the tokens of a head are.
+//! A block consists of the pool's planes in order, contiguous, each with the block's tokens in the pool's layout. The
+//! planes' lengths are those of [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes). In a
+//! plane the heads of a token are contiguous, whereas on the CPU the tokens of a head are contiguous.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl CudaBackend {
 
     /// # Safety
     /// As for [`launch`](crate::cuda::launch). Writes to the pages by other streams are ordered with this copy, and
-    /// `to` has room for a block.
+    /// `to` is as long as a block.
     ///
     /// # Panics
     /// If there are more pages than [`Self::block_bytes`] allows.
@@ -55,18 +55,18 @@ impl CudaBackend {
         let n_tokens = pages.len() * self.page_size;
         let params = KvBlockParams {
             pages: ids,
-            ..self.copied(to, (n_tokens, 0..n_tokens), BlockCopy::ToBlock)
+            ..self.copy_params(to, (n_tokens, 0..n_tokens), BlockCopy::ToBlock)
         };
-        // SAFETY: the plan's pages were checked; the rest by the caller.
+        // SAFETY: the number of pages was checked; the caller guarantees the rest.
         unsafe { self.copy_block(stream, &params) }
     }
 
-    /// Copies positions of a row from the block that holds them to the row's pages. The page table is read when the
-    /// stream reaches the copy.
+    /// Copies `positions` of a row from a block to the row's pages. The page table is read when the stream reaches the
+    /// copy.
     ///
     /// # Safety
-    /// As for [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the
-    /// row has.
+    /// As for [`Self::gather_block`]; `from` is the block of `block_tokens` tokens that holds the positions, and these
+    /// are whole pages that the row has.
     pub unsafe fn scatter_block(
         &self,
         stream: &Stream,
@@ -78,13 +78,13 @@ impl CudaBackend {
         let index = row.index() * self.table_stride + positions.start / self.page_size;
         let params = KvBlockParams {
             table: self.page_table.at(index),
-            ..self.copied(from, (block_tokens, tokens), BlockCopy::ToPool)
+            ..self.copy_params(from, (block_tokens, tokens), BlockCopy::ToPool)
         };
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_block(stream, &params) }
     }
 
-    fn copied(
+    fn copy_params(
         &self,
         block: DevicePtr<u8>,
         (block_tokens, tokens): (usize, Range<usize>),
@@ -114,7 +114,7 @@ impl CudaBackend {
         params: &KvBlockParams,
     ) -> Result<(), DriverError> {
         let n_planes = self.kv.planes().n as u32;
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.launches.kv_blocks.launch(stream, params, n_planes) }
     }
 }

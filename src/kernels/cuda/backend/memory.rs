@@ -82,7 +82,7 @@ pub(super) struct KvPool {
     layers: Vec<[usize; 2]>,
     /// Bytes of a token's keys in a layer, and of its values.
     token_bytes: usize,
-    /// Bytes from a plane (keys of a layer, its values, keys of the next one) to the next.
+    /// Bytes from one plane to the next; a layer has a plane of keys, then a plane of values.
     plane_stride: usize,
 }
 
@@ -162,12 +162,12 @@ mod tests {
         let plain = pages(64, Values::Own { dim: 64 });
         let refused = |other| {
             let error = check_layout(&KvLayout::new(vec![plain, other]));
-            error.expect_err("no kernel supports it").to_string()
+            error.expect_err("no kernel supports the layer").to_string()
         };
         assert!(check_layout(&KvLayout::new(vec![plain; 3])).is_ok());
         let int8 = LayerKv::Pages(PagedKv {
             dtype: KvDtype::Int8,
-            ..*plain.pages().expect("it has pages")
+            ..*plain.pages().expect("the layer has pages")
         });
         for (other, reason) in [
             (int8, "no CUDA kernels for int8 KV"),

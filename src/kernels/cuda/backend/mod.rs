@@ -2,7 +2,7 @@
 //!
 //! Residual stream, rotations and logits are f32; other activations and KV have the weights' type (f32 or bfloat16).
 //! Nothing is allocated after loading: activations come from an arena. The first failure is kept; later operations
-//! launch nothing, and the executor checks for it before it uses a result.
+//! launch nothing, and the executor checks for a failure before it uses a result.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use vectors::VectorUploads;
 pub enum CudaFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("no room for {wanted_bytes} bytes in the activation buffer of {arena_bytes} bytes")]
+    #[error("failed to allocate {wanted_bytes} bytes in the {arena_bytes}-byte activation buffer")]
     NoRoom {
         wanted_bytes: usize,
         arena_bytes: usize,
@@ -191,7 +191,7 @@ impl CudaBackend {
     /// Waits until all weights are on the device and frees the loader's memory. Returns the free device bytes.
     ///
     /// # Errors
-    /// The first failure since the start.
+    /// The first failure of loading.
     pub fn end_loading(&mut self) -> Result<u64, CudaFailure> {
         self.take_failure()?;
         if let Some(loader) = self.loader.take() {
@@ -213,7 +213,7 @@ impl CudaBackend {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
         self.kv = KvPool::new(device, kv, n_slots)?;
         self.page_table = device.alloc(sizes.n_rows * self.table_stride)?;
-        // The padding row has only the dummy page.
+        // Page 0 is the dummy page, to which padding writes.
         let whole = 0..self.page_table.len();
         self.stream.fill(&self.page_table, whole, 0)?;
         let arena_bytes = activation_bytes(shape, sizes, device.info().multiprocessors);

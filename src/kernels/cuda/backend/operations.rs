@@ -129,11 +129,11 @@ impl Backend for CudaBackend {
     fn random_matrix(&mut self, parts: &[RandomTensor], _: &[MatrixRole]) -> Matrix {
         let element = self.element;
         let sizes = parts.iter().map(RandomTensor::elements);
-        let elements = self.upload(|loader| loader.room(sizes.clone().sum(), element));
+        let elements = self.upload(|loader| loader.uninit(sizes.clone().sum(), element));
         let mut start = elements.as_ref().map_or(DevicePtr::NULL, Weights::ptr);
         for (part, len) in parts.iter().zip(sizes) {
             let (seed, unit) = (part.seed, RandomTensor::unit());
-            // SAFETY: the room is as large as all parts together, and used on this stream only.
+            // SAFETY: `elements` is as long as all parts together, and is used on this stream only.
             self.launch(|launches, stream| unsafe {
                 let fill = &launches.fill_random;
                 fill.launch(stream, start, len as u64, seed, unit)
@@ -266,7 +266,7 @@ impl Backend for CudaBackend {
 
     fn rope(&mut self, rope: &Rope) -> DeviceRope {
         DeviceRope {
-            inv_freq: Vector(self.upload(|loader| loader.numbers(&rope.inv_freq))),
+            inv_freq: Vector(self.upload(|loader| loader.f32_values(&rope.inv_freq))),
             half: rope.inv_freq.len(),
             scale: rope.attention_scale,
         }
@@ -447,7 +447,7 @@ impl Backend for CudaBackend {
 
     fn pick(&mut self, x: &Tensor, tokens: &TokenList) -> Tensor {
         let out = self.tensor(tokens.len, x.width, x.value_bytes);
-        // RoPE pairs the elements of a head, so rows of both element types are whole words.
+        // Heads have an even size, so a row of either element type is a whole number of words.
         let words = x.width * x.value_bytes / size_of::<f32>();
         let shape = [tokens.len as u32, words as u32];
         if tokens.len > 0 {

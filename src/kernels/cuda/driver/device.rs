@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::error::{CudaUnavailable, DriverError};
-use super::graph::{ContextLock, beside_no_recording, context_lock};
+use super::graph::{ContextLock, context_lock, lock_out_captures};
 use super::table::{Functions, check};
 
 /// Minimum compute capability: kernels use mma.sync on bf16 and cp.async.
 const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
-/// Size of a test allocation, by which a GPU without free memory is detected on opening, not while loading.
+/// Size of a test allocation, which detects a GPU without free memory before weights are loaded.
 const FIRST_ALLOCATION_BYTES: usize = 1 << 20;
 const NAME_BYTES: usize = 128;
 
@@ -87,7 +87,7 @@ pub fn installed() -> Option<CudaVersion> {
 /// The reason why the GPU cannot be used.
 pub fn probe(ordinal: usize) -> Result<DeviceInfo, CudaUnavailable> {
     let functions = Functions::open()?;
-    found(functions, ordinal).map(|(info, _)| info)
+    find(functions, ordinal).map(|(info, _)| info)
 }
 
 fn version(functions: &Functions) -> Result<CudaVersion, DriverError> {
@@ -97,7 +97,7 @@ fn version(functions: &Functions) -> Result<CudaVersion, DriverError> {
     check("cuDriverGetVersion", code).map(|()| CudaVersion(version))
 }
 
-fn found(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
+fn find(functions: &Functions, ordinal: usize) -> Result<(DeviceInfo, CUdevice), CudaUnavailable> {
     let driver = version(functions).map_err(CudaUnavailable::init)?;
     if driver < CudaVersion::NEEDED {
         return Err(CudaUnavailable::TooOld { found: driver });
@@ -199,7 +199,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 thread_local! {
-    /// The `id` of the context that is current on the thread; 0 for none of ours.
+    /// The `id` of the [`Shared`] whose context is current on this thread, or 0.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -212,7 +212,7 @@ impl Device {
     /// Why the GPU cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, CudaUnavailable> {
         let functions = Functions::open()?;
-        let (info, device) = found(functions, ordinal)?;
+        let (info, device) = find(functions, ordinal)?;
         let no_context = |error| CudaUnavailable::Context { ordinal, error };
         let mut context = std::ptr::null_mut();
         // SAFETY: `device` came from the driver; the context is released in drop.
@@ -281,7 +281,7 @@ impl Device {
     ) -> Result<R, DriverError> {
         const CALL: &str = "cuCtxSynchronize";
         self.bind()?;
-        let _alone = beside_no_recording(self.context_lock(), CALL)?;
+        let _alone = lock_out_captures(self.context_lock(), CALL)?;
         // SAFETY: the context is current.
         check(CALL, unsafe { (self.functions().ctx_synchronize)() })?;
         Ok(then())
@@ -336,8 +336,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: retained once in `open`; nothing made from it is left, as that would hold `self`. An error cannot be
-        // handled.
+        // SAFETY: retained once in `open`; no object made from the context is left, as it would hold `self`. An error
+        // cannot be handled.
         let _ = unsafe { (self.functions.primary_release)(self.device) };
     }
 }

@@ -43,7 +43,7 @@ impl DriverError {
         }
     }
 
-    /// A call rejected on our side, with the driver's code for it.
+    /// An invalid call, rejected before it reached the driver, with the driver's code for invalid values.
     pub(super) fn invalid(call: &'static str, text: String) -> Self {
         Self {
             call,
@@ -115,9 +115,8 @@ impl DriverError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launched {
-    /// The step can still be refused.
     Nothing,
-    /// At least a part of the step.
+    /// At least one kernel or copy of the step.
     Something,
 }
 
@@ -175,7 +174,7 @@ pub enum CudaUnavailable {
          memory or it is in exclusive mode"
     )]
     Context {
-        /// Among the visible GPUs.
+        /// Index among the visible GPUs.
         ordinal: usize,
         error: DriverError,
     },
@@ -189,7 +188,7 @@ pub enum CudaUnavailable {
     },
     #[error("failed to query GPU {ordinal}: {error}")]
     Query {
-        /// Among the visible GPUs.
+        /// Index among the visible GPUs.
         ordinal: usize,
         error: DriverError,
     },

@@ -22,8 +22,8 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
-/// A lock that captures in a context take shared, and synchronization of the context exclusively: the driver ends all
-/// captures in a context that another thread synchronizes.
+/// Each capture holds this lock shared, and each synchronization of the context holds it exclusively: the driver ends
+/// all captures in a context that another thread synchronizes.
 pub(super) type ContextLock = RwLock<()>;
 
 /// The lock of a GPU's primary context, shared by all [`Device`]s of the GPU. Ranks on other GPUs have other locks, so
@@ -62,8 +62,8 @@ impl Drop for Recording<'_> {
 /// Waits until no thread captures in the context, and lets none begin while the guard lives.
 ///
 /// # Errors
-/// If this thread captures: the driver would end its capture, and those of others.
-pub(super) fn beside_no_recording<'a>(
+/// If this thread is capturing: synchronization would end all captures in the context.
+pub(super) fn lock_out_captures<'a>(
     lock: &'a ContextLock,
     call: &'static str,
 ) -> Result<RwLockWriteGuard<'a, ()>, DriverError> {
@@ -133,8 +133,8 @@ impl Graph {
     }
 
     /// # Safety
-    /// The promises of each captured launch and copy: every buffer that they use lives, and pinned memory is not
-    /// touched until `stream` has passed this point.
+    /// Every buffer of the captured launches and copies lives, and their pinned memory is not accessed, until `stream`
+    /// has passed this point.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: both handles are valid until drop, the rest by the caller.

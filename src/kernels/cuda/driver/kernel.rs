@@ -16,10 +16,10 @@ use super::stream::Stream;
 use super::table::check;
 
 const JIT_LOG_BYTES: usize = 8 << 10;
-/// Code of this virtual architecture and later ones waits for earlier launches: `after_earlier_launches` of `ptx.cuh`.
+/// The first virtual architecture whose kernels wait for earlier launches (`after_earlier_launches` of `ptx.cuh`).
 const WAITING_PTX_VERSION: u32 = 90;
 
-/// Loaded machine code of kernels. Clones share it; the last clone or [`Kernel`] that is dropped unloads it.
+/// Loaded machine code of kernels, unloaded when the last clone and the last [`Kernel`] are dropped.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -44,7 +44,7 @@ pub struct Kernel {
 
 // SAFETY: a function belongs to a module, not to a thread.
 unsafe impl Send for Kernel {}
-// SAFETY: the driver locks it in every call.
+// SAFETY: the driver locks a function in every call.
 unsafe impl Sync for Kernel {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Grid {
 /// Size and layout are those of the kernel's parameter: a number, a [`DevicePtr`] or a `repr(C)` struct of these.
 pub unsafe trait KernelArg: Copy {}
 
-// SAFETY: numbers are the same on both sides.
+// SAFETY: numbers have the same size and layout on host and device.
 unsafe impl KernelArg for u32 {}
 // SAFETY: likewise.
 unsafe impl KernelArg for i32 {}
@@ -142,12 +142,12 @@ impl Device {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // The driver takes numbers in place of pointers.
+        // Option values that are numbers are passed as pointers.
         let mut values = [
             log.as_mut_ptr().cast::<c_void>(),
             std::ptr::without_provenance_mut(JIT_LOG_BYTES),
         ];
-        // SAFETY: the image by the caller; two options with two values, and a log of the length given.
+        // SAFETY: the caller guarantees the image; two options with two values, and a log of the length given.
         let code = unsafe {
             (self.functions().module_load)(
                 &mut raw,
@@ -170,8 +170,6 @@ impl Device {
 }
 
 impl Module {
-    /// Finds a kernel.
-    ///
     /// # Errors
     /// If the module has no kernel of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel, DriverError> {

@@ -24,7 +24,7 @@ pub struct DevicePtr<T> {
     of: PhantomData<*mut T>,
 }
 
-// SAFETY: a number; the host cannot follow it.
+// SAFETY: a plain address, which the host never dereferences.
 unsafe impl<T> Send for DevicePtr<T> {}
 // SAFETY: likewise.
 unsafe impl<T> Sync for DevicePtr<T> {}
@@ -132,7 +132,7 @@ impl Device {
                 format!("returned no memory for {bytes} bytes"),
             ));
         };
-        // SAFETY: `bytes` bytes were just given, aligned to pages. Zeros are a value of any `Pod`.
+        // SAFETY: `bytes` bytes were just allocated, aligned to pages. Zeros are a value of any `Pod`.
         unsafe { start.cast::<u8>().write_bytes(0, bytes) };
         self.pinned_counter()
             .fetch_add((len * size_of::<T>()) as u64, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl<T> Drop for DeviceBuffer<T> {
             .allocated_counter()
             .fetch_sub(bytes, Ordering::Relaxed);
         if self.device.bind().is_ok() {
-            // SAFETY: taken in `alloc`, freed once; the driver waits for its users. After an error nothing is left to
+            // SAFETY: made in `alloc`, freed once; the driver waits for its users. After an error nothing is left to
             // do: the context is lost, and its memory with it.
             let _ = unsafe { (self.device.functions().mem_free)(self.start.address()) };
         }
@@ -227,7 +227,7 @@ impl<T> Deref for PinnedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements were taken and filled in `pinned`.
+        // SAFETY: `len` elements were allocated and zeroed in `pinned`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -246,7 +246,7 @@ impl<T> Drop for PinnedBuffer<T> {
             .fetch_sub((self.len * size_of::<T>()) as u64, Ordering::Relaxed);
         // A copy may be in flight; if it cannot be waited for, leaking the memory is better than reusing it.
         let free = self.device.functions().host_free;
-        // SAFETY: taken in `pinned`, freed once, and nothing uses it any more.
+        // SAFETY: allocated in `pinned`, freed once, and nothing uses it any more.
         let _ = self
             .device
             .when_idle(|| unsafe { free(self.start.as_ptr().cast()) });
@@ -386,7 +386,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// `to` has room for `from`, which is not written until the stream has passed this point.
+    /// `to` is at least as long as `from`, which is not written until the stream has passed this point.
     pub(super) unsafe fn copy_to_device<T: Pod>(
         &self,
         to: DevicePtr<T>,
@@ -397,7 +397,7 @@ impl Stream {
         }
         self.device().bind()?;
         let bytes = size_of_val(from);
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         check("cuMemcpyHtoDAsync", unsafe {
             let from = from.as_ptr().cast::<c_void>();
             (self.device().functions().copy_to_device)(to.address(), from, bytes, self.raw())
@@ -405,7 +405,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// Both have `len` elements, and those of `to` are not touched until the stream has passed this point.
+    /// Both have `len` elements, and those of `to` are not accessed until the stream has passed this point.
     pub(super) unsafe fn copy_to_host<T: Pod>(
         &self,
         to: *mut c_void,
@@ -417,7 +417,7 @@ impl Stream {
         }
         self.device().bind()?;
         let bytes = len * size_of::<T>();
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         check("cuMemcpyDtoHAsync", unsafe {
             (self.device().functions().copy_to_host)(to, from.address(), bytes, self.raw())
         })

@@ -10,8 +10,8 @@ use super::memory::{DeviceBuffer, check_range};
 use super::stream::Stream;
 use super::table::check;
 
-/// Pinned foreign memory, unpinned on drop or, in a lost context, when the context ends. The memory must live that
-/// long.
+/// Host memory that was allocated elsewhere and pinned here. It is unpinned on drop or, in a lost context, when the
+/// context ends, and must live that long.
 #[derive(Debug)]
 pub struct Pinning {
     device: Device,
@@ -26,14 +26,14 @@ impl Device {
     /// Pins existing memory, so that copies to and from it are asynchronous.
     ///
     /// # Safety
-    /// The memory lives and does not move until the result is dropped; if the context is lost by then, until it ends.
+    /// The memory lives and does not move until the result is dropped or, in a lost context, until the context ends.
     ///
     /// # Errors
     /// The driver's error: for example, if a page of the memory is pinned already.
     pub unsafe fn pin(&self, memory: &mut [u8]) -> Result<Pinning, DriverError> {
         self.bind()?;
         let start = NonNull::from(&mut *memory).cast::<u8>();
-        // SAFETY: the range is the caller's; the context is current.
+        // SAFETY: the caller borrows the range mutably; the context is current.
         check("cuMemHostRegister", unsafe {
             (self.functions().host_register)(start.as_ptr().cast(), memory.len(), 0)
         })?;
@@ -62,8 +62,8 @@ impl Drop for Pinning {
 }
 
 impl Stream {
-    /// Enqueues a copy of `len` host bytes to the device, from byte `at` of `to` on. If they are not pinned, the driver
-    /// copies them before this returns.
+    /// Enqueues a copy of `len` host bytes to the device, from byte `at` of `to` on. Bytes that are not pinned are
+    /// copied before this returns.
     ///
     /// # Safety
     /// Until this stream has passed this point (see [`Stream::upload`]), the bytes live and are not written.
@@ -77,7 +77,7 @@ impl Stream {
         len: usize,
     ) -> Result<(), DriverError> {
         check_range(to.len(), at, len);
-        // SAFETY: by the caller; the bytes are only passed to the driver.
+        // SAFETY: guaranteed by the caller; the bytes are only passed to the driver.
         let from = unsafe { std::slice::from_raw_parts(from, len) };
         // SAFETY: in bounds; the rest by the caller.
         unsafe { self.copy_to_device(to.at(at), from) }
@@ -86,7 +86,7 @@ impl Stream {
     /// Enqueues a copy of bytes `range` of the device's `from` to the host; waits if that memory is not pinned.
     ///
     /// # Safety
-    /// Until this stream has passed this point (see [`Stream::upload`]), as many bytes from `to` on live and are
+    /// Until this stream has passed this point (see [`Stream::upload`]), `range.len()` bytes from `to` on live and are
     /// neither read nor written.
     ///
     /// # Panics

@@ -9,7 +9,7 @@ use super::device::Device;
 use super::error::{DriverError, NOT_READY};
 use super::table::check;
 
-/// Flag: work is not ordered with the default stream, which is never used.
+/// Flag: work is not ordered with the legacy default stream, which this program never uses.
 const NON_BLOCKING: c_uint = 1;
 const UNTIMED: c_uint = 2;
 

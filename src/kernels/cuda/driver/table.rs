@@ -83,14 +83,14 @@ impl Functions {
         if let Some(driver) = DRIVER.get() {
             return Ok(&driver.functions);
         }
-        // Checked first, as the bindings panic without a library. SAFETY: loading the driver's library runs its
-        // initialisers, as in any CUDA program.
+        // The bindings panic without a library. SAFETY: this runs the library's initialisers, as any CUDA program does.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaUnavailable::NoDriver);
         }
-        // SAFETY: it was just found. It is kept for the life of the process.
+        // SAFETY: the library was just found, and is never closed.
         let library = unsafe { sys::culib() };
-        // SAFETY: it is the driver's library; the last two as cuda.h declares them, the code being an int.
+        // SAFETY: the library is the driver's; the last two functions are declared as in cuda.h, with an int for the
+        // enum of codes.
         let driver = unsafe {
             Functions::resolve(library).and_then(|functions| {
                 Ok(Driver {
@@ -112,7 +112,7 @@ impl Functions {
             let mut text = std::ptr::null();
             // SAFETY: `text` outlives the call.
             let found = unsafe { describe(code, &mut text) } == 0 && !text.is_null();
-            // SAFETY: it is in the driver's read-only data, and its library is never unloaded.
+            // SAFETY: the text is in the driver's read-only data, and the library is never unloaded.
             let text = found.then(|| unsafe { CStr::from_ptr::<'static>(text) });
             text.and_then(|text| text.to_str().ok())
         };

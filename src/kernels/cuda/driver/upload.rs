@@ -43,8 +43,8 @@ impl Uploader {
         })
     }
 
-    /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of the elements into memory that is
-    /// slow to read; its arguments are that memory, and the index of the part's first element.
+    /// Copies `len` elements to `to`, from element `at` on. `fill(memory, first)` writes the elements from `first` on
+    /// to `memory`, which is slow to read.
     ///
     /// # Errors
     /// The driver's error; also a failure of earlier work on the device.

@@ -61,7 +61,7 @@ impl Products {
             workspace: device.alloc(lt_bytes.max(own.workspace_bytes()))?,
             own,
             cublaslt,
-            is_own_for_few_rows: wish == GemmWish::Auto && Self::leaves_few_rows(device, element),
+            is_own_for_few_rows: wish == GemmWish::Auto && Self::own_for_few_rows(device, element),
         })
     }
 
@@ -72,7 +72,7 @@ impl Products {
 
     /// Whether `auto` uses our own kernels for few rows: in bf16, on GPUs where they are faster, as measured on Hopper
     /// (`docs/gpu.md`) and assumed for later ones.
-    fn leaves_few_rows(device: &Device, element: ElementType) -> bool {
+    fn own_for_few_rows(device: &Device, element: ElementType) -> bool {
         element == ElementType::Bf16 && device.info().capability >= OWN_FOR_FEW_ROWS_FROM
     }
 
@@ -81,8 +81,8 @@ impl Products {
         match wish {
             GemmWish::Own => "own",
             GemmWish::CublasLt => "cublaslt",
-            GemmWish::Auto if !CublasLt::is_there(device) => "own",
-            GemmWish::Auto if Self::leaves_few_rows(device, element) => "both",
+            GemmWish::Auto if !CublasLt::is_installed(device) => "own",
+            GemmWish::Auto if Self::own_for_few_rows(device, element) => "both",
             GemmWish::Auto => "cublaslt",
         }
     }
@@ -95,9 +95,9 @@ impl Products {
         }
     }
 
-    /// Products that fell back from cuBLASLt to our own kernels; those of a graph count once, on capture.
+    /// Products that fell back from cuBLASLt to our own kernels; products of a graph count once, on capture.
     pub fn n_left_by_cublaslt(&self) -> u64 {
-        self.cublaslt.as_ref().map_or(0, CublasLt::n_left)
+        self.cublaslt.as_ref().map_or(0, CublasLt::n_fallbacks)
     }
 
     /// Multiplies, and sets `partials` and `n_splits` itself. A shape for which cuBLASLt has no algorithm, or fails,
@@ -113,7 +113,7 @@ impl Products {
     ) -> Result<(), DriverError> {
         let is_own = self.is_own_for_few_rows && self.own.is_for_few_rows(params);
         if let Some(cublaslt) = self.cublaslt.as_mut().filter(|_| !is_own) {
-            // SAFETY: by the caller; the workspace is used by one stream at a time.
+            // SAFETY: guaranteed by the caller; the workspace is used by one stream at a time.
             if unsafe { cublaslt.multiply(stream, params, &self.workspace) } {
                 return Ok(());
             }

@@ -28,7 +28,7 @@ impl SiluMul {
         [n_tokens, width]: [u32; 2],
     ) -> Result<(), DriverError> {
         let grid = Grid::new([n_tokens, width.div_ceil(ELEMENTS_PER_BLOCK), 1], THREADS);
-        // SAFETY: by the caller; arguments as in activation.cu.
+        // SAFETY: guaranteed by the caller; arguments as in activation.cu.
         unsafe { self.0.launch(stream, grid, &(out, gate_up, width)) }
     }
 }

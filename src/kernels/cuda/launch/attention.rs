@@ -169,7 +169,7 @@ impl Attention {
         assert!(params.n_splits == 1 || !params.partials.is_null());
         let blocks = [self.decode_blocks, n_segments, params.n_splits];
         let grid = Grid::new(blocks, self.decode_threads).shared(self.decode_shared_bytes);
-        // SAFETY: by the caller; arguments as in attention_decode.cu.
+        // SAFETY: guaranteed by the caller; arguments as in attention_decode.cu.
         unsafe { self.decode.launch(stream, grid, &(*params,)) }?;
         if params.n_splits == 1 {
             return Ok(());
@@ -190,7 +190,7 @@ impl Attention {
         self.check(params);
         let grid =
             Grid::new([n_tiles, self.prefill_blocks, 1], THREADS).shared(self.prefill_shared_bytes);
-        // SAFETY: by the caller; arguments as in attention_prefill.cu.
+        // SAFETY: guaranteed by the caller; arguments as in attention_prefill.cu.
         unsafe { self.prefill.launch(stream, grid, &(*params,)) }
     }
 

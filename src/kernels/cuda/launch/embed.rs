@@ -38,7 +38,7 @@ impl Embed {
         [n_tokens, hidden]: [u32; 2],
     ) -> Result<(), DriverError> {
         let grid = Grid::new([n_tokens, 1, 1], EMBED_THREADS);
-        // SAFETY: by the caller; arguments as in embed.cu.
+        // SAFETY: guaranteed by the caller; arguments as in embed.cu.
         unsafe {
             self.embed
                 .launch(stream, grid, &(out, table, tokens, hidden))
@@ -58,7 +58,7 @@ impl Embed {
         [n, words]: [u32; 2],
     ) -> Result<(), DriverError> {
         let grid = Grid::new([n, 1, 1], EMBED_THREADS);
-        // SAFETY: by the caller; arguments as in embed.cu.
+        // SAFETY: guaranteed by the caller; arguments as in embed.cu.
         unsafe { self.pick.launch(stream, grid, &(out, x, tokens, words)) }
     }
 
@@ -78,7 +78,7 @@ impl Embed {
     ) -> Result<(), DriverError> {
         let grid = Grid::new([n_tokens, 1, 1], ROTATION_THREADS);
         let arguments = (out, inv_freq, positions, half, scale);
-        // SAFETY: by the caller; arguments as in embed.cu.
+        // SAFETY: guaranteed by the caller; arguments as in embed.cu.
         unsafe { self.rotations.launch(stream, grid, &arguments) }
     }
 }

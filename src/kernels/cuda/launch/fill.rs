@@ -47,7 +47,7 @@ impl FillRandom {
         let blocks = len.div_ceil(u64::from(THREADS) * ELEMENTS_PER_THREAD);
         let blocks = blocks.min(u64::from(self.most_blocks)) as u32;
         let grid = Grid::new([blocks, 1, 1], THREADS);
-        // SAFETY: by the caller; arguments as in fill.cu.
+        // SAFETY: guaranteed by the caller; arguments as in fill.cu.
         unsafe { self.kernel.launch(stream, grid, &(out, len, seed, unit)) }
     }
 }

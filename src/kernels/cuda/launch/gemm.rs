@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 const SIMT_TILE: u32 = 64;
 const SKINNY_MAX_ROWS: u32 = 16;
 const FEW_ROWS: u32 = 8;
-/// Outputs below which a thread block of a skinny product takes 16 of them, so that there are enough blocks.
+/// With fewer outputs, a thread block of a skinny product computes 16 of them, so that there are enough blocks.
 const FEW_OUTPUTS: u32 = 4096;
 /// Inputs below which a split of `k` is not worth a thread block.
 const INPUTS_PER_SPLIT: u32 = 512;
@@ -148,7 +148,7 @@ impl OwnGemm {
             (Variant::Tile(i), Some(tensor)) => &tensor.tiles[i],
             (_, _) => &self.simt,
         };
-        // SAFETY: by the caller; arguments as in gemm.cu.
+        // SAFETY: guaranteed by the caller; arguments as in gemm.cu.
         unsafe { kernel.launch(stream, choice.grid, &(params,)) }?;
         match &self.tensor {
             Some(tensor) if choice.n_splits > 1 => {

@@ -60,7 +60,7 @@ impl KvBlocks {
         n_planes: u32,
     ) -> Result<(), DriverError> {
         let grid = Grid::new([params.n_tokens, n_planes, 1], THREADS);
-        // SAFETY: by the caller; arguments as in kv_blocks.cu.
+        // SAFETY: guaranteed by the caller; arguments as in kv_blocks.cu.
         unsafe { self.0.launch(stream, grid, &(*params,)) }
     }
 }

@@ -34,7 +34,7 @@ impl RmsNorm {
     ) -> Result<(), DriverError> {
         let grid = Grid::new([n_rows, 1, 1], threads(width));
         let arguments = (out, x, rows, weight, width, eps);
-        // SAFETY: by the caller; arguments as in norm.cu.
+        // SAFETY: guaranteed by the caller; arguments as in norm.cu.
         unsafe { self.0.launch(stream, grid, &arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! Launch of rope.cu: head norms, RoPE, and the KV store.
+//! Launch of rope.cu: head norms, RoPE, and storing keys and values in the KV pool.
 
 use super::super::driver::{DriverError, Grid, Kernel, Stream};
 use super::super::pack::Modules;
@@ -7,7 +7,7 @@ use super::super::params::{ElementType, RopeStoreParams};
 const THREADS: u32 = 128;
 const HEADS_PER_BLOCK: u32 = 4;
 
-/// From projected queries, keys and values to rotated queries and the pool.
+/// Normalises and rotates projected queries and keys, and stores keys and values in the KV pool.
 #[derive(Clone, Debug)]
 pub struct RopeStore(Kernel);
 
@@ -32,7 +32,7 @@ impl RopeStore {
         assert_eq!(params.q_norm.is_null(), params.k_norm.is_null());
         let n_heads = params.n_heads + 2 * params.n_kv_heads;
         let grid = Grid::new([n_tokens, n_heads.div_ceil(HEADS_PER_BLOCK), 1], THREADS);
-        // SAFETY: by the caller; arguments as in rope.cu.
+        // SAFETY: guaranteed by the caller; arguments as in rope.cu.
         unsafe { self.0.launch(stream, grid, &(*params,)) }
     }
 }

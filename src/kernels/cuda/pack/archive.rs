@@ -1,8 +1,8 @@
 //! The kernel pack: machine code of all kernels for the usual GPUs, written by `kernels/pack.py`.
 //!
-//! The file is one zstd frame, with little-endian numbers: 8 bytes of magic, `u32` entries, then for each entry 16
-//! bytes of target and 32 of unit (both padded with NUL), 32 of the sources' hash, `u64` offset and `u64` length; then
-//! images.
+//! The file is one zstd frame with little-endian numbers: 8 bytes of magic, the `u32` number of entries, the entries,
+//! the images. An entry is the target (16 bytes) and the unit (32 bytes), both padded with NUL, the hash of the sources
+//! (32 bytes), and the `u64` offset and length of its image.
 
 use std::io::Read;
 use std::ops::Range;
@@ -154,7 +154,7 @@ mod tests {
             ("sm_86", "gemm.cu", b"eighty-six"),
             ("sm_80", "norm.cu", b"norm"),
         ]);
-        let archive = Archive::decode(&packed(&bytes)).expect("it is whole");
+        let archive = Archive::decode(&packed(&bytes)).expect("the pack is valid");
         assert_eq!(
             found(&archive, "gemm.cu", (8, 0)).as_deref(),
             Some(&b"eighty"[..])
@@ -168,7 +168,7 @@ mod tests {
             Some(&b"norm"[..])
         );
         assert_eq!(found(&archive, "gemm.cu", (9, 0)), None);
-        let ptx = archive.ptx("gemm.cu").expect("it is there");
+        let ptx = archive.ptx("gemm.cu").expect("the pack has PTX");
         assert_eq!(archive.image(ptx), b"ptx\0");
         assert_eq!(ptx.sources, [7; 32]);
         assert!(archive.ptx("norm.cu").is_none());

@@ -13,14 +13,13 @@ use sha2::{Digest, Sha256};
 use super::super::search;
 use super::sources::SourceHash;
 
-/// Maximum files: a dozen units for a few GPUs and versions. The oldest files are deleted first.
+/// Maximum number of files: a dozen units for a few GPUs and versions. The oldest files are deleted first.
 const MAX_FILES: usize = 96;
 const EXTENSION: &str = "cubin";
 
-/// The cache folder, if the user has one.
 pub struct Cache(pub Option<PathBuf>);
 
-/// `kernels` in `SOUFFLEUR_CACHE_DIR`, else in `souffleur` in the user's cache.
+/// `$SOUFFLEUR_CACHE_DIR/kernels`, else `souffleur/kernels` in the user's cache folder.
 pub fn folder_of_user() -> Option<PathBuf> {
     let user = || {
         let xdg = search::variable("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
@@ -141,19 +140,19 @@ mod tests {
         assert!(cache.read(&[1; 32]).is_err());
         cache
             .write(&[1; 32], "12.9", b"machine code")
-            .expect("it is written");
+            .expect("the file can be written");
         cache
             .write(&[2; 32], "12.9", b"other")
-            .expect("it is written");
+            .expect("the file can be written");
         assert_eq!(cache.read(&[1; 32]).as_deref(), Ok(&b"machine code"[..]));
         let path = cache
             .0
             .clone()
-            .expect("there is one")
+            .expect("the cache has a folder")
             .join(name(&[1; 32], "12.9"));
-        let bytes = fs::read(&path).expect("it is there");
-        fs::write(&path, &bytes[..bytes.len() - 1]).expect("it is writable");
-        let error = cache.read(&[1; 32]).expect_err("it is damaged");
+        let bytes = fs::read(&path).expect("the file exists");
+        fs::write(&path, &bytes[..bytes.len() - 1]).expect("the file can be written");
+        let error = cache.read(&[1; 32]).expect_err("the file is damaged");
         assert!(error.contains("is damaged"), "{error}");
         assert!(Cache(None).read(&[1; 32]).is_err());
         assert_eq!(Cache(None).write(&[1; 32], "12.9", b""), Ok(()));
@@ -165,11 +164,13 @@ mod tests {
         for n in 0..MAX_FILES as u64 + 3 {
             let mut sources = [0; 32];
             sources[..8].copy_from_slice(&n.to_le_bytes());
-            cache.write(&sources, "12.9", b"x").expect("it is written");
+            cache
+                .write(&sources, "12.9", b"x")
+                .expect("the file can be written");
             let path = cache
                 .0
                 .clone()
-                .expect("there is one")
+                .expect("the cache has a folder")
                 .join(name(&sources, "12.9"));
             let file = fs::File::options().append(true).open(path);
             let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000 + n);

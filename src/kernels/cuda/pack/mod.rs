@@ -26,7 +26,7 @@ const ELF: &[u8] = b"\x7fELF";
 /// The compiler version in the hashes that name cache files.
 const ANY_COMPILER: &str = "";
 
-/// A name for the kernels of a GPU that changes if any of their inputs does.
+/// Identifies the kernels of a GPU: changes if any source, compiler option or compiler version changes.
 pub fn kernels_name(capability: (u32, u32)) -> String {
     let target = sources::target(capability);
     let hash = sources::sources_hash(&target);
@@ -45,7 +45,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The places of this user's environment variables, toolkits and Python packages.
+    /// The places that this user's environment variables, CUDA toolkits and Python packages provide.
     pub fn of_user() -> Self {
         Self {
             skips_pack: false,
@@ -126,7 +126,7 @@ impl Modules {
         mut image: impl FnMut(&'static str) -> Vec<u8>,
     ) -> Result<Self, DriverError> {
         let load = |(unit, _): &(&'static str, &str)| {
-            // SAFETY: by the caller.
+            // SAFETY: guaranteed by the caller.
             let module = unsafe { device.load_module(&image(unit)) }?;
             Ok((*unit, (module, Origin::Given)))
         };

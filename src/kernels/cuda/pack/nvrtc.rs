@@ -66,8 +66,8 @@ impl Nvrtc {
     }
 
     fn open(library: &Path) -> Result<Self, String> {
-        // NVRTC opens its builtins by name, and the loader does not search the folders of Python packages, but finds
-        // open libraries.
+        // NVRTC opens its builtins library by name. The loader does not search the folders of Python packages, but
+        // finds libraries that are already open.
         for builtins in library
             .parent()
             .into_iter()
@@ -80,9 +80,9 @@ impl Nvrtc {
         }
         // SAFETY: likewise.
         let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
-        // Never closed: it has its own threads and state.
+        // Never closed: NVRTC may have threads and state.
         let library = Box::leak(Box::new(library));
-        // SAFETY: by its name, and checked by that of each function, it is NVRTC.
+        // SAFETY: by its name and the names of its functions, the library is NVRTC.
         let functions = unsafe { Functions::resolve(library) };
         let functions = functions.map_err(|name| format!("lacks the function {name}"))?;
         let (mut major, mut minor) = (0, 0);

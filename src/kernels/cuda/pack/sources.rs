@@ -56,7 +56,7 @@ pub fn sources_hash(target: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// The architecture of a GPU. 9.0 has its `a` target, for features of 9.0 only.
+/// The compilation target of a GPU; for capability 9.0 `sm_90a`, whose features no other capability has.
 pub fn target((major, minor): (u32, u32)) -> String {
     match (major, minor) {
         (9, 0) => "sm_90a".to_owned(),

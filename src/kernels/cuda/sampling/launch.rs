@@ -115,11 +115,11 @@ impl SamplingKernels {
         stream: &Stream,
         params: &BeginRowsParams,
     ) -> Result<(), DriverError> {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { for_each(&self.begin_rows, stream, params.n_begins, *params) }
     }
 
-    /// Clears the counts of starting rows, and counts their tokens; the longest row has `most_tokens`.
+    /// Clears the counts of starting rows, and counts their tokens; `most_tokens` is the length of the longest row.
     ///
     /// # Safety
     /// As [`Kernel::launch`].
@@ -131,7 +131,7 @@ impl SamplingKernels {
     ) -> Result<(), DriverError> {
         let parts = |n: usize| (n.div_ceil(COUNTED_TOKENS) as u32).max(1);
         let grid = |n| Grid::new([parts(n), params.n_runs, 1], 256);
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.clear_counts
                 .launch(stream, grid(params.vocab as usize), &(*params,))?;
@@ -147,7 +147,7 @@ impl SamplingKernels {
         stream: &Stream,
         params: &RecordParams,
     ) -> Result<(), DriverError> {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { for_each(&self.record_tokens, stream, params.n_tokens, *params) }
     }
 
@@ -159,7 +159,7 @@ impl SamplingKernels {
         params: &EditTableParams,
     ) -> Result<(), DriverError> {
         let grid = Grid::new([params.n_runs, 1, 1], LIST_THREADS);
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.edit_table.launch(stream, grid, &(*params,)) }
     }
 
@@ -170,7 +170,7 @@ impl SamplingKernels {
         stream: &Stream,
         params: &BeginDecodeParams,
     ) -> Result<(), DriverError> {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { for_each(&self.begin_decode, stream, params.n_rows, *params) }
     }
 
@@ -181,7 +181,7 @@ impl SamplingKernels {
         stream: &Stream,
         params: &BeginPrefillParams,
     ) -> Result<(), DriverError> {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { for_each(&self.begin_prefill, stream, params.n_tokens, *params) }
     }
 
@@ -190,7 +190,7 @@ impl SamplingKernels {
     pub unsafe fn sample(&self, stream: &Stream, params: &SampleParams) -> Result<(), DriverError> {
         let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
         let rows = Grid::new([params.n_works, 1, 1], 512);
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.sample_peaks.launch(stream, chunks, &(*params,))?;
             self.sample_weights.launch(stream, chunks, &(*params,))?;
@@ -209,7 +209,7 @@ impl SamplingKernels {
     ) -> Result<(), DriverError> {
         let chunks = Grid::new([params.n_chunks, params.n_works, 1], 256);
         let rows = Grid::new([params.n_works, 1, 1], 512);
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.logprob_chunks.launch(stream, chunks, &(*params,))?;
             self.logprob_finish.launch(stream, rows, &(*params,))
@@ -231,6 +231,6 @@ unsafe fn for_each<P: KernelArg>(
         return Ok(());
     }
     let grid = Grid::new([n_items.div_ceil(LIST_THREADS), 1, 1], LIST_THREADS);
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { kernel.launch(stream, grid, &(params,)) }
 }

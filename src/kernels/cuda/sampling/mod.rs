@@ -12,13 +12,13 @@ mod launch;
 
 pub use launch::{SamplingKernels, SamplingShape};
 
-/// Stands for no slot of counts, no mask or no sampled token.
+/// Marks a missing slot of counts, mask or sampled token.
 pub const NONE: u32 = u32::MAX;
 /// Maximum `top_logprobs` that [`SamplingKernels::logprobs`] ranks.
 pub const MAX_TOP: u32 = 64;
 pub const MAX_VOCAB: usize = 1 << 19;
 
-/// A sum this close to its target, relative to the mass, is recomputed in the host's order.
+/// A cumulative sum this close to a sampling threshold, relative to the total, is recomputed in the CPU's order.
 pub const TIE_MARGIN: f64 = 4e-12;
 
 #[repr(C)]
@@ -109,7 +109,7 @@ pub struct CountParams {
     pub counts: DevicePtr<u32>,
     /// Slots of a list are distinct.
     pub runs: DevicePtr<CountRun>,
-    /// Of all runs.
+    /// Tokens of all runs.
     pub tokens: DevicePtr<u32>,
     pub n_runs: u32,
     pub vocab: u32,
@@ -232,14 +232,14 @@ pub struct TokenLogprob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogprobParams {
-    /// Of all works.
+    /// Results of all works.
     pub out: DevicePtr<TokenLogprob>,
     /// Tokens are read, log probabilities written.
     pub sampled: DevicePtr<Sampled>,
     /// `[rows of logits, stride]`.
     pub logits: DevicePtr<f32>,
     pub works: DevicePtr<LogprobWork>,
-    /// Of all works.
+    /// Requested tokens of all works.
     pub ids: DevicePtr<u32>,
     pub masses: DevicePtr<u8>,
     pub highest: DevicePtr<u8>,
@@ -270,7 +270,7 @@ pub struct EditTableParams {
     pub page_table: DevicePtr<u32>,
     /// Applied as if in order.
     pub runs: DevicePtr<TableRun>,
-    /// Of all runs.
+    /// Pages of all runs.
     pub pages: DevicePtr<u32>,
     pub n_runs: u32,
     pub table_stride: u32,

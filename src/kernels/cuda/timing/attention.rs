@@ -86,13 +86,13 @@ impl Pool {
         shape: AttendShape,
         contexts: Contexts,
         [q, out]: [DevicePtr<Element>; 2],
-        turn: usize,
+        nth: usize,
     ) -> AttendParams {
         AttendParams {
             out,
             q,
-            k_pool: self.keys.at(turn),
-            v_pool: self.values.at(turn),
+            k_pool: self.keys.at(nth),
+            v_pool: self.values.at(nth),
             page_table: self.table.ptr(),
             segments: DevicePtr::NULL,
             tiles: DevicePtr::NULL,
@@ -131,12 +131,12 @@ fn decode(
     let n_splits = attention.n_splits(contexts.rows, contexts.tokens);
     let partials = attention.partials_len(contexts.rows, n_splits).max(1);
     let partials: DeviceBuffer<f32> = lab.device.alloc(partials)?;
-    let seconds = lab.time(|stream, turn| {
+    let seconds = lab.time(|stream, nth| {
         let params = AttendParams {
             segments: segments.ptr(),
             partials: partials.ptr(),
             n_splits,
-            ..pool.params(shape, contexts, [q.at(turn), out.at(turn)], turn)
+            ..pool.params(shape, contexts, [q.at(nth), out.at(nth)], nth)
         };
         // SAFETY: rows, pages and operands have the shapes given and live until the time is read.
         unsafe { attention.decode(stream, &params, contexts.rows) }
@@ -185,11 +185,11 @@ fn prefill(
         .collect();
     let n_tiles = tiles.len() as u32;
     let tiles = lab.list(&tiles)?;
-    let seconds = lab.time(|stream, turn| {
+    let seconds = lab.time(|stream, nth| {
         let params = AttendParams {
             segments: segments.ptr(),
             tiles: tiles.ptr(),
-            ..pool.params(shape, contexts, [q.at(turn), out.at(turn)], turn)
+            ..pool.params(shape, contexts, [q.at(nth), out.at(nth)], nth)
         };
         // SAFETY: as in `decode`.
         unsafe { attention.prefill(stream, &params, n_tiles) }

@@ -40,13 +40,13 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The maximum of copying and reading alone, which is often faster.
+    /// The higher of the copy rate and the read rate, which often differ.
     pub fn bytes_per_s(&self) -> f64 {
         self.copy_bytes_per_s.max(self.read_bytes_per_s)
     }
 }
 
-/// Contiguous copies of an operand, used in turn.
+/// Contiguous copies of an operand; consecutive launches use different copies.
 pub(super) struct Copies {
     buffer: DeviceBuffer<u8>,
     bytes: usize,
@@ -54,8 +54,8 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn at<T>(&self, turn: usize) -> DevicePtr<T> {
-        self.buffer.at(turn % self.n * self.bytes).cast()
+    pub(super) fn at<T>(&self, nth: usize) -> DevicePtr<T> {
+        self.buffer.at(nth % self.n * self.bytes).cast()
     }
 }
 
@@ -170,11 +170,11 @@ impl Lab {
         let w = self.elements(element, elements(n, k))?;
         // Large enough for every write mode.
         let out = self.elements(ElementType::F32, elements(m, n))?;
-        self.time(|stream, turn| {
+        self.time(|stream, nth| {
             let params = GemmParams {
-                out: out.at(turn),
-                x: x.at(turn),
-                w: w.at(turn),
+                out: out.at(nth),
+                x: x.at(nth),
+                w: w.at(nth),
                 bias: DevicePtr::NULL,
                 partials: DevicePtr::NULL,
                 m,
@@ -222,7 +222,7 @@ impl Lab {
         Ok(buffer)
     }
 
-    /// Device seconds of `launch`, the median of some rounds; its second argument is the turn.
+    /// Device seconds of `launch`, the median of some rounds; the second argument of `launch` counts the launches.
     pub(super) fn time(
         &self,
         mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
@@ -236,7 +236,7 @@ impl Lab {
         let once = self.between(|| launch(stream, 1))?;
         let wanted = (GRAPH_SECONDS / once.max(1e-7)).ceil() as usize;
         let n = wanted.clamp(1, self.sized(MAX_LAUNCHES, 2));
-        let graph = stream.capture(|| (0..n).try_for_each(|turn| launch(stream, turn)))?;
+        let graph = stream.capture(|| (0..n).try_for_each(|nth| launch(stream, nth)))?;
         graph.upload(stream)?;
         let rounds = 0..self.sized(ROUNDS, 1);
         let times = rounds.map(|_| {

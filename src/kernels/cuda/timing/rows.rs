@@ -57,8 +57,8 @@ fn embed(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError> {
         .map(|row| row.wrapping_mul(7919) % vocab)
         .collect();
     let tokens = lab.list(&tokens)?;
-    let seconds = lab.time(|stream, turn| {
-        let (out, table) = (out.at(turn), table.at(turn));
+    let seconds = lab.time(|stream, nth| {
+        let (out, table) = (out.at(nth), table.at(nth));
         // SAFETY: operands have the shapes given and live until the time is read.
         unsafe { kernel.embed(stream, out, table, tokens.ptr(), [rows, hidden]) }
     })?;
@@ -79,8 +79,8 @@ fn rms_norm(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError> {
         lab.elements(ELEMENT, len)?,
     );
     let weight = lab.elements(ElementType::F32, hidden as usize)?;
-    let seconds = lab.time(|stream, turn| {
-        let (out, x, weight) = (out.at(turn), x.at(turn), weight.at(turn));
+    let seconds = lab.time(|stream, nth| {
+        let (out, x, weight) = (out.at(nth), x.at(nth), weight.at(nth));
         // SAFETY: as in `embed`.
         unsafe { kernel.launch(stream, out, x, DevicePtr::NULL, weight, [rows, hidden], EPS) }
     })?;
@@ -106,15 +106,15 @@ fn rope_store(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError>
     let (keys, values) = (elements(rows + 1, kv)?, elements(rows + 1, kv)?);
     let rotations = lab.elements(ElementType::F32, rows as usize * head_dim as usize)?;
     let slots = lab.list(&(1..=rows).collect::<Vec<u32>>())?;
-    let seconds = lab.time(|stream, turn| {
+    let seconds = lab.time(|stream, nth| {
         let params = RopeStoreParams {
-            q: out.at(turn),
-            k_pool: keys.at(turn),
-            v_pool: values.at(turn),
-            qkv: qkv.at(turn),
+            q: out.at(nth),
+            k_pool: keys.at(nth),
+            v_pool: values.at(nth),
+            qkv: qkv.at(nth),
             q_norm: DevicePtr::NULL,
             k_norm: DevicePtr::NULL,
-            rotations: rotations.at(turn),
+            rotations: rotations.at(nth),
             slots: slots.ptr(),
             n_heads,
             n_kv_heads,
@@ -137,9 +137,9 @@ fn silu_mul(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError> {
     let width = sizes.intermediate;
     let len = rows as usize * width as usize;
     let (both, out) = (lab.elements(ELEMENT, 2 * len)?, lab.elements(ELEMENT, len)?);
-    let seconds = lab.time(|stream, turn| {
+    let seconds = lab.time(|stream, nth| {
         // SAFETY: as in `embed`.
-        unsafe { kernel.launch(stream, out.at(turn), both.at(turn), [rows, width]) }
+        unsafe { kernel.launch(stream, out.at(nth), both.at(nth), [rows, width]) }
     })?;
     Ok(Timing {
         name: format!("silu_mul, {rows} rows of {width}"),

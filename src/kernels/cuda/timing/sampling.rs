@@ -79,10 +79,10 @@ fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timi
         })
         .collect();
     let works = lab.list(&works)?;
-    let seconds = lab.time(|stream, turn| {
+    let seconds = lab.time(|stream, nth| {
         let params = SampleParams {
             out: out.ptr(),
-            logits: logits.at(turn),
+            logits: logits.at(nth),
             works: works.ptr(),
             samplers: samplers.ptr(),
             states: states.ptr(),

@@ -13,7 +13,7 @@ impl Direct<'_, i8> {
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn score_codes<S: Lanes>(&self, fetch: &mut Fetch<'_, i8>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.rows {
                 1 => self.score_code_rows::<S, 1>(fetch),
@@ -79,7 +79,7 @@ impl Direct<'_, i8> {
     /// As for [`Self::score_codes`].
     #[inline(always)]
     pub unsafe fn weigh_codes<S: Lanes>(&self, fetch: &mut Fetch<'_, i8>) {
-        // SAFETY: the caller's promise. Sums of a pass fill about half of the registers.
+        // SAFETY: guaranteed by the caller. Sums of a pass fill about half of the registers.
         unsafe {
             match (self.rows, S::REGISTERS) {
                 (1, 1) => self.weigh_code_rows::<S, 1, 2>(0, fetch),

@@ -29,11 +29,11 @@ const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
 /// Words of i16 pairs that hold the codes of a group.
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
-/// Keys whose weights are packed together: a word pairs keys of the first and third sixteen, or the second and fourth.
+/// Keys whose weights are packed together, in four sixteens: a word pairs the first and third, or second and fourth.
 const HALF: usize = 4 * LANES;
 const HALF_WORDS: usize = HALF / 2;
 
-// [`Lanes::zip_bytes`] keeps the halves of a chunk apart.
+// [`Lanes::zip_bytes`] separates the halves of a chunk, so a chunk must have two groups.
 const _: () = assert!(CHUNK_GROUPS == 2 && BLOCK.is_multiple_of(HALF));
 
 impl KvElement for i8 {
@@ -63,19 +63,19 @@ impl KvElement for i8 {
 
     #[inline(always)]
     unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { narrow::write_query::<S>(query, to) }
     }
 
     #[inline(always)]
     unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { narrow::write_weights::<S>(fold, row, weights) };
     }
 
     #[inline(always)]
     unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             pack_keys::<S>(packing, n_keys);
             pack_values::<S>(packing, n_keys);
@@ -84,25 +84,25 @@ impl KvElement for i8 {
 
     #[inline(always)]
     unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { product.score_codes::<S>(rows, vectors) };
     }
 
     #[inline(always)]
     unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, _vectors: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { product.weigh_codes::<S>(rows) };
     }
 
     #[inline(always)]
     unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { direct.score_codes::<S>(fetch) };
     }
 
     #[inline(always)]
     unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { direct.weigh_codes::<S>(fetch) };
     }
 
@@ -187,14 +187,14 @@ unsafe fn pack_values<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
     }
 }
 
-/// Loads a chunk of the values of four keys, sixteen apart from `first` on. The even bytes of a word hold the first and
-/// third key, the odd bytes the second and fourth.
+/// Loads a chunk of the values of keys `first`, `first + 16`, `first + 32` and `first + 48`. The even bytes of a word
+/// hold the first and third key, the odd bytes the second and fourth.
 ///
 /// # Safety
 /// The slots hold a chunk at `at`; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn quads<S: Lanes>(slots: &[*const i8; BLOCK], first: usize, at: usize) -> [S::W; QUAD] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut rows = [S::splat_word(0); QUAD];
         for (j, row) in rows.iter_mut().enumerate() {

@@ -22,7 +22,7 @@ fn query_max(key_dim: usize) -> f32 {
 /// Writes a query as words for [`super`]'s keys and returns its scale: NaN if the query holds NaN or infinity.
 ///
 /// # Safety
-/// There is room for whole chunks; the instruction set of `S` was detected.
+/// `to` is valid for whole chunks; the instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
     let magnitudes = query.iter().map(|value| value.abs().to_bits());
@@ -53,7 +53,7 @@ pub unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
             words[1] = codes[1] & LOW | codes[3] << 16;
         }
         let to = to.wrapping_add(chunk * CHUNK_WORDS);
-        // SAFETY: the caller promises room for whole chunks.
+        // SAFETY: the caller guarantees space for whole chunks.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), to, CHUNK_WORDS) };
     }
     scale
@@ -71,7 +71,7 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
         let scales = fold.scales.values.wrapping_add(group * BLOCK);
         let index = row * n_groups + group;
         let to = fold.weights.wrapping_add(index * BLOCK / 2);
-        // SAFETY: whole vectors of scales, and room for the weights of a block; the caller detected the instruction
+        // SAFETY: whole vectors of scales, and space for the weights of a block; the caller detected the instruction
         // set.
         unsafe {
             let mut scaled = *weights;

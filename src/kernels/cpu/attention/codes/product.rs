@@ -54,7 +54,7 @@ impl Product {
             let group = first / GROUP_WORDS;
             let a = row.wrapping_mul(self.lda).wrapping_add(first);
             let b = first.wrapping_mul(self.ldb).wrapping_add(vector * LANES);
-            // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
+            // SAFETY: guaranteed by the caller. Wrapping arithmetic avoids overflow checks in debug builds.
             unsafe {
                 let sums = self.sums::<S, M, N>(a, b, depth);
                 for n in 0..N {
@@ -110,7 +110,7 @@ impl Product {
             .wrapping_mul(self.lda)
             .wrapping_add(group.wrapping_mul(BLOCK / 2));
         let column = group * GROUP_VECTORS * LANES;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let sums = self.sums::<S, M, GROUP_VECTORS>(a, column, self.depth);
             for m in 0..M {
@@ -137,7 +137,7 @@ impl Product {
         b: usize,
         depth: usize,
     ) -> [[S::W; N]; M] {
-        // SAFETY: the caller's promise. Wrapping arithmetic avoids overflow checks in debug builds.
+        // SAFETY: guaranteed by the caller. Wrapping arithmetic avoids overflow checks in debug builds.
         unsafe {
             let mut sums = [[S::splat_word(0); N]; M];
             let mut a = self.a.wrapping_add(a);

@@ -132,7 +132,7 @@ mod tests {
                 scores[i]
             }
         };
-        order.sort_by(|a, b| value(*b).partial_cmp(&value(*a)).expect("no NaN"));
+        order.sort_by(|a, b| value(*b).partial_cmp(&value(*a)).expect("no value is NaN"));
         order.truncate(wanted);
         order.push(scores.len());
         order.sort_unstable();

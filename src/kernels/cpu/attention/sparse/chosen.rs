@@ -75,7 +75,7 @@ impl<F: FloatKv> Work<'_, F> {
     fn load_query<S: Lanes>(&mut self, row: usize) {
         let to = self.space.query.as_mut_ptr();
         for (i, values) in self.query(row).chunks(LANES).enumerate() {
-            // SAFETY: `fit` made room for the words of a query; `dispatch` detected the instruction set.
+            // SAFETY: `fit` sized the buffers for the words of a query; `dispatch` detected the instruction set.
             unsafe {
                 let values = load_up_to::<S>(values);
                 F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
@@ -83,7 +83,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Folds a block into the record of the span. `next` are keys to prefetch meanwhile.
+    /// Adds a block to the softmax record of the span, and prefetches the keys `next`.
     #[inline(always)]
     fn attend_block<S: Lanes>(
         &mut self,
@@ -136,7 +136,7 @@ impl<F: FloatKv> Work<'_, F> {
             record: sizes.record,
             scales: Scales::NONE,
         };
-        // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
+        // SAFETY: `fit` sized the buffers; every slot, including the dummy, holds keys and values of all heads;
         // `dispatch` detected the instruction set.
         unsafe { direct.score::<S>(&mut values) };
         self.fold::<S>(sizes, n_keys);
@@ -226,7 +226,7 @@ impl<F: FloatKv> Work<'_, F> {
             start: 0,
             end: n_keys as u32,
         };
-        // SAFETY: `fit` made room for a row; `dispatch` detected the instruction set.
+        // SAFETY: `fit` sized the buffers for a row; `dispatch` detected the instruction set.
         unsafe { fold.run::<F, S>(&[seen]) };
     }
 

@@ -35,7 +35,7 @@ impl<F: FloatKv> Work<'_, F> {
                 for (value, channel) in values.iter_mut().zip(channels) {
                     *value = query[usize::from(*channel)];
                 }
-                // SAFETY: `fit` made room for the words of every row; `dispatch` detected the instruction set.
+                // SAFETY: `fit` sized the buffers for the words of every row; `dispatch` detected the instruction set.
                 unsafe {
                     let values = load_up_to::<S>(&values);
                     F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
@@ -101,7 +101,7 @@ impl<F: FloatKv> Work<'_, F> {
             let sixteen: &[*const F; LANES] = slots[first..first + LANES]
                 .try_into()
                 .expect("a group must have sixteen slots");
-            // SAFETY: every slot has a label, the dummy too; `fit` made room; `dispatch` detected the instruction set.
+            // SAFETY: every slot has a label; `fit` sized the buffers; `dispatch` detected the instruction set.
             unsafe {
                 pack_keys::<F, S>(sixteen, 0, channels, keys.wrapping_add(first), &mut ahead)
             };

@@ -1,6 +1,6 @@
 //! Sparse attention for long contexts: each query attends to its best-scoring keys only (double sparsity).
 //!
-//! Each query head scores the labels of all earlier keys. It attends to the best keys and its own in ascending
+//! Each query head scores the labels of all earlier keys. It attends to the best keys and its own key in ascending
 //! position, in the blocks and spans of [`super`]. The selection depends only on the query, its position and the
 //! earlier keys; if all keys are selected, the result is bit-identical to full attention.
 
@@ -47,7 +47,7 @@ struct Tile {
 
 #[derive(Default)]
 pub struct SparseAttention {
-    /// The step, and the query heads per key head, that the tiles are planned for.
+    /// Serial number of the batch, and query heads per key head, for which the tiles were planned.
     planned: Option<(u64, usize)>,
     tiles: Vec<Tile>,
     /// Slots of all tokens of each row that has tiles, looked up once a step.
@@ -119,16 +119,16 @@ impl Space {
         let sizes = Sizes::of::<F>(heads, 1);
         let rows = heads.group() * tile_tokens(heads.group());
         let label_words = F::padded(channels) / F::PER_WORD;
-        self.label_queries.make_room(rows * label_words);
-        self.query.make_room(sizes.query_words);
+        self.label_queries.grow_to(rows * label_words);
+        self.query.grow_to(sizes.query_words);
         self.keys
-            .make_room(label_words.max(sizes.query_words) * BLOCK);
-        self.values.make_room(BLOCK / F::PER_WORD * sizes.width);
-        self.scores.make_room(rows * BLOCK);
-        self.weights.make_room(BLOCK / F::PER_WORD);
-        self.decay.make_room(LANES);
-        self.span.make_room(sizes.record);
-        self.total.make_room(sizes.record);
+            .grow_to(label_words.max(sizes.query_words) * BLOCK);
+        self.values.grow_to(BLOCK / F::PER_WORD * sizes.width);
+        self.scores.grow_to(rows * BLOCK);
+        self.weights.grow_to(BLOCK / F::PER_WORD);
+        self.decay.grow_to(LANES);
+        self.span.grow_to(sizes.record);
+        self.total.grow_to(sizes.record);
         if self.best.len() < rows {
             self.best.resize_with(rows, Best::default);
         }
@@ -157,12 +157,12 @@ impl SparseAttention {
         if self.tiles.is_empty() {
             return 0;
         }
-        let given = ((pool, isa), q, (heads, sinks), labels, out);
+        let args = ((pool, isa), q, (heads, sinks), labels, out);
         match (kv, labels.storage()) {
-            (Storage::F32(kv), Storage::F32(labels)) => self.run(given, kv.slice(), labels.slice()),
-            (Storage::F16(kv), Storage::F16(labels)) => self.run(given, kv.slice(), labels.slice()),
+            (Storage::F32(kv), Storage::F32(labels)) => self.run(args, kv.slice(), labels.slice()),
+            (Storage::F16(kv), Storage::F16(labels)) => self.run(args, kv.slice(), labels.slice()),
             (Storage::BF16(kv), Storage::BF16(labels)) => {
-                self.run(given, kv.slice(), labels.slice())
+                self.run(args, kv.slice(), labels.slice())
             }
             _ => panic!("labels and keys must have the same element type"),
         }
@@ -170,7 +170,7 @@ impl SparseAttention {
 
     fn run<F: FloatKv>(
         &mut self,
-        ((pool, isa), q, (heads, sinks), labels, out): Given<'_>,
+        ((pool, isa), q, (heads, sinks), labels, out): Args<'_>,
         kv: &[F],
         label_elements: &[F],
     ) -> usize {
@@ -209,13 +209,14 @@ impl SparseAttention {
             n_bytes.fetch_add(dispatch(isa, work), Ordering::Relaxed);
         };
         let spaces = self.spaces.as_mut_slice();
-        let dealt = dealt(pool, heads.n_kv_heads, tiles.len());
+        let node_items = items_per_node(pool, heads.n_kv_heads, tiles.len());
         if n_parts == 1 {
             let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
-            pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &whole);
+            pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &node_items, cost, &whole);
             return n_bytes.into_inner();
         }
-        let parts_of_nodes: PerNode<usize> = dealt.iter().map(|items| items * n_parts).collect();
+        let parts_of_nodes: PerNode<usize> =
+            node_items.iter().map(|items| items * n_parts).collect();
         let part_len = most_tokens * heads.group() * (step.n_chosen - 1);
         let item_len = n_parts * part_len;
         self.candidates.clear();
@@ -228,13 +229,13 @@ impl SparseAttention {
             let best = unsafe { candidates.part(index * part_len, part_len) };
             work(space, item, Stage::Part { keys, best });
         };
-        pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &parts_of_nodes, cost, &part);
+        pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &parts_of_nodes, cost, &part);
         let candidates = &self.candidates;
         let rest = |space: &mut Space, item: usize| {
             let parts = &candidates[item * item_len..][..item_len];
             work(space, item, Stage::Rest { parts, part_len });
         };
-        pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &rest);
+        pool.for_each_by_node_with((&mut *spaces, Taking::Runs), &node_items, cost, &rest);
         n_bytes.into_inner()
     }
 
@@ -299,7 +300,7 @@ impl SparseAttention {
 }
 
 /// Number of items of each node. Items are in the order of heads, so those of a node are consecutive.
-fn dealt(pool: &ThreadPool, n_heads: usize, n_tiles: usize) -> PerNode<usize> {
+fn items_per_node(pool: &ThreadPool, n_heads: usize, n_tiles: usize) -> PerNode<usize> {
     let of_nodes = pool.nodes().heads(n_heads).into_iter();
     of_nodes.map(|own| own.len() * n_tiles).collect()
 }
@@ -311,7 +312,7 @@ fn keys_of_part((part, n_parts): (usize, usize), n_keys: usize) -> Range<usize> 
     first..n_keys.min(first + n_in_part)
 }
 
-type Given<'a> = (
+type Args<'a> = (
     (&'a mut ThreadPool, Isa),
     &'a Tensor,
     (&'a HeadShape, Option<&'a [f32]>),

@@ -64,7 +64,7 @@ impl Handle {
     pub(super) fn new(device: &Device) -> Result<Self, String> {
         let functions = open(device.info().driver)?;
         let mut raw = std::ptr::null_mut();
-        // The library takes the context that is current. SAFETY: `raw` outlives the call.
+        // The library uses the current context. SAFETY: `raw` outlives the call.
         let status = device.when_idle(|| unsafe { (functions.create)(&mut raw) });
         status
             .and_then(|status| check("cublasLtCreate", status))
@@ -80,12 +80,12 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let destroy = self.functions.destroy;
-        // It waits for the whole context. SAFETY: created once; nothing that it started runs any more.
+        // Destruction synchronizes the context. SAFETY: created once; no work of the handle is running any more.
         let _ = self.device.when_idle(|| unsafe { destroy(self.raw) });
     }
 }
 
-pub(super) fn is_there(device: &Device) -> bool {
+pub(super) fn is_installed(device: &Device) -> bool {
     open(device.info().driver).is_ok()
 }
 
@@ -95,11 +95,11 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     let functions = FUNCTIONS.get_or_init(|| {
         let mut reason = format!("{LIBRARY} not found");
         for path in candidates(driver, &search::folders("cublas")) {
-            // SAFETY: initialisers as in any CUDA program.
+            // SAFETY: this runs the library's initialisers, as any CUDA program does.
             let Ok(library) = (unsafe { libloading::Library::new(&path) }) else {
                 continue;
             };
-            // SAFETY: it has the name of the library that the bindings describe.
+            // SAFETY: by its name, this is the library that the bindings describe.
             match unsafe { Functions::resolve(&library) } {
                 Ok(functions) => {
                     // Never closed: its functions are called until the process ends.
@@ -115,7 +115,7 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     functions.as_ref().map_err(String::clone)
 }
 
-/// Candidate library files, best first: those of the loader, then by folder. The driver's own major version comes
+/// Candidate library files, best first: by the loader's search path, then by folder. The driver's major version comes
 /// first, then older ones, which it also supports, then newer ones, which it may refuse.
 fn candidates(driver: CudaVersion, folders: &[PathBuf]) -> Vec<PathBuf> {
     let major = u32::try_from(driver.number() / 1000).unwrap_or(0);
@@ -161,18 +161,23 @@ mod tests {
 
     #[test]
     fn the_version_of_the_driver_is_preferred_in_each_folder() {
-        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder can be made"));
+        let folders =
+            [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder can be made"));
         let names = ["", ".11", ".12", ".12.9.1.4", ".13"];
         for name in names {
             let path = folders[0].path().join(format!("{LIBRARY}{name}"));
-            std::fs::write(path, "").expect("it is writable");
+            std::fs::write(path, "").expect("the file can be written");
         }
-        std::fs::write(folders[1].path().join("libcublasLt.so.12"), "").expect("it is writable");
+        std::fs::write(folders[1].path().join("libcublasLt.so.12"), "")
+            .expect("the file can be written");
         let paths = folders.each_ref().map(|folder| folder.path().to_owned());
         let names_for = |driver: CudaVersion| -> Vec<String> {
             let all = candidates(driver, &paths).into_iter();
             let name = |path: PathBuf| {
-                let name = path.file_name().expect("a file").to_string_lossy();
+                let name = path
+                    .file_name()
+                    .expect("a candidate must name a file")
+                    .to_string_lossy();
                 let kind = match path.parent() {
                     Some(parent) if parent == paths[0] => "0",
                     Some(parent) if parent == paths[1] => "1",

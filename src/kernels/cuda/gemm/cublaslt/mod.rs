@@ -1,9 +1,7 @@
 //! Matrix products with cuBLASLt, which is faster than our own kernels for many rows.
 //!
-//! It takes 400 MB and is not part of the driver.
-//!
-//! The library's heuristic runs once per shape; the algorithm is cached. Its matrices are column-major: our `[m, n]` is
-//! its `n` by `m`.
+//! cuBLASLt takes 400 MB and is not part of the driver. Its heuristic runs once per shape; the algorithm is cached. Its
+//! matrices are column-major: a row-major `[m, n]` is a column-major `n` by `m` matrix.
 
 mod descriptors;
 mod library;
@@ -25,11 +23,11 @@ pub(super) struct CublasLt {
     /// By shape; `None` if the library has no algorithm, or failed.
     products: FxHashMap<Key, Option<Product>>,
     /// Number of products that fell back to our own kernels.
-    n_left: u64,
+    n_fallbacks: u64,
     /// The first fallback of each kind is logged at a higher level.
     logged: Logged,
     element: ElementType,
-    /// Last, so that products are dropped before it.
+    /// The last field, so that the products are dropped before the handle.
     handle: Handle,
 }
 
@@ -50,18 +48,18 @@ impl CublasLt {
             handle: Handle::new(device)?,
             element,
             products: FxHashMap::default(),
-            n_left: 0,
+            n_fallbacks: 0,
             logged: Logged::default(),
         })
     }
 
     /// Whether the library can be opened for a device; does not initialise it.
-    pub(super) fn is_there(device: &Device) -> bool {
-        library::is_there(device)
+    pub(super) fn is_installed(device: &Device) -> bool {
+        library::is_installed(device)
     }
 
-    pub(super) fn n_left(&self) -> u64 {
-        self.n_left
+    pub(super) fn n_fallbacks(&self) -> u64 {
+        self.n_fallbacks
     }
 
     /// Multiplies, or returns false if the library has no algorithm or fails: nothing was written then, and the shape
@@ -87,7 +85,7 @@ impl CublasLt {
                 .ok()
         });
         let done = match product {
-            // SAFETY: by the caller.
+            // SAFETY: guaranteed by the caller.
             Some(made) => match unsafe { made.multiply(handle, stream, params, workspace) } {
                 Ok(()) => true,
                 Err(error) => {
@@ -98,12 +96,12 @@ impl CublasLt {
             },
             None => false,
         };
-        self.n_left += u64::from(!done);
+        self.n_fallbacks += u64::from(!done);
         done
     }
 }
 
-/// Logs the first such shape at info, the others at debug.
+/// Logs the first shape without an algorithm at info level, later ones at debug level.
 fn log_missing(has_logged: &mut bool, key: Key, error: &DriverError) {
     if !std::mem::replace(has_logged, true) {
         tracing::info!(%error, ?key, "cuBLASLt has no algorithm for a GEMM shape: using built-in GEMM kernels for \

@@ -89,7 +89,7 @@ impl Product {
         let preference = Preference::new(functions, workspace_bytes, key.alignment)?;
         let mut found = std::mem::MaybeUninit::<Heuristic>::zeroed();
         let mut n_found = 0;
-        // SAFETY: all handles were made here; room for one result, of the library's layout.
+        // SAFETY: all handles were made here; `found` has space for one result, in the library's layout.
         let status = unsafe {
             (functions.heuristic)(
                 handle.raw,
@@ -110,7 +110,7 @@ impl Product {
                 "no algorithm for {key:?}"
             )));
         }
-        // SAFETY: numbers only, zeros are a value of it.
+        // SAFETY: only numbers, for which zero bytes are valid.
         let found = unsafe { found.assume_init() };
         check("cublasLtMatmulAlgoGetHeuristic", found.status)?;
         Ok(Self {
@@ -143,8 +143,8 @@ impl Product {
         };
         let address = |address: u64| std::ptr::without_provenance_mut::<c_void>(address as usize);
         let out = address(params.out.address());
-        // SAFETY: the descriptors were made for this shape, the scales are f32 as declared, the addresses are the
-        // caller's promise, and the algorithm needs no more than the workspace.
+        // SAFETY: the descriptors were made for this shape, the scales are f32 as declared, the caller guarantees the
+        // addresses, and the algorithm needs no more than the workspace.
         let status = unsafe {
             (handle.functions.matmul)(
                 handle.raw,

@@ -1,7 +1,7 @@
 //! Parallel loops whose items belong to NUMA nodes: a node's threads take its items first, then help the others.
 //!
-//! `dealt` has the number of items of each node; items are numbered node by node. With one node, or for items without
-//! an owner, `dealt` has a single number.
+//! `node_items` has the number of items of each node, or the number of all items if no node owns them; items are
+//! numbered node by node.
 
 use std::sync::atomic::Ordering;
 
@@ -32,50 +32,50 @@ impl ThreadPool {
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
-    pub fn for_each_dealt(&mut self, dealt: &[usize], cost: usize, item: Item<'_>) {
-        if dealt.len() == self.nodes.count() && dealt.len() > 1 {
-            self.share_out(dealt, Taking::Runs, cost, &|_, index| item(index))
+    pub fn for_each_by_node(&mut self, node_items: &[usize], cost: usize, item: Item<'_>) {
+        if node_items.len() == self.nodes.count() && node_items.len() > 1 {
+            self.run_by_node(node_items, Taking::Runs, cost, &|_, index| item(index))
         } else {
-            self.for_each_in_runs(dealt.iter().sum(), cost, item)
+            self.for_each_in_runs(node_items.iter().sum(), cost, item)
         }
     }
 
-    /// As [`ThreadPool::for_each_dealt`], with exclusive use of one of `lanes` in each call.
+    /// As [`ThreadPool::for_each_by_node`], with exclusive use of one of `lanes` in each call.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`], and with fewer lanes than threads.
-    pub fn for_each_dealt_with<L: Send>(
+    pub fn for_each_by_node_with<L: Send>(
         &mut self,
         (lanes, taking): (&mut [L], Taking),
-        dealt: &[usize],
+        node_items: &[usize],
         cost: usize,
         item: &(dyn Fn(&mut L, usize) + Sync),
     ) {
-        if dealt.len() == self.nodes.count() && dealt.len() > 1 {
+        if node_items.len() == self.nodes.count() && node_items.len() > 1 {
             let lanes = Parts::new(lanes);
-            return self.share_out(dealt, taking, cost, &|claim, index| {
-                // SAFETY: each claim is one thread's, and has its own lane.
+            return self.run_by_node(node_items, taking, cost, &|claim, index| {
+                // SAFETY: each claim belongs to one thread and has its own lane.
                 item(&mut unsafe { lanes.part(claim, 1) }[0], index);
             });
         }
-        let n_items = dealt.iter().sum();
+        let n_items = node_items.iter().sum();
         match taking {
             Taking::Runs => self.for_each_in_runs_with(lanes, n_items, cost, item),
             Taking::First => self.for_each_with(lanes, n_items, cost, item),
         }
     }
 
-    /// Calls `item` once for each item, only on threads of the item's node, for first touch. Suits engine start only:
-    /// finished threads wait for the others.
+    /// Calls `item` once for each item, only on threads of the item's node, for first touch. Only for engine start:
+    /// finished threads wait for the other threads.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
-    pub fn for_each_at_home(&mut self, dealt: &[usize], cost: usize, item: Item<'_>) {
-        let n_items = dealt.iter().sum();
+    pub fn for_each_on_own_node(&mut self, node_items: &[usize], cost: usize, item: Item<'_>) {
+        let n_items = node_items.iter().sum();
         if self.nodes.count() == 1 || n_items == 0 {
             return self.for_each_in_runs(n_items, cost, item);
         }
-        self.set_runs(dealt, Taking::Runs);
+        self.set_runs(node_items, Taking::Runs);
         let (runs, nodes, shared) = (self.runs.clone(), self.nodes.clone(), self.shared.clone());
         let at_home = |_: usize| {
             let own = NUMBER.get();
@@ -99,14 +99,14 @@ impl ThreadPool {
     }
 
     /// Calls `item` for each item, with the number of an exclusive claim.
-    pub(super) fn share_out(
+    pub(super) fn run_by_node(
         &mut self,
-        dealt: &[usize],
+        node_items: &[usize],
         taking: Taking,
         cost: usize,
         item: &(dyn Fn(usize, usize) + Sync),
     ) {
-        self.set_runs(dealt, taking);
+        self.set_runs(node_items, taking);
         let (runs, nodes) = (self.runs.clone(), self.nodes.clone());
         self.for_each(runs.len(), cost, &|claim| {
             let own = NUMBER.get();
@@ -126,14 +126,14 @@ impl ThreadPool {
     }
 
     /// Sets each thread's items; with `Taking::First`, the first thread of a node has all of the node's items.
-    fn set_runs(&mut self, dealt: &[usize], taking: Taking) {
+    fn set_runs(&mut self, node_items: &[usize], taking: Taking) {
         assert_eq!(
-            dealt.len(),
+            node_items.len(),
             self.nodes.count(),
             "each node must have a number of items"
         );
         let mut first = 0;
-        for (node, count) in dealt.iter().enumerate() {
+        for (node, count) in node_items.iter().enumerate() {
             let threads = self.nodes.threads(node);
             for (i, thread) in threads.clone().enumerate() {
                 let items = match taking {
