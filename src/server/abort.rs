@@ -24,7 +24,7 @@ pub(super) async fn abort_request(
     let open_requests = state.open_requests();
     let aborted = match (fields.flag("abort_all")?, fields.string("rid")?) {
         (true, _) => {
-            key::judge_admin(request.headers(), state.config())?;
+            key::verify_admin(request.headers(), state.config())?;
             open_requests.cancel_all()
         }
         (false, Some(rid)) if !rid.is_empty() => open_requests.cancel(&rid),

@@ -1,8 +1,8 @@
 //! Bounds the memory of log probabilities that clients have not yet read: one byte budget for all answers.
 //!
-//! The size of a prompt's log probabilities is known before the request begins. They outlive the request: they wait in
-//! channels, are written as JSON, and are sent as slowly as the client reads. So a call is charged at admission, and
-//! the charge lasts until its answer has been sent.
+//! The number of a prompt's log probabilities is known before the request begins. The log probabilities outlive the
+//! request: they wait in channels, are written as JSON, and are sent at the client's reading speed. So a call is
+//! charged before it starts, and the charge lasts until the answer has been sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ impl AnswerBudget {
     }
 
     /// Charges a call for the log probabilities of its prompts, each of at most `context_tokens` tokens; `None` if the
-    /// call asks for none. A call above the limit is admitted alone. Fails with 503 if the budget is used up.
+    /// call asks for none. A call above the limit must be the only one. Fails with 503 if the budget is used up.
     pub(super) fn charge(
         &self,
         requests: &[GenerateRequest],
@@ -84,10 +84,10 @@ impl Drop for Charge {
 /// An upper bound of the bytes of a prompt's log probabilities: a text has no more tokens than bytes, and a prompt
 /// longer than the context is refused.
 fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
-    let Some((wish, start)) = request
+    let Some((logprobs, start)) = request
         .logprobs
         .as_ref()
-        .and_then(|wish| Some((wish, wish.start?)))
+        .and_then(|logprobs| Some((logprobs, logprobs.start?)))
     else {
         return 0;
     };
@@ -97,7 +97,7 @@ fn answer_bytes(request: &GenerateRequest, context_tokens: usize) -> usize {
         text => text.text_bytes(),
     };
     let positions = tokens.min(context_tokens).saturating_sub(start as usize);
-    let entries = 1 + wish.top as usize + wish.token_ids.len();
+    let entries = 1 + logprobs.top as usize + logprobs.token_ids.len();
     positions.saturating_mul(POSITION_BYTES + entries * ENTRY_BYTES)
 }
 
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_share_a_budget_until_they_are_gone() {
+    fn answers_share_one_budget_until_they_are_dropped() {
         let one = answer_bytes(&request(1000, 10), CONTEXT);
         assert_eq!(one, answer_bytes(&request(5000, 10), CONTEXT));
         let budget = AnswerBudget::new(2 * one);
@@ -127,7 +127,7 @@ mod tests {
         let first = charge(1).expect("the budget is unused");
         let clone = first.clone();
         assert!(charge(2).is_err());
-        let second = charge(1).expect("there is room for two");
+        let second = charge(1).expect("the budget is enough for two answers");
         assert!(charge(1).is_err());
         drop(first);
         assert!(charge(1).is_err(), "the clone still holds the charge");

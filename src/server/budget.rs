@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::ApiError;
 
-/// The first bytes of each body, which are charged to the share that large bodies cannot use.
+/// Number of bytes at the start of each body that are charged to the reserved share.
 const SMALL_BODY_BYTES: usize = 64 << 10;
-/// One part of the budget in this many is reserved for the first bytes of bodies.
+/// The reserved share is the budget divided by this number.
 const SMALL_SHARE: usize = 4;
 
 /// The bytes that all bodies of a server may use together. Cheap to clone.
@@ -47,7 +47,7 @@ pub(super) struct BodyCharge {
 }
 
 impl BodyCharge {
-    /// Charges more bytes. Fails with 503 if other bodies use the memory, with 413 beyond the limit of one body.
+    /// Charges more bytes. Fails with 503 if other bodies use the memory, with 413 above the limit for one body.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let limit = self.shares.limit_bytes;
         let most = limit - limit / SMALL_SHARE;
@@ -98,7 +98,7 @@ impl Drop for BodyCharge {
 
 /// The charges for a call's body while the call is served.
 pub(super) struct Charges {
-    /// For the parts of the prompt, until it is encoded.
+    /// For the parts of the prompt, until the prompt is encoded.
     pub(super) prompt: BodyCharge,
     /// For the tools and constraints of the call, which live as long as its requests.
     pub(super) request: BodyCharge,
@@ -117,7 +117,7 @@ mod tests {
     const LIMIT: usize = 8 << 20;
 
     #[test]
-    fn large_bodies_leave_a_share_to_small_ones_and_give_all_back() {
+    fn large_bodies_leave_a_share_to_small_ones_and_return_all_bytes() {
         let budget = BodyBudget::new(LIMIT);
         let mut large = budget.open();
         large

@@ -12,7 +12,6 @@ mod grpc {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Generates the Rust messages and services of the proto files.
     pub fn compile_protos() {
         let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
         let folder = root.join("grpc");

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::openapi::shape::{Shape, count, object, text};
 use souffleur_request::Usage;
 
-/// SGLang's name of a KV store that consists of files.
+/// SGLang's name for a KV store of files.
 const BACKEND: &str = "file";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,7 +30,7 @@ impl CachedTokens {
         }
     }
 
-    /// `None` if no token came from the KV store: then the total of cached tokens suffices.
+    /// `None` if no token came from the KV store: the total of cached tokens is enough then.
     pub(super) fn if_stored(usage: &Usage) -> Option<Self> {
         (usage.loaded_tokens > 0).then(|| Self::of(usage))
     }

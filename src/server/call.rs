@@ -15,8 +15,8 @@ pub(super) const MAX_RID_BYTES: usize = 256;
 #[derive(Clone, Copy)]
 pub(super) struct CallLimits<'a> {
     pub(super) max_requests: usize,
-    /// The free slots of the call's WebSocket, if it came over one: they limit prompts × samples as well.
-    pub(super) websocket: Option<WebSocketRoom>,
+    /// Set for a call on a WebSocket, whose free slots limit prompts × samples as well.
+    pub(super) websocket: Option<WebSocketSlots>,
     pub(super) request: &'a RequestLimits,
     /// Limits of `input_embeds` prompts; `None` if the endpoint does not accept them.
     pub(super) vectors: Option<VectorLimits>,
@@ -25,21 +25,21 @@ pub(super) struct CallLimits<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct VectorLimits {
     pub(super) width: usize,
-    pub(super) most: usize,
+    pub(super) max_vectors: usize,
 }
 
 impl VectorLimits {
-    /// The limits of an engine. `most` only bounds parsing: the Tokenizer checks the exact prompt length.
+    /// The limits of an engine. `max_vectors` only bounds parsing: the Tokenizer checks the exact prompt length.
     pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
         let model = engine.model();
-        let most = model.context_length.min(model.max_total_tokens);
-        model.hidden_size.map(|width| Self { width, most })
+        let max_vectors = model.context_length.min(model.max_total_tokens);
+        model.hidden_size.map(|width| Self { width, max_vectors })
     }
 }
 
-/// The limit of requests in flight on a WebSocket, and how many more it may start.
+/// The limit of requests in flight on a WebSocket, and the number of free slots.
 #[derive(Clone, Copy)]
-pub(super) struct WebSocketRoom {
+pub(super) struct WebSocketSlots {
     pub(super) free: usize,
     pub(super) limit: usize,
 }
@@ -149,7 +149,7 @@ pub(super) fn sample_id(rid: &RequestId, index: u32, n: u32) -> RequestId {
     }
 }
 
-/// Rejects calls with too many samples before anything is allocated for them; the error names `field`.
+/// Refuses a call with too many samples before memory is allocated for them. The error names `field`.
 pub(super) fn check_size(
     field: &str,
     prompts: usize,
@@ -165,7 +165,7 @@ pub(super) fn check_size(
         ));
     }
     match limits.websocket {
-        Some(room) if samples > room.free => Err(ApiError::too_many_on_websocket(room.limit)),
+        Some(slots) if samples > slots.free => Err(ApiError::too_many_on_websocket(slots.limit)),
         _ => Ok(()),
     }
 }

@@ -9,21 +9,21 @@ use souffleur_base::error::ConfigError;
 use souffleur_config::keys;
 use souffleur_config::keys::{Flag, Form, KeyType, out_of_range};
 
-/// Each worker is a thread with its own runtime.
+/// Limit of `workers`: each worker is a thread with its own runtime.
 const MAX_WORKERS: usize = 256;
-/// Each prompt or sample of a batch is a request with its own stream.
+/// Limit of `max_batch_requests`: each prompt or sample of a batch is a request with its own stream.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
-/// Each response has an entry in an index, whatever its size.
+/// Limit of `responses_max_count`: each response has an entry in an index, regardless of its size.
 const MAX_RESPONSES: usize = 1 << 20;
 
-/// Each session has an entry in an index.
+/// Limit of `sessions_max_count`: each session has an entry in an index.
 const MAX_SESSIONS: usize = 1 << 16;
 
-/// Each lane is a request of its connection.
+/// Limit of `ws_lanes` and `ws_active_lanes`: each lane is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
-/// Routes that are polled so often that their lines would fill the access log.
+/// Routes that are polled too often for the access log.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 
 const SERVER: Flag = Flag::under("Server");

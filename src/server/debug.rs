@@ -13,8 +13,8 @@ use super::state::AppState;
 use souffleur_base::ids::RequestId;
 use souffleur_state::cache::prefix_history::Cause;
 
-/// Reports where the request's prompt stopped matching the prefix cache, and why. Only an admin sees the excerpts of
-/// prompts, which may be those of other clients.
+/// Reports where the request's prompt stopped matching the prefix cache, and why. Only an admin gets the excerpts of
+/// prompts, because they may show other clients' prompts.
 pub(super) async fn prefix(
     request: HttpRequest,
     state: Data<AppState>,
@@ -40,7 +40,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
             count().about("the first token that did not come from the cache"),
         );
     describe(Group::Server, "Why a prompt was not cached")
-        .about("With the admin key the report has more, excerpts of prompts among it.")
+        .about("With the admin key the report has more fields, including excerpts of prompts.")
         .at("rid", "the id of a recently admitted request")
         .answers(report.shape(), "the report")
         .fails(404, "there is no diagnosis of the request")

@@ -1,19 +1,19 @@
 //! Keeps the digits of large integers in tool-call arguments. A parsed value holds an integer beyond 64 bits as a
-//! float, which a chat template would print with other digits; templates parse the JSON of arguments as Python does.
+//! float, which a chat template would print with other digits. So the template gets the arguments' JSON instead.
 
 use serde_json::Value;
 
 use super::raw::Raw;
 
 /// A float of at least this magnitude may have been an integer that 64 bits do not hold.
-const BEYOND: f64 = (1_u64 << 63) as f64;
+const BIG_INTEGER: f64 = (1_u64 << 63) as f64;
 
 /// Returns whether a value may hold an integer whose digits differ from its JSON: one beyond 64 bits, or `-0`.
 pub(super) fn may_differ(value: &Value) -> bool {
     match value {
         Value::Number(number) if number.is_f64() => {
             let float = number.as_f64().unwrap_or_default();
-            float.abs() >= BEYOND || (float == 0.0 && float.is_sign_negative())
+            float.abs() >= BIG_INTEGER || (float == 0.0 && float.is_sign_negative())
         }
         Value::Array(items) => items.iter().any(may_differ),
         Value::Object(fields) => fields.values().any(may_differ),
@@ -21,7 +21,7 @@ pub(super) fn may_differ(value: &Value) -> bool {
     }
 }
 
-/// The JSON of each item of the list `sent`; empty if `read` has another length, or if no item may differ in digits.
+/// The JSON of each item of the list `sent`; empty if no item of `read` may have other digits, or if lengths differ.
 pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
     let sent = sent.filter(|_| read.iter().any(may_differ));
     let items = sent.and_then(|sent| sent.items("a list", read.len()).ok());
@@ -29,7 +29,7 @@ pub(super) fn texts_of(sent: Option<&Raw>, read: &[Value]) -> Vec<Raw> {
     items.map_or_else(Vec::new, |(items, _)| items)
 }
 
-/// Returns arguments for a template: the parsed value, or its JSON as a text if the digits of the two may differ.
+/// Returns arguments for a template: the parsed value, or its JSON as a string if their digits may differ.
 pub(super) fn arguments(read: Value, sent: Option<Raw>) -> Value {
     match sent.filter(|_| may_differ(&read)) {
         Some(sent) => Value::String(sent.text().into_owned()),

@@ -1,7 +1,7 @@
 //! Encodes texts into tokens for requests that generate nothing.
 //!
-//! Encoding takes no admission permit and none of the Tokenizer's time: one text is encoded at a time, on a thread for
-//! blocking work. The other requests wait with their bodies, whose memory is bounded.
+//! These requests take no admission permit and do not use the Tokenizer actor. One text is encoded at a time, on a
+//! thread for blocking work. The other requests wait, and the memory of their bodies is bounded.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiErro
     text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
 }
 
-/// Runs `work` with the tokenizer when its turn comes. `charges` are held until `work` has ended, even if the caller
-/// is dropped.
+/// Waits for the encode gate, then runs `work` with the tokenizer and the context length. `charges` are held until
+/// `work` has ended, even if the caller is dropped.
 ///
 /// # Errors
-/// The errors of `work`; an error if there is no engine, or no tokenizer.
+/// The errors of `work`; an error if there is no engine or no tokenizer.
 pub(super) async fn with_tokenizer<T: Send + 'static>(
     state: &AppState,
     charges: Charges,
@@ -45,23 +45,23 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     Ok(work.await.map_err(failed)??)
 }
 
-/// Encodes a text, whose memory the caller charged. A text that `continues` a prompt gets no leading special tokens.
+/// Encodes a text. The caller has charged its memory. A text that `continues` a prompt gets no leading special tokens.
 pub(super) async fn text(
     state: &AppState,
     prompt: Arc<str>,
     continues: bool,
 ) -> Result<Vec<u32>, ApiError> {
-    let nothing = Charges {
+    let no_charges = Charges {
         prompt: state.bodies().open(),
         request: state.bodies().open(),
     };
-    with_tokenizer(state, nothing, move |text, limit_tokens| {
+    with_tokenizer(state, no_charges, move |text, limit_tokens| {
         encode(text, &prompt, !continues, limit_tokens)
     })
     .await
 }
 
-/// Renders and encodes a conversation's prompt. Fails also if it is longer than the model's context.
+/// Renders and encodes a conversation. Fails if the prompt is longer than the model's context.
 pub(super) async fn chat(
     state: &AppState,
     prompt: ChatPrompt,
@@ -85,11 +85,11 @@ pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, Re
     })
 }
 
-/// Encodes a text; if it `is_whole`, with the special tokens around a prompt.
+/// Encodes a text. If it `is_whole`, the special tokens around a prompt are added.
 ///
 /// # Errors
-/// The errors of encoding; an error if the text has more than `limit_tokens`. That is detected before the whole text is
-/// encoded, because encoding takes memory of about a hundred times the text's bytes.
+/// The errors of encoding; an error if the text has more than `limit_tokens`. The length is checked before the whole
+/// text is encoded, because encoding takes about a hundred times the text's memory.
 pub(super) fn encode(
     text: &TextModel,
     prompt: &str,

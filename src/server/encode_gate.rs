@@ -1,4 +1,4 @@
-//! Limits `encode` to one text at a time, since the model needs the cores.
+//! Limits `encode` to one text at a time, so that the CPU cores stay free for the model.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ impl Default for EncodeGate {
 }
 
 impl EncodeGate {
-    /// Waits for a turn, which ends when the permit is dropped; `None` once the gate is closed.
+    /// Waits until no other text is being encoded. Dropping the permit ends the turn. `None` if the gate is closed.
     pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         self.0.clone().acquire_owned().await.ok()
     }

@@ -14,14 +14,15 @@ pub(super) enum Access {
     Admin,
 }
 
-pub(super) type Operate = fn(&Facts) -> Operation;
+pub(super) type Describe = fn(&Facts) -> Operation;
 
 pub(super) struct Endpoint {
     /// The path, as a pattern of actix-web.
     pub(super) path: &'static str,
     pub(super) access: Access,
+    /// The name of the error's schema.
     pub(super) error: &'static str,
-    pub(super) methods: Vec<(HttpMethod, Operate)>,
+    pub(super) methods: Vec<(HttpMethod, Describe)>,
     mount: Box<dyn Fn(&mut ServiceConfig)>,
 }
 
@@ -33,7 +34,7 @@ impl Endpoint {
     /// An endpoint that requires the API key.
     pub(super) fn new(
         path: &'static str,
-        methods: Vec<(HttpMethod, Operate)>,
+        methods: Vec<(HttpMethod, Describe)>,
         mount: impl Fn(&mut ServiceConfig) + 'static,
     ) -> Self {
         Self {

@@ -6,7 +6,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use actix_web::{FromRequest, HttpRequest, HttpResponse, Responder};
 use utoipa::openapi::path::HttpMethod;
 
-use super::endpoint::{Access, Endpoint, Operate};
+use super::endpoint::{Access, Describe, Endpoint};
 use super::error::ApiError;
 use super::openai::responses;
 use super::openapi::{self, page};
@@ -80,7 +80,11 @@ fn control() -> Vec<Endpoint> {
         post_admin("/set_policy", policy::set_policy, policy::operation),
         post_admin("/flush_cache", flush::flush_cache, flush::operation),
         post_admin("/pause_generation", pause::pause, pause::operation),
-        post_admin("/continue_generation", pause::go_on, pause::go_on_operation),
+        post_admin(
+            "/continue_generation",
+            pause::resume,
+            pause::resume_operation,
+        ),
         post_admin("/open_session", sessions::open, sessions::open_operation),
         post_admin("/close_session", sessions::close, sessions::close_operation),
         set_internal_state(),
@@ -139,60 +143,60 @@ async fn document(request: HttpRequest, state: Data<AppState>) -> Result<HttpRes
     openapi::answer(&request, &state, &all())
 }
 
-fn get<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
+fn get<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
     let mount = move |cfg: &mut ServiceConfig| mount::get(cfg, path, handler.clone());
-    Endpoint::new(path, vec![(HttpMethod::Get, operate)], mount)
+    Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount)
 }
 
-fn open<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
+fn open<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
     let mount = move |cfg: &mut ServiceConfig| mount::open(cfg, path, handler.clone());
-    Endpoint::new(path, vec![(HttpMethod::Get, operate)], mount).with(Access::Open)
+    Endpoint::new(path, vec![(HttpMethod::Get, describe)], mount).with(Access::Open)
 }
 
-fn post<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
+fn post<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
     let mount = move |cfg: &mut ServiceConfig| mount::post(cfg, path, handler.clone());
-    Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount)
+    Endpoint::new(path, vec![(HttpMethod::Post, describe)], mount)
 }
 
-fn post_anthropic<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
+fn post_anthropic<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
     let mount = move |cfg: &mut ServiceConfig| mount::post_anthropic(cfg, path, handler.clone());
-    Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount).with_error("AnthropicError")
+    Endpoint::new(path, vec![(HttpMethod::Post, describe)], mount).with_error("AnthropicError")
 }
 
-fn post_admin<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
+fn post_admin<F, A>(path: &'static str, handler: F, describe: Describe) -> Endpoint
 where
     F: Handler<A>,
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
     let mount = move |cfg: &mut ServiceConfig| mount::post_admin(cfg, path, handler.clone());
-    Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount).with(Access::Admin)
+    Endpoint::new(path, vec![(HttpMethod::Post, describe)], mount).with(Access::Admin)
 }
 
 fn set_internal_state() -> Endpoint {
     const PATH: &str = "/set_internal_state";
-    let operate: Operate = internal_state::operation;
-    let methods = vec![(HttpMethod::Post, operate), (HttpMethod::Put, operate)];
+    let describe: Describe = internal_state::operation;
+    let methods = vec![(HttpMethod::Post, describe), (HttpMethod::Put, describe)];
     let mount = |cfg: &mut ServiceConfig| mount::set_admin(cfg, PATH, internal_state::set);
     Endpoint::new(PATH, methods, mount).with(Access::Admin)
 }
@@ -204,9 +208,9 @@ fn responses_at(path: &'static str) -> Endpoint {
         let create = web::post().to(responses::create);
         let create = create.wrap(from_fn(guard::takes_json));
         let resource = mount::resource(path, connect, "GET, HEAD, POST");
-        mount::closed(cfg, resource.route(create));
+        mount::require_key(cfg, resource.route(create));
     };
-    let methods: Vec<(HttpMethod, Operate)> = vec![
+    let methods: Vec<(HttpMethod, Describe)> = vec![
         (HttpMethod::Post, responses::operation),
         (HttpMethod::Get, ws::responses_operation),
     ];
@@ -218,9 +222,9 @@ fn stored_response() -> Endpoint {
     let mount = |cfg: &mut ServiceConfig| {
         let read = web::get().to(responses::retrieve);
         let resource = mount::resource(PATH, read, "GET, HEAD, DELETE");
-        mount::closed(cfg, resource.route(web::delete().to(responses::delete)));
+        mount::require_key(cfg, resource.route(web::delete().to(responses::delete)));
     };
-    let methods: Vec<(HttpMethod, Operate)> = vec![
+    let methods: Vec<(HttpMethod, Describe)> = vec![
         (HttpMethod::Get, responses::read_operation),
         (HttpMethod::Delete, responses::delete_operation),
     ];

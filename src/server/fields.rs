@@ -14,14 +14,14 @@ use souffleur_base::field::{self, Field, Integer, ReadTokenIds, Shallow};
 
 /// Maximum number of fields of an object; clients send a few dozen.
 const MAX_FIELDS: usize = 1024;
-/// Maximum number of copies of its text that parsing a body makes.
+/// Maximum number of copies of a body's text that parsing makes.
 const TEXT_COPIES: usize = 2;
-/// Bytes that a token id takes while its list is read and shared.
+/// Bytes of a token id while a list of token ids is parsed and converted to a shared one.
 const TOKEN_BYTES: usize = 2 * size_of::<u32>();
 /// Maximum bytes that a JSON value takes in addition to its text, as an entry of an object.
 const VALUE_BYTES: usize = 256;
 
-/// The fields of a JSON object that have not been read yet. A null field counts as absent. Taking a field parses it.
+/// The fields of a JSON object that have not been read yet. A null field counts as absent.
 pub(super) struct Fields {
     fields: FxHashMap<String, Raw>,
     max_values: usize,
@@ -35,10 +35,10 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Finds the fields of an object. `charge` already covers the body's bytes, and later the values made of them.
+    /// Finds the fields of an object. `charge` already covers the body's bytes; parsed values are added to it later.
     ///
     /// # Errors
-    /// The place where the body is not valid JSON; an error if it is not an object; 503 if the body budget is used up.
+    /// An error if the body is not valid JSON, or not an object; 503 if the body budget is used up.
     pub(super) fn read(
         body: Bytes,
         mut charge: BodyCharge,
@@ -96,7 +96,7 @@ impl Fields {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
 
-    /// Takes a field out and parses it in full. Fails, before it parses, beyond the limit of JSON values in one body.
+    /// Takes a field out and parses it in full. Fails before parsing if the body has too many JSON values.
     pub(super) fn take_tree(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let raw = self.take_raw(name);
         raw.map(|raw| self.tree(name, &raw)).transpose()
@@ -134,7 +134,7 @@ impl Fields {
         self.request_charge.grow(bytes)
     }
 
-    /// As [`Fields::tree`], for JSON that the server kept from an earlier request; its text is charged as well.
+    /// As [`Fields::tree`], for JSON that the server stored from an earlier request. Its text is charged as well.
     pub(super) fn kept_tree(&mut self, name: &str, kept: &[u8]) -> Result<Value, ApiError> {
         let raw = Raw::of_bytes(kept);
         self.charge.grow(kept.len())?;
@@ -163,13 +163,12 @@ impl Fields {
         self.fields.get(name).filter(|raw| !raw.is_null())
     }
 
-    /// The names of all fields that have not been read.
     pub(super) fn names(&self) -> Vec<String> {
         self.fields.keys().cloned().collect()
     }
 
     /// The alphabetically first name of an unread field whose value has an effect.
-    pub(super) fn first_asked(&self) -> Option<String> {
+    pub(super) fn first_unread(&self) -> Option<String> {
         let asked = self
             .fields
             .iter()
@@ -196,10 +195,10 @@ impl Fields {
     pub(super) fn object(&mut self, name: &str) -> Result<Self, ApiError> {
         let raw = self.take_raw(name);
         let raw = raw.unwrap_or_else(|| Raw::from_value(&Value::Object(Default::default())));
-        self.inside(name, &raw)
+        self.nested(name, &raw)
     }
 
-    pub(super) fn inside(&self, name: &str, raw: &Raw) -> Result<Self, ApiError> {
+    pub(super) fn nested(&self, name: &str, raw: &Raw) -> Result<Self, ApiError> {
         if !raw.is_object() {
             let value = raw.shallow(name)?;
             return Err(Field::new(name, &value).must_be("an object").into());
@@ -263,7 +262,7 @@ impl Fields {
         }
     }
 
-    /// The charges of values that were parsed in full, which outlive the fields and the body's text.
+    /// The charges for values that were parsed in full. The values outlive the fields and the body's text.
     pub(super) fn into_charges(self) -> Charges {
         let mut prompt = self.charge;
         prompt.shrink_to(self.prompt_values * VALUE_BYTES);
@@ -312,7 +311,7 @@ fn read_object(body: &Bytes) -> serde_json::Result<Object> {
     Ok(object)
 }
 
-/// Finds the fields of an object; of two fields with the same name the last one counts.
+/// Finds the fields of an object. If two fields have the same name, the last one counts.
 struct FindFields<'a>(&'a Bytes);
 
 impl<'de> DeserializeSeed<'de> for FindFields<'de> {

@@ -9,7 +9,8 @@ use super::fields::Fields;
 use souffleur_base::field::Shallow;
 use souffleur_state::sampling;
 
-/// A field, and its values without effect besides null and the empty string. False is one too, unless `Yes` is listed.
+/// A field's name, and its values without effect. Null, the empty string and, unless `Yes` is listed, false have no
+/// effect either.
 type Refused = (&'static str, &'static [Off]);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +27,7 @@ const NOTHING: &[Off] = &[];
 const YES: &[Off] = &[Off::Yes];
 const ZERO: &[Off] = &[Off::Number(0.0)];
 const ONE: &[Off] = &[Off::Number(1.0)];
-/// llama.cpp's number of the Euclidean norm, by which this server normalises embeddings.
+/// llama.cpp's number for the Euclidean norm, which this server uses to normalise embeddings.
 const EUCLIDEAN: &[Off] = &[Off::Number(2.0)];
 const MINUS_ONE: &[Off] = &[Off::Number(-1.0)];
 const EMPTY_LIST: &[Off] = &[Off::EmptyList];
@@ -62,7 +63,7 @@ const REFUSED: &[Refused] = &[
     ("return_routed_experts", &[]), ("return_sampling_mask", &[]), ("return_spec_tokens_details", &[]),
     ("return_token_logprobs", &[]), ("sampling_logprobs_mode", &[]), ("score_extraction_token", &[]),
     ("session_params", EMPTY_OBJECT), ("task", &[]), ("token_indices_to_pool", &[]), ("video_data", &[]),
-    // Of rerankers: Cohere, Jina, vLLM, Text Embeddings Inference.
+    // Rerankers: Cohere, Jina, vLLM, Text Embeddings Inference.
     ("max_chunks_per_doc", &[]), ("max_doc_length", &[]), ("max_tokens_per_doc", ZERO), ("max_tokens_per_query", ZERO),
     ("rank_fields", EMPTY_LIST), ("raw_scores", &[]), ("return_embeddings", &[]),
     // llama.cpp.
@@ -78,7 +79,7 @@ const REFUSED: &[Refused] = &[
     ("verbose", &[]), ("with_pieces", &[]), ("xtc_probability", ZERO),
 ];
 
-/// Unsupported sampling parameters that have more values without effect.
+/// Unsupported sampling parameters for which an empty list or object has no effect.
 const OF_SAMPLING: &[Refused] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
 
 fn off_values(name: &str) -> Option<&'static [Off]> {
@@ -89,8 +90,7 @@ fn off_values(name: &str) -> Option<&'static [Off]> {
     }
 }
 
-/// Returns whether a value has an effect.
-fn asks(value: &Shallow, off: &[Off]) -> bool {
+fn has_effect(value: &Shallow, off: &[Off]) -> bool {
     let is_off = match value {
         Shallow::Null => true,
         Shallow::Bool(value) => *value == off.contains(&Off::Yes),
@@ -103,7 +103,7 @@ fn asks(value: &Shallow, off: &[Off]) -> bool {
             text.is_empty() || off.iter().any(is_default)
         }
         Shallow::List { len: 0, .. } => off.contains(&Off::EmptyList),
-        // The list has one item for each prompt.
+        // A list has one value for each prompt.
         Shallow::List { is_nothing, .. } => *is_nothing,
         Shallow::Map { len: 0, .. } => off.contains(&Off::EmptyObject),
         Shallow::Map { .. } => false,
@@ -111,7 +111,7 @@ fn asks(value: &Shallow, off: &[Off]) -> bool {
     !is_off
 }
 
-/// Refuses the first unread field that would change the answer; `also` names more fields, which other endpoints read.
+/// Refuses the first unread field that would change the answer. `also` names further fields to refuse.
 pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError> {
     let mut names = fields.names();
     names.retain(|name| off_values(name).is_some() || also.contains(&name.as_str()));
@@ -127,12 +127,12 @@ pub(super) fn refuse_these(fields: &mut Fields, names: &[&str]) -> Result<(), Ap
 fn refuse_one(fields: &mut Fields, name: &str) -> Result<(), ApiError> {
     let off = off_values(name).unwrap_or(NOTHING);
     match fields.take(name)? {
-        Some(value) if asks(&value, off) => Err(ApiError::unsupported(name)),
+        Some(value) if has_effect(&value, off) => Err(ApiError::unsupported(name)),
         _ => Ok(()),
     }
 }
 
-/// Refuses `false`, which would leave out the special tokens that the tokenizer puts around a plain prompt.
+/// Refuses `add_special_tokens: false`, which would leave out the special tokens around a plain prompt.
 pub(super) fn refuse_bare_prompts(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "add_special_tokens";
     match fields.optional_flag(NAME)? {

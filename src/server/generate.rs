@@ -1,8 +1,8 @@
 //! `POST /generate`: SGLang's native API.
 //!
 //! Each chunk of a stream has the whole text and all tokens so far, as in SGLang by default. The log probabilities of
-//! the prompt and all alternatives come once, in the last chunk, where SGLang's clients read them: in every chunk, they
-//! would make the stream grow with the square of the output.
+//! the prompt and all alternatives come once, in the last chunk, where SGLang's clients read them. Repeated in every
+//! chunk, they would make the stream's size quadratic in the output's length.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -16,7 +16,7 @@ use super::native::{NativeCall, Reply, Shape, Written};
 use super::sessions::{self, SessionParams, SessionTurn};
 use super::sse::{self, Chunks, Render};
 use super::state::AppState;
-use super::transcript::{News, Transcript};
+use super::transcript::{Transcript, Update};
 use super::whole::{self, MAX_INLINE_BYTES};
 use super::words::Dialect;
 use souffleur_base::ids::RequestId;
@@ -28,7 +28,7 @@ pub(super) async fn generate(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let answer = answer(state, body).await;
-    answer.map_err(|error| error.in_words_of(Dialect::Sglang))
+    answer.map_err(|error| error.in_dialect(Dialect::Sglang))
 }
 
 async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
@@ -99,13 +99,13 @@ struct Cumulative {
 }
 
 impl Render for Cumulative {
-    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
-        self.kept_logprobs += news.logprob_entries();
-        let is_for_later = news.is_of_the_prompt();
+    fn update(&mut self, index: usize, update: Update, out: &mut Chunks) {
+        self.kept_logprobs += update.logprob_entries();
+        let is_for_later = update.is_prompt_only();
         let (rid, shape) = (&self.rids[index], &self.shapes[index]);
         let (transcript, written) = (&mut self.transcripts[index], &mut self.written[index]);
-        written.push(shape, &news.delta.output_logprobs);
-        transcript.push(news);
+        written.push(shape, &update.delta.output_logprobs);
+        transcript.push(update);
         if is_for_later {
             return;
         }
@@ -122,7 +122,7 @@ impl Render for Cumulative {
             return out.data(&Reply::new(rid, shape, &whole, shown_index));
         }
         let (rid, shape) = (rid.clone(), shape.clone());
-        out.data_aside(move || json(&Reply::new(&rid, &shape, &whole, shown_index)));
+        out.data_on_thread(move || json(&Reply::new(&rid, &shape, &whole, shown_index)));
     }
 
     fn kept_logprobs(&self) -> usize {
@@ -130,7 +130,7 @@ impl Render for Cumulative {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
-        let error = error.clone().in_words_of(Dialect::Sglang);
+        let error = error.clone().in_dialect(Dialect::Sglang);
         out.data(&Envelope {
             error: error.body(),
         });

@@ -20,16 +20,15 @@ use souffleur_engine::ModelInfo;
 pub(super) const RANKS: usize = 1;
 /// The version of the weights, which do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
-/// The reason why an engine that has ended accepts no requests.
-const OVER: &str = "it has stopped or failed and is not rebuilt";
+const ENDED_REASON: &str = "it has stopped or failed and is not rebuilt";
 
-/// Answers `GET /health`: 200 also during a rebuild, because a supervisor restarts a failing process.
+/// Answers `GET /health`: 200 even during a rebuild, since a supervisor would restart a process that fails the check.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
     let status = match engine.is_alive() {
         true => "ok",
         false if engine.is_over() => {
-            return Err(RequestError::EngineDown(OVER.to_owned()).into());
+            return Err(RequestError::EngineDown(ENDED_REASON.to_owned()).into());
         }
         false => "rebuilding",
     };
@@ -50,7 +49,7 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
         return Ok(());
     }
     let reason = match (engine.is_over(), engine.is_alive()) {
-        (true, _) => OVER,
+        (true, _) => ENDED_REASON,
         (false, true) => "it accepts no more requests",
         (false, false) => "it is being rebuilt",
     };
@@ -166,22 +165,22 @@ pub(super) fn health_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Is the engine alive?")
         .answers(
             status(),
-            "it is (`ok`), or it is being rebuilt (`rebuilding`)",
+            "the engine is alive (`ok`) or being rebuilt (`rebuilding`)",
         )
-        .needs_engine("it is being loaded, or failed")
+        .needs_engine("the engine is being loaded, or has failed")
         .done()
 }
 
 pub(super) fn ready_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Does the server accept requests?")
-        .answers(status(), "it does")
+        .answers(status(), "the server accepts requests")
         .needs_engine("the engine is being loaded or rebuilt, or the server shuts down")
         .done()
 }
 
 pub(super) fn generate_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Does the engine generate tokens?")
-        .answers(status(), "it does")
+        .answers(status(), "the engine has generated a token")
         .runs()
         .done()
 }

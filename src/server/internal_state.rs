@@ -1,4 +1,4 @@
-//! `POST /set_internal_state`: SGLang's way to change settings while a server runs.
+//! `POST /set_internal_state`: changes the scheduling and eviction policies, in SGLang's form.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -7,7 +7,7 @@ use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::error::ApiError;
-use super::openai::places::missing;
+use super::openai::json_values::missing;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{flag, list, object, text};
@@ -16,8 +16,8 @@ use souffleur_actors::messages::SetPolicy;
 
 const ARGS: &str = "server_args";
 
-/// Sets the changeable keys of `server_args`: the scheduling policy and the eviction policy. With any other key it sets
-/// nothing, and the answer says so, as SGLang's does.
+/// Sets the changeable keys of `server_args`: the scheduling policy and the eviction policy. If there is any other key,
+/// nothing is set, and the answer is `updated: false`, as in SGLang.
 pub(super) async fn set(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     if fields.peek(ARGS).is_none() {
@@ -29,7 +29,7 @@ pub(super) async fn set(state: Data<AppState>, body: JsonBody) -> Result<HttpRes
         radix_eviction_policy: args.string("radix_eviction_policy")?,
     };
     let has_names = set.schedule_policy.is_some() || set.radix_eviction_policy.is_some();
-    let updated = has_names && args.first_asked().is_none();
+    let updated = has_names && args.first_unread().is_none();
     if updated {
         state.loaded()?.engine.set_policy(set).await?;
     }
@@ -51,7 +51,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
             fields.shape(),
             json!({"server_args": {"schedule_policy": "fcfs"}}),
         )
-        .answers(list(updated.shape()), "whether they were set")
+        .answers(list(updated.shape()), "whether the policies were set")
         .needs_engine("there is no engine")
         .done()
 }

@@ -19,7 +19,7 @@ pub(super) async fn check(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(state) = request.app_data::<Data<AppState>>() {
-        judge(request.headers(), state.config())?;
+        verify(request.headers(), state.config())?;
     }
     next.call(request).await
 }
@@ -30,12 +30,12 @@ pub(super) async fn check_admin(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(state) = request.app_data::<Data<AppState>>() {
-        judge_admin(request.headers(), state.config())?;
+        verify_admin(request.headers(), state.config())?;
     }
     next.call(request).await
 }
 
-fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
+fn verify(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     let Some(key) = &config.api_key else {
         return Ok(());
     };
@@ -50,7 +50,7 @@ fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
 }
 
 /// Refuses admin operations to clients without the admin key. If no admin key is set, every client may use them.
-pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
+pub(super) fn verify_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     if config.admin_api_key.is_none() || is_admin(headers, config) {
         Ok(())
     } else {
@@ -58,9 +58,9 @@ pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<
     }
 }
 
-/// As [`judge`], for the value of an `authorization` header.
+/// As [`verify`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
-pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
+pub(super) fn verify_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
     match (&config.api_key, shown.and_then(bearer)) {
         (None, _) => Ok(()),
         (Some(_), None) => Err(ApiError::no_key()),
@@ -75,9 +75,9 @@ pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Resul
     }
 }
 
-/// As [`judge_admin`], for the value of an `authorization` header.
+/// As [`verify_admin`], for the value of an `authorization` header.
 #[cfg(feature = "grpc")]
-pub(super) fn judge_admin_bearer(
+pub(super) fn verify_admin_bearer(
     shown: Option<&[u8]>,
     config: &ServerConfig,
 ) -> Result<(), ApiError> {

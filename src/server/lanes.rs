@@ -13,7 +13,7 @@ use super::error::ApiError;
 use super::exchange::Observed;
 use super::open_requests::Listed;
 use super::state::AppState;
-use super::transcript::{News, Transcript};
+use super::transcript::{Transcript, Update};
 use souffleur_base::error::RequestError;
 use souffleur_engine::{Canceller, Generation};
 use souffleur_request::{Event, GenerateRequest};
@@ -22,7 +22,7 @@ pub(super) struct Lane {
     generation: Generation,
     /// The limit of log probabilities kept for the whole call.
     max_logprob_entries: usize,
-    /// The charge for the prompt's parts, held until the first event: by then the prompt is encoded.
+    /// The charge for the prompt's parts, held until the first event. By then the prompt has been encoded.
     prompt_charge: Option<Arc<BodyCharge>>,
     _request_charge: Option<Arc<BodyCharge>>,
     answer: Option<AnswerCharge>,
@@ -89,7 +89,7 @@ impl Lane {
         let event = self.generation.next().await;
         self.prompt_charge = None;
         let event = event.unwrap_or_else(lost);
-        self.observed.hear(&event);
+        self.observed.observe(&event);
         event
     }
 
@@ -97,10 +97,10 @@ impl Lane {
     async fn finish(mut self, kept: &Cell<usize>) -> Result<Transcript, RequestError> {
         let mut transcript = Transcript::default();
         while transcript.end.is_none() {
-            let news = News::of(self.next().await)?;
-            kept.set(kept.get() + news.logprob_entries());
-            check_kept(kept.get(), self.max_logprob_entries)?;
-            transcript.push(news);
+            let update = Update::of(self.next().await)?;
+            kept.set(kept.get() + update.logprob_entries());
+            check_logprobs(kept.get(), self.max_logprob_entries)?;
+            transcript.push(update);
         }
         Ok(transcript)
     }
@@ -119,7 +119,7 @@ impl Lane {
     }
 }
 
-pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> {
+pub(super) fn check_logprobs(kept: usize, limit: usize) -> Result<(), RequestError> {
     if kept <= limit {
         Ok(())
     } else {
@@ -132,7 +132,7 @@ pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> 
 
 pub(super) type Events<K> = Pin<Box<dyn Stream<Item = (K, Event)>>>;
 
-/// Events of many lanes as they come, keyed by their index.
+/// The events of all lanes in order of arrival, each with the index of its lane.
 pub(super) fn merged(lanes: Vec<Lane>) -> SelectAll<Events<usize>> {
     stream::select_all(
         lanes

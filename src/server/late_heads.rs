@@ -1,7 +1,7 @@
 //! Adds the request id to 408 answers for request heads that arrive too late, and logs them.
 //!
-//! The HTTP/1 dispatcher writes this 408 itself: there is no request, so no handler and no middleware sees it. This
-//! stream, between dispatcher and socket, adds the id that every answer has, and the line in the access log.
+//! actix-web's HTTP/1 dispatcher writes this 408 itself, so no handler or middleware sees it. [`LateHeads`] is between
+//! the dispatcher and the socket. It adds the id that every answer has, and writes the line in the access log.
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ impl<S: AsyncWrite + Unpin> LateHeads<S> {
         }
     }
 
-    /// Takes the dispatcher's 408, without its status line, and adds an id.
+    /// Queues the dispatcher's 408 with an id. `rest` is the answer without its status line.
     fn take(&mut self, rest: &[u8]) {
         let id = new_id();
         if self.is_logged {
@@ -91,7 +91,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LateHeads<S> {
         self.take(rest);
         match self.poll_unsent(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            // The rest goes out with the next write, flush or shutdown.
+            // The rest is sent by the next write, flush or shutdown.
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(bytes.len())),
         }
     }
@@ -107,7 +107,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LateHeads<S> {
     }
 }
 
-/// Returns whether an answer already has an id, as those of handlers do.
+/// Returns whether an answer already has an id, as the answers of handlers do.
 fn has_id(rest: &[u8]) -> bool {
     let name = X_REQUEST_ID;
     let name = name.as_str().as_bytes();

@@ -1,9 +1,9 @@
 //! The HTTP and WebSocket server of an engine: APIs of SGLang, OpenAI and Anthropic, and a WebSocket API.
 //!
-//! [`routes`] mounts all endpoints into a host's actix-web app; [`run`] is a whole server on the caller's listener.
+//! [`routes`] mounts all endpoints into a host's actix-web app; [`run`] runs a complete server on a listener.
 //! The server holds no engine state: it parses requests, sends them to the engine and writes their events to clients.
-//! When a client disconnects, its handler or response body is dropped, which cancels its request. Nothing here touches
-//! signal handlers or installs a metrics recorder.
+//! When a client disconnects, its handler or response body is dropped, which cancels its request. The crate installs
+//! neither signal handlers nor a metrics recorder.
 
 mod abort;
 mod answers;
@@ -82,21 +82,21 @@ pub use error::ApiError;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
-/// Mounts all endpoints. Those for probes and Prometheus need no key. All of them refuse requests of other sites' pages
-/// and requests for other hosts, as the state's configuration says.
+/// Mounts all endpoints. Health checks, `/metrics` and the API documentation need no key. Every endpoint refuses
+/// requests from web pages of other sites and requests for unknown hosts, unless the configuration allows them.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with
-/// actix's default, a client's disconnect is not detected. Only [`run`] detects a client that reads nothing: its
-/// connections have `http_send_timeout_s`.
+/// actix's default, a client's disconnect is not detected. Only [`run`] closes connections whose clients stop reading
+/// (`http_send_timeout_s`).
 pub fn routes(cfg: &mut web::ServiceConfig) {
     for endpoint in endpoints::all() {
         endpoint.mount(cfg);
     }
 }
 
-/// Serves on `listener` until `shutdown` completes, then drains: `/ready` turns 503, new requests are refused, the
+/// Serves on `listener` until `shutdown` completes, then drains: `/ready` answers 503, new requests are refused, the
 /// engine in the state's slot is shut down once its requests have ended or the configured deadline has passed, and
-/// the last responses go out. Runs in the caller's actix System.
+/// the last responses are sent. Runs in the caller's actix System.
 ///
 /// # Errors
 /// The errors of the socket.
@@ -120,7 +120,7 @@ pub async fn run(
     let serving = actix_web::rt::spawn(server);
     tokio::select! {
         () = shutdown => (),
-        // The sockets failed: there is nothing to drain.
+        // The sockets failed, so there is nothing to drain.
         ended = serving => return ended.unwrap_or_else(|error| Err(io::Error::other(error))),
     }
     state.drain();

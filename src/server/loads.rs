@@ -1,4 +1,4 @@
-//! `GET /v1/loads`, `/loads` and `/get_load`: the loads that gateways query before they choose an engine.
+//! `GET /v1/loads`, `/loads` and `/get_load`: the engine's load, by which gateways choose an engine.
 
 use std::time::SystemTime;
 
@@ -23,13 +23,13 @@ const RANK: &str = "0";
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
 #[derive(Deserialize)]
-pub(super) struct Wish {
+pub(super) struct LoadQuery {
     include: Option<String>,
     dp_rank: Option<String>,
     format: Option<String>,
 }
 
-impl Wish {
+impl LoadQuery {
     /// Returns whether a section is requested: by its name, by `all`, or if no section is named.
     fn includes(&self, section: &str) -> bool {
         let named = self.include.as_deref().unwrap_or_default();
@@ -97,7 +97,7 @@ struct Queues {
 }
 
 impl RankLoad {
-    fn new(load: &EngineLoad, model: &ModelInfo, wish: &Wish) -> Self {
+    fn new(load: &EngineLoad, model: &ModelInfo, query: &LoadQuery) -> Self {
         let stats = &load.stats;
         Self {
             dp_rank: 0,
@@ -113,11 +113,14 @@ impl RankLoad {
             gen_throughput: load.gen_throughput,
             cache_hit_rate: load.cache_hit_rate,
             utilization: stats.utilization(),
-            memory: wish.includes("memory").then(|| Memory::of(model)).flatten(),
-            disaggregation: wish
+            memory: query
+                .includes("memory")
+                .then(|| Memory::of(model))
+                .flatten(),
+            disaggregation: query
                 .includes("disagg")
                 .then_some(Disaggregation { mode: "null" }),
-            queues: wish.includes("queues").then_some(Queues {
+            queues: query.includes("queues").then_some(Queues {
                 waiting: stats.waiting_requests,
                 // Requests are retracted, never paused.
                 paused: 0,
@@ -128,7 +131,7 @@ impl RankLoad {
 }
 
 impl Memory {
-    /// `None` for a host's own executor, whose memory is unknown.
+    /// `None` for an executor that the host supplies, whose memory is unknown.
     fn of(model: &ModelInfo) -> Option<Self> {
         let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
         model.memory.as_ref().map(|memory| Self {
@@ -147,16 +150,16 @@ fn total_tokens(load: &EngineLoad) -> usize {
 /// Answers `GET /v1/loads`, in SGLang's form as smg requests it, and `GET /loads`.
 pub(super) async fn loads(
     state: Data<AppState>,
-    wish: Query<Wish>,
+    query: Query<LoadQuery>,
 ) -> Result<HttpResponse, ApiError> {
-    wish.check()?;
+    query.check()?;
     let engine = &state.loaded()?.engine;
     let load = engine.load().await?;
     Ok(HttpResponse::Ok().json(json!({
         "timestamp": now(),
         "version": env!("CARGO_PKG_VERSION"),
         "dp_rank_count": RANKS,
-        "loads": [RankLoad::new(&load, engine.model(), &wish)],
+        "loads": [RankLoad::new(&load, engine.model(), &query)],
     })))
 }
 
@@ -165,7 +168,7 @@ pub(super) fn now() -> String {
     humantime::format_rfc3339_millis(SystemTime::now()).to_string()
 }
 
-/// Answers `GET /get_load`, the older form, of which sglang-router sums `num_tokens`.
+/// Answers `GET /get_load`, the older form. sglang-router adds up its `num_tokens`.
 pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(load_facts(&state).await?))
 }
@@ -189,7 +192,7 @@ fn rank_load() -> Shape {
         .has("token_capacity", count());
     let queues = object().has("waiting", count()).has("paused", count()).has(
         "retracted",
-        count().about("they wait because they were retracted"),
+        count().about("requests that wait because they were retracted"),
     );
     let held = "tokens of the KV pool that requests hold";
     let part = "the part of the prompts of the last admission that came from the cache";
@@ -207,7 +210,7 @@ fn rank_load() -> Shape {
         .has("num_used_tokens", count().about(held))
         .has(
             "num_total_tokens",
-            count().about("the same, and those of the requests that wait"),
+            count().about("tokens in use, and the tokens of waiting requests"),
         )
         .has("max_total_num_tokens", count())
         .has("max_running_requests", count())
@@ -243,7 +246,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
             "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the \
              default. Other names are ignored",
         )
-        .query("dp_rank", whole().at_least(0).at_most(0), "a rank: there is one")
+        .query("dp_rank", whole().at_least(0).at_most(0), "a rank, which must be 0")
         .query("format", name_of(["json"]), "`/metrics` is for Prometheus")
         .answers(loads.shape(), "the load of each rank")
         .fails(400, "there is no such rank or format")
@@ -258,9 +261,9 @@ pub(super) fn get_load_operation(_: &Facts) -> Operation {
         .has("num_waiting_reqs", count())
         .has(
             "num_tokens",
-            count().about("held, or of requests that wait"),
+            count().about("tokens in use, and the tokens of waiting requests"),
         )
-        .has("num_pending_tokens", count().about("not computed yet"));
+        .has("num_pending_tokens", count().about("uncomputed tokens"));
     describe(Group::Server, "The load, in the form of older gateways")
         .answers(list(load.shape()), "the load of each rank")
         .needs_engine("there is no engine")
@@ -271,8 +274,8 @@ pub(super) fn get_load_operation(_: &Facts) -> Operation {
 mod tests {
     use super::*;
 
-    fn wish(include: Option<&str>) -> Wish {
-        Wish {
+    fn query(include: Option<&str>) -> LoadQuery {
+        LoadQuery {
             include: include.map(str::to_owned),
             dp_rank: None,
             format: None,
@@ -280,29 +283,29 @@ mod tests {
     }
 
     #[test]
-    fn sections_are_those_that_are_named_or_all() {
+    fn a_section_is_included_by_its_name_or_by_all() {
         for all in [None, Some(""), Some("all"), Some("core, all")] {
-            assert!(wish(all).includes("queues"), "{all:?}");
+            assert!(query(all).includes("queues"), "{all:?}");
         }
-        let some = wish(Some("core, disagg,of_another_version"));
+        let some = query(Some("core, disagg,of_another_version"));
         assert!(some.includes("disagg") && !some.includes("queues"));
     }
 
     #[test]
     fn another_rank_or_format_is_refused_by_name() {
         let refused = |dp_rank: Option<&str>, format: Option<&str>| {
-            let wish = Wish {
+            let query = LoadQuery {
                 dp_rank: dp_rank.map(str::to_owned),
                 format: format.map(str::to_owned),
-                ..wish(None)
+                ..query(None)
             };
-            let error = wish.check().err();
+            let error = query.check().err();
             error.map(|error| error.message().to_owned())
         };
         assert_eq!(refused(Some("0"), Some("json")), None);
         let text = refused(Some("1"), None).expect("there is one rank");
         assert!(text.starts_with("dp_rank is \"1\", must be 0"), "{text}");
-        let text = refused(None, Some("prometheus")).expect("it is JSON alone");
+        let text = refused(None, Some("prometheus")).expect("only JSON is supported");
         assert!(text.contains("/metrics"), "{text}");
     }
 }

@@ -14,7 +14,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    closed(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
+    require_key(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
 }
 
 /// As [`get`], for a path that needs no key.
@@ -37,7 +37,7 @@ where
     F::Output: Responder + 'static,
 {
     let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
-    closed(cfg, resource(path, route, "POST"));
+    require_key(cfg, resource(path, route, "POST"));
 }
 
 /// As [`post`], for Anthropic's clients: errors have Anthropic's form, and answers have an id.
@@ -66,10 +66,10 @@ where
 {
     let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
     let route = route.wrap(from_fn(key::check_admin));
-    closed(cfg, resource(path, route, "POST"));
+    require_key(cfg, resource(path, route, "POST"));
 }
 
-/// As [`post_admin`], for POST and PUT, as in SGLang.
+/// As [`post_admin`], for both POST and PUT, as in SGLang.
 pub(super) fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -81,15 +81,15 @@ where
         route.wrap(from_fn(key::check_admin))
     };
     let put = route(web::put());
-    closed(
+    require_key(
         cfg,
         resource(path, route(web::post()), "POST, PUT").route(put),
     );
 }
 
-/// Mounts an endpoint that requires the API key, if the server has one. The last wrap sees a request first: refused
-/// requests are tracked too, preflights need no key, and a page may read why its key was refused.
-pub(super) fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
+/// Mounts an endpoint that requires the API key, if the server has one. The last `wrap` runs first, so refused
+/// requests are tracked too, CORS preflights need no key, and a web page can read the error for a wrong key.
+pub(super) fn require_key(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
     let resource = resource.wrap(from_fn(guard::check));
     let resource = resource.wrap(from_fn(methods::adapt));
@@ -104,7 +104,7 @@ pub(super) fn resource(
     let refuse = move |request: HttpRequest| async move {
         Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
     };
-    // A query string that cannot be parsed gets an error in the same form as all others.
+    // An invalid query string gets an error in the form of all other errors.
     let queries = web::QueryConfig::default()
         .error_handler(|error, _| ApiError::invalid(format!("invalid query: {error}")).into());
     web::resource(path)

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use souffleur_engine::Canceller;
 
-/// The cancellers of each request in flight. Workers share them: a request can be aborted on any connection.
+/// The cancellers of all requests in flight. Workers share the list, so any connection can abort any request.
 #[derive(Clone, Default)]
 pub(super) struct OpenRequests(Arc<Mutex<Entries>>);
 
@@ -33,7 +33,7 @@ impl OpenRequests {
 
     /// Cancels the requests whose ids match `name` and returns their number.
     pub(super) fn cancel(&self, name: &str) -> usize {
-        self.cancel_if(|rid| stands_for(name, rid))
+        self.cancel_if(|rid| matches_id(name, rid))
     }
 
     pub(super) fn cancel_all(&self) -> usize {
@@ -58,7 +58,7 @@ impl OpenRequests {
 }
 
 /// Returns whether `rid` is `name`, or the id of one of its samples or batch members: `name-1`, `name-0-1`.
-pub(super) fn stands_for(name: &str, rid: &str) -> bool {
+pub(super) fn matches_id(name: &str, rid: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     match rid.strip_prefix(name) {
         Some("") => true,
@@ -90,7 +90,7 @@ mod tests {
         let rids = ["a", "a-0", "a-1-2", "ab", "a-x", "a-", "a-1-", "b"];
         let found: Vec<&str> = rids
             .into_iter()
-            .filter(|rid| stands_for("a", rid))
+            .filter(|rid| matches_id("a", rid))
             .collect();
         assert_eq!(found, ["a", "a-0", "a-1-2"]);
     }

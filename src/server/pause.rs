@@ -13,7 +13,7 @@ use super::openapi::shape::{Shape, name_of, object, text};
 use super::state::AppState;
 use souffleur_base::field::{Field, Shallow};
 
-/// Pauses scheduling until generation is continued; new requests wait. The modes are SGLang's: `abort` cancels every
+/// Pauses scheduling until `/continue_generation`; new requests wait. The modes are SGLang's: `abort` cancels every
 /// request in flight, `in_place` keeps them all.
 pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
@@ -39,7 +39,7 @@ pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(done("generation is paused"))
 }
 
-pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+pub(super) async fn resume(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     state.loaded()?.engine.set_paused(false).await?;
     Ok(done("generation continues"))
 }
@@ -69,10 +69,10 @@ pub(super) fn operation(_: &Facts) -> Operation {
         .done()
 }
 
-pub(super) fn go_on_operation(_: &Facts) -> Operation {
+pub(super) fn resume_operation(_: &Facts) -> Operation {
     describe(Group::Control, "Resume generation")
         .answers(status(), "generation continues")
-        .fails(415, "there is a body, which is not declared as JSON")
+        .fails(415, "the request has a body that is not declared as JSON")
         .needs_engine("there is no engine")
         .done()
 }

@@ -1,7 +1,7 @@
 //! Runs the probe request that all clients of `/health_generate` share.
 //!
-//! However many clients ask or disconnect, at most one probe is in the engine, with a reserved admission permit, and
-//! its outcome also answers the clients of the next second.
+//! At most one probe is in the engine, regardless of how many clients ask or disconnect. The probe has a reserved
+//! admission permit, and its outcome also answers the clients of the next second.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use souffleur_base::ids::RequestId;
 use souffleur_engine::EngineHandle;
 use souffleur_request::{Event, GenerateRequest, Prompt};
 
-/// How long the outcome of a probe answers later clients.
+/// Time for which the outcome of a probe answers later clients.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The last probe, which may still be in flight.
@@ -30,14 +30,14 @@ struct Ended {
 }
 
 impl Probe {
-    /// Returns the outcome of the last probe if it is in flight or fresh, or else of a new one, within `timeout_s`.
+    /// Returns the outcome of the last probe if that is in flight or fresh, otherwise of a new probe.
     pub(super) async fn outcome(
         &self,
         engine: &EngineHandle,
         timeout_s: u32,
     ) -> Result<(), ApiError> {
         let mut pending = self.join(|ended| {
-            // Spawned, because this handler is dropped with the connection of its client.
+            // Spawned, because this handler is dropped when its client disconnects.
             rt::spawn(run(engine.clone(), timeout_s, ended));
         });
         let lost = || {

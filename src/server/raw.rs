@@ -28,7 +28,7 @@ impl Raw {
         Self(Bytes::copy_from_slice(json))
     }
 
-    /// JSON inside a string, which is not checked before it is parsed.
+    /// JSON from a string. It is not checked before it is parsed.
     pub(super) fn in_text(text: &str) -> Self {
         Self(Bytes::copy_from_slice(text.trim().as_bytes()))
     }
@@ -49,7 +49,7 @@ impl Raw {
         self.0.first() == Some(&b'"')
     }
 
-    /// The first character after a list's bracket: of its first item, or `]`.
+    /// The first byte after a list's `[` and white space: the start of the first item, or `]`. `None` if it is no list.
     pub(super) fn first_of_list(&self) -> Option<u8> {
         let inside = self.0.strip_prefix(b"[")?;
         inside
@@ -74,7 +74,7 @@ impl Raw {
         field::count_values(&self.0)
     }
 
-    /// Parses the value. Errors name the field and the place where its text is not valid.
+    /// Parses the value. Errors name the field and the position of the invalid text.
     pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self, name: &str) -> Result<T, ApiError> {
         self.parse_seed(name, std::marker::PhantomData)
     }
@@ -115,7 +115,7 @@ impl Raw {
             .collect()
     }
 
-    /// A field of an object; of two fields with the same name the last one counts.
+    /// A field of an object. If two fields have the same name, the last one counts.
     pub(super) fn field(&self, name: &str) -> Option<Self> {
         let mut entries = self.entries().into_iter().rev();
         entries.find_map(|(known, value)| (known == name).then_some(value))

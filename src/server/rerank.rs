@@ -1,8 +1,8 @@
 //! `POST /v1/rerank`, `/rerank` and `/v2/rerank`: ranks documents by their relevance to a query, in the forms of Jina,
 //! Cohere, vLLM, llama.cpp and Text Embeddings Inference.
 //!
-//! A score is the probability of `yes` against `no` after the prompt of Qwen3-Reranker's model card. The document comes
-//! last in it, so that the prompts of a call share their beginning in the prefix cache.
+//! A score is the probability of `yes` relative to `no` after the prompt of Qwen3-Reranker's model card. The document
+//! is the last part of the prompt, so the prompts of a call share a cached prefix.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::encode;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
-use super::openai::places::missing;
+use super::openai::json_values::missing;
 use super::openai::wire::UsageReport;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
@@ -39,7 +39,7 @@ use souffleur_request::Prompt;
 
 const QUERY: &str = "query";
 const DOCUMENTS: &str = "documents";
-/// Text Embeddings Inference's name of the documents.
+/// Text Embeddings Inference's name for `documents`.
 const TEXTS: &str = "texts";
 const DOCUMENTS_WANTED: &str = "a list of strings, or of objects with a text";
 
@@ -52,9 +52,9 @@ const END: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 /// The label tokens. The probability of the last one is the score.
 const ANSWERS: [&str; 2] = ["no", "yes"];
 
-/// Bytes that a result takes at most as JSON, without its document.
+/// Maximum bytes of a result's JSON, without its document.
 const RESULT_BYTES: usize = 96;
-/// Copies of a returned document: its text and its JSON.
+/// Number of copies of a returned document: the text and its JSON.
 const DOCUMENT_COPIES: usize = 2;
 
 struct Documents {
@@ -79,10 +79,10 @@ pub(super) struct Body {
 
 struct Call {
     requests: Requests,
-    answer: Answered,
+    answer: AnswerForm,
 }
 
-struct Answered {
+struct AnswerForm {
     /// The answer is a list of scores instead of an object, as in Text Embeddings Inference.
     is_bare: bool,
     /// The texts of all documents, if the answer returns texts.
@@ -245,7 +245,7 @@ impl Call {
                 namespace: body.options.namespace(limits)?,
                 urgency: body.options.urgency,
             },
-            answer: Answered {
+            answer: AnswerForm {
                 is_bare,
                 texts: returns_texts.then_some(documents),
                 top_n: match body.top_n {
@@ -329,17 +329,17 @@ fn document(fields: &Fields, name: &str, item: &Raw) -> Result<String, ApiError>
         return Ok(field::text(name, item.shallow(name)?)?);
     }
     let name = format!("{name}.text");
-    match fields.inside(&name, item)?.take("text")? {
+    match fields.nested(&name, item)?.take("text")? {
         Some(value) => Ok(field::text(&name, value)?),
         None => Err(missing(name, "a string")),
     }
 }
 
-impl Answered {
+impl AnswerForm {
     /// Maximum bytes of the answer and of the texts that it returns.
     fn bytes(&self, n_prompts: usize) -> usize {
         let documents = self.texts.as_ref().map_or(0, |documents| documents.bytes);
-        // Escaped as JSON, a text is no longer than the client wrote it.
+        // A text's JSON in the answer is at most as long as its JSON in the request.
         n_prompts * RESULT_BYTES + documents * DOCUMENT_COPIES
     }
 

@@ -44,7 +44,7 @@ pub(super) fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
     })
 }
 
-/// Charges a call for its prompts, each of which will hold a copy of a text, before the copies are made.
+/// Charges a call for its prompts before they are built: each prompt will hold a copy of the shared text.
 pub(super) fn charge_copies(
     fields: &mut Fields,
     copied_bytes: usize,
@@ -96,7 +96,7 @@ pub(super) async fn run(
     })
 }
 
-/// A request samples a token only for its log probabilities: the token does not count as output.
+/// A request samples one token only for its log probabilities, so the token does not count as output.
 fn usage(transcript: &Transcript) -> Usage {
     Usage {
         completion_tokens: 0,
@@ -111,13 +111,13 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
     let shares: Vec<f64> = if !softmax {
         logprobs.map(f64::exp).collect()
     } else {
-        // Relative to the largest, so that not all of them underflow.
+        // Relative to the largest log probability, so that not all exponentials underflow.
         let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
         let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
         let sum: f64 = shares.iter().sum();
         shares.iter().map(|share| share / sum).collect()
     };
-    // JSON has no NaN, which is the share if all log probabilities are infinite.
+    // If all log probabilities are -infinity, the shares are NaN, which JSON cannot represent.
     Ok(shares
         .into_iter()
         .map(|share| if share.is_finite() { share } else { 0.0 })

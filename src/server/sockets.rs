@@ -1,7 +1,7 @@
 //! Listens as actix-web's `HttpServer` does, and closes connections whose clients do not read.
 //!
 //! The HTTP/1 dispatcher waits for a blocked write without a limit and does not poll the body meanwhile, so neither a
-//! body nor a handler can detect a stall. Therefore the connection, between dispatcher and socket, has a write timeout.
+//! body nor a handler can detect a stall. So the stream between the dispatcher and the socket has a write timeout.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use tokio_io_timeout::TimeoutStream;
 use super::config::ServerConfig;
 use super::late_heads::LateHeads;
 
-/// Seconds for the last bytes to reach slow clients, and for idle connections to close.
+/// Seconds at shutdown for the last bytes to reach slow clients, and for idle connections to close.
 const FLUSH_S: u64 = 2;
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -28,7 +28,7 @@ impl SpellTokens for TextModel {
     }
 }
 
-/// The bytes of a token that is part of a character, from the notation of SentencePiece or of byte-level BPE.
+/// The bytes of a token that holds part of a character, parsed from SentencePiece's or byte-level BPE's notation.
 fn raw_bytes(token: &str) -> Option<Vec<u8>> {
     let hex = token
         .strip_prefix("<0x")
@@ -79,7 +79,7 @@ impl Spelling {
         String::from_utf8_lossy(&self.bytes(token)).into_owned()
     }
 
-    /// Counts the bytes of a token prompt's text until they exceed `limit`.
+    /// Counts the bytes of the text of `tokens`, and stops once they exceed `limit`.
     pub(super) fn text_len_up_to(&self, tokens: &[u32], limit: usize) -> usize {
         let mut bytes = 0;
         for token in tokens {
@@ -100,7 +100,7 @@ impl Spelling {
     }
 }
 
-/// Spells bytes that need not be whole characters: unchanged, or else escaped after `prefix`.
+/// Converts bytes to text: valid UTF-8 is unchanged; other bytes are escaped, after `prefix`.
 pub(super) fn spell(bytes: Vec<u8>, prefix: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| {
         let escaped = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
@@ -140,7 +140,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn raw_tokens_are_read_in_both_alphabets() {
+    fn raw_tokens_are_parsed_in_both_notations() {
         assert_eq!(raw_bytes("<0xE2>"), Some(vec![0xe2]));
         assert_eq!(raw_bytes("Ġé"), Some(vec![0x20, 0xe9]));
         assert_eq!(raw_bytes("âĤ"), Some(vec![0xe2, 0x82]));

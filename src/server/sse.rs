@@ -1,5 +1,5 @@
-//! Streams answers as server-sent events. By default a failure as the first event is an HTTP error, comments keep idle
-//! streams open and `[DONE]` ends a stream; the [`Render`] of an endpoint can change that.
+//! Streams answers as server-sent events. By default, a failure before the first event becomes an HTTP error, comments
+//! keep idle streams open, and `[DONE]` ends a stream; the [`Render`] of an endpoint can change that.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use super::answers::AnswerCharge;
 use super::error::{ApiError, Envelope};
-use super::lanes::{Events, Lane, check_kept, merged};
-use super::transcript::News;
-use super::whole::{aside, charged_pieces, lost, next_piece};
+use super::lanes::{Events, Lane, check_logprobs, merged};
+use super::transcript::Update;
+use super::whole::{aborted, charged_pieces, next_piece, on_thread};
 use souffleur_base::error::RequestError;
 
 /// Renders the events of the lanes as the JSON of one endpoint.
@@ -26,23 +26,23 @@ pub(super) trait Render: Unpin + 'static {
     fn start(&mut self, _out: &mut Chunks) {}
 
     /// Writes the events for one lane's delta or end.
-    fn news(&mut self, index: usize, news: News, out: &mut Chunks);
+    fn update(&mut self, index: usize, update: Update, out: &mut Chunks);
 
-    /// How many log probabilities are kept for later events.
+    /// Number of log probabilities that are kept for later events.
     fn kept_logprobs(&self) -> usize {
         0
     }
 
     fn end(&mut self, _out: &mut Chunks) {}
 
-    /// Writes the error event after the failure of a lane, which ends all lanes.
+    /// Writes the error event for a lane's failure. The failure ends all lanes.
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
         out.data(&Envelope {
             error: error.body(),
         });
     }
 
-    /// Returns whether a failure before all other events is sent as an event; otherwise it becomes an HTTP status.
+    /// Returns whether a failure before the first event is sent as an event; otherwise it becomes an HTTP error.
     fn begins_with(&self, _failure: &RequestError) -> bool {
         false
     }
@@ -82,7 +82,6 @@ impl Chunks {
         self.data(value);
     }
 
-    /// Adds a comment, which clients ignore.
     pub(super) fn comment(&mut self) {
         self.text(b": keep-alive\n\n");
     }
@@ -99,7 +98,7 @@ impl Chunks {
     }
 
     /// Adds an event whose JSON takes long to write: another thread writes it while the worker serves other clients.
-    pub(super) fn data_aside(&mut self, write: impl FnOnce() -> Vec<u8> + Send + 'static) {
+    pub(super) fn data_on_thread(&mut self, write: impl FnOnce() -> Vec<u8> + Send + 'static) {
         self.text(b"data: ");
         self.0.push_back(Chunk::ToWrite(Box::new(write)));
         self.text(b"\n\n");
@@ -167,8 +166,8 @@ fn stream_head() -> HttpResponseBuilder {
 /// Answers with the events of `lanes`.
 ///
 /// # Errors
-/// The failure of the first event, unless [`Render::begins_with`] sends it as an event. A later failure ends all lanes,
-/// and the stream with an error event.
+/// A failure before the first event, unless [`Render::begins_with`] accepts it. A later failure ends all lanes, and the
+/// stream ends with an error event.
 pub(super) async fn respond(
     lanes: Vec<Lane>,
     render: impl Render,
@@ -182,21 +181,21 @@ pub(super) async fn respond(
         render,
         max_logprob_entries,
         pieces: VecDeque::new(),
-        owes_turn: false,
+        must_yield: false,
         ready: Chunks::default(),
         writing: None,
-        leaving: Bytes::new(),
+        sending: Bytes::new(),
         keep_alive: Box::pin(rt::time::sleep(keep_alive)),
         keep_alive_period: keep_alive,
         has_ended: false,
     };
     body.render.start(&mut body.ready);
-    // A request that waits long in the queue begins its stream anyway: proxies drop silent responses.
+    // If the request waits long in the queue, the response starts without an event: proxies drop silent responses.
     if let Ok(first) = rt::time::timeout(keep_alive, body.events.next()).await
         && let Some((index, event)) = first
     {
-        match News::of(event) {
-            Ok(news) => body.take_in(index, news),
+        match Update::of(event) {
+            Ok(update) => body.enqueue(index, update),
             Err(error) if body.render.begins_with(&error) => body.fail(error),
             Err(error) => return Err(error.into()),
         }
@@ -211,26 +210,26 @@ struct SseBody<R> {
     render: R,
     max_logprob_entries: usize,
     /// Pieces of one event that are not rendered yet.
-    pieces: VecDeque<(usize, News)>,
+    pieces: VecDeque<(usize, Update)>,
     /// A piece was rendered: the worker serves its other clients before the next piece.
-    owes_turn: bool,
+    must_yield: bool,
     ready: Chunks,
     writing: Option<JoinHandle<Vec<u8>>>,
-    leaving: Bytes,
+    sending: Bytes,
     keep_alive: Pin<Box<rt::time::Sleep>>,
     keep_alive_period: Duration,
     has_ended: bool,
 }
 
 impl<R: Render> SseBody<R> {
-    fn take_in(&mut self, index: usize, news: News) {
-        news.in_pieces(|piece| self.pieces.push_back((index, piece)));
+    fn enqueue(&mut self, index: usize, update: Update) {
+        update.in_pieces(|piece| self.pieces.push_back((index, piece)));
     }
 
-    fn render_piece(&mut self, index: usize, news: News) {
-        self.render.news(index, news, &mut self.ready);
-        self.owes_turn = !self.pieces.is_empty();
-        if let Err(error) = check_kept(self.render.kept_logprobs(), self.max_logprob_entries) {
+    fn render_piece(&mut self, index: usize, update: Update) {
+        self.render.update(index, update, &mut self.ready);
+        self.must_yield = !self.pieces.is_empty();
+        if let Err(error) = check_logprobs(self.render.kept_logprobs(), self.max_logprob_entries) {
             self.fail(error);
         }
     }
@@ -249,10 +248,10 @@ impl<R: Render> SseBody<R> {
         self.render.close(&mut self.ready);
     }
 
-    /// Turns the rendered events into bytes; `None` if there are none.
-    fn poll_leaving(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
+    /// The next bytes of the rendered events; `None` if all have been sent.
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         loop {
-            if let Some(bytes) = next_piece(&mut self.leaving) {
+            if let Some(bytes) = next_piece(&mut self.sending) {
                 let next_comment = rt::time::Instant::now() + self.keep_alive_period;
                 self.keep_alive.as_mut().reset(next_comment);
                 return Poll::Ready(Some(Ok(bytes)));
@@ -261,14 +260,14 @@ impl<R: Render> SseBody<R> {
                 let written = ready!(Pin::new(writing).poll(cx));
                 self.writing = None;
                 match written {
-                    Ok(bytes) => self.leaving = bytes.into(),
-                    Err(_) => return Poll::Ready(Some(Err(lost()))),
+                    Ok(bytes) => self.sending = bytes.into(),
+                    Err(_) => return Poll::Ready(Some(Err(aborted()))),
                 }
                 continue;
             }
             match self.ready.take() {
-                Some(Chunk::Written(bytes)) => self.leaving = bytes.into(),
-                Some(Chunk::ToWrite(write)) => self.writing = Some(aside(write)),
+                Some(Chunk::Written(bytes)) => self.sending = bytes.into(),
+                Some(Chunk::ToWrite(write)) => self.writing = Some(on_thread(write)),
                 None => return Poll::Ready(None),
             }
         }
@@ -281,13 +280,13 @@ impl<R: Render> Stream for SseBody<R> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         loop {
-            if let Some(bytes) = ready!(this.poll_leaving(cx)) {
+            if let Some(bytes) = ready!(this.poll_bytes(cx)) {
                 return Poll::Ready(Some(bytes));
             }
             if this.has_ended {
                 return Poll::Ready(None);
             }
-            if std::mem::take(&mut this.owes_turn) {
+            if std::mem::take(&mut this.must_yield) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -296,8 +295,8 @@ impl<R: Render> Stream for SseBody<R> {
                 continue;
             }
             if let Poll::Ready(next) = this.events.poll_next_unpin(cx) {
-                match next.map(|(index, event)| (index, News::of(event))) {
-                    Some((index, Ok(news))) => this.take_in(index, news),
+                match next.map(|(index, event)| (index, Update::of(event))) {
+                    Some((index, Ok(update))) => this.enqueue(index, update),
                     Some((_, Err(error))) => this.fail(error),
                     None => this.end(),
                 }

@@ -1,4 +1,4 @@
-//! The state that the workers of one server share: its configuration, its engine once loaded, its open requests.
+//! The state that the workers of one server share: the configuration, the engine once loaded, and the open requests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -42,7 +42,7 @@ impl EngineSlot {
         let _ = self.0.set(Ok(Loaded { engine, spelling }));
     }
 
-    /// Records why there will be no engine: clients get the reason.
+    /// Records why loading the engine failed. Clients get the reason.
     pub fn fail(&self, reason: impl Into<String>) {
         let _ = self.0.set(Err(reason.into()));
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_websocket_makes_room_for_another() {
+    fn an_ended_websocket_frees_its_slot() {
         let state = state();
         let open = state.open_websocket().expect("no WebSocket is open");
         assert!(state.open_websocket().is_err());

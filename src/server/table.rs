@@ -124,7 +124,7 @@ impl<B: Default + 'static> Table<B> {
         self.takes(name, describe, read, set)
     }
 
-    /// The rows of another table, for a part of the body.
+    /// Adds the rows of another table, whose values are set in a part of the body.
     pub(super) fn and<C: 'static>(mut self, other: Table<C>, part: fn(&mut B) -> &mut C) -> Self {
         let rows = other.0.into_iter().map(|row| Row {
             name: row.name,
@@ -207,7 +207,7 @@ mod tests {
                 read.err().map(|error| error.to_string())
             };
             assert_eq!(error(Value::Null).is_some(), *is_required, "{name}");
-            // No field takes all of these values.
+            // Each field refuses at least one of these values.
             let wrong = [
                 json!([{"a": [1]}]),
                 json!(7.5),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_refuses_other_values_and_its_absence_by_name() {
+    fn each_row_refuses_wrong_values_and_names_its_field() {
         check(&score::table());
         check(&rerank::table());
         check(&openai::embeddings::table());

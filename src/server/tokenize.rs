@@ -15,7 +15,7 @@ use super::fields::Fields;
 use super::foreign;
 use super::openai::chat::call::read_prompt;
 use super::openai::chat::docs as chat_docs;
-use super::openai::places::missing;
+use super::openai::json_values::missing;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{any_of, count, flag, list, object, text, token_id};
@@ -35,7 +35,7 @@ const ID_BYTES: usize = 12;
 /// Bytes of a token id and the token's text, in memory and as JSON.
 const TEXT_BYTES: usize = 52;
 
-/// Fields of other servers that would change the tokens. Sampling fields are ignored: a chat's body may have them.
+/// Fields of other servers that would change the tokens. Sampling fields are ignored, since a chat's body has them.
 const FOREIGN: [&str; 9] = [
     "add_special",
     "content",
@@ -187,7 +187,7 @@ fn each_of<T>(
     }
 }
 
-/// A chat template writes special tokens itself: by default, only plain prompts get them.
+/// Encodes a prompt. By default only plain prompts get special tokens, since a chat template writes its own.
 fn encode(
     text: &TextModel,
     prompt: &Prompt,

@@ -1,4 +1,4 @@
-//! The traits that receive traces of requests; hosts can implement them, and the feature `otlp` does.
+//! The traits that receive request traces. The feature `otlp` implements them; hosts can implement them too.
 //!
 //! The server's workers call the methods after the events, with the recorded times: neither the scheduler nor the
 //! executor is involved. An implementation must not block.
@@ -31,11 +31,11 @@ pub struct CallStart<'a> {
 
 #[derive(Clone, Copy, Debug)]
 pub struct CallEnd {
-    /// The HTTP status; `None` if the client left before there was one.
+    /// The HTTP status; `None` if the client disconnected before the answer began.
     pub status: Option<u16>,
     /// Bytes of the body that the connection accepted.
     pub bytes: u64,
-    /// The connection accepted the whole body; otherwise the client left.
+    /// The connection accepted the whole body; otherwise the client disconnected.
     pub is_whole: bool,
     /// The address of the client, or of the proxy in front of the server.
     pub client: Option<SocketAddr>,
@@ -54,6 +54,7 @@ pub struct RequestTrace<'a> {
     pub outcome: Outcome<'a>,
 }
 
+/// The sampling parameters of a request that traces show.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wish {
     pub max_new_tokens: u32,

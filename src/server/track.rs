@@ -21,10 +21,10 @@ pub(super) async fn track(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    // The route's pattern, never the path: labels must be bounded.
+    // The route's pattern, not the path, so that the number of labels is bounded.
     let route = request.match_pattern().map(|pattern| label(&pattern));
     let exchange = Exchange::begin(&request, route.as_deref());
-    let mut open = Open::new(exchange.clone());
+    let mut open = OpenAnswer::new(exchange.clone());
     let endpoint = route.unwrap_or_else(|| "unknown".to_owned());
     let method = method_label(request.method());
     let labels = [
@@ -50,7 +50,7 @@ pub(super) async fn track(
             let (request, response) = response.into_parts();
             Ok(ServiceResponse::new(request, open.into_body_of(response)))
         }
-        // Another middleware refused the request; actix-web makes the answer outside this one.
+        // Another middleware refused the request. actix-web builds the response after this middleware has returned.
         Err(mut error) => {
             let open = Cell::new(Some(open));
             error.add_response_mapper(move |response| match open.take() {
@@ -62,7 +62,7 @@ pub(super) async fn track(
     }
 }
 
-/// The pattern with `{id}` in place of `{id:.*}`: the regex of a variable is of no use in a label.
+/// Removes the regexes of variables from a route's pattern: `{id:.*}` becomes `{id}`.
 pub(super) fn label(pattern: &str) -> String {
     let mut label = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -104,14 +104,14 @@ impl Drop for Active {
     }
 }
 
-/// Lives until the body has been sent or dropped, and then reports the end to the exchange.
-struct Open {
+/// Reports the end of the answer to the exchange when it is dropped, which is once the body has been sent or dropped.
+struct OpenAnswer {
     exchange: Arc<Exchange>,
     ended: Ended,
     active: Option<Active>,
 }
 
-impl Open {
+impl OpenAnswer {
     fn new(exchange: Arc<Exchange>) -> Self {
         let ended = Ended {
             status: None,
@@ -141,16 +141,16 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenAnswer {
     fn drop(&mut self) {
         self.exchange.end(self.ended);
     }
 }
 
-/// The fields are dropped in this order, so that the body's work ends before the exchange.
+/// Rust drops the fields in this order, so the body ends before the exchange.
 struct Tracked {
     body: BoxBody,
-    open: Open,
+    open: OpenAnswer,
 }
 
 impl MessageBody for Tracked {

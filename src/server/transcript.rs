@@ -17,7 +17,7 @@ const TOKEN_JSON_BYTES: usize = 7;
 
 /// The content of one event, whether it is a delta or the end.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Update {
     pub(super) delta: Delta,
     pub(super) end: Option<TranscriptEnd>,
 }
@@ -25,13 +25,13 @@ pub(super) struct News {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TranscriptEnd {
     pub(super) reason: FinishReason,
-    /// Seconds from intake to the end.
+    /// Seconds from the request's arrival at the engine to its end.
     pub(super) e2e_latency_s: f64,
     pub(super) prompt: Arc<[u32]>,
     pub(super) embedding: Option<Arc<[f32]>>,
 }
 
-impl News {
+impl Update {
     /// Splits an event into content and end; the error is the reason of a failed request.
     pub(super) fn of(event: Event) -> Result<Self, RequestError> {
         match event {
@@ -85,7 +85,7 @@ impl News {
     }
 
     /// Returns whether the event has only log probabilities of the prompt, or nothing.
-    pub(super) fn is_of_the_prompt(&self) -> bool {
+    pub(super) fn is_prompt_only(&self) -> bool {
         let delta = &self.delta;
         delta.text.is_empty()
             && delta.pieces.is_empty()
@@ -94,9 +94,8 @@ impl News {
             && self.end.is_none()
     }
 
-    /// Returns whether the event has nothing for the client.
     pub(super) fn is_empty(&self) -> bool {
-        self.is_of_the_prompt() && self.delta.input_logprobs.is_empty()
+        self.is_prompt_only() && self.delta.input_logprobs.is_empty()
     }
 }
 
@@ -122,7 +121,7 @@ fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>>
     })
 }
 
-/// The sum of a request's deltas and end.
+/// A request's deltas and end, joined.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     pub(super) text: String,
@@ -135,8 +134,8 @@ pub(super) struct Transcript {
 }
 
 impl Transcript {
-    pub(super) fn push(&mut self, news: News) {
-        let News { delta, end } = news;
+    pub(super) fn push(&mut self, update: Update) {
+        let Update { delta, end } = update;
         self.text.push_str(&delta.text);
         for piece in delta.pieces {
             push_piece(&mut self.pieces, piece);
@@ -148,7 +147,6 @@ impl Transcript {
         self.end = end;
     }
 
-    /// The approximate bytes of the answer as JSON.
     pub(super) fn json_bytes(&self) -> usize {
         let entries = entries(&self.input_logprobs) + entries(&self.output_logprobs);
         let pieces = self.pieces.iter().map(OutputPiece::bytes).sum::<usize>();
@@ -156,7 +154,7 @@ impl Transcript {
     }
 
     /// The whole answer as one event.
-    pub(super) fn into_news(self) -> News {
+    pub(super) fn into_update(self) -> Update {
         let Self {
             text,
             pieces,
@@ -166,7 +164,7 @@ impl Transcript {
             usage,
             end,
         } = self;
-        News {
+        Update {
             delta: Delta {
                 text,
                 pieces,

@@ -59,7 +59,7 @@ pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
     }
 }
 
-/// The JSON that `write` makes, of about `json_bytes` bytes. Fails if the runtime ends first.
+/// The JSON that `write` returns, of about `json_bytes` bytes. Fails if the runtime shuts down first.
 pub(super) async fn written(
     json_bytes: usize,
     write: impl FnOnce() -> Vec<u8> + Send + 'static,
@@ -67,16 +67,16 @@ pub(super) async fn written(
     if json_bytes <= MAX_INLINE_BYTES {
         Ok(write())
     } else {
-        aside(write).await.map_err(|_| lost())
+        on_thread(write).await.map_err(|_| aborted())
     }
 }
 
-pub(super) fn aside(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHandle<Vec<u8>> {
+pub(super) fn on_thread(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHandle<Vec<u8>> {
     spawn_blocking(write)
 }
 
-/// The error for an answer whose serialisation was aborted by the end of the runtime.
-pub(super) fn lost() -> ApiError {
+/// The error for an answer whose serialisation was aborted by the runtime's shutdown.
+pub(super) fn aborted() -> ApiError {
     RequestError::EngineDown("the server stopped while it wrote the answer".to_owned()).into()
 }
 

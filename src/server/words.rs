@@ -1,14 +1,14 @@
-//! Errors for prompts that are too long, in the words that clients of each API look for.
+//! The message for a prompt that is too long, in the words that clients of each API look for.
 //!
-//! Agents shorten a conversation when an error says that it is too long, and detect that by the words of their API: a
-//! code or a status is not enough for most of them. docs/api.md lists the agents and their words.
+//! Agents shorten a conversation after this error. Most agents recognise the error by the words of their API, not by a
+//! code or a status. docs/api.md lists the agents and the words.
 
 use souffleur_base::error::{PromptTokens, RequestError};
 
 /// The API in whose words an error is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// OpenAI's completions, and every endpoint without words of another API.
+    /// OpenAI's completions, and every endpoint that belongs to no other API.
     OpenAi,
     Responses,
     Anthropic,
@@ -36,7 +36,7 @@ impl Overflow {
         }
     }
 
-    pub(super) fn told_in(self, dialect: Dialect) -> String {
+    pub(super) fn message_in(self, dialect: Dialect) -> String {
         let Self {
             prompt_tokens,
             limit_tokens,
@@ -46,10 +46,10 @@ impl Overflow {
                 "This model's maximum context length is {limit_tokens} tokens. However, you requested {prompt_tokens} \
                  in the prompt. Please reduce the length of the messages."
             ),
-            // The events of a stream reach some clients without their code: then these first words count.
+            // Some clients see only an event's message, not its code, and recognise these first words.
             Dialect::Responses => format!(
                 "Your input exceeds the context window of this model. {}",
-                self.told_in(Dialect::OpenAi)
+                self.message_in(Dialect::OpenAi)
             ),
             Dialect::Anthropic => {
                 format!("prompt is too long: {prompt_tokens} > {limit_tokens} maximum")
@@ -75,7 +75,7 @@ mod tests {
             limit_tokens: 4094,
         });
         assert_eq!(error.code(), "context_length_exceeded");
-        assert_eq!(error.in_words_of(dialect).message(), expected);
+        assert_eq!(error.in_dialect(dialect).message(), expected);
     }
 
     #[test]
@@ -113,6 +113,6 @@ mod tests {
     #[test]
     fn other_errors_have_the_same_words_everywhere() {
         let error = ApiError::from(RequestError::ShuttingDown);
-        assert_eq!(error.clone().in_words_of(Dialect::Anthropic), error);
+        assert_eq!(error.clone().in_dialect(Dialect::Anthropic), error);
     }
 }

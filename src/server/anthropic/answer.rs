@@ -4,11 +4,11 @@ use serde_json::value::RawValue;
 
 use super::blocks::{Blocks, Kind, Part, is_input};
 use super::wire::{Block, Head, SIGNATURE, Stop};
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 
 pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8> {
     let transcript = transcripts.into_iter().next().unwrap_or_default();
-    let News { delta, end } = transcript.into_news();
+    let Update { delta, end } = transcript.into_update();
     let mut blocks = Blocks::new(head.rid.clone(), head.shows_thinking);
     let mut parts = Vec::new();
     blocks.add(delta.text, delta.pieces, &mut parts);
@@ -21,8 +21,8 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
     serde_json::to_vec(&message).expect("messages have string keys only")
 }
 
-/// Merges parts into blocks. A call without an end is left out: a message cannot mark it as incomplete. A message
-/// without other parts has an empty text. A malformed call becomes text, joined with the text around it.
+/// Merges parts into blocks. An unfinished call is left out, since a message cannot mark it as incomplete. A malformed
+/// call becomes text, joined with the text around it. A message without any block gets an empty text block.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut text, mut call, mut is_broken) = (String::new(), None, false);

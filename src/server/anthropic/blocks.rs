@@ -1,4 +1,4 @@
-//! Turns the pieces of an answer into parts of content blocks, from which whole messages and streams are written.
+//! Converts the pieces of an answer to parts of content blocks, from which whole messages and streams are written.
 
 use serde::de::IgnoredAny;
 
@@ -18,7 +18,7 @@ pub(super) enum Part {
     Thinking(String),
     Input(String),
     Close(Kind),
-    /// The open call's block ends before the call does.
+    /// The open call's block ends, but the call is unfinished.
     CutOff,
     /// The open call's block ends: the call was malformed, and this is its text.
     Broken(String),
@@ -39,7 +39,7 @@ pub(super) struct Blocks {
     calls: usize,
     complete_calls: usize,
     input: String,
-    /// A call was malformed: the text that follows is its rest and keeps its leading white space.
+    /// A call was malformed. The text that follows is the rest of the call, so its leading white space is kept.
     is_after_broken: bool,
     /// The leading white space of a text, which opens no block until other text follows: Anthropic's API refuses
     /// blocks of white space alone in a later request.
@@ -98,7 +98,7 @@ impl Blocks {
         }
     }
 
-    /// Ends the answer. If it has no block, it gets one with the remaining text.
+    /// Ends the answer. An answer without blocks gets a text block with the remaining text.
     pub(super) fn finish(&mut self, out: &mut Vec<Part>) {
         if !self.has_block {
             self.open(Kind::Text, Part::OpenText, out);
@@ -163,7 +163,7 @@ impl Blocks {
         out.push(part);
     }
 
-    /// Closes the open block. A call that is still open is cut off.
+    /// Closes the open block. An open call is cut off.
     fn close(&mut self, out: &mut Vec<Part>) {
         match self.open.take() {
             Some(Kind::Call) => out.push(Part::CutOff),

@@ -17,7 +17,7 @@ use crate::foreign;
 use crate::openai::Common;
 use crate::openai::chat::call::{Call, template_kwargs};
 use crate::openai::chat::reasoning::Reasoning;
-use crate::openai::places::missing;
+use crate::openai::json_values::missing;
 use crate::raw::Raw;
 use souffleur_base::error::FieldError;
 use souffleur_model::text::TextModel;
@@ -25,16 +25,16 @@ use souffleur_request::{ChatPrompt, ToolUse};
 use souffleur_state::request_limits::RequestLimits;
 use souffleur_state::sampling::{SamplingParams, SetParam};
 
-/// The tokenizer and the setting that parsing a call depends on, besides its body.
+/// The tokenizer and the setting that affect the parsing of a call.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct ParseOptions<'a> {
     pub(super) text: Option<&'a TextModel>,
-    /// Leaves out headers in the system prompt that change with every request.
+    /// Headers in the system prompt that change with every request are left out.
     pub(super) drops_headers: bool,
 }
 
 /// The fields of a call that determine its prompt, for generating and for counting tokens.
-pub(super) struct Wish {
+pub(super) struct PromptFields {
     conversation: Conversation,
     tools: Option<Box<RawValue>>,
     usage: Option<Arc<ToolUse>>,
@@ -43,17 +43,17 @@ pub(super) struct Wish {
     schema: Option<Raw>,
 }
 
-impl Wish {
-    pub(super) fn read(fields: &mut Fields, place: Place<'_>) -> Result<Self, ApiError> {
+impl PromptFields {
+    pub(super) fn read(fields: &mut Fields, options: ParseOptions<'_>) -> Result<Self, ApiError> {
         let tools = tools::read(fields)?;
         let mut template_kwargs = template_kwargs(fields)?;
         let shows_thinking = thinking::read(fields, &mut template_kwargs)?;
         let schema = thinking::read_output(fields, &mut template_kwargs)?;
         let has_tools = tools.prompt.is_some();
-        let takes_late_system = place
+        let takes_late_system = options
             .text
             .is_none_or(|text| text.takes_late_system(has_tools));
-        let mut filter = HeaderFilter::new(place.drops_headers);
+        let mut filter = HeaderFilter::new(options.drops_headers);
         let conversation = messages::read(fields, takes_late_system, &mut filter)?;
         filter.count();
         Ok(Self {
@@ -66,7 +66,7 @@ impl Wish {
         })
     }
 
-    /// The prompt to generate from. A last message of the assistant is continued.
+    /// The prompt to generate from. If the last message is the assistant's, it is continued.
     fn into_prompt(self) -> Result<ChatPrompt, ApiError> {
         let continues = self.conversation.ends_with_assistant();
         if continues && self.conversation.ends_with_calls() {
@@ -104,16 +104,16 @@ pub(super) struct MessagesCall {
 }
 
 impl MessagesCall {
-    /// Parses a call, and returns the charges for the memory of its values with it.
+    /// Parses a call. Returns it with the charges for the memory of its values.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
-        place: Place<'_>,
+        options: ParseOptions<'_>,
     ) -> Result<(Self, Charges), ApiError> {
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = max_tokens.ok_or_else(|| missing("max_tokens".to_owned(), "a number"))?;
         let stop = stop_sequences(&mut fields, limits.request)?;
-        let mut wish = Wish::read(&mut fields, place)?;
+        let mut prompt_fields = PromptFields::read(&mut fields, options)?;
         let mut common = Common::read(&mut fields, "msg_", constraint::of_openai_call, limits)?;
         if common.sampling.n != 1 {
             return Err(ApiError::unsupported("n"));
@@ -122,7 +122,7 @@ impl MessagesCall {
             common.sampling.stop = stop;
         }
         common.limit_length(max_tokens)?;
-        if let Some(schema) = wish.schema.take() {
+        if let Some(schema) = prompt_fields.schema.take() {
             if common.constraint.is_some() {
                 let text = "output_config.format and another field both constrain the answer: send one of them";
                 return Err(ApiError::field("output_config.format", text));
@@ -130,10 +130,10 @@ impl MessagesCall {
             common.constraint = constraint::of_schema(&mut fields, thinking::SCHEMA, schema)?;
         }
         foreign::refuse(&mut fields, &[])?;
-        let (shows_thinking, tools) = (wish.shows_thinking, wish.usage.clone());
+        let (shows_thinking, tools) = (prompt_fields.shows_thinking, prompt_fields.usage.clone());
         let chat = Call {
             common,
-            prompt: wish.into_prompt()?,
+            prompt: prompt_fields.into_prompt()?,
             tools,
             reasoning: Reasoning::Streamed,
             logprobs: None,

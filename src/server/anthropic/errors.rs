@@ -49,7 +49,7 @@ struct ErrorBody {
 
 impl<'a> ErrorForm<'a> {
     pub(super) fn new(error: &ApiError, id: &'a CallId) -> Self {
-        let error = error.clone().in_words_of(Dialect::Anthropic);
+        let error = error.clone().in_dialect(Dialect::Anthropic);
         let error = ErrorBody {
             kind: kind(actix_web::ResponseError::status_code(&error)),
             message: error.message().to_owned(),

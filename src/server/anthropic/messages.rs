@@ -4,12 +4,12 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
-use super::system::{self, BETWEEN, HeaderFilter, unknown_block};
+use super::system::{self, HeaderFilter, SEPARATOR, unknown_block};
 use super::texts::{self, take_text};
 use crate::digits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{missing, must_be, object, optional_flag};
+use crate::openai::json_values::{missing, must_be, object, optional_flag};
 use crate::raw::Raw;
 
 const ROLES: &str = "user, assistant or system";
@@ -25,7 +25,7 @@ pub(super) struct Conversation {
 /// Reads `system` and `messages`.
 ///
 /// A system message after the first message stays in place. It becomes a user message if the template takes no system
-/// message there. Moved to the front, it would change the beginning of the prompt, and so the cached prefix.
+/// message there. Moving it to the front would change the beginning of the prompt, and so invalidate the cached prefix.
 pub(super) fn read(
     fields: &mut Fields,
     takes_late_system: bool,
@@ -79,7 +79,7 @@ impl Conversation {
         last.is_some_and(|last| last.get("tool_calls").is_some())
     }
 
-    /// Reads a message. `sent` is its JSON, if numbers in it may have other digits than in `item`.
+    /// Reads a message. `sent` is the message's JSON if numbers in it may have other digits than in `item`.
     fn read_message(
         &mut self,
         path: &str,
@@ -111,7 +111,7 @@ impl Conversation {
         }
     }
 
-    /// Reads a user message. Tool results come before its text: a template writes them right after their calls.
+    /// Reads a user message. Tool results come before the text, as templates write results right after their calls.
     fn read_user(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
         let blocks = match content {
             Value::String(text) => {
@@ -137,7 +137,7 @@ impl Conversation {
             }
         }
         if !texts.is_empty() {
-            self.push_text("user", texts.join(BETWEEN));
+            self.push_text("user", texts.join(SEPARATOR));
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ impl Conversation {
             match block.get("type").and_then(Value::as_str) {
                 Some("text") => text.push_str(&take_text(&mut block, &path, "text")?),
                 Some("thinking") => thoughts.push(take_text(&mut block, &path, "thinking")?),
-                // Only Anthropic can read it.
+                // Only Anthropic can decrypt this block.
                 Some("redacted_thinking") => (),
                 Some("tool_use") => {
                     let input = sent.get(index).and_then(|sent| sent.field("input"));
@@ -205,7 +205,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Adds to the assistant's message, or extends the last message if that is the assistant's.
+    /// Extends the last message if it is the assistant's; otherwise adds a message of the assistant.
     fn push_assistant(&mut self, text: String, thoughts: Vec<String>, calls: Vec<Value>) {
         if !text.is_empty() || !self.ends_with_assistant() {
             self.push_text("assistant", text);
@@ -245,7 +245,7 @@ impl Conversation {
         Ok(json!({"id": id, "type": "function", "function": function}))
     }
 
-    /// Adds a system message: to those at the beginning, or in place.
+    /// Adds a system message, as a user message where the template takes no system message.
     fn push_system(&mut self, text: String) {
         let is_first = self
             .messages
@@ -258,14 +258,14 @@ impl Conversation {
         }
     }
 
-    /// Adds a message, or extends the last one if that has the same role: many templates take no two messages of one
-    /// role in a row.
+    /// Extends the last message if it has this role; otherwise adds a message. Many templates refuse two consecutive
+    /// messages of one role.
     fn push_text(&mut self, role: &str, text: String) {
         if let Some(last) = self.messages.last_mut().filter(|last| last["role"] == role)
             && let Some(Value::String(before)) = last.get_mut("content")
         {
             if !before.is_empty() {
-                before.push_str(BETWEEN);
+                before.push_str(SEPARATOR);
             }
             before.push_str(&text);
             return;
@@ -340,11 +340,11 @@ mod tests {
             ),
             (
                 json!({"type": "image", "source": {}}),
-                "messages[0].content[0].content[0].type is \"image\", supported is text, tool_reference",
+                "messages[0].content[0].content[0].type is \"image\", must be text, tool_reference",
             ),
             (
                 json!({"type": "document", "source": {"type": "base64", "data": "JVBE"}}),
-                "messages[0].content[0].content[0].source.type is \"base64\", supported is text or content",
+                "messages[0].content[0].content[0].source.type is \"base64\", must be text or content",
             ),
         ] {
             let error = result(json!([block])).expect_err("is refused");

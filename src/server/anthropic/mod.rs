@@ -31,7 +31,7 @@ use super::openai::answer::Received;
 use super::state::{AppState, Loaded};
 use super::{sse, whole};
 use answer::write_message;
-use call::{MessagesCall, Place, Wish};
+use call::{MessagesCall, ParseOptions, PromptFields};
 pub(super) use docs::{components, count_operation, operation};
 use errors::CallId;
 pub(super) use errors::adapt;
@@ -44,8 +44,8 @@ pub(super) async fn create(
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
     let received = Received::new(&state, body)?;
-    let place = place(&state, received.loaded);
-    let (call, charges) = MessagesCall::parse(received.fields, received.limits, place)?;
+    let options = parse_options(&state, received.loaded);
+    let (call, charges) = MessagesCall::parse(received.fields, received.limits, options)?;
     let head = Head {
         rid: call.chat.common.id.clone(),
         model: received.loaded.engine.model().served_model_name.clone(),
@@ -70,16 +70,16 @@ pub(super) async fn count_tokens(
 ) -> Result<HttpResponse, ApiError> {
     let loaded = state.serving()?;
     let mut fields = body.0;
-    let wish = Wish::read(&mut fields, place(&state, loaded))?;
+    let prompt_fields = PromptFields::read(&mut fields, parse_options(&state, loaded))?;
     foreign::refuse(&mut fields, &[])?;
-    let prompt = wish.into_counted_prompt();
+    let prompt = prompt_fields.into_counted_prompt();
     let charges = fields.into_charges();
     let tokens = encode::chat(&state, prompt, charges).await?;
     Ok(HttpResponse::Ok().json(json!({ "input_tokens": tokens.len() })))
 }
 
-fn place<'a>(state: &AppState, loaded: &'a Loaded) -> Place<'a> {
-    Place {
+fn parse_options<'a>(state: &AppState, loaded: &'a Loaded) -> ParseOptions<'a> {
+    ParseOptions {
         text: loaded.engine.text().map(Arc::as_ref),
         drops_headers: state.config().drop_changing_headers,
     }

@@ -9,7 +9,7 @@ use super::errors::{CallId, ErrorForm};
 use super::wire::{Block, Head, SIGNATURE, Stop, UsageReport};
 use crate::error::ApiError;
 use crate::sse::{Chunks, Render};
-use crate::transcript::News;
+use crate::transcript::Update;
 use souffleur_request::Usage;
 
 /// Writes the events of one message. Blocks never interleave.
@@ -53,7 +53,7 @@ impl MessageStream {
         }
     }
 
-    /// Writes the first event, which has the number of cached prompt tokens and so waits until that is known.
+    /// Writes the first event, once the number of cached prompt tokens is known, which is part of the event.
     fn begin(&mut self, usage: Usage, out: &mut Chunks) {
         if std::mem::replace(&mut self.has_begun, true) {
             return;
@@ -140,11 +140,11 @@ impl MessageStream {
 }
 
 impl Render for MessageStream {
-    fn news(&mut self, _: usize, news: News, out: &mut Chunks) {
-        if news.is_empty() {
+    fn update(&mut self, _: usize, update: Update, out: &mut Chunks) {
+        if update.is_empty() {
             return;
         }
-        let News { delta, end } = news;
+        let Update { delta, end } = update;
         self.begin(delta.usage, out);
         let mut parts = Vec::new();
         self.blocks.add(delta.text, delta.pieces, &mut parts);

@@ -1,17 +1,17 @@
-//! Reads system prompts, and drops the header in them that changes with every request.
+//! Reads system prompts, and removes Claude Code's billing header, which changes with every request.
 
 use metrics::counter;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::openai::places::{must_be, object, text};
+use crate::openai::json_values::{must_be, object, text};
 use souffleur_base::field::Cut;
 
-/// The header that Claude Code puts before its instructions. It holds a hash of the request, so prompts that keep it
+/// The header that Claude Code puts before its instructions. It has a hash of the request, so prompts with the header
 /// share no cached prefix beyond it.
 const HEADER: &str = "x-anthropic-billing-header:";
 
-pub(super) const BETWEEN: &str = "\n\n";
+pub(super) const SEPARATOR: &str = "\n\n";
 
 /// Removes headers that change with every request from system prompts, and counts them.
 pub(super) struct HeaderFilter {
@@ -24,7 +24,7 @@ impl HeaderFilter {
         Self { is_on, dropped: 0 }
     }
 
-    /// The text without the line of the header, if it begins with that.
+    /// Removes the header's line from the beginning of a text.
     fn clean(&mut self, text: String) -> String {
         if !self.is_on || !text.trim_start().starts_with(HEADER) {
             return text;
@@ -56,7 +56,7 @@ pub(super) fn read(
     };
     let texts = texts.into_iter().map(|text| filter.clean(text));
     let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
-    Ok((!texts.is_empty()).then(|| texts.join(BETWEEN)))
+    Ok((!texts.is_empty()).then(|| texts.join(SEPARATOR)))
 }
 
 /// The texts of blocks, all of which must be text blocks.
@@ -81,7 +81,7 @@ pub(super) fn texts_of(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, Ap
 pub(super) fn unknown_block(path: &str, kind: Option<&str>, known: &str) -> ApiError {
     let kind = kind.map_or_else(|| "missing".to_owned(), |kind| Cut(kind).to_string());
     let path = format!("{path}.type");
-    let text = format!("{path} is {kind}, supported is {known}");
+    let text = format!("{path} is {kind}, must be {known}");
     ApiError::field(path, text)
 }
 

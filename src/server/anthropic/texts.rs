@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::system::{into_text, texts_of, unknown_block};
 use crate::error::ApiError;
-use crate::openai::places::{missing, must_be, object, optional_text, text};
+use crate::openai::json_values::{missing, must_be, object, optional_text, text};
 
 /// The supported types of blocks in tool results, for errors.
 const IN_RESULTS: &str = "text, tool_reference, search_result or document (with text: the model reads no images or files)";
@@ -17,7 +17,7 @@ pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, A
         let kind = block.get("type").and_then(Value::as_str);
         match kind.map(str::to_owned).as_deref() {
             Some("text") => take_text(&mut block, &path, "text"),
-            // A tool search has found the tool. Its description is with the other tools', before the conversation.
+            // The result of a tool search. The tool's description is in the prompt already, with the other tools.
             Some("tool_reference") => {
                 let name = text(&block, &path, "tool_name")?;
                 Ok(format!("The tool {name} is available."))

@@ -5,39 +5,39 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::chat::reasoning::known_effort;
-use crate::openai::places::{missing, must_be, object, optional_text, text};
+use crate::openai::json_values::{missing, must_be, object, optional_text, text};
 use crate::raw::Raw;
 use souffleur_base::field::{Field, Shallow};
 
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 
-/// Reads `thinking`, adds it to `template_kwargs` unless they have it already, and returns whether the text of thoughts
-/// is sent. Without the field, the template decides. A budget is only a hint: no thought is cut off.
+/// Reads `thinking`, sets it in `template_kwargs` unless it is set there already, and returns whether the text of
+/// thoughts is sent. Without the field, the template decides. A budget is only a hint: no thought is cut off.
 pub(super) fn read(
     fields: &mut Fields,
     template_kwargs: &mut Map<String, Value>,
 ) -> Result<bool, ApiError> {
     const NAME: &str = "thinking";
-    let wish = match fields.take_tree(NAME)? {
+    let spec = match fields.take_tree(NAME)? {
         None => return Ok(true),
-        Some(wish) => object(NAME, wish)?,
+        Some(spec) => object(NAME, spec)?,
     };
-    let is_enabled = match text(&wish, NAME, "type")? {
+    let is_enabled = match text(&spec, NAME, "type")? {
         "enabled" | "adaptive" | "between_tools" => true,
         "disabled" => false,
         _ => {
             let wanted = "enabled, disabled, adaptive or between_tools";
-            return Err(must_be(&format!("{NAME}.type"), &wish["type"], wanted));
+            return Err(must_be(&format!("{NAME}.type"), &spec["type"], wanted));
         }
     };
-    if let Some(budget) = wish.get("budget_tokens").filter(|budget| !budget.is_null()) {
+    if let Some(budget) = spec.get("budget_tokens").filter(|budget| !budget.is_null()) {
         let path = format!("{NAME}.budget_tokens");
         Field::new(&path, &Shallow::of(budget)).token_limit()?;
     }
     for name in ["thinking", "enable_thinking"] {
         template_kwargs.entry(name).or_insert(is_enabled.into());
     }
-    match optional_text(&wish, NAME, "display")? {
+    match optional_text(&spec, NAME, "display")? {
         // The full thoughts are sent in place of a summary or updates.
         None | Some("summarized" | "updates") => Ok(true),
         Some("omitted") => Ok(false),
@@ -45,7 +45,7 @@ pub(super) fn read(
             let wanted = "summarized, updates or omitted";
             Err(must_be(
                 &format!("{NAME}.display"),
-                &wish["display"],
+                &spec["display"],
                 wanted,
             ))
         }
@@ -83,7 +83,7 @@ pub(super) fn read_output(
 }
 
 fn schema_of(fields: &Fields, path: &str, raw: &Raw) -> Result<Option<Raw>, ApiError> {
-    let mut format = fields.inside(path, raw)?;
+    let mut format = fields.nested(path, raw)?;
     match format.text("type").as_deref() {
         Some("json_schema") => {
             let schema = format.take_raw("schema");

@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::chat::tool_choice::{Choice, Mode};
 use crate::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
-use crate::openai::places::{missing, must_be, object, optional_flag, text};
+use crate::openai::json_values::{missing, must_be, object, optional_flag, text};
 
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
@@ -31,11 +31,11 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     CallTools::of(list, choice, CHOICE, parallel)
 }
 
-/// A function and its path in the body.
+/// A function's path in the body, and the function.
 type Placed = (String, Map<String, Value>);
 
-/// Converts an entry to OpenAI's form of a function. `None` for a tool of Anthropic's, which agents send to any server:
-/// Anthropic runs it itself, or its models know it without a description, and other models cannot call it.
+/// Converts an entry to OpenAI's form of a function. `None` for Anthropic's built-in tools, which agents send to any
+/// server: other models cannot call them, as Anthropic runs them or trained its models on them.
 fn function(index: usize, item: Value) -> Result<Option<Placed>, ApiError> {
     let path = format!("{TOOLS}[{index}]");
     let mut entry = object(&path, item)?;

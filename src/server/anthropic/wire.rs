@@ -11,7 +11,7 @@ use souffleur_request::{FinishReason, Usage};
 pub(super) const SIGNATURE: &str = "unsigned";
 
 pub(super) struct Head {
-    /// The id of the request, which is also the message's.
+    /// The id of the request, which is also the id of the message.
     pub(super) rid: RequestId,
     pub(super) model: String,
     pub(super) shows_thinking: bool,
@@ -36,7 +36,7 @@ impl Head {
     }
 }
 
-/// A whole message, or the empty one that a stream begins with.
+/// A whole message, or the empty message at the beginning of a stream.
 #[derive(Serialize)]
 pub(super) struct Message<'a> {
     id: &'a str,
@@ -76,7 +76,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// The stop reason of an answer, which may have a complete call. An answer that another client aborted has none.
+    /// `has_call`: the answer has a complete call. An answer that another client aborted has no stop reason.
     pub(super) fn new(reason: FinishReason, has_call: bool) -> Self {
         let named = |stop_reason| Self {
             stop_reason: Some(stop_reason),
@@ -95,7 +95,7 @@ impl Stop {
     }
 }
 
-/// Anthropic's counts: prompt tokens are split into computed and cached ones.
+/// Anthropic's token counts, in which `input_tokens` excludes cached tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct UsageReport {
     input_tokens: u32,
@@ -112,11 +112,11 @@ struct OutputTokens {
 
 impl From<Usage> for UsageReport {
     fn from(usage: Usage) -> Self {
-        // A forced beginning of the answer may count as cached, as it is computed with the prompt.
+        // The forced beginning of an answer is computed with the prompt and may count as cached.
         let cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
         Self {
             input_tokens: usage.prompt_tokens - cached_tokens,
-            // Tokens are cached, but clients are not charged for that.
+            // Tokens are written to the cache, but clients pay nothing for that.
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached_tokens,
             output_tokens: usage.completion_tokens,

@@ -1,4 +1,4 @@
-//! Reads constraints on the answer, from the fields that SGLang, OpenAI and vLLM have for them.
+//! Reads the fields of SGLang, OpenAI and vLLM that constrain the answer, such as a JSON schema or a regex.
 
 mod names;
 #[cfg(test)]
@@ -20,25 +20,25 @@ const MAX_BYTES: usize = 1 << 20;
 /// Reads the constraint of a call to one of OpenAI's endpoints.
 ///
 /// # Errors
-/// Names both fields if two of them constrain the answer, or the field whose value is not a valid constraint.
+/// An error that names both fields if two fields constrain the answer, or the field whose value is invalid.
 pub(super) fn of_openai_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
-    let mut wishes = Vec::new();
-    names::response_format(fields, &mut wishes)?;
-    names::of_sglang(fields, &mut wishes);
-    names::structured_outputs(fields, &mut wishes)?;
-    names::guided(fields, &mut wishes)?;
-    read_only_one(wishes, fields)
+    let mut found = Vec::new();
+    names::response_format(fields, &mut found)?;
+    names::of_sglang(fields, &mut found);
+    names::structured_outputs(fields, &mut found)?;
+    names::guided(fields, &mut found)?;
+    read_only_one(found, fields)
 }
 
-/// As [`of_openai_call`], for OpenAI's responses, which have the format in `text`.
+/// As [`of_openai_call`], for the Responses API, which has the format in `text.format`.
 pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constraint>>, ApiError> {
-    let mut wishes = Vec::new();
-    names::text_format(fields, &mut wishes)?;
-    names::response_format(fields, &mut wishes)?;
-    names::of_sglang(fields, &mut wishes);
-    names::structured_outputs(fields, &mut wishes)?;
-    names::guided(fields, &mut wishes)?;
-    read_only_one(wishes, fields)
+    let mut found = Vec::new();
+    names::text_format(fields, &mut found)?;
+    names::response_format(fields, &mut found)?;
+    names::of_sglang(fields, &mut found);
+    names::structured_outputs(fields, &mut found)?;
+    names::guided(fields, &mut found)?;
+    read_only_one(found, fields)
 }
 
 /// As [`of_openai_call`], for SGLang's sampling parameters in the object `raw`. Memory is charged to `fields`.
@@ -47,9 +47,9 @@ pub(super) fn of_sampling_params(
     name: &str,
     raw: &Raw,
 ) -> Result<Option<Arc<Constraint>>, ApiError> {
-    let mut wishes = Vec::new();
-    names::of_sglang(&mut fields.inside(name, raw)?, &mut wishes);
-    read_only_one(wishes, fields)
+    let mut found = Vec::new();
+    names::of_sglang(&mut fields.nested(name, raw)?, &mut found);
+    read_only_one(found, fields)
 }
 
 /// Reads the JSON schema `raw` at `path` as a constraint. Errors name the path.
@@ -58,24 +58,24 @@ pub(super) fn of_schema(
     path: &str,
     raw: Raw,
 ) -> Result<Option<Arc<Constraint>>, ApiError> {
-    let wish = Wish {
+    let rule = Rule {
         kind: Kind::JsonSchema,
         path: path.to_owned(),
         raw,
         json: JsonOptions::default(),
     };
-    read_only_one(vec![wish], fields)
+    read_only_one(vec![rule], fields)
 }
 
 fn read_only_one(
-    wishes: Vec<Wish>,
+    found: Vec<Rule>,
     fields: &mut Fields,
 ) -> Result<Option<Arc<Constraint>>, ApiError> {
-    let mut wishes = wishes.into_iter();
-    let Some(only) = wishes.next() else {
+    let mut found = found.into_iter();
+    let Some(only) = found.next() else {
         return Ok(None);
     };
-    if let Some(second) = wishes.next() {
+    if let Some(second) = found.next() {
         let (one, other) = (only.path, second.path);
         let text = format!("{one} and {other} both constrain the answer: send one of them");
         return Err(ApiError::field(other, text));
@@ -91,7 +91,7 @@ fn read_only_one(
 }
 
 /// A field that constrains the answer.
-struct Wish {
+struct Rule {
     kind: Kind,
     path: String,
     raw: Raw,
@@ -115,7 +115,7 @@ struct JsonOptions {
     is_strict: bool,
 }
 
-impl Wish {
+impl Rule {
     fn read(self, fields: &mut Fields) -> Result<Constraint, ApiError> {
         match self.kind {
             Kind::JsonObject => Ok(Constraint::JsonObject(self.json.whitespace)),
@@ -133,7 +133,7 @@ impl Wish {
         }
     }
 
-    /// An object, or a text that holds one, as SGLang's clients send it.
+    /// An object, or a string with the object's JSON, as SGLang's clients send it.
     fn object(&self, fields: &mut Fields, what: &str) -> Result<Arc<Value>, ApiError> {
         let wanted = format!("{what}: an object, or a string with its JSON");
         let in_text;

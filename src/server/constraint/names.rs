@@ -1,17 +1,17 @@
 //! Collects the request fields that constrain the answer, by their names in each API.
 
-use super::{JsonOptions, Kind, Wish, must_be, unknown};
+use super::{JsonOptions, Kind, Rule, must_be, unknown};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::raw::Raw;
 use souffleur_base::field::Field;
 use souffleur_state::grammar::JsonWhitespace;
 
-/// Maximum bytes of a pattern for white space.
+/// Maximum bytes of the regex for white space in JSON.
 pub(crate) const MAX_PATTERN_BYTES: usize = 256;
 
 /// Adds OpenAI's and SGLang's `response_format`.
-pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {
+pub(super) fn response_format(fields: &mut Fields, found: &mut Vec<Rule>) -> Result<(), ApiError> {
     const NAME: &str = "response_format";
     const KINDS: &str = "an object with a type: text, json_object, json_schema or structural_tag";
     let Some(raw) = fields.take_raw(NAME) else {
@@ -20,10 +20,10 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     if !raw.is_object() {
         return must_be(NAME, &raw, KINDS);
     }
-    let mut format = fields.inside(NAME, &raw)?;
+    let mut format = fields.nested(NAME, &raw)?;
     let mut add = |kind, path: &str, raw, json| {
         let path = path.to_owned();
-        wishes.push(Wish {
+        found.push(Rule {
             kind,
             path,
             raw,
@@ -32,7 +32,7 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     };
     match format.text("type").as_deref() {
         Some("text") => (),
-        // Some servers take a schema here: it is used, instead of being ignored silently.
+        // Some servers accept a schema here, so it is applied and not silently ignored.
         Some("json_object") => match format.take_raw("schema") {
             Some(schema) => add(
                 Kind::JsonSchema,
@@ -58,14 +58,14 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     Ok(())
 }
 
-/// Adds the format of OpenAI's responses: in `text`, with the schema next to its name.
-pub(super) fn text_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {
+/// Adds `text.format` of the Responses API. Its `schema` is next to `type`, not inside `json_schema`.
+pub(super) fn text_format(fields: &mut Fields, found: &mut Vec<Rule>) -> Result<(), ApiError> {
     const NAME: &str = "text.format";
     const KINDS: &str = "text, json_object or json_schema";
     let Some(format) = fields.object("text")?.take_raw("format") else {
         return Ok(());
     };
-    let mut object = fields.inside(NAME, &format)?;
+    let mut object = fields.nested(NAME, &format)?;
     let (kind, path, raw, json) = match object.text("type").as_deref() {
         Some("text") => return Ok(()),
         Some("json_object") => (
@@ -91,7 +91,7 @@ pub(super) fn text_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result
             return must_be("text.format.type", kind.as_ref().unwrap_or(&format), KINDS);
         }
     };
-    wishes.push(Wish {
+    found.push(Rule {
         kind,
         path,
         raw,
@@ -108,7 +108,7 @@ fn json_schema(fields: &Fields, format: &mut Fields) -> Result<(Raw, JsonOptions
     };
     let raw = format.take_raw("json_schema");
     let raw = raw.ok_or_else(|| missing(NAME.to_owned(), "an object with name and schema"))?;
-    let mut object = fields.inside(NAME, &raw)?;
+    let mut object = fields.nested(NAME, &raw)?;
     let options = JsonOptions {
         is_strict: flag(&mut object, NAME, "strict")?,
         ..JsonOptions::default()
@@ -118,20 +118,20 @@ fn json_schema(fields: &Fields, format: &mut Fields) -> Result<(Raw, JsonOptions
     Ok((schema, options))
 }
 
-pub(super) fn of_sglang(params: &mut Fields, wishes: &mut Vec<Wish>) {
+pub(super) fn of_sglang(params: &mut Fields, found: &mut Vec<Rule>) {
     let kinds = [
         ("json_schema", Kind::JsonSchema),
         ("regex", Kind::Regex),
         ("ebnf", Kind::Ebnf),
         ("structural_tag", Kind::StructuralTag),
     ];
-    add_each(params, "", kinds, &JsonOptions::default(), wishes);
+    add_each(params, "", kinds, &JsonOptions::default(), found);
 }
 
 /// Adds vLLM's `structured_outputs`.
 pub(super) fn structured_outputs(
     fields: &mut Fields,
-    wishes: &mut Vec<Wish>,
+    found: &mut Vec<Rule>,
 ) -> Result<(), ApiError> {
     const NAME: &str = "structured_outputs";
     const KNOWN: [&str; 9] = [
@@ -148,7 +148,7 @@ pub(super) fn structured_outputs(
     let Some(raw) = fields.take_raw(NAME) else {
         return Ok(());
     };
-    let mut object = fields.inside(NAME, &raw)?;
+    let mut object = fields.nested(NAME, &raw)?;
     let pattern = whitespace_pattern(&mut object, "whitespace_pattern", NAME)?;
     let is_compact = flag(&mut object, NAME, "disable_any_whitespace")?;
     let whitespace = match (pattern, is_compact) {
@@ -177,26 +177,26 @@ pub(super) fn structured_outputs(
         ("json_object", Kind::JsonObject),
         ("structural_tag", Kind::StructuralTag),
     ];
-    add_each(&mut object, "structured_outputs.", kinds, &options, wishes);
-    // vLLM's choice of a library for constraints, which is ignored.
+    add_each(&mut object, "structured_outputs.", kinds, &options, found);
+    // These fields select vLLM's constraint library and are ignored.
     object.take_raw("disable_fallback");
     object.take_raw("_backend");
     object.take_raw("_backend_was_auto");
-    match object.first_asked() {
+    match object.first_unread() {
         Some(name) => Err(unknown(NAME, &name, &KNOWN)),
         None => Ok(()),
     }
 }
 
 /// Adds vLLM's older fields.
-pub(super) fn guided(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {
+pub(super) fn guided(fields: &mut Fields, found: &mut Vec<Rule>) -> Result<(), ApiError> {
     let pattern = whitespace_pattern(fields, "guided_whitespace_pattern", "")?;
     let options = JsonOptions {
         whitespace: pattern.unwrap_or_default(),
         is_strict: false,
     };
     check_flag(fields, "", "guided_json_object")?;
-    // vLLM's choice of a library for constraints, which is ignored.
+    // This field selects vLLM's constraint library and is ignored.
     fields.string("guided_decoding_backend")?;
     let kinds = [
         ("guided_json", Kind::JsonSchema),
@@ -205,7 +205,7 @@ pub(super) fn guided(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), 
         ("guided_grammar", Kind::Ebnf),
         ("guided_json_object", Kind::JsonObject),
     ];
-    add_each(fields, "", kinds, &options, wishes);
+    add_each(fields, "", kinds, &options, found);
     Ok(())
 }
 
@@ -214,12 +214,12 @@ fn add_each<const N: usize>(
     prefix: &str,
     kinds: [(&str, Kind); N],
     json: &JsonOptions,
-    wishes: &mut Vec<Wish>,
+    found: &mut Vec<Rule>,
 ) {
     for (name, kind) in kinds {
         let raw = fields.take_raw(name);
         if let Some(raw) = raw.filter(|raw| !raw.asks_for_nothing()) {
-            wishes.push(Wish {
+            found.push(Rule {
                 kind,
                 path: format!("{prefix}{name}"),
                 raw,

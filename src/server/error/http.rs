@@ -1,4 +1,4 @@
-//! Errors that are found before a request's body is parsed: in its key, origin, host, headers and body size.
+//! Errors that are found before a request's body is parsed: in the key, origin, host, headers and body size.
 
 use actix_web::http::StatusCode;
 
@@ -90,7 +90,7 @@ impl ApiError {
         )
     }
 
-    /// 413: reading the body takes more memory than one body may take of the budget for all bodies.
+    /// 413: parsing the body takes more memory than one request may use.
     pub(crate) fn body_beyond_budget(most_bytes: usize, limit_bytes: usize) -> Self {
         let message = format!(
             "the request needs too much memory: one request may use about {most_bytes} of the {limit_bytes} bytes \

@@ -1,4 +1,4 @@
-//! Errors as clients see them: OpenAI's error object, on every endpoint.
+//! Errors as clients see them: OpenAI's error object. (Anthropic's endpoints and gRPC convert it to their forms.)
 
 mod http;
 
@@ -20,7 +20,7 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     accepts: Option<Accepts>,
-    /// Set if the prompt is too long: the clients of each API look for different words.
+    /// Set if the prompt is too long: the clients of each API look for a different message.
     overflow: Option<Box<Overflow>>,
 }
 
@@ -151,15 +151,15 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
     }
 
-    /// The same error in the words that clients of an API look for. Default: OpenAI's.
-    pub(super) fn in_words_of(mut self, dialect: Dialect) -> Self {
+    /// The same error, with the message that clients of this API look for.
+    pub(super) fn in_dialect(mut self, dialect: Dialect) -> Self {
         if let Some(overflow) = &self.overflow {
-            self.message = overflow.told_in(dialect);
+            self.message = overflow.message_in(dialect);
         }
         self
     }
 
-    /// The same error, with the name that this endpoint has for the field.
+    /// The same error, with an endpoint's own name for the field.
     pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.param.as_deref() == Some(from) {
             self.param = Some(to.to_owned());
@@ -268,7 +268,7 @@ impl From<RequestError> for ApiError {
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let base = Self::new(status, error.code(), error.to_string());
         let overflow = Overflow::of(&error).map(Box::new);
-        Self { overflow, ..base }.in_words_of(Dialect::OpenAi)
+        Self { overflow, ..base }.in_dialect(Dialect::OpenAi)
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_sampling_name_the_parameter() {
+    fn sampling_errors_name_the_parameter() {
         let params = SamplingParams {
             top_p: 2.0,
             ..SamplingParams::default()

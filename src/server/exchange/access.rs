@@ -12,7 +12,7 @@ use super::{Ended, Exchange};
 use souffleur_base::ids::RequestId;
 
 const MAX_SHOWN: usize = 128;
-/// The status of a request whose client left before it had an answer, as in nginx.
+/// The status of a request whose client disconnected before the answer, as in nginx.
 const LEFT_EARLY: u16 = 499;
 
 pub(super) fn log(exchange: &Exchange, ended: Ended) {
@@ -74,7 +74,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The engine's ids of requests, separated by commas, and the number of further requests.
+/// Ids of engine requests, separated by commas, and the number of further requests.
 struct Names<'a> {
     names: &'a [RequestId],
     count: usize,

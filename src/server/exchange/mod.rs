@@ -35,7 +35,7 @@ tokio::task_local! {
 pub(super) struct Exchange {
     ids: Ids,
     method: Method,
-    /// The pattern of the route, without values: a client that knows a response's id can read the response.
+    /// The pattern of the route, so that the log shows no response ids: a client that knows one can read the response.
     path: String,
     client: Option<SocketAddr>,
     began: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Ended {
 }
 
 impl Exchange {
-    /// `label` is the pattern of the request's route; without a route, the path itself is logged.
+    /// `label` is the pattern of the request's route. Without a route, the path itself is logged.
     pub(super) fn begin(request: &ServiceRequest, label: Option<&str>) -> Arc<Self> {
         let path = label.unwrap_or_else(|| request.path()).to_owned();
         let ids = Ids::of(request.headers());

@@ -9,7 +9,7 @@ use souffleur_base::error::RequestError;
 use souffleur_base::ids::RequestId;
 use souffleur_request::{Event, GenerateRequest};
 
-/// An engine request, whose end is reported to its exchange, at the latest when this is dropped.
+/// An engine request. Its end is reported to its exchange, at the latest on drop.
 pub(crate) struct Observed(Option<Open>);
 
 struct Open {
@@ -22,7 +22,7 @@ struct Open {
 }
 
 impl Observed {
-    /// Records requests, which are about to be sent to the engine, in the current exchange, if there is one.
+    /// Records requests in the current exchange, if there is one, before they are sent to the engine.
     pub(crate) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
         let exchange = Exchange::current();
         let opened = Instant::now();
@@ -42,7 +42,7 @@ impl Observed {
         requests.iter().map(open).map(Self).collect()
     }
 
-    pub(crate) fn hear(&mut self, event: &Event) {
+    pub(crate) fn observe(&mut self, event: &Event) {
         let Some(open) = &mut self.0 else {
             return;
         };

@@ -1,4 +1,4 @@
-//! Runs one gRPC request in the engine, for either service.
+//! Runs one gRPC request in the engine, for the runtime service and the scheduler service.
 
 use std::pin::Pin;
 
@@ -14,19 +14,19 @@ use crate::error::ApiError;
 use crate::native::NativeCall;
 use crate::open_requests::Listed;
 use crate::state::AppState;
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 use souffleur_base::ids::RequestId;
 use souffleur_engine::Generation;
 
 pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
-/// One request in flight. It is cancelled if this is dropped before its end, as when the client leaves.
+/// One request in flight. Dropping it before the end, for example when the client disconnects, cancels the request.
 pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
     unsent: Transcript,
     streams: bool,
-    /// The charge for the prompt, held until the first event: by then the engine has the prompt.
+    /// The charge for the prompt, held until the first event. From then on the engine holds the prompt.
     prompt_charge: Option<BodyCharge>,
     _request_charge: BodyCharge,
     _listed: Listed,
@@ -65,7 +65,7 @@ impl Answer {
         })
     }
 
-    /// A stream of the responses that `make` makes of each part of the answer, up to its end or an error.
+    /// Streams the responses that `make` builds from each part of the answer, up to the end or an error.
     pub(super) fn responses<R, F>(self, make: F) -> Responses<R>
     where
         R: Send + 'static,
@@ -73,12 +73,12 @@ impl Answer {
     {
         let parts = stream::unfold(Some((self, make)), |state| async move {
             let (mut answer, mut make) = state?;
-            let news = match answer.next().await {
-                Ok(news) => news,
+            let update = match answer.next().await {
+                Ok(update) => update,
                 Err(error) => return Some((vec![Err(error)], None)),
             };
-            let has_ended = news.end.is_some();
-            let responses = make(&answer.rid, news).into_iter().map(Ok).collect();
+            let has_ended = update.end.is_some();
+            let responses = make(&answer.rid, update).into_iter().map(Ok).collect();
             Some((responses, (!has_ended).then_some((answer, make))))
         });
         Box::pin(parts.flat_map(stream::iter))
@@ -94,9 +94,9 @@ impl Answer {
             };
             let event = self.generation.next().await.ok_or_else(lost)?;
             self.prompt_charge = None;
-            let news = News::of(event).map_err(|error| status(error.into()))?;
-            let is_due = self.streams && !news.is_of_the_prompt();
-            self.unsent.push(news);
+            let update = Update::of(event).map_err(|error| status(error.into()))?;
+            let is_due = self.streams && !update.is_prompt_only();
+            self.unsent.push(update);
             if is_due || self.unsent.end.is_some() {
                 return Ok(std::mem::take(&mut self.unsent));
             }

@@ -28,7 +28,7 @@ const FILES: [&str; 11] = [
     "chat_template.json",
     "preprocessor_config.json",
 ];
-/// Further files that smg reads, by extension.
+/// Name endings of further files that smg reads.
 const ENDINGS: [&str; 3] = [".tiktoken", ".jinja", ".model"];
 /// The file that a gateway needs to encode prompts for this engine.
 const NEEDED: &str = "tokenizer.json";
@@ -40,7 +40,7 @@ const MAX_BYTES: u64 = 128 << 20;
 /// Archive bytes in one message.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Sends archives of a tokenizer. Concurrent clients share one, so that clients that do not read block no others.
+/// Sends a tokenizer's archive. Concurrent clients share one archive, so a client that stops reading blocks no others.
 #[derive(Default)]
 pub(super) struct Bundles {
     /// The archive that is being sent to clients. The lock is held while an archive is made.
@@ -48,7 +48,7 @@ pub(super) struct Bundles {
 }
 
 impl Bundles {
-    /// Streams the tokenizer of the model in `folder` in chunks, the last of which has the archive's hash.
+    /// Streams the archive of the tokenizer in `folder` in chunks. The last chunk has the archive's hash.
     pub(super) async fn stream(
         &self,
         folder: PathBuf,
@@ -66,7 +66,7 @@ impl Bundles {
         if let Some(bundle) = current.upgrade().filter(|bundle| bundle.folder == folder) {
             return Ok(bundle);
         }
-        // The task holds the lock: even if the client leaves, the next one waits instead of making a second archive.
+        // The task holds the lock: if this client disconnects, the next client waits, and no second archive is made.
         let made = spawn_blocking(move || {
             let bundle = Arc::new(Bundle::of(folder)?);
             *current = Arc::downgrade(&bundle);
@@ -132,12 +132,12 @@ fn hex(bytes: &[u8]) -> String {
 enum BundleError {
     /// For example, the model is a GGUF file.
     #[error(
-        "the model has no {}: start the gateway with a tokenizer of its own",
+        "the model's folder has no {}: configure a tokenizer in the gateway",
         NEEDED
     )]
     NoTokenizer,
     #[error(
-        "the tokenizer has {n_files} files of {n_bytes} bytes, limits are {} and {}: start the gateway with a tokenizer of its own",
+        "the tokenizer has {n_files} files of {n_bytes} bytes, limits are {} and {}: configure a tokenizer in the gateway",
         MAX_FILES,
         MAX_BYTES
     )]
@@ -177,7 +177,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
         };
         let is_known =
             FILES.contains(&name.as_str()) || ENDINGS.iter().any(|ending| name.ends_with(ending));
-        // Links count too: the files of a download are links to another folder.
+        // Symbolic links are included: the files of a downloaded model are links to another folder.
         if is_known && entry.path().is_file() {
             names.push(name);
         }
@@ -196,7 +196,7 @@ mod tests {
     fn folder(files: &[(&str, &str)]) -> TempDir {
         let folder = TempDir::new().expect("a folder can be made");
         for (name, text) in files {
-            fs::write(folder.path().join(name), text).expect("it can be written");
+            fs::write(folder.path().join(name), text).expect("the file can be written");
         }
         folder
     }
@@ -217,13 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn a_model_without_a_tokenizer_and_one_with_too_many_files_are_refused() {
+    fn models_without_a_tokenizer_or_with_too_many_files_are_refused() {
         let none = archive(folder(&[("config.json", "{}")]).path());
         let error = none.expect_err("the folder has no tokenizer").to_string();
         assert!(error.contains("no tokenizer.json"), "{error}");
         let many = folder(&[("tokenizer.json", "{}")]);
         for n in 0..MAX_FILES {
-            fs::write(many.path().join(format!("{n}.jinja")), "").expect("it can be written");
+            fs::write(many.path().join(format!("{n}.jinja")), "").expect("the file can be written");
         }
         let error = archive(many.path())
             .expect_err("the folder has too many files")
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_stop_reading_block_no_others() {
+    async fn clients_that_stop_reading_do_not_block_others() {
         let text = "x".repeat(2 * CHUNK_BYTES);
         let folder = folder(&[("tokenizer.json", &text)]);
         let path = folder.path().to_owned();
@@ -247,7 +247,7 @@ mod tests {
         let chunks: Vec<_> = chunks.collect().await;
         let chunks: Vec<_> = chunks
             .into_iter()
-            .map(|chunk| chunk.expect("it is there"))
+            .map(|chunk| chunk.expect("no chunk is an error"))
             .collect();
         let bytes = chunks.iter().flat_map(|chunk| chunk.data.clone());
         let expected = archive(&path).expect("a tokenizer");
@@ -255,7 +255,7 @@ mod tests {
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.sha256.as_str()).collect();
         let of_all = hex(&Sha256::digest(&expected));
         assert_eq!(hashes, ["", "", of_all.as_str()]);
-        // All clients read one archive, which is freed with the last of them.
+        // All clients share one archive, which is freed when the last client is dropped.
         let current = || {
             bundles
                 .current

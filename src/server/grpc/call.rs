@@ -11,7 +11,7 @@ use crate::state::AppState;
 use souffleur_base::error::{PromptTokens, RequestError};
 use souffleur_state::request_limits::RequestLimits;
 
-/// Limits of a message that is converted to JSON, which takes many times the message's memory.
+/// Limits on a message, checked before it is converted to JSON, which takes many times the message's memory.
 #[derive(Clone, Copy)]
 pub(super) struct MessageLimits<'a> {
     pub(super) context_length: usize,
@@ -28,7 +28,6 @@ impl<'a> MessageLimits<'a> {
         })
     }
 
-    /// Refuses a prompt longer than the context.
     pub(super) fn check_prompt(&self, prompt_tokens: usize) -> Result<(), ApiError> {
         let limit_tokens = self.context_length;
         if prompt_tokens > limit_tokens {
@@ -80,7 +79,7 @@ pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeC
 }
 
 /// The fields that the requests of both services have.
-pub(super) struct Asked<I> {
+pub(super) struct SharedFields<I> {
     pub(super) input_ids: Vec<I>,
     pub(super) stream: bool,
     /// If it is empty, the server generates an id.
@@ -88,7 +87,7 @@ pub(super) struct Asked<I> {
     pub(super) sampling: Option<Map<String, Value>>,
 }
 
-impl<I: Serialize> Asked<I> {
+impl<I: Serialize> SharedFields<I> {
     /// The body of an equivalent call of `/generate`.
     pub(super) fn into_body(self) -> Map<String, Value> {
         let rid = Some(self.rid).filter(|rid| !rid.is_empty());
@@ -101,7 +100,7 @@ impl<I: Serialize> Asked<I> {
     }
 }
 
-/// Refuses the first of the given features that is requested: this server has none of them.
+/// Refuses a request for any of these features, none of which this server has. The error names the first one.
 pub(super) fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     match asked.iter().find(|(_, is_asked)| *is_asked) {
         Some((field, _)) => Err(ApiError::unsupported(field)),
@@ -109,7 +108,7 @@ pub(super) fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     }
 }
 
-/// An object with these fields, of which null ones count as absent.
+/// An object with these fields. Null fields count as absent.
 pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Map<String, Value> {
     let fields = fields.into_iter();
     fields
@@ -117,7 +116,6 @@ pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Map<String, 
         .collect()
 }
 
-/// The list, or null if it is empty.
 pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
     if list.is_empty() {
         Value::Null
@@ -126,7 +124,7 @@ pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
     }
 }
 
-/// The given numbers as fields; absent ones are null. Fails for infinities and NaN, which JSON does not have.
+/// An object with these numbers; absent numbers are null. Fails for infinities and NaN, which JSON cannot represent.
 pub(super) fn numbers<const N: usize>(
     given: [(&str, Option<f32>); N],
 ) -> Result<Map<String, Value>, ApiError> {
@@ -137,7 +135,7 @@ pub(super) fn numbers<const N: usize>(
     fields.collect()
 }
 
-/// Converts a number. Fails for infinities and NaN, for which serde_json would write null.
+/// Converts a number. Fails for infinities and NaN, which serde_json would write as null.
 pub(super) fn finite(name: &str, value: f32) -> Result<Number, ApiError> {
     let number = Number::from_f64(value.into());
     number.ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a number")))

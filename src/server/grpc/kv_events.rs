@@ -16,7 +16,7 @@ use souffleur_kv_events::{KvEventSubscription, NumberedEvents, SubscribeError};
 
 const DP_RANK: i32 = 0;
 
-/// Streams the batches after the number `after`, until the server drains or the client leaves.
+/// Streams the batches after the number `after`, until the server drains or the client disconnects.
 pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEventBatch>, Status> {
     let engine = &state.serving().map_err(status)?.engine;
     let subscription = engine.subscribe_kv_events(after).map_err(refused)?;
@@ -32,7 +32,7 @@ pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEven
     });
     let mut draining = state.drain_signal();
     let drains = async move {
-        // An error means that the state is gone.
+        // An error means that the server's state was dropped.
         let _ = draining.wait_for(|drains| *drains).await;
     };
     Ok(Box::pin(batches.take_until(drains)))
@@ -75,8 +75,8 @@ impl Messages {
     }
 }
 
-/// Converts an event, unless its blocks are in a named namespace: the message has no field for a salt or an
-/// `extra_key`, so smg would count on these blocks for prompts of other namespaces.
+/// Converts an event. Stored blocks of a named namespace are left out: the message has no field for a `cache_salt` or
+/// an `extra_key`, so smg would route prompts of other namespaces by these blocks.
 fn data_of(event: KvEvent, block_size: usize) -> Option<Data> {
     match event {
         KvEvent::Stored(blocks) => {

@@ -1,13 +1,13 @@
 //! The gRPC server: the methods of SGLang's runtime service that Dynamo's sidecar calls, and the methods of SGLang's
 //! scheduler service that smg calls. Needs the feature `grpc`.
 //!
-//! Both services convert their requests to calls of `/generate`, with the same limits and errors, and have no state.
+//! Both services convert their requests to calls of `/generate`, with the same limits and errors.
 
 mod answer;
 mod bundle;
 mod call;
-mod door;
 mod kv_events;
+mod listener;
 mod runtime;
 mod scheduler;
 mod zip;
@@ -52,7 +52,7 @@ const MAX_STREAMS: u32 = 256;
 /// Maximum number of requests whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
 /// Time limit for reading a message, and for an answer that is not a stream.
-const READING_PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message: 800,000 tokens of five bytes each.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
@@ -64,10 +64,10 @@ const MAX_MESSAGE_BYTES: usize = 4 << 20;
 pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let incoming = door::connections(listener, MAX_CONNECTIONS);
+    let incoming = listener::connections(listener, MAX_CONNECTIONS);
     let mut draining = state.drain_signal();
     let drained = async move {
-        // An error means that the state is gone.
+        // An error means that the server's state was dropped.
         let _ = draining.wait_for(|drains| *drains).await;
     };
     let max_bytes = state.config().max_body_bytes.min(MAX_MESSAGE_BYTES);
@@ -79,9 +79,9 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
         .concurrency_limit_per_connection(MAX_READ_AT_ONCE)
-        .timeout(READING_PATIENCE)
-        .http2_keepalive_interval(Some(door::KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(door::KEEPALIVE_PATIENCE))
+        .timeout(CALL_TIMEOUT)
+        .http2_keepalive_interval(Some(listener::KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(listener::KEEPALIVE_TIMEOUT))
         .add_service(InterceptedService::new(runtime, guard.clone()))
         .add_service(InterceptedService::new(scheduler, guard))
         .serve_with_incoming_shutdown(incoming, drained)
@@ -97,7 +97,7 @@ struct Guard {
 
 impl Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        key::judge_bearer(authorization(&request), self.state.config()).map_err(status)?;
+        key::verify_bearer(authorization(&request), self.state.config()).map_err(status)?;
         Ok(request)
     }
 }
@@ -108,14 +108,14 @@ fn authorization<T>(request: &Request<T>) -> Option<&[u8]> {
 }
 
 /// Refuses requests without the admin key, if one is set.
-fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> {
-    key::judge_admin_bearer(authorization(request), state.config()).map_err(status)
+fn verify_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> {
+    key::verify_admin_bearer(authorization(request), state.config()).map_err(status)
 }
 
 struct Flushed {
-    /// False if requests are in the engine, which then refuses.
+    /// False if the engine refused because it has requests.
     success: bool,
-    /// The engine's report in JSON, or the reason why it refuses.
+    /// The engine's report in JSON, or the reason for the refusal.
     message: String,
 }
 
@@ -132,7 +132,7 @@ async fn flush(state: &AppState) -> Result<Flushed, Status> {
 }
 
 fn status(error: ApiError) -> Status {
-    let error = error.in_words_of(Dialect::Sglang);
+    let error = error.in_dialect(Dialect::Sglang);
     let code = match error.http_status() {
         401 => Code::Unauthenticated,
         404 => Code::NotFound,
@@ -153,7 +153,7 @@ fn check_rank(rank: Option<i32>) -> Result<(), Status> {
     }
 }
 
-/// A count or a token id as an `int32` of these services; no real value reaches its limit.
+/// Converts a count or a token id to an `int32`. A larger value, which does not occur in practice, is clipped.
 fn i32_of(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
@@ -164,7 +164,7 @@ mod tests {
     use souffleur_base::error::RequestError;
 
     #[test]
-    fn errors_keep_their_words_and_get_the_code_of_their_status() {
+    fn errors_keep_their_message_and_get_a_grpc_code() {
         let wrong = status(ApiError::field("n", "n is 2: send several requests"));
         let found = (wrong.code(), wrong.message());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! SGLang's runtime service, to which Dynamo's sidecar sends prompts as token ids.
+//! Implements SGLang's gRPC runtime service, to which Dynamo's sidecar sends prompts as token ids.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
 use super::answer::{Answer, Responses};
-use super::call::{self, Asked, MessageLimits};
+use super::call::{self, MessageLimits, SharedFields};
 use super::proto::runtime::sglang_service_server::SglangService;
 use super::proto::runtime::{
     AbortRequest, AbortResponse, FlushCacheRequest, FlushCacheResponse, GenerateRequest,
@@ -15,7 +15,7 @@ use super::proto::runtime::{
     GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest, HealthCheckResponse,
     ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
-use super::{Flushed, check_rank, flush, i32_of, judge_admin, status};
+use super::{Flushed, check_rank, flush, i32_of, status, verify_admin};
 use crate::error::ApiError;
 use crate::native::{Meta, Shape};
 use crate::state::AppState;
@@ -43,7 +43,7 @@ impl SglangService for Runtime {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
         let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
-        let responses = answer.responses(|rid, news| vec![response(rid, &news)]);
+        let responses = answer.responses(|rid, update| vec![response(rid, &update)]);
         Ok(Response::new(responses))
     }
 
@@ -72,7 +72,7 @@ impl SglangService for Runtime {
     ) -> Result<Response<GetServerInfoResponse>, Status> {
         let facts = health::server_facts(&self.state).await;
         let mut facts = facts.map_err(status)?;
-        // The sidecar requires responses that have only the tokens since the last one, as they do here.
+        // The sidecar requires that each response has only the tokens since the last response, as is the case here.
         facts["incremental_streaming_output"] = json!(true);
         Ok(Response::new(GetServerInfoResponse {
             json_info: facts.to_string(),
@@ -111,12 +111,12 @@ impl SglangService for Runtime {
     ) -> Result<Response<AbortResponse>, Status> {
         let open_requests = self.state.open_requests();
         if request.get_ref().abort_all {
-            judge_admin(&self.state, &request)?;
+            verify_admin(&self.state, &request)?;
             open_requests.cancel_all();
         } else if !request.get_ref().rid.is_empty() {
             open_requests.cancel(&request.get_ref().rid);
         }
-        // An id of a request that has ended, or never existed, is not an error.
+        // The id of a request that has ended or never existed is not an error.
         Ok(Response::new(AbortResponse { success: true }))
     }
 
@@ -124,20 +124,20 @@ impl SglangService for Runtime {
         &self,
         request: Request<FlushCacheRequest>,
     ) -> Result<Response<FlushCacheResponse>, Status> {
-        judge_admin(&self.state, &request)?;
+        verify_admin(&self.state, &request)?;
         let Flushed { success, message } = flush(&self.state).await?;
         Ok(Response::new(FlushCacheResponse { success, message }))
     }
 }
 
-fn response(rid: &RequestId, news: &Transcript) -> GenerateResponse {
+fn response(rid: &RequestId, update: &Transcript) -> GenerateResponse {
     let shape = Shape::new(None, None);
-    let meta = Meta::new(rid, &shape, news);
-    let ids = news.tokens.iter();
+    let meta = Meta::new(rid, &shape, update);
+    let ids = update.tokens.iter();
     GenerateResponse {
         output_ids: ids.map(|token| i32_of(*token as usize)).collect(),
         meta_info: as_json(&meta),
-        finished: news.end.is_some(),
+        finished: update.end.is_some(),
     }
 }
 
@@ -170,13 +170,13 @@ fn body(
     if let Some(params) = &request.sampling_params {
         limits.check_lists(params.stop.len(), params.stop_token_ids.len(), 0)?;
     }
-    let asked = Asked {
+    let shared = SharedFields {
         input_ids: request.input_ids,
         stream: request.stream == Some(true),
         rid: request.rid.unwrap_or_default(),
         sampling: request.sampling_params.map(sampling).transpose()?,
     };
-    Ok(asked.into_body())
+    Ok(shared.into_body())
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {

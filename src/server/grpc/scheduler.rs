@@ -1,4 +1,4 @@
-//! SGLang's scheduler service, to which smg sends prompts as token ids.
+//! Implements SGLang's gRPC scheduler service, to which smg sends prompts as token ids.
 
 use actix_web::web::Data;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::answer::{Answer, Responses};
 use super::bundle::Bundles;
-use super::call::{self, Asked, MessageLimits, finite};
+use super::call::{self, MessageLimits, SharedFields, finite};
 use super::proto::scheduler::generate_complete::MatchedStop;
 use super::proto::scheduler::generate_response::Response as Part;
 use super::proto::scheduler::sampling_params::Constraint;
@@ -18,7 +18,7 @@ use super::proto::scheduler::{
     GetTokenizerChunk, GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch,
     QueueMetrics, SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
-use super::{Flushed, check_rank, flush, i32_of, judge_admin, kv_events, status};
+use super::{Flushed, check_rank, flush, i32_of, kv_events, status, verify_admin};
 use crate::error::ApiError;
 use crate::health;
 use crate::loads;
@@ -57,7 +57,7 @@ impl SglangScheduler for Scheduler {
             tokens: Vec::new(),
         };
         let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
-        let responses = answer.responses(move |rid, news| parts.responses(rid, news));
+        let responses = answer.responses(move |rid, update| parts.responses(rid, update));
         Ok(Response::new(responses))
     }
 
@@ -110,7 +110,7 @@ impl SglangScheduler for Scheduler {
             max_context_length: i32_of(model.context_length),
             vocab_size: i32_of(model.vocab_size),
             eos_token_ids: ends.map(|token| i32_of(*token as usize)).collect(),
-            // At least one token is generated.
+            // The context must hold at least one generated token.
             max_req_input_len: i32_of(model.context_length.saturating_sub(1)),
         }))
     }
@@ -172,7 +172,7 @@ impl SglangScheduler for Scheduler {
         &self,
         request: Request<FlushCacheRequest>,
     ) -> Result<Response<FlushCacheResponse>, Status> {
-        judge_admin(&self.state, &request)?;
+        verify_admin(&self.state, &request)?;
         let Flushed { success, message } = flush(&self.state).await?;
         Ok(Response::new(FlushCacheResponse { success, message }))
     }
@@ -202,11 +202,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn responses(&mut self, rid: &RequestId, news: Transcript) -> Vec<GenerateResponse> {
-        self.tokens.extend(&news.tokens);
-        let complete = self.complete(&news).map(Part::Complete);
-        let is_chunk = self.streams && !news.tokens.is_empty();
-        let chunk = is_chunk.then(|| Part::Chunk(chunk(news)));
+    fn responses(&mut self, rid: &RequestId, update: Transcript) -> Vec<GenerateResponse> {
+        self.tokens.extend(&update.tokens);
+        let complete = self.complete(&update).map(Part::Complete);
+        let is_chunk = self.streams && !update.tokens.is_empty();
+        let chunk = is_chunk.then(|| Part::Chunk(chunk(update)));
         let parts = chunk.into_iter().chain(complete);
         let response = |part| GenerateResponse {
             request_id: rid.to_string(),
@@ -215,8 +215,8 @@ impl Parts {
         parts.map(response).collect()
     }
 
-    fn complete(&mut self, news: &Transcript) -> Option<GenerateComplete> {
-        let end = news.end.as_ref()?;
+    fn complete(&mut self, update: &Transcript) -> Option<GenerateComplete> {
+        let end = update.end.as_ref()?;
         let matched_stop = match &end.reason {
             FinishReason::StopToken(token) => Some(MatchedStop::MatchedTokenId(*token)),
             FinishReason::StopString(text) => Some(MatchedStop::MatchedStopStr(text.clone())),
@@ -225,20 +225,20 @@ impl Parts {
         Some(GenerateComplete {
             output_ids: std::mem::take(&mut self.tokens),
             finish_reason: end.reason.as_str().to_owned(),
-            prompt_tokens: news.usage.prompt_tokens,
-            completion_tokens: news.usage.completion_tokens,
-            cached_tokens: news.usage.cached_tokens,
+            prompt_tokens: update.usage.prompt_tokens,
+            completion_tokens: update.usage.completion_tokens,
+            cached_tokens: update.usage.cached_tokens,
             matched_stop,
         })
     }
 }
 
-fn chunk(news: Transcript) -> GenerateStreamChunk {
+fn chunk(update: Transcript) -> GenerateStreamChunk {
     GenerateStreamChunk {
-        token_ids: news.tokens,
-        prompt_tokens: news.usage.prompt_tokens,
-        completion_tokens: news.usage.completion_tokens,
-        cached_tokens: news.usage.cached_tokens,
+        token_ids: update.tokens,
+        prompt_tokens: update.usage.prompt_tokens,
+        completion_tokens: update.usage.completion_tokens,
+        cached_tokens: update.usage.cached_tokens,
     }
 }
 
@@ -270,13 +270,13 @@ fn body(
         let (ids, bias) = (&params.stop_token_ids, &params.logit_bias);
         limits.check_lists(params.stop.len(), ids.len(), bias.len())?;
     }
-    let asked = Asked {
+    let shared = SharedFields {
         input_ids: ids,
         stream: request.stream,
         rid: request.request_id,
         sampling: request.sampling_params.map(sampling).transpose()?,
     };
-    Ok(asked.into_body())
+    Ok(shared.into_body())
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constraint_has_its_name_in_generate() {
+    fn a_constraint_gets_its_field_name_in_generate() {
         let params = SamplingParams {
             constraint: Some(Constraint::EbnfGrammar("root ::= \"a\"".to_owned())),
             ..SamplingParams::default()

@@ -10,7 +10,7 @@ const VERSION: u16 = 20;
 /// Names are UTF-8.
 const FLAGS: u16 = 1 << 11;
 const STORED: u16 = 0;
-/// The first of January 1980 at midnight: equal files make equal archives.
+/// Midnight of 1 January 1980. The time is fixed so that equal files make equal archives.
 const TIME: u16 = 0;
 const DATE: u16 = (1 << 5) | 1;
 
@@ -32,10 +32,10 @@ impl Archive {
         self.bytes.extend(content);
 
         self.entries.extend(ENTRY_SIGNATURE.to_le_bytes());
-        // The version of the writer, in addition to the reader's.
+        // The version of the writer; `facts` begins with the version that a reader needs.
         self.entries.extend(VERSION.to_le_bytes());
         self.entries.extend(&facts);
-        // No comment, on the first disk, with no attributes.
+        // Comment length, disk number and attributes are zero.
         self.entries.extend([0_u8; 2 + 2 + 2 + 4]);
         self.entries.extend(length(start).to_le_bytes());
         self.entries.extend(name.as_bytes());
@@ -47,19 +47,19 @@ impl Archive {
         self.bytes.append(&mut self.entries);
         let n_bytes = self.bytes.len() - start;
         self.bytes.extend(END_SIGNATURE.to_le_bytes());
-        // This disk is the first one, and has all entries.
+        // The numbers of this disk and of the directory's disk.
         self.bytes.extend([0_u8; 2 + 2]);
         self.bytes.extend(self.n_entries.to_le_bytes());
         self.bytes.extend(self.n_entries.to_le_bytes());
         self.bytes.extend(length(n_bytes).to_le_bytes());
         self.bytes.extend(length(start).to_le_bytes());
-        // No comment.
+        // Comment length.
         self.bytes.extend([0_u8; 2]);
         self.bytes
     }
 }
 
-/// The fields that a file's header and its central directory entry share, from the reader's version on.
+/// The fields that a file's header and its central directory entry share, from the reader's version to the lengths.
 fn facts(name: &str, content: &[u8]) -> Vec<u8> {
     let mut facts = Vec::with_capacity(26);
     for number in [VERSION, FLAGS, STORED, TIME, DATE] {
@@ -71,7 +71,7 @@ fn facts(name: &str, content: &[u8]) -> Vec<u8> {
     facts.extend(length(content.len()).to_le_bytes());
     let name_bytes = u16::try_from(name.len()).unwrap_or(u16::MAX);
     facts.extend(name_bytes.to_le_bytes());
-    // No extra field.
+    // Extra field length.
     facts.extend([0_u8; 2]);
     facts
 }
@@ -87,7 +87,7 @@ mod tests {
 
     /// Python's zipfile reads these bytes as two files with these contents.
     #[test]
-    fn an_archive_is_byte_for_byte_what_others_read() {
+    fn an_archive_has_the_bytes_of_a_valid_zip_file() {
         let mut archive = Archive::default();
         archive.add("a.txt", b"hello");
         archive.add("b", b"");

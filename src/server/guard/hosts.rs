@@ -8,8 +8,8 @@ use actix_web::http::uri::Authority;
 
 use crate::config::ServerConfig;
 
-/// The hosts that a request names, with their ports: every `Host`, and that of a target in absolute form. A browser
-/// always names one; HTTP/1.0 may name none.
+/// The hosts that a request names, with their ports: every `Host` header, and the host of a target in absolute form.
+/// Browsers always name a host; HTTP/1.0 clients may not.
 pub(super) fn of(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
     let named = head.headers.get_all(header::HOST);
     let target = head.uri.authority();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_known_names_are_own_whatever_their_port() {
+    fn addresses_and_known_names_are_own_on_any_port() {
         let config = ServerConfig {
             host: "gpu-box".to_owned(),
             allowed_hosts: vec!["Souffleur.internal".to_owned(), "proxy:8443".to_owned()],

@@ -1,4 +1,4 @@
-//! Refuses requests of other sites' pages: browsers send a page's requests to any address that their user can reach.
+//! Refuses requests from web pages of other sites: a browser sends a page's requests to any address it can reach.
 //!
 //! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: other sites do not link to
 //! this server's one page, `/docs`. A site whose name resolves to this server (DNS rebinding) is refused by that name
@@ -29,13 +29,13 @@ pub(super) async fn check(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     if let Some(state) = request.app_data::<Data<AppState>>() {
-        judge(request.head(), state.config())?;
+        verify(request.head(), state.config())?;
     }
     next.call(request).await
 }
 
-/// Answers preflights and lets pages read responses. It runs after [`check`], which passes only pages of the server's
-/// own and of allowed origins, and so checks no origin itself.
+/// Answers CORS preflights and lets pages read responses. It checks no origin: [`check`] runs first and passes only
+/// pages of this server and of allowed origins.
 pub(super) fn cors() -> Cors {
     Cors::default()
         .allow_any_origin()
@@ -71,16 +71,16 @@ pub(super) async fn takes_json(
     next.call(request).await
 }
 
-fn judge(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+fn verify(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
     let is_open = config.api_key.is_none();
     let foreign = hosts::of(head).find(|host| !hosts::is_own(host, config));
     match foreign.filter(|_| is_open) {
         Some(host) => Err(ApiError::foreign_host(host)),
-        None => judge_site(head, config),
+        None => verify_site(head, config),
     }
 }
 
-fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
+fn verify_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError> {
     if config.allowed_origins.iter().any(|origin| origin == "*") {
         return Ok(());
     }
@@ -94,7 +94,7 @@ fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError>
             return Err(ApiError::foreign_origin(origin));
         }
     }
-    // `none` means that a person typed the address. A browser sends `cross-site` for an allowed origin, too.
+    // `none` means that a person typed the address. Browsers send `cross-site` for allowed origins, too.
     let is_fine = |site: &[u8]| is_allowed || site == b"same-origin" || site == b"none";
     let mut sites = head.headers.get_all(SEC_FETCH_SITE);
     match sites.find(|site| !is_fine(site.as_bytes())) {
@@ -103,8 +103,8 @@ fn judge_site(head: &RequestHead, config: &ServerConfig) -> Result<(), ApiError>
     }
 }
 
-/// Returns whether an origin is on the request's host and that is the server's own. With an API key every `Host`
-/// passes, and after DNS rebinding the host of the page's origin is the request's host.
+/// Returns whether the origin's host is the request's host and is also a known name of this server. The latter is
+/// checked because with an API key every `Host` passes, and after DNS rebinding both hosts are the attacker's.
 fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bool {
     let scheme_end = origin.windows(3).position(|part| part == b"://");
     let Some(origin_host) = scheme_end.map(|end| &origin[end + 3..]) else {
@@ -127,7 +127,7 @@ fn encoding(head: &RequestHead) -> Option<&[u8]> {
 fn has_body(head: &RequestHead) -> bool {
     match head.headers.get(header::CONTENT_LENGTH) {
         Some(length) => length.as_bytes() != b"0",
-        // HTTP/2 marks the lack of a body in a flag that is not visible here.
+        // In HTTP/2 a flag, which is not visible here, marks a request without a body.
         None => {
             head.headers.contains_key(header::TRANSFER_ENCODING) || head.version > Version::HTTP_11
         }
@@ -161,14 +161,14 @@ mod tests {
         let request = headers.iter().fold(TestRequest::get(), |request, header| {
             request.append_header(*header)
         });
-        let judged = judge(request.to_srv_request().head(), config);
-        assert_eq!(judged.err().map(|error| error.code()), code, "{headers:?}");
+        let result = verify(request.to_srv_request().head(), config);
+        assert_eq!(result.err().map(|error| error.code()), code, "{headers:?}");
     }
 
     const FOREIGN: Option<&str> = Some("origin_not_allowed");
 
     #[test]
-    fn only_origins_on_the_own_host_and_listed_origins_pass() {
+    fn only_the_servers_origin_and_listed_origins_pass() {
         let none = config(|_| ());
         let listed = config(|config| config.allowed_origins = vec!["https://chat.example".into()]);
         let all = config(|config| config.allowed_origins = vec!["*".into()]);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_any_host_passes_but_its_origin_is_not_trusted() {
+    fn with_a_key_any_host_passes_but_not_its_origin() {
         let keyed = |config: &mut ServerConfig| {
             config.api_key = Some(super::super::ApiKey::new("sk-1").expect("it is printable"));
         };

@@ -51,7 +51,7 @@ impl<'a> Reply<'a> {
         Self::with(logprobs, rid, transcript, index)
     }
 
-    /// A partial answer. Its lists of log probabilities are empty: [`Written`] fills in the output's.
+    /// A partial answer. Its lists of log probabilities are empty: [`Written`] fills in those of the output.
     fn so_far(
         rid: &'a RequestId,
         shape: &'a Shape,
@@ -202,8 +202,8 @@ impl<'a> Logprobs<'a> {
     }
 }
 
-/// The JSON of an output's log probabilities so far. Each event repeats them, so each one is serialised once and then
-/// copied. Those of the prompt and of alternatives come only with the whole answer.
+/// The JSON of an output's log probabilities so far. Each event repeats them, so each log probability is serialised
+/// once and then copied. The log probabilities of the prompt and of alternatives come only with the whole answer.
 #[derive(Default)]
 pub(crate) struct Written(Vec<u8>);
 
@@ -218,7 +218,7 @@ impl Written {
         }
     }
 
-    /// Adds the event that shows an answer so far.
+    /// Adds an event with the answer so far.
     pub(crate) fn show(
         &self,
         rid: &RequestId,
@@ -230,7 +230,7 @@ impl Written {
         const LIST: &[u8] = b"\"output_token_logprobs\":[";
         let reply = Reply::so_far(rid, shape, transcript, index);
         let json = serde_json::to_vec(&reply).expect("responses have string keys only");
-        // Quotes inside texts are escaped: these bytes are the key, close to the end.
+        // Quotes inside texts are escaped, so only the key has these bytes. It is near the end.
         let found = json.windows(LIST.len()).rposition(|bytes| bytes == LIST);
         match found {
             None => out.json(&[&json]),
@@ -270,7 +270,7 @@ impl Serialize for Tokens<'_> {
 
 type Pick = fn(&TokenLogprobs) -> &[(u32, f32)];
 
-/// For each position a list of triples; null at a prompt's first token, which has none.
+/// For each position a list of triples; null at a prompt's first token, which has no log probabilities.
 struct Others<'a> {
     tokens: &'a [TokenLogprobs],
     pick: Pick,
@@ -297,7 +297,7 @@ mod tests {
 
     use super::*;
     use crate::spelling::tests::bytewise;
-    use crate::transcript::News;
+    use crate::transcript::Update;
     use souffleur_request::{Delta, Usage};
 
     fn place(token: u32, logprob: Option<f32>) -> TokenLogprobs {
@@ -334,7 +334,7 @@ mod tests {
             usage,
         };
         let mut transcript = Transcript::default();
-        transcript.push(News { delta, end: None });
+        transcript.push(Update { delta, end: None });
         transcript
     }
 
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_so_far_has_the_outputs_log_probabilities_only() {
+    fn an_answer_so_far_has_only_the_outputs_log_probabilities() {
         let wish = LogprobWish {
             start: Some(0),
             top: 1,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_a_batch_carry_their_index_and_the_end_its_latency() {
+    fn the_last_answer_of_a_batch_member_has_its_index_and_latency() {
         let mut transcript = transcript();
         let end = TranscriptEnd {
             reason: FinishReason::StopToken(2),

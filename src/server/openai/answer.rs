@@ -1,4 +1,4 @@
-//! Receives a call of one of OpenAI's endpoints, and sends its answer, whole or streamed.
+//! Receives a call of one of OpenAI's endpoints, and sends the answer, whole or streamed.
 
 use std::sync::Arc;
 
@@ -23,7 +23,6 @@ pub(super) trait Write: Render + Send {
     fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8>;
 }
 
-/// Writes an answer that consists of choices.
 pub(super) trait Choices: Render + Send {
     type Choice: Serialize;
 

@@ -21,7 +21,7 @@ use crate::lanes::Lane;
 use crate::spelling::Spelling;
 use crate::sse::{Chunks, Render};
 use crate::state::AppState;
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 use souffleur_base::field::{Field, Shallow};
 use souffleur_base::ids::RequestId;
 use souffleur_request::{GenerateRequest, Prompt, Usage};
@@ -74,7 +74,7 @@ impl Call {
         )?;
         let max_tokens = fields.token_limit("max_tokens")?;
         if max_tokens.is_none() {
-            // Chats have this name. Clients may send both names; this one alone is refused instead of ignored.
+            // The name in chat completions. Clients may send both names, but without `max_tokens` this one is refused.
             fields.refuse(&["max_completion_tokens"])?;
         }
         common.limit_length(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))?;
@@ -96,7 +96,7 @@ impl Call {
         Ok((call, fields.into_charges()))
     }
 
-    /// Refuses echoes that are together longer than a request body may be: each sample repeats its prompt.
+    /// Refuses echoes that are longer in total than a request body may be, since each sample repeats its prompt.
     fn check_echo(&self, spelling: &Spelling, limit_bytes: usize) -> Result<(), ApiError> {
         if !self.echo {
             return Ok(());
@@ -203,7 +203,7 @@ struct Choice {
 struct Writer {
     head: Head,
     spelling: Spelling,
-    /// Each choice's prompt, until it has been echoed.
+    /// Each choice's prompt, until the prompt has been echoed.
     echoes: Vec<Option<Arc<str>>>,
     prompt_offsets: Vec<TextOffset>,
     output_offsets: Vec<TextOffset>,
@@ -245,8 +245,8 @@ impl Writer {
         }
     }
 
-    fn choice(&mut self, index: usize, news: News) -> Choice {
-        let News { delta, end } = news;
+    fn choice(&mut self, index: usize, update: Update) -> Choice {
+        let Update { delta, end } = update;
         self.usages[index] = delta.usage;
         let echo = self.echoes[index].take();
         let logprobs = self.top.map(|top| {
@@ -289,7 +289,7 @@ impl Choices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {
-        self.choice(index, transcript.into_news())
+        self.choice(index, transcript.into_update())
     }
 
     fn whole_answer(&self, choices: Vec<Choice>) -> Response<'_, Choice> {
@@ -299,11 +299,11 @@ impl Choices for Writer {
 }
 
 impl Render for Writer {
-    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
-        if news.is_empty() {
+    fn update(&mut self, index: usize, update: Update, out: &mut Chunks) {
+        if update.is_empty() {
             return;
         }
-        let choice = self.choice(index, news);
+        let choice = self.choice(index, update);
         let usage = self.usage_so_far(index);
         out.data(&self.head.with(vec![choice], usage));
     }
@@ -323,7 +323,7 @@ impl Render for Writer {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::tests::{events, fields, head, limits, news, spelling};
+    use super::super::tests::{events, fields, head, limits, spelling, update};
     use super::*;
     use souffleur_request::FinishReason;
 
@@ -388,7 +388,7 @@ mod tests {
     fn a_choice_echoes_its_prompt_and_offsets_continue_after_it() {
         let call = call(json!({"prompt": "hé", "echo": true, "logprobs": 0}));
         let mut writer = Writer::new(&call, head(), spelling());
-        let choice = writer.choice(0, news("ab", Some(FinishReason::StopToken(2))));
+        let choice = writer.choice(0, update("ab", Some(FinishReason::StopToken(2))));
         let expected = json!({
             "index": 0, "text": "héab", "finish_reason": "stop", "matched_stop": 2,
             "logprobs": {
@@ -428,7 +428,7 @@ mod tests {
         let call = call(json!({"prompt": "p", "stream": true, "stream_options": options, "n": 2}));
         let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
-        writer.news(1, news("ab", None), &mut out);
+        writer.update(1, update("ab", None), &mut out);
         writer.end(&mut out);
         let events = events(out);
         assert_eq!(events.len(), 1);
@@ -443,10 +443,10 @@ mod tests {
             call(json!({"prompt": "p", "echo": true, "stream": true, "stream_options": options}));
         let mut writer = Writer::new(&call, head(), spelling());
         let mut out = Chunks::default();
-        writer.news(0, news("a", None), &mut out);
-        writer.news(0, News::default(), &mut out);
+        writer.update(0, update("a", None), &mut out);
+        writer.update(0, Update::default(), &mut out);
         let end = FinishReason::StopString("x".to_owned());
-        writer.news(0, news("b", Some(end)), &mut out);
+        writer.update(0, update("b", Some(end)), &mut out);
         writer.end(&mut out);
         let events = events(out);
         let [first, last, usage] = events.as_slice() else {

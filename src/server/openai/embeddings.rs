@@ -34,7 +34,7 @@ use souffleur_state::cache::namespace::Namespace;
 const INPUT: &str = "input";
 const DIMENSIONS: &str = "dimensions";
 
-/// Maximum bytes of a value in an answer, as a JSON number and in base64.
+/// Maximum bytes of an embedding's value in the answer, as a JSON number and in base64.
 const NUMBER_BYTES: usize = 16;
 const BASE64_BYTES: usize = 6;
 
@@ -140,8 +140,8 @@ fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {
     embedding.ok_or_else(|| ApiError::aborted("the request was cancelled"))
 }
 
-/// Returns the first values of an embedding, normalised to length 1, as in Matryoshka representation learning. An
-/// embedding without further values is unchanged.
+/// Returns the first `dimensions` values of an embedding, normalised to length 1, as in Matryoshka representation
+/// learning. An embedding of at most `dimensions` values is unchanged.
 fn cut(embedding: Arc<[f32]>, dimensions: usize) -> Arc<[f32]> {
     if embedding.len() <= dimensions {
         return embedding;

@@ -18,7 +18,7 @@ pub(super) struct LegacyLogprobs {
 }
 
 impl LegacyLogprobs {
-    /// Creates empty lists. With `top` there is one of alternatives, which include the token itself.
+    /// Creates empty lists. With `top` there is a list of alternatives, which include the token itself.
     pub(super) fn new(top: bool) -> Self {
         Self {
             tokens: Vec::new(),
@@ -50,8 +50,8 @@ impl LegacyLogprobs {
     }
 }
 
-/// Log probabilities by token text, each text once. A map of JSON values would widen them to `f64` and print more
-/// digits than the other lists have.
+/// Log probabilities by token text, each text once. A map of JSON values would widen the numbers to `f64` and print
+/// more digits than the other lists.
 #[derive(Debug)]
 struct Alternatives(Vec<(String, f32)>);
 
@@ -129,7 +129,7 @@ impl ChatLogprobs {
     }
 }
 
-/// Counts the offsets of tokens in a text, in characters. A token that begins inside a character has its offset.
+/// Counts the offsets of tokens in characters. A token that begins inside a character has that character's offset.
 #[derive(Debug, Default)]
 pub(super) struct TextOffset {
     chars: usize,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn legacy_alternatives_hold_the_token_and_skip_the_first_of_the_prompt() {
+    fn legacy_alternatives_include_the_token_and_skip_the_prompts_first() {
         let places = [
             place(97, None, &[]),
             place(98, Some(-2.0), &[(99, -0.5), (0xff, -1.5)]),

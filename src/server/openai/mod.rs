@@ -1,16 +1,16 @@
 //! OpenAI's completions, chat completions, responses and embeddings, with SGLang's extra sampling fields. Unknown
 //! fields are ignored, as OpenAI's clients send many; unsupported fields that would change the answer are refused.
 //!
-//! Chats, responses and Anthropic's messages are written from one list of pieces
-//! ([`OutputPiece`](souffleur_request::OutputPiece)): one parser of tools, constraints and reasoning serves all of them.
+//! Chats, responses and Anthropic's messages are written from the same pieces
+//! ([`OutputPiece`](souffleur_request::OutputPiece)), which one parser of tools and reasoning produces.
 
 pub(super) mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
 mod docs;
 pub(super) mod embeddings;
+pub(super) mod json_values;
 mod logprobs;
-pub(super) mod places;
 mod refusals;
 pub(super) mod responses;
 pub(super) mod wire;
@@ -39,7 +39,7 @@ const MAX_TOP_LOGPROBS: u32 = 20;
 
 pub(super) type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
 
-/// The fields that all of these endpoints have.
+/// The fields that completions, chats, responses and Anthropic's messages share.
 pub(super) struct Common {
     pub(super) id: RequestId,
     pub(super) sampling: SamplingParams,
@@ -64,7 +64,7 @@ impl Common {
     ) -> Result<Self, ApiError> {
         let constraint = constraint(fields)?;
         refusals::inside_extra_body(fields)?;
-        // The server's only model answers under any name.
+        // The server's only model answers requests for any name.
         fields.string("model")?;
         let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
@@ -154,7 +154,7 @@ fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<Sampling
     }
     check_samples(sampling.n)?;
     sampling.sampling_seed = fields.seed("seed")?;
-    // vLLM's name.
+    // vLLM's name of `no_stop_trim`.
     sampling.no_stop_trim |= fields.flag("include_stop_str_in_output")?;
     sampling.min_new_tokens = fields.token_limit("min_tokens")?.unwrap_or(0);
     Ok(sampling)

@@ -20,12 +20,12 @@ pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses unsupported fields inside `extra_body`, which OpenAI's library merges into the body but other clients send.
+/// Refuses unsupported fields inside `extra_body`. OpenAI's library merges it into the body; other clients send it.
 pub(super) fn inside_extra_body(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "extra_body";
     match fields.take_raw(NAME).filter(Raw::is_object) {
         Some(raw) => {
-            let mut inside = fields.inside(NAME, &raw)?;
+            let mut inside = fields.nested(NAME, &raw)?;
             foreign::refuse(&mut inside, &[])?;
             inside.refuse(&sampling::CONSTRAINTS)
         }

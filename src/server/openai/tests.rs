@@ -8,7 +8,7 @@ use super::*;
 use crate::constraint;
 use crate::foreign;
 use crate::spelling::tests::bytewise;
-use crate::transcript::{News, TranscriptEnd};
+use crate::transcript::{TranscriptEnd, Update};
 use souffleur_request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
 use souffleur_state::sampling::TokenLogprobs;
 
@@ -39,7 +39,7 @@ pub(super) fn spelling() -> crate::spelling::Spelling {
     bytewise()
 }
 
-pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
+pub(super) fn update(text: &str, end: Option<FinishReason>) -> Update {
     let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
     let place = |token: &u32| TokenLogprobs {
         token: *token,
@@ -65,7 +65,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
         input_logprobs: Vec::new(),
         usage,
     };
-    News {
+    Update {
         delta,
         end: end.map(|reason| TranscriptEnd {
             reason,
@@ -115,7 +115,7 @@ fn sampling_fields_are_read_under_openais_names() {
 }
 
 #[test]
-fn errors_of_lengths_have_openais_names() {
+fn length_errors_use_openais_names() {
     let mut common = common(json!({"min_tokens": 9})).unwrap_or_else(|error| panic!("{error}"));
     let text = "min_tokens is 9, must be at most max_tokens (5): lower one or raise the other";
     let expected = ApiError::field("min_tokens", text);
@@ -187,7 +187,7 @@ fn usage_counts_a_prompt_once() {
 }
 
 #[test]
-fn samples_of_a_chat_are_requests_of_their_own() {
+fn samples_of_a_chat_are_separate_requests() {
     let request = GenerateRequest {
         rid: RequestId::new("c"),
         sampling: SamplingParams {

@@ -18,7 +18,6 @@ pub(super) struct Response<'a, C> {
 }
 
 impl<C> Response<'_, C> {
-    /// The response with SGLang's extension, if requested.
     pub(super) fn extended(self, sglext: Option<Extension>) -> Self {
         Self { sglext, ..self }
     }

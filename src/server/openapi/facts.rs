@@ -19,7 +19,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// A server's facts; before its model is loaded, the model's are defaults.
+    /// The facts of a server. Until its model is loaded, facts about the model are defaults.
     pub(crate) fn of(state: &AppState) -> Self {
         let config = state.config();
         let engine = state.slot().engine();

@@ -44,7 +44,7 @@ pub(super) fn answer(
 ) -> Result<HttpResponse, ApiError> {
     check_is_on(request, state)?;
     let mut document = document(endpoints, &Facts::of(state));
-    // If the app is mounted in a host's scope, the paths are below the scope's.
+    // If the host mounts the app in a scope, all paths begin with the scope's path.
     let scope = request.path().strip_suffix("/openapi.json");
     if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
         document.servers = Some(vec![ServerBuilder::new().url(scope).build()]);
@@ -78,8 +78,8 @@ pub(super) fn document(endpoints: &[Endpoint], facts: &Facts) -> OpenApi {
     let mut paths = PathsBuilder::new();
     for endpoint in endpoints {
         let path = label(endpoint.path);
-        for (method, operate) in &endpoint.methods {
-            let mut operation = operate(facts);
+        for (method, describe_operation) in &endpoint.methods {
+            let mut operation = describe_operation(facts);
             operation.operation_id = Some(id_of(method, &path));
             guard(&mut operation, endpoint, facts);
             paths = paths.path(&path, PathItem::new(method.clone(), operation));
@@ -120,7 +120,7 @@ fn with_keys(
         .build()
 }
 
-/// Documents the checks of a request before its handler.
+/// Documents the checks that run before a request's handler.
 fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
     let mut refuses = |status: &str, about: &str| {
         let response = failure(endpoint.error, about);

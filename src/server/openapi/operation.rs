@@ -111,7 +111,6 @@ impl Describe {
         self.answers_as(JSON, shape, about)
     }
 
-    /// The operation answers with a body of this content type.
     pub(crate) fn answers_as(mut self, content_type: &str, shape: Shape, about: &str) -> Self {
         let content = ContentBuilder::new().schema(Some(shape)).build();
         self.answer = self

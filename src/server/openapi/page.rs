@@ -1,4 +1,4 @@
-//! `GET /docs`: shows the OpenAPI document in Swagger UI. Its files are in the binary, and it contacts no other server.
+//! `GET /docs`: shows the OpenAPI document in Swagger UI, from embedded files. The page contacts no other server.
 
 use std::io::Read;
 
@@ -16,7 +16,7 @@ use crate::state::AppState;
 
 const VERSION: &str = "5.35.0";
 const MAX_AGE_S: u32 = 3600;
-/// Scripts come from this server only. Swagger UI writes styles into elements, and has images in its style sheet.
+/// The content security policy. Swagger UI needs inline styles, and images in `data:` URLs.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -49,7 +49,7 @@ pub(crate) fn whole() -> Shape {
     plain(Type::Integer)
 }
 
-/// A count, or a limit of tokens: larger values are cut to the limit.
+/// A count, or a limit of tokens, which is clipped if it is too large.
 pub(crate) fn count() -> Shape {
     whole().at_least(0)
 }
@@ -64,7 +64,6 @@ pub(crate) fn token_id() -> Shape {
     integer::<u32>()
 }
 
-/// A number of seconds above 0.
 pub(crate) fn seconds() -> Shape {
     number().above(0)
 }
@@ -101,7 +100,6 @@ pub(crate) fn map_of(values: Shape) -> Shape {
     })
 }
 
-/// An object with any fields.
 pub(crate) fn free_object() -> Shape {
     plain(Type::Object)
 }
@@ -278,7 +276,7 @@ pub(crate) fn object() -> ObjectShape {
 }
 
 impl ObjectShape {
-    /// A field that may be absent or null, which is the same.
+    /// An optional field. Null counts as absent.
     pub(crate) fn takes(mut self, name: &str, shape: Shape) -> Self {
         self.fields.push((name.to_owned(), shape.or_null()));
         self

@@ -37,7 +37,7 @@ pub(crate) fn model() -> Shape {
     text().about("any name: the loaded model serves every request")
 }
 
-/// Sampling parameters that have the same name everywhere, with their defaults.
+/// Sampling parameters that have the same name on all endpoints, with their defaults.
 fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
     let limits = &facts.limits;
     let stop = || text().up_to(limits.max_stop_bytes);
@@ -211,7 +211,7 @@ pub(crate) fn common(facts: &Facts) -> ObjectShape {
         .and(constraints())
 }
 
-/// Fields that constrain the answer, of which a call has one at most.
+/// Fields that constrain the answer. A call may have at most one of them.
 fn constraints() -> ObjectShape {
     object()
         .takes("response_format", named("ResponseFormat"))

@@ -10,7 +10,7 @@ use ureq::Agent;
 
 /// Time for a batch to be sent and answered, the default of OpenTelemetry's specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of a collector's answer that are read; its answers are short.
+/// Maximum number of bytes that are read from a collector's answer. Such answers are short.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use client::Client;
 use spans::CallTrace;
 
 const SERVICE: &str = "souffleur";
-/// The SDK's name for a service without a name.
+/// The beginning of the SDK's name for an unnamed service.
 const NAMELESS: &str = "unknown_service";
 
 /// Makes spans of requests and sends them to a collector.
@@ -32,8 +32,8 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Starts the exporter's thread. Without `endpoint`, environment variables name the collector; by default it is on
-    /// this machine.
+    /// Starts the exporter's thread. Without `endpoint`, environment variables name the collector, which is on this
+    /// machine by default.
     ///
     /// # Errors
     /// An error if the endpoint or a variable is invalid. No request is sent yet.

@@ -1,6 +1,6 @@
-//! Makes the spans of a call: the HTTP request, in it each engine request, and in that its queue, prefill and decode.
+//! Makes the spans of a call: the HTTP request, its engine requests, and the queue, prefill and decode phase of each.
 //!
-//! Attributes have the names in OpenTelemetry's conventions for generative AI, or else vLLM's names.
+//! Attributes have the names of OpenTelemetry's conventions for generative AI where there are any, otherwise vLLM's.
 
 use std::time::{Instant, SystemTime};
 
@@ -28,10 +28,10 @@ impl Trace for CallTrace {
         let builder = builder
             .with_kind(SpanKind::Internal)
             .with_start_time(clock.at(request.opened))
-            .with_attributes(asked(request, operation));
+            .with_attributes(request_attributes(request, operation));
         let mut span = self.tracer.build_with_context(builder, &self.context);
         match request.outcome {
-            Outcome::Ended(finished) => span.set_attributes(ended(finished)),
+            Outcome::Ended(finished) => span.set_attributes(response_attributes(finished)),
             Outcome::Failed(code) => {
                 span.set_attribute(KeyValue::new("error.type", code));
                 span.set_status(Status::error(code));
@@ -83,7 +83,7 @@ impl Trace for CallTrace {
     }
 }
 
-/// The operation of a route, by its name in the conventions.
+/// The operation of a route, with its name from OpenTelemetry's conventions.
 fn operation(path: &str) -> &'static str {
     match path {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => "chat",
@@ -94,7 +94,7 @@ fn operation(path: &str) -> &'static str {
     }
 }
 
-fn asked(request: &RequestTrace<'_>, operation: &'static str) -> Vec<KeyValue> {
+fn request_attributes(request: &RequestTrace<'_>, operation: &'static str) -> Vec<KeyValue> {
     let model = || request.model.to_owned();
     let wish = request.wish;
     vec![
@@ -109,7 +109,7 @@ fn asked(request: &RequestTrace<'_>, operation: &'static str) -> Vec<KeyValue> {
     ]
 }
 
-fn ended(finished: &Finished) -> Vec<KeyValue> {
+fn response_attributes(finished: &Finished) -> Vec<KeyValue> {
     let usage = &finished.delta.usage;
     let count = |name, tokens: u32| KeyValue::new(name, i64::from(tokens));
     let reason = StringValue::from(finished.reason.as_str());
@@ -126,7 +126,7 @@ fn strings(name: &'static str, values: Vec<StringValue>) -> KeyValue {
     KeyValue::new(name, Value::Array(Array::String(values)))
 }
 
-/// Latencies by vLLM's names. They count from the entry into the queue, as in the metrics.
+/// Latencies, with vLLM's names. They are measured from the entry into the queue, as in the metrics.
 fn latencies(timings: &Timings) -> Vec<KeyValue> {
     let since = |to: Instant| (to - timings.queued).as_secs_f64();
     let admitted = timings.admitted.map(since);

@@ -1,8 +1,8 @@
 //! SGLang's sessions: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate` and of
 //! `/v1/ws/generate`.
 //!
-//! A session keeps the tokens of its requests, so that a later one sends only its new tokens. Their K/V is in the
-//! prefix cache like every request's.
+//! A session keeps the tokens of its requests, so that a later request sends only the new tokens. The K/V of these
+//! tokens is in the prefix cache, as for all requests.
 
 mod params;
 pub(super) mod store;
@@ -21,7 +21,7 @@ use super::encode;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lane;
-use super::openai::places::missing;
+use super::openai::json_values::missing;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{flag, object, seconds, text, whole};
@@ -30,7 +30,7 @@ use souffleur_base::field::check_bytes;
 use souffleur_request::{GenerateRequest, Prompt};
 
 pub(super) use params::SessionParams;
-use store::New;
+use store::NewTokens;
 pub(super) use store::SessionTurn;
 
 const SESSION_ID: &str = "session_id";
@@ -108,7 +108,7 @@ pub(super) async fn open_all(
         }
     };
     let text = state.serving()?.engine.text().cloned();
-    let new = New {
+    let new = NewTokens {
         tokens: new,
         bos: text.and_then(|text| text.bos_id()),
     };

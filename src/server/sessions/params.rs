@@ -9,7 +9,7 @@ use souffleur_base::ids::RequestId;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SessionParams {
     pub(super) id: String,
-    /// The request that this one continues; `None` for the first.
+    /// The request that this request continues; `None` for the first request.
     pub(super) rid: Option<RequestId>,
     /// Number of earlier tokens to keep from the front, or, if negative, to drop from the end. `None` and 0 keep all.
     pub(super) offset: Option<i64>,
@@ -25,7 +25,7 @@ impl SessionParams {
         let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
             return Ok(None);
         };
-        let mut inside = fields.inside(NAME, &raw)?;
+        let mut inside = fields.nested(NAME, &raw)?;
         let Some(id) = inside.string("id")? else {
             let text = "session_params.id is missing: send the id that /open_session returned";
             return Err(ApiError::field(NAME, text));
@@ -40,7 +40,7 @@ impl SessionParams {
         }))
     }
 
-    /// How many of the `tokens` earlier tokens are kept.
+    /// Number of earlier tokens to keep, out of `tokens`.
     pub(super) fn kept_of(&self, tokens: usize) -> usize {
         match self.offset {
             None | Some(0) => tokens,

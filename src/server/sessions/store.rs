@@ -26,11 +26,11 @@ struct Inner {
     max_count: usize,
     max_bytes: usize,
     idle: Duration,
-    open: Mutex<Open>,
+    open: Mutex<OpenSessions>,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenSessions {
     sessions: FxHashMap<String, Session>,
     bytes: usize,
     next_turn: u64,
@@ -44,13 +44,13 @@ pub(super) struct Opening {
     pub(super) idle: Option<Duration>,
 }
 
-pub(super) struct New {
+pub(super) struct NewTokens {
     pub(super) tokens: Vec<u32>,
-    /// The BOS token, which may only begin a prompt.
+    /// The BOS token, which may only be the first token of a prompt.
     pub(super) bos: Option<u32>,
 }
 
-impl New {
+impl NewTokens {
     /// The tokens to append to `kept` earlier ones.
     fn after(&self, kept: usize) -> &[u32] {
         match self.tokens.split_first() {
@@ -135,13 +135,13 @@ impl SessionStore {
     /// the engine, and returns a value for the caller and the request's canceller.
     ///
     /// # Errors
-    /// There is no such session or request, or the new request's id is taken; the session or the memory of all sessions
-    /// is full; the errors of `start`. Nothing is replaced then.
+    /// An error if there is no such session or request, if the new request's id is taken, or if the session or the
+    /// memory of all sessions is full; the errors of `start`. No request is replaced then.
     pub(super) fn begin<T>(
         &self,
         params: &SessionParams,
         rid: &RequestId,
-        new: &New,
+        new: &NewTokens,
         start: impl FnOnce(Arc<[u32]>) -> Result<(T, Option<Canceller>), ApiError>,
     ) -> Result<(T, SessionTurn), ApiError> {
         let mut open = self.lock();
@@ -178,7 +178,7 @@ impl SessionStore {
     }
 
     /// Locks the sessions and closes those that were idle for too long.
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenSessions> {
         let open = self.0.open.lock();
         let mut open = open.unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -200,7 +200,7 @@ impl Session {
     }
 }
 
-impl Open {
+impl OpenSessions {
     fn close(&mut self, id: &str) -> bool {
         let Some(session) = self.sessions.remove(id) else {
             return false;
@@ -265,12 +265,12 @@ impl Open {
         taken
     }
 
-    /// The prompt of a request: the tokens that it continues, and its own.
+    /// The prompt of a request: the tokens that it continues, and its new tokens.
     fn prompt(
         &mut self,
         params: &SessionParams,
         rid: &RequestId,
-        new: &New,
+        new: &NewTokens,
     ) -> Result<Vec<u32>, ApiError> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             let text = format!(
@@ -324,8 +324,8 @@ impl Open {
         Ok(prompt)
     }
 
-    /// Takes out the requests that a request replaces: all of them, or the continuations of its parent. Running ones
-    /// are cancelled, and so is the parent.
+    /// Takes out the requests that a new request replaces: the continuations of its parent, or all requests if it has
+    /// no parent. Cancels those that run, and the parent if it runs.
     fn replace(&mut self, params: &SessionParams) -> Vec<(RequestId, Turn)> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             return Vec::new();
@@ -342,7 +342,7 @@ impl Open {
         replaced
     }
 
-    /// The request at a place, unless it was replaced or its session closed.
+    /// The entry of a request, unless the request was replaced or its session closed.
     fn turn_at(&mut self, place: &SessionTurn) -> Option<&mut Turn> {
         let session = self.sessions.get_mut(&place.session)?;
         let turn = session.turns.get_mut(&place.rid)?;
@@ -350,13 +350,13 @@ impl Open {
     }
 }
 
-/// The place of a running request in its session. If the place is dropped before the request has ended, it is freed.
+/// The place of a running request in its session. Dropping it before the request has ended removes the request.
 pub(crate) struct SessionTurn {
     store: SessionStore,
     session: String,
     rid: RequestId,
     number: u64,
-    /// The requests that this one replaces, until it has ended: if it fails, they are restored.
+    /// The requests that this request replaces. They are restored if this request fails.
     replaced: Vec<(RequestId, Turn)>,
 }
 

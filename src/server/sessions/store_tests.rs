@@ -19,17 +19,16 @@ fn open(store: &SessionStore, capacity: usize) -> String {
         capacity,
         idle: None,
     };
-    store.open(opening).expect("there is room")
+    store.open(opening).expect("the store is not full")
 }
 
-/// Begins without an engine.
 fn begin(
     store: &SessionStore,
     params: &SessionParams,
     name: &str,
     new: &[u32],
 ) -> Result<(Arc<[u32]>, SessionTurn), ApiError> {
-    let new = New {
+    let new = NewTokens {
         tokens: new.to_vec(),
         bos: Some(BOS),
     };
@@ -78,13 +77,13 @@ fn requests_continue_each_other_and_free_their_memory() {
         ..plain.clone()
     };
     assert_eq!(after(&without), [1, 2, 9]);
-    // A request that is refused replaces nothing, and no request takes the place of one that it does not replace.
+    // A refused request replaces nothing. The id of an existing request can only be reused to replace that request.
     let long = vec![1; 101];
     assert!(begin(&store, &plain, "b", &long).is_err());
     let again = begin(&store, &params(&id, Some("a")), "b", &[1]);
     assert!(again.is_err(), "the id is taken");
     assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
-    // Replacing from the beginning deletes the rest.
+    // Replacing the first request deletes all others.
     let anew = SessionParams {
         replace: true,
         ..params(&id, None)
@@ -140,7 +139,7 @@ fn bos_is_kept_only_at_the_beginning() {
     assert_eq!(prompt_of(&params(&id, None), "a", &[BOS, 1]), [BOS, 1]);
     let after = params(&id, Some("a"));
     assert_eq!(prompt_of(&after, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
-    // Only one is removed, as clients add at most one.
+    // Only one BOS token is removed, as clients add at most one.
     assert_eq!(prompt_of(&after, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
     assert_eq!(prompt_of(&after, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
     let nothing_kept = SessionParams {
@@ -167,8 +166,8 @@ fn a_failed_request_replaces_nothing() {
         let begun = begin(&store, &params(&id, Some(rid)), "next", &[9]);
         begun.map(|(prompt, _)| prompt.to_vec())
     };
-    // The engine takes no more requests.
-    let new = New {
+    // The engine refuses the request.
+    let new = NewTokens {
         tokens: vec![1],
         bos: None,
     };
@@ -177,7 +176,7 @@ fn a_failed_request_replaces_nothing() {
     };
     let refused = store.begin(&replacing, &RequestId::new("b"), &new, full);
     assert!(refused.is_err() && continues("c").is_ok());
-    // The request fails later, or its client leaves.
+    // The request fails later, or its client disconnects.
     let failing = begin(&store, &replacing, "d", &[1]);
     assert!(continues("c").is_err(), "the request is replaced for now");
     drop(failing);

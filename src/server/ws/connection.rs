@@ -1,5 +1,5 @@
-//! Runs one WebSocket: handles client frames, events of its requests, the heartbeat and the drain in one loop. [`Talk`]
-//! defines its messages.
+//! Runs one WebSocket: handles client frames, engine events, the heartbeat and the drain in one loop. The messages
+//! are defined by a [`MessageHandler`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl CloseReason {
         }
     }
 
-    /// The close code for the client; `None` if the client closed the connection, whose code is echoed, or is gone.
+    /// The close code for the client; `None` if the client closed the connection or the connection is lost.
     fn close_code(self) -> Option<CloseCode> {
         match self {
             Self::Disconnect => None,
@@ -79,7 +79,7 @@ impl From<tungstenite::Error> for CloseReason {
             Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Disconnect,
             Error::Protocol(_) => Self::Protocol,
             Error::Utf8(_) => Self::NotUtf8,
-            // Refused bytes end the byte stream with this error.
+            // The byte stream ends with this error if bytes are refused.
             Error::Io(error) => error
                 .downcast::<Refusal>()
                 .map_or(Self::Disconnect, Self::from),
@@ -99,11 +99,11 @@ impl From<Refusal> for CloseReason {
     }
 }
 
-pub(super) trait Talk {
+pub(super) trait MessageHandler {
     /// The key that identifies the request of an event.
     type Key: Clone + 'static;
 
-    fn under_way(&self) -> usize;
+    fn in_flight(&self) -> usize;
 
     async fn on_text(
         &mut self,
@@ -154,18 +154,18 @@ impl<K: Clone + 'static> Connection<K> {
     }
 
     /// Serves the connection until it ends, then cancels its requests in flight.
-    pub(super) async fn run(mut self, mut talk: impl Talk<Key = K>) {
+    pub(super) async fn run(mut self, mut handler: impl MessageHandler<Key = K>) {
         let active = gauge!("souffleur_websocket_connections_active");
         active.increment(1.0);
         counter!("souffleur_websocket_connections_total").increment(1);
         let opened = Instant::now();
-        let why = self.serve(&mut talk).await;
-        let aborted = talk.under_way() as u64;
+        let why = self.serve(&mut handler).await;
+        let aborted = handler.in_flight() as u64;
         self.lanes.clear();
         if aborted > 0 {
             count_aborts(why.label(), aborted);
         }
-        drop(talk);
+        drop(handler);
         let _ = timeout(CLOSE_TIMEOUT, self.close(why)).await;
         let seconds = opened.elapsed().as_secs_f64();
         histogram!("souffleur_websocket_connection_duration_seconds").record(seconds);
@@ -176,17 +176,17 @@ impl<K: Clone + 'static> Connection<K> {
         self.lanes.push(events);
     }
 
-    async fn serve(&mut self, talk: &mut impl Talk<Key = K>) -> CloseReason {
+    async fn serve(&mut self, handler: &mut impl MessageHandler<Key = K>) -> CloseReason {
         let mut heartbeat = heartbeat(self.state.config().ws_ping_interval_s);
         let mut draining = self.state.drain_signal();
         loop {
-            if *draining.borrow() && talk.under_way() == 0 {
+            if *draining.borrow() && handler.in_flight() == 0 {
                 return CloseReason::Drain;
             }
             let handled = tokio::select! {
-                message = self.wire.next() => self.on_message(message, talk).await,
+                message = self.wire.next() => self.on_message(message, handler).await,
                 Some((key, event)) = self.lanes.next(), if !self.lanes.is_empty() => {
-                    talk.on_event(self, key, event).await
+                    handler.on_event(self, key, event).await
                 }
                 _ = heartbeat.tick() => self.on_heartbeat().await,
                 Ok(()) = draining.changed() => Ok(()),
@@ -200,15 +200,15 @@ impl<K: Clone + 'static> Connection<K> {
     async fn on_message(
         &mut self,
         message: Option<tungstenite::Result<Message>>,
-        talk: &mut impl Talk<Key = K>,
+        handler: &mut impl MessageHandler<Key = K>,
     ) -> Result<(), CloseReason> {
         self.missed_pings = 0;
         match message.transpose()? {
-            Some(Message::Text(text)) => talk.on_text(self, &text).await,
-            // The pong is queued when the ping is read, in place of one that is not written yet.
+            Some(Message::Text(text)) => handler.on_text(self, &text).await,
+            // tungstenite queues the pong when it reads the ping. A new pong replaces one that is not written yet.
             Some(Message::Ping(_)) => in_time(self.send_timeout, self.wire.flush()).await,
             Some(Message::Pong(_) | Message::Frame(_)) => Ok(()),
-            Some(Message::Binary(_)) => talk.on_binary(self).await,
+            Some(Message::Binary(_)) => handler.on_binary(self).await,
             Some(Message::Close(_)) | None => Err(CloseReason::Disconnect),
         }
     }

@@ -9,7 +9,7 @@ use crate::call::MAX_RID_BYTES;
 use crate::error::{ApiError, ErrorBody};
 use crate::fields::Fields;
 use crate::native::{Meta, Shape};
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 use crate::words::Dialect;
 use souffleur_base::field::Field;
 use souffleur_base::ids::RequestId;
@@ -27,7 +27,7 @@ pub(super) struct BadFrame {
 }
 
 impl Op {
-    /// Parses a frame, whose bytes are charged to the body budget meanwhile.
+    /// Parses a frame. Its bytes are charged to the body budget.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,
@@ -95,11 +95,11 @@ struct PongFrame {
     op: &'static str,
 }
 
-/// The frames for a delta or end: the new output, then the end if it ended.
-pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
-    let News { delta, end } = news;
+/// The frames for an update: the new output, then the end if the request has ended.
+pub(super) fn update(rid: &RequestId, shape: &Shape, update: Update) -> Vec<String> {
+    let Update { delta, end } = update;
     let usage = delta.usage;
-    let part = News { delta, end: None };
+    let part = Update { delta, end: None };
     let mut frames = Vec::new();
     if !part.is_empty() {
         let mut transcript = Transcript::default();
@@ -132,7 +132,7 @@ pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
 
 /// The frame that ends a request with an error, or answers a frame that could not be parsed.
 pub(super) fn error(rid: Option<&str>, error: &ApiError) -> String {
-    let error = error.clone().in_words_of(Dialect::Sglang);
+    let error = error.clone().in_dialect(Dialect::Sglang);
     text(&ErrorFrame {
         rid,
         error: error.body(),
@@ -185,10 +185,10 @@ mod tests {
         };
         let rid = RequestId::new("a");
         let shape = Shape::new(None, None);
-        let frames = news(
+        let frames = update(
             &rid,
             &shape,
-            News {
+            Update {
                 delta,
                 end: Some(end),
             },

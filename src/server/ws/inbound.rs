@@ -1,4 +1,4 @@
-//! Checks a client's bytes before the WebSocket library, which checks a frame only once all of it is in memory.
+//! Checks a client's bytes before the WebSocket library, which would check a frame only after reading all of it.
 //!
 //! A frame's header is checked as soon as it arrives: no byte of a frame that is too large, alone or with the message's
 //! earlier fragments, is passed on. The arrived part of an unfinished message is charged to the budget of all
@@ -40,7 +40,7 @@ pub(super) struct Inbound {
     began: Option<Instant>,
     /// The start of a header whose rest has not arrived.
     header: Vec<u8>,
-    /// The rest of a frame, from its next fragment on, and its length.
+    /// The header and the length of the rest of a frame, from the next fragment on.
     rest: Option<(FrameHeader, u64)>,
     /// Bytes of the current fragment that have not arrived.
     fragment_left: usize,
@@ -105,7 +105,7 @@ impl Inbound {
         }
     }
 
-    /// Releases the charge of a whole message: its parser charges the message anew.
+    /// Releases the charge for a complete message. The parser of the message charges it again.
     fn end_frame(&mut self) {
         if self.message_bytes == 0 {
             self.charge.shrink_to(0);
@@ -182,7 +182,7 @@ mod tests {
     use crate::budget::BodyBudget;
 
     const LIMIT: usize = 100_000;
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const TEXT: u8 = 0x1;
     const CONTINUATION: u8 = 0x0;
     const PING: u8 = 0x9;
@@ -193,7 +193,7 @@ mod tests {
         let parsed = FrameHeader::parse(&mut cursor).expect("the opcode is known");
         let (header, _) = parsed.expect("it is whole");
         let mut bytes = Vec::new();
-        header.format(length, &mut bytes).expect("there is room");
+        header.format(length, &mut bytes).expect("the header fits");
         bytes
     }
 
@@ -203,10 +203,10 @@ mod tests {
         bytes
     }
 
-    /// Admits `stream` in chunks of `chunk_bytes`: the passed bytes, and the refusal.
+    /// Admits `stream` in chunks of `chunk_bytes`. Returns the bytes that were passed on, and the refusal.
     fn admit(stream: &[u8], chunk_bytes: usize) -> (Vec<u8>, Option<Error>) {
         let charge = BodyBudget::new(8 * LIMIT).open();
-        let mut inbound = Inbound::new(LIMIT, PATIENCE, charge);
+        let mut inbound = Inbound::new(LIMIT, TIMEOUT, charge);
         let mut all = Vec::new();
         for chunk in stream.chunks(chunk_bytes) {
             let (bytes, refused) = inbound.admit(chunk);
@@ -241,14 +241,14 @@ mod tests {
     fn unfinished_messages_are_charged_until_they_are_whole() {
         const PART: usize = 40_000;
         let budget = BodyBudget::new(3 * PART);
-        let open = || Inbound::new(LIMIT, PATIENCE, budget.open());
+        let open = || Inbound::new(LIMIT, TIMEOUT, budget.open());
         let (mut one, mut other, mut third) = (open(), open(), open());
         let mut part = header(TEXT, PART as u64);
         part.extend([b'a'; PART]);
         let is_refused = |inbound: &mut Inbound, bytes: &[u8]| inbound.admit(bytes).1.is_some();
         assert!(!is_refused(&mut one, &part));
         for _ in 0..1000 {
-            // Control frames within a message are no part of it.
+            // Control frames within a message are not charged.
             assert!(!is_refused(&mut one, &frame(LAST | PING, 125)));
         }
         assert!(!is_refused(&mut other, &part));

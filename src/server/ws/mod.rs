@@ -20,7 +20,7 @@ use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, rt};
 use utoipa::openapi::path::Operation;
 
-use connection::{Connection, Talk};
+use connection::{Connection, MessageHandler};
 use inbound::Inbound;
 
 use super::error::ApiError;
@@ -47,8 +47,8 @@ pub(super) async fn connect_responses(
     state: Data<AppState>,
 ) -> Result<HttpResponse, ApiError> {
     let limit_bytes = state.config().max_body_bytes;
-    let talk = Responses::new(&state);
-    start(&request, payload, &state, limit_bytes, talk).await
+    let handler = Responses::new(&state);
+    start(&request, payload, &state, limit_bytes, handler).await
 }
 
 async fn start(
@@ -56,7 +56,7 @@ async fn start(
     payload: Payload,
     state: &Data<AppState>,
     limit_bytes: usize,
-    talk: impl Talk + 'static,
+    handler: impl MessageHandler + 'static,
 ) -> Result<HttpResponse, ApiError> {
     state.serving()?;
     let open = state.open_websocket()?;
@@ -64,7 +64,7 @@ async fn start(
     let inbound = Inbound::new(limit_bytes, message_timeout, state.bodies().open());
     let (response, wire) = wire::accept(request, payload, inbound, limit_bytes).await?;
     let state = state.clone().into_inner();
-    let serving = Connection::new(state, wire, limit_bytes, open).run(talk);
+    let serving = Connection::new(state, wire, limit_bytes, open).run(handler);
     match Exchange::current() {
         Some(exchange) => rt::spawn(exchange.scope(serving)),
         None => rt::spawn(serving),

@@ -3,22 +3,22 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::connection::{CloseReason, Connection, Talk, count_aborts};
+use super::connection::{CloseReason, Connection, MessageHandler, count_aborts};
 use super::frames::{self, BadFrame, Op};
 use crate::answers::AnswerCharge;
-use crate::call::{CallLimits, VectorLimits, WebSocketRoom};
+use crate::call::{CallLimits, VectorLimits, WebSocketSlots};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::lanes::Lane;
 use crate::native::{NativeCall, Shape};
-use crate::open_requests::stands_for;
+use crate::open_requests::matches_id;
 use crate::sessions::{self, SessionParams, SessionTurn};
-use crate::transcript::News;
+use crate::transcript::Update;
 use souffleur_base::ids::RequestId;
 use souffleur_engine::Canceller;
 use souffleur_request::Event;
 
-pub(super) struct Named {
+pub(super) struct ActiveRequest {
     canceller: Canceller,
     shape: Shape,
     /// The charge for the answers, held until they have been sent.
@@ -27,13 +27,13 @@ pub(super) struct Named {
     in_session: RefCell<Option<(SessionTurn, Vec<u32>)>>,
 }
 
-impl Named {
-    fn note(&self, news: &News) {
+impl ActiveRequest {
+    fn note(&self, update: &Update) {
         let mut in_session = self.in_session.borrow_mut();
         if let Some((_, output)) = &mut *in_session {
-            output.extend_from_slice(&news.delta.tokens);
+            output.extend_from_slice(&update.delta.tokens);
         }
-        if news.end.is_some()
+        if update.end.is_some()
             && let Some((turn, output)) = in_session.take()
         {
             turn.ended(&output);
@@ -47,20 +47,20 @@ impl Named {
 
 #[derive(Default)]
 pub(super) struct Native {
-    /// The requests that have not ended. (The connection drops an ended lane only when it polls the lane once more.)
-    names: Vec<Rc<Named>>,
+    /// The requests that have not ended. (The connection drops an ended lane only at the lane's next poll.)
+    active_requests: Vec<Rc<ActiveRequest>>,
 }
 
-impl Talk for Native {
-    type Key = Rc<Named>;
+impl MessageHandler for Native {
+    type Key = Rc<ActiveRequest>;
 
-    fn under_way(&self) -> usize {
-        self.names.len()
+    fn in_flight(&self) -> usize {
+        self.active_requests.len()
     }
 
     async fn on_text(
         &mut self,
-        connection: &mut Connection<Rc<Named>>,
+        connection: &mut Connection<Rc<ActiveRequest>>,
         text: &str,
     ) -> Result<(), CloseReason> {
         let state = &connection.state;
@@ -84,7 +84,7 @@ impl Talk for Native {
 
     async fn on_binary(
         &mut self,
-        connection: &mut Connection<Rc<Named>>,
+        connection: &mut Connection<Rc<ActiveRequest>>,
     ) -> Result<(), CloseReason> {
         let error = ApiError::invalid("the frame is binary: send JSON as text");
         connection.send(frames::error(None, &error)).await
@@ -92,33 +92,34 @@ impl Talk for Native {
 
     async fn on_event(
         &mut self,
-        connection: &mut Connection<Rc<Named>>,
-        named: Rc<Named>,
+        connection: &mut Connection<Rc<ActiveRequest>>,
+        active: Rc<ActiveRequest>,
         event: Event,
     ) -> Result<(), CloseReason> {
         if event.is_terminal() {
-            self.names.retain(|other| !Rc::ptr_eq(other, &named));
+            self.active_requests
+                .retain(|other| !Rc::ptr_eq(other, &active));
         }
-        match News::of(event) {
-            Ok(news) => {
-                // Noted before the last frame: a client that gets that frame may continue the request at once.
-                named.note(&news);
+        match Update::of(event) {
+            Ok(update) => {
+                // Recorded before the last frame is sent, since a client may continue the request after that frame.
+                active.note(&update);
                 let mut pieces = Vec::new();
-                news.in_pieces(|piece| pieces.push(piece));
+                update.in_pieces(|piece| pieces.push(piece));
                 let last = pieces.len() - 1;
                 for (index, piece) in pieces.into_iter().enumerate() {
-                    for frame in frames::news(named.rid(), &named.shape, piece) {
+                    for frame in frames::update(active.rid(), &active.shape, piece) {
                         connection.send(frame).await?;
                     }
                     if index < last {
-                        // The worker serves its other clients in between.
+                        // Between pieces the worker serves its other clients.
                         tokio::task::yield_now().await;
                     }
                 }
                 Ok(())
             }
             Err(error) => {
-                let rid = Some(named.rid().as_str());
+                let rid = Some(active.rid().as_str());
                 self.refuse(connection, rid, error.into()).await
             }
         }
@@ -128,7 +129,7 @@ impl Talk for Native {
 impl Native {
     async fn generate(
         &mut self,
-        connection: &mut Connection<Rc<Named>>,
+        connection: &mut Connection<Rc<ActiveRequest>>,
         mut fields: Fields,
     ) -> Result<(), ApiError> {
         let state = connection.state.clone();
@@ -136,8 +137,8 @@ impl Native {
         let limit = state.config().ws_max_requests;
         let limits = CallLimits {
             max_requests: state.config().max_batch_requests,
-            websocket: Some(WebSocketRoom {
-                free: limit.saturating_sub(self.names.len()),
+            websocket: Some(WebSocketSlots {
+                free: limit.saturating_sub(self.active_requests.len()),
                 limit,
             }),
             request: loaded.engine.request_limits(),
@@ -151,14 +152,14 @@ impl Native {
         let lanes = Lane::with_charges(lanes, charges);
         let charge = Lane::answer_charge(&lanes);
         for (lane, shape) in lanes.into_iter().zip(shapes) {
-            let named = Rc::new(Named {
+            let active = Rc::new(ActiveRequest {
                 canceller: lane.canceller(),
                 shape,
                 _charge: charge.clone(),
                 in_session: RefCell::new(turn.take().map(|turn| (turn, Vec::new()))),
             });
-            self.names.push(named.clone());
-            connection.listen(lane.events(named));
+            self.active_requests.push(active.clone());
+            connection.listen(lane.events(active));
         }
         Ok(())
     }
@@ -166,12 +167,12 @@ impl Native {
     /// Answers a refused request. After a refusal for overload, closes the connection if no other request is in flight.
     async fn refuse(
         &self,
-        connection: &mut Connection<Rc<Named>>,
+        connection: &mut Connection<Rc<ActiveRequest>>,
         rid: Option<&str>,
         error: ApiError,
     ) -> Result<(), CloseReason> {
         connection.send(frames::error(rid, &error)).await?;
-        if error.code() == "overloaded" && self.names.is_empty() {
+        if error.code() == "overloaded" && self.active_requests.is_empty() {
             Err(CloseReason::Overload)
         } else {
             Ok(())
@@ -179,9 +180,9 @@ impl Native {
     }
 
     fn abort(&self, name: &str) {
-        let matching = |named: &&Rc<Named>| stands_for(name, named.rid().as_str());
-        let matching = self.names.iter().filter(matching);
-        let aborted = matching.map(|named| named.canceller.cancel()).count() as u64;
+        let matching = |active: &&Rc<ActiveRequest>| matches_id(name, active.rid().as_str());
+        let matching = self.active_requests.iter().filter(matching);
+        let aborted = matching.map(|active| active.canceller.cancel()).count() as u64;
         count_aborts("client_abort", aborted);
     }
 }

@@ -19,13 +19,13 @@ use crate::error::ApiError;
 
 /// Bytes that may wait for a client before writes block.
 const OUTPUT_BYTES: usize = 16 << 10;
-/// Bytes that are read at once, and that an idle connection holds.
+/// Size of the read buffer, which an idle connection keeps.
 const READ_BYTES: usize = 4 << 10;
 
-/// Messages of one client, in both directions. Every write is flushed before the next one, so one message waits at most.
+/// Messages of one client, in both directions. Every write is flushed before the next, so at most one message waits.
 pub(super) type Wire = WebSocketStream<Join<Input, DuplexStream>>;
 
-/// The client's bytes; an error that holds a [`Refusal`](super::inbound::Refusal) refuses the bytes after them.
+/// The client's bytes. An error with a [`Refusal`](super::inbound::Refusal) ends them if further bytes are refused.
 type Input = StreamReader<LocalBoxStream<'static, io::Result<Bytes>>, Bytes>;
 
 /// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`. Fails

@@ -44,13 +44,13 @@ impl NativeCall {
         let samples: usize = sampling.iter().map(|(params, _)| params.n as usize).sum();
         check_size("n", shape.get(), samples, limits)?;
         let is_batch = shape != PromptCount::One || samples > 1;
-        let wishes = logprob_wishes(&mut fields, shape, limits.request)?;
+        let logprobs = logprob_requests(&mut fields, shape, limits.request)?;
         let namespaces = namespaces(&mut fields, shape, limits.request)?;
         let rids = rids(&mut fields, shape)?;
         let Urgency { priority, timeouts } = Urgency::table().read(&mut fields, limits)?;
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
-        // Unknown fields are ignored, as in SGLang: its own clients and routers send some.
+        // Unknown fields are ignored, as in SGLang, whose own clients and routers send some.
         foreign::refuse(&mut fields, &[])?;
         refuse_misplaced(&mut fields)?;
         let mut requests = Vec::with_capacity(samples);
@@ -58,7 +58,7 @@ impl NativeCall {
             .into_vec()
             .into_iter()
             .zip(sampling)
-            .zip(wishes)
+            .zip(logprobs)
             .zip(namespaces)
             .zip(rids);
         for ((((prompt, (sampling, constraint)), logprobs), namespace), rid) in per_prompt {
@@ -127,7 +127,7 @@ impl PromptCount {
         }
     }
 
-    /// The values of a field for each prompt: one value for all, which is parsed once, or a list of values.
+    /// The values of a field for each prompt: one value for all prompts, which is parsed once, or a list of values.
     fn each<T: Clone>(
         self,
         fields: &mut Fields,
@@ -260,7 +260,7 @@ fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn logprob_wishes(
+fn logprob_requests(
     fields: &mut Fields,
     shape: PromptCount,
     limits: &RequestLimits,
@@ -273,25 +273,25 @@ fn logprob_wishes(
         Ok(Field::new(name, &raw.shallow(name)?).integer()?)
     })?;
     let chosen = chosen_tokens(fields, shape, limits)?;
-    let wishes = starts.into_iter().zip(tops).zip(chosen);
-    let wishes = wishes.map(|((start, top), token_ids)| LogprobWish {
+    let each = starts.into_iter().zip(tops).zip(chosen);
+    let each = each.map(|((start, top), token_ids)| LogprobWish {
         start,
         top,
         token_ids,
     });
-    let wishes = wanted.into_iter().zip(wishes);
-    let wishes: Vec<_> = wishes
-        .map(|(wanted, wish)| wanted.then_some(wish))
+    let requests = wanted.into_iter().zip(each);
+    let requests: Vec<_> = requests
+        .map(|(wanted, request)| wanted.then_some(request))
         .collect();
-    // Checked before the answer's memory is charged.
-    for wish in wishes.iter().flatten() {
-        let (top, limit) = (wish.top, limits.max_logprobs);
+    // Checked here, because the answer's memory is charged before the engine checks the request.
+    for request in requests.iter().flatten() {
+        let (top, limit) = (request.top, limits.max_logprobs);
         if top as usize > limit {
             let text = format!("top_logprobs_num asks for {top}, limit is {limit}: ask for fewer");
             return Err(ApiError::field("top_logprobs_num", text));
         }
     }
-    Ok(wishes)
+    Ok(requests)
 }
 
 fn logprob_start(name: &str, raw: &Raw) -> Result<Option<u32>, ApiError> {
@@ -349,7 +349,7 @@ fn namespaces(
     keys.into_iter().zip(salts).map(namespace).collect()
 }
 
-/// One id for each prompt: from the client's list, or the client's single id with `-i`, or random.
+/// One id for each prompt: from the client's list, the client's single id with `-i` appended, or random.
 fn rids(fields: &mut Fields, shape: PromptCount) -> Result<Vec<RequestId>, ApiError> {
     const NAME: &str = "rid";
     match (shape, fields.take_raw(NAME)) {

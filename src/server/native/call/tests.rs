@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::call::{VectorLimits, WebSocketRoom};
+use crate::call::{VectorLimits, WebSocketSlots};
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
     NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
@@ -14,7 +14,10 @@ fn limits(request: &RequestLimits) -> CallLimits<'_> {
         max_requests: 8,
         websocket: None,
         request,
-        vectors: Some(VectorLimits { width: 2, most: 4 }),
+        vectors: Some(VectorLimits {
+            width: 2,
+            max_vectors: 4,
+        }),
     }
 }
 
@@ -85,7 +88,7 @@ fn a_batch_takes_one_value_for_all_or_one_for_each() {
 }
 
 #[test]
-fn samples_follow_their_prompt_and_get_seeds_of_their_own() {
+fn samples_follow_their_prompt_and_get_different_seeds() {
     let sampling = json!({"n": 2, "sampling_seed": 5});
     let call = read(json!({"text": ["x", "y"], "rid": "a", "sampling_params": sampling}));
     assert_eq!(rids(&call), ["a-0-0", "a-0-1", "a-1-0", "a-1-1"]);
@@ -102,7 +105,7 @@ fn samples_follow_their_prompt_and_get_seeds_of_their_own() {
 }
 
 #[test]
-fn refusals_name_the_field_its_value_and_what_is_wanted() {
+fn errors_name_the_field_its_value_and_the_accepted_values() {
     let missing = "text is missing: send text, input_ids or input_embeds";
     refuses(json!({}), "text", missing);
     refuses(json!({"text": null}), "text", missing);
@@ -166,7 +169,7 @@ fn bad_sampling_parameters_name_the_parameter() {
 }
 
 #[test]
-fn too_many_alternatives_are_refused_if_they_are_wanted() {
+fn too_many_alternatives_are_refused_if_log_probabilities_are_requested() {
     let many = |wanted: bool| json!({"text": "a", "return_logprob": wanted, "top_logprobs_num": 1_000_000});
     let text = "top_logprobs_num asks for 1000000, limit is 1024: ask for fewer";
     refuses(many(true), "top_logprobs_num", text);
@@ -246,11 +249,11 @@ fn names_and_lists_have_limits() {
 }
 
 #[test]
-fn a_websocket_without_room_refuses_before_anything_is_made() {
+fn a_websocket_without_free_slots_refuses_before_parsing() {
     let request = RequestLimits::default();
-    let room = WebSocketRoom { free: 1, limit: 4 };
+    let slots = WebSocketSlots { free: 1, limit: 4 };
     let limits = CallLimits {
-        websocket: Some(room),
+        websocket: Some(slots),
         ..limits(&request)
     };
     for value in [
@@ -288,7 +291,7 @@ fn each_prompt_has_its_constraint() {
 }
 
 #[test]
-fn constraints_contradict_each_other_and_belong_to_the_sampling_parameters() {
+fn two_constraints_and_misplaced_constraints_are_refused() {
     refuses(
         json!({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}),
         "ebnf",

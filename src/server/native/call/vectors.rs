@@ -1,6 +1,6 @@
 //! Parses `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
 //!
-//! The numbers of a prompt are counted and charged before their memory is allocated, and then parsed directly into it.
+//! The numbers of a prompt are counted and charged before memory is allocated, and then parsed directly into it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn prompt(
     raw: &Raw,
     limits: VectorLimits,
 ) -> Result<Prompt, ApiError> {
-    let most_values = limits.width * limits.most;
+    let most_values = limits.width * limits.max_vectors;
     let expected = raw.count_values().min(most_values);
     fields.charge_request_bytes(expected * size_of::<f32>())?;
     let read = ReadVectors {
@@ -81,7 +81,7 @@ struct ReadVectors<'a> {
 
 impl ReadVectors<'_> {
     fn refuse_more(&self, n_vectors: usize) -> Option<FieldError> {
-        let (name, limit) = (self.name, self.limits.most);
+        let (name, limit) = (self.name, self.limits.max_vectors);
         (n_vectors >= limit).then(|| {
             let text =
                 format!("{name} has more than {limit} vectors, which is the limit: send fewer");

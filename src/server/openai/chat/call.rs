@@ -13,11 +13,11 @@ use crate::constraint;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::foreign;
-use crate::openai::places::must_be;
+use crate::openai::json_values::must_be;
 use crate::openai::{Common, alternatives, refusals};
 use souffleur_request::{ChatPrompt, GenerateRequest, OutputParsing, ToolUse};
 
-/// No limit of output tokens: the engine clips it to the context.
+/// Sets no limit on output tokens: the engine clips the value to the context length.
 pub(crate) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
@@ -30,7 +30,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Parses a call, and returns the charges for the memory of its values with it.
+    /// Parses a call. Returns it with the charges for the memory of its values.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,

@@ -67,7 +67,7 @@ pub(super) struct Function {
     pub(super) arguments: String,
 }
 
-/// A chunk's part of a call. Clients append each text to the earlier ones, so the id and the name come once.
+/// A chunk's part of a call. Clients append each string to the earlier ones, so the id and the name are sent once.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct ToolCallDelta {
     pub(super) index: usize,

@@ -71,7 +71,6 @@ pub(crate) fn prompt() -> ObjectShape {
         .and(reasoning())
 }
 
-/// The fields of `prompt`, all optional.
 pub(crate) fn optional_prompt() -> ObjectShape {
     let messages = list(named("ChatMessage")).longer_than(0);
     let without = prompt().without(&["messages"]);
@@ -84,7 +83,7 @@ pub(crate) fn template_kwargs() -> Shape {
 
 /// The fields that control reasoning and its place in the answer.
 pub(crate) fn reasoning() -> ObjectShape {
-    let wish = object()
+    let nested = object()
         .takes("effort", name_of(EFFORTS))
         .takes("enabled", flag())
         .takes("exclude", flag().about("do not send it"));
@@ -95,7 +94,7 @@ pub(crate) fn reasoning() -> ObjectShape {
         )
         .takes(
             "reasoning",
-            wish.shape().about("OpenRouter's names of the same"),
+            nested.shape().about("OpenRouter's names of the same"),
         )
         .takes(
             "separate_reasoning",

@@ -5,11 +5,11 @@ use serde_json::{Map, Value, json};
 use crate::digits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{must_be, object, optional_text, text};
+use crate::openai::json_values::{must_be, object, optional_text, text};
 use crate::raw::Raw;
 
 /// Converts the calls of a message: their arguments become objects, and an empty list of calls is removed. `sent` is
-/// the message's JSON, if numbers in it may have other digits than in the message.
+/// the message's JSON if numbers in it may have other digits than in `message`.
 pub(super) fn read_calls(
     fields: &mut Fields,
     name: &str,
@@ -42,7 +42,7 @@ fn functions(sent: &Raw, count: usize) -> Vec<Raw> {
         return sent.field("function_call").into_iter().collect();
     };
     let calls = calls.items("tool_calls", count).unwrap_or_default().0;
-    // A call without a function is refused.
+    // A call without a function is refused later.
     calls
         .iter()
         .map_while(|call| call.field("function"))

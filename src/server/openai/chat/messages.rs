@@ -7,7 +7,7 @@ use super::history::{self, FunctionCalls};
 use crate::digits;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{missing, must_be, object, optional_text};
+use crate::openai::json_values::{missing, must_be, object, optional_text};
 use souffleur_base::field::Cut;
 
 pub(super) const ROLES: [&str; 6] = [

@@ -10,7 +10,7 @@ use crate::config::ReasoningField;
 use souffleur_base::ids::RequestId;
 use souffleur_request::OutputPiece;
 
-/// Bytes of a call's id, with two digits each.
+/// Bytes of the hash in a call's id, which are written as hexadecimal digits.
 const ID_BYTES: usize = 12;
 
 #[derive(Clone, Copy)]
@@ -129,8 +129,7 @@ impl Pieces {
         deltas
     }
 
-    /// Writes the reasoning that was held back.
-    pub(super) fn rest(&mut self, deltas: &mut Vec<MessageDelta>) {
+    pub(super) fn add_held(&mut self, deltas: &mut Vec<MessageDelta>) {
         let held = std::mem::take(&mut self.held);
         if !held.is_empty() {
             deltas.push(MessageDelta {
@@ -144,7 +143,7 @@ impl Pieces {
         if text.is_empty() {
             return;
         }
-        self.rest(deltas);
+        self.add_held(deltas);
         deltas.push(MessageDelta {
             content: Some(text),
             ..MessageDelta::default()
@@ -167,7 +166,7 @@ impl Pieces {
     }
 
     fn start_call(&mut self, name: String, deltas: &mut Vec<MessageDelta>) {
-        self.rest(deltas);
+        self.add_held(deltas);
         let index = self.calls;
         self.calls += 1;
         self.sent_calls += 1;
@@ -213,7 +212,7 @@ pub(crate) fn call_id(rid: &RequestId, index: usize) -> String {
     call_id_with("call_", rid, index)
 }
 
-/// The id of a request's call: a hash of the request's id and the call's index.
+/// The id of a tool call: a hash of the request's id and the call's index.
 pub(crate) fn call_id_with(prefix: &str, rid: &RequestId, index: usize) -> String {
     let mut hash = Sha256::new();
     hash.update(rid.as_str());

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{must_be, optional_flag, optional_text};
+use crate::openai::json_values::{must_be, optional_flag, optional_text};
 use souffleur_base::field::{Field, Shallow};
 
 /// The efforts of reasoning, in ascending order.
@@ -29,12 +29,12 @@ impl Reasoning {
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,
     ) -> Result<Self, ApiError> {
-        let wish = Wish::read(fields)?;
-        let effort = effort(fields, "reasoning_effort")?.or(wish.effort);
+        let nested = ReasoningFields::read(fields)?;
+        let effort = effort(fields, "reasoning_effort")?.or(nested.effort);
         let is_enabled = match effort.as_deref() {
             Some("none") => Some(false),
-            Some(_) => Some(wish.is_enabled.unwrap_or(true)),
-            None => wish.is_enabled,
+            Some(_) => Some(nested.is_enabled.unwrap_or(true)),
+            None => nested.is_enabled,
         };
         let mut set_default = |name: &str, value: Value| {
             template_kwargs.entry(name).or_insert(value);
@@ -50,7 +50,7 @@ impl Reasoning {
         let is_streamed = fields.optional_flag("stream_reasoning")?.unwrap_or(true);
         let is_included = fields.optional_flag("include_reasoning")?.unwrap_or(true);
         Ok(
-            match (is_included && !wish.is_excluded, is_separate, is_streamed) {
+            match (is_included && !nested.is_excluded, is_separate, is_streamed) {
                 (false, _, _) => Self::Hidden,
                 (true, false, _) => Self::InText,
                 (true, true, true) => Self::Streamed,
@@ -61,13 +61,13 @@ impl Reasoning {
 }
 
 #[derive(Default)]
-struct Wish {
+struct ReasoningFields {
     effort: Option<String>,
     is_enabled: Option<bool>,
     is_excluded: bool,
 }
 
-impl Wish {
+impl ReasoningFields {
     fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         const NAME: &str = "reasoning";
         let object = match fields.take_tree(NAME)? {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{missing, must_be, object, text};
+use crate::openai::json_values::{missing, must_be, object, text};
 use souffleur_base::field::{Field, Shallow};
 
 const WANTED: &str = "none, auto, required, or an object that names a function";

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::tool_choice::{Choice, Mode};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::openai::places::{missing, must_be, object, optional_flag, optional_text, text};
+use crate::openai::json_values::{missing, must_be, object, optional_flag, optional_text, text};
 use crate::raw::Raw;
 use souffleur_base::field::{Cut, Field, check_count};
 use souffleur_request::{Tool, ToolChoice, ToolUse};
@@ -44,7 +44,7 @@ impl CallTools {
         Self::of(tools, choice, form.choice, parallel)
     }
 
-    /// The tools of a list, with the choice, read from `field`, of tools that may or must be called.
+    /// Combines a list of tools with the `tool_choice` that was read from `field`.
     pub(crate) fn of(
         list: ToolList,
         choice: Choice,
@@ -72,7 +72,7 @@ impl CallTools {
     }
 }
 
-/// The names of the fields of a call's tools and of its choice.
+/// The names of the two fields of a call that hold the tools and the choice.
 struct Form {
     list: &'static str,
     choice: &'static str,
@@ -118,7 +118,7 @@ impl Form {
         Ok(list)
     }
 
-    /// An entry as the template gets it: as it was sent, or an older function as part of a tool.
+    /// The JSON of an entry for the template: as it was sent, or, from `functions`, wrapped in a tool.
     fn shown(&self, sent: &Raw) -> String {
         let sent = sent.text();
         if self.list == Self::FUNCTIONS.list {
@@ -128,7 +128,7 @@ impl Form {
         }
     }
 
-    /// The function of an entry, and its path.
+    /// The path of an entry's function, and the function.
     fn function(
         &self,
         index: usize,
@@ -155,7 +155,7 @@ impl Form {
     }
 }
 
-/// Functions, in the forms for the template and for the engine.
+/// Functions, as JSON for the template and parsed for the engine.
 #[derive(Default)]
 pub(crate) struct ToolList {
     names: FxHashSet<String>,
@@ -164,7 +164,7 @@ pub(crate) struct ToolList {
 }
 
 impl ToolList {
-    /// Adds the function at `path`, which is `shown` to the template.
+    /// Adds the function at `path`, with its JSON for the template in `shown`.
     pub(crate) fn add(
         &mut self,
         path: &str,
@@ -214,7 +214,7 @@ pub(crate) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
     format!("{{\"type\": \"function\", \"function\": {{{fields}}}}}")
 }
 
-/// Reads a list of tools within its limits: each entry, parsed and as its JSON.
+/// Reads a list of tools within its limits. Returns each entry both parsed and as JSON.
 pub(crate) fn read_list(
     fields: &mut Fields,
     name: &str,
@@ -231,7 +231,7 @@ pub(crate) fn read_list(
         let text = format!("{name} has {bytes} bytes, limit is {MAX_TOOLS_BYTES}: send fewer");
         return Err(ApiError::field(name, text));
     }
-    // Charged twice: for the prompt, and for the schemas by which the answer is parsed.
+    // Charged twice: for the prompt, and for the schemas that the answer is parsed with.
     fields.charge_request(raw)?;
     let (sent, _) = raw.items(name, MAX_TOOLS)?;
     match fields.tree(name, raw)? {
@@ -273,19 +273,19 @@ fn choose(
     choice: Choice,
     field: &str,
 ) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
-    let is_there = |name: &str| tools.iter().any(|tool| tool.name == name);
+    let exists = |name: &str| tools.iter().any(|tool| tool.name == name);
     match choice {
         Choice::None | Choice::Mode(Mode::Auto) => Ok((tools, ToolChoice::Auto)),
         Choice::Mode(Mode::Required) => Ok((tools, ToolChoice::Required)),
         Choice::Named { name, path } => {
-            if is_there(&name) {
+            if exists(&name) {
                 Ok((tools, ToolChoice::Named(name)))
             } else {
                 Err(no_such_tool(path, &name, field))
             }
         }
         Choice::Allowed { mode, names } => {
-            if let Some((path, name)) = names.iter().find(|(_, name)| !is_there(name)) {
+            if let Some((path, name)) = names.iter().find(|(_, name)| !exists(name)) {
                 return Err(no_such_tool(path.clone(), name, field));
             }
             let allowed: FxHashSet<&str> = names.iter().map(|(_, name)| name.as_str()).collect();

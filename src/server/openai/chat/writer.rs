@@ -11,7 +11,7 @@ use crate::openai::matched_stop;
 use crate::openai::wire::{Extension, Head, Matched, Response, UsageReport};
 use crate::spelling::Spelling;
 use crate::sse::{Chunks, Render};
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 use souffleur_request::{FinishReason, Usage};
 use souffleur_state::sampling::TokenLogprobs;
 
@@ -63,8 +63,8 @@ impl Writer {
         }
     }
 
-    /// Why a choice ended: `tool_calls` if it ended by itself and all calls that were sent are complete. Clients must
-    /// not execute a malformed call of a stream, of which deltas were sent.
+    /// The finish reason: `tool_calls` if the choice ended by itself and all calls that were sent are complete. With
+    /// another reason, clients do not execute a malformed call whose deltas were already sent.
     fn finish(
         &self,
         index: usize,
@@ -99,7 +99,7 @@ impl Writer {
 }
 
 impl ChoiceDetails {
-    /// Returns whether there is token data, which no later chunk repeats.
+    /// Returns whether there are log probabilities or token ids, which no later chunk repeats.
     fn has_token_data(&self) -> bool {
         let has_logprobs = self.logprobs.as_ref().is_some_and(|list| !list.is_empty());
         has_logprobs || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty())
@@ -110,7 +110,7 @@ impl Choices for Writer {
     type Choice = Choice;
 
     fn whole_choice(&mut self, index: usize, transcript: Transcript) -> Choice {
-        let News { delta, end } = transcript.into_news();
+        let Update { delta, end } = transcript.into_update();
         self.usages[index] = delta.usage;
         let message = self.pieces[index].message(delta.text, delta.pieces);
         let mut details = self.details(&delta.output_logprobs, delta.tokens);
@@ -148,18 +148,18 @@ impl Render for Writer {
         }
     }
 
-    fn news(&mut self, index: usize, news: News, out: &mut Chunks) {
-        if news.is_empty() {
+    fn update(&mut self, index: usize, update: Update, out: &mut Chunks) {
+        if update.is_empty() {
             return;
         }
-        let News { delta, end } = news;
+        let Update { delta, end } = update;
         self.usages[index] = delta.usage;
         let mut deltas = self.pieces[index].deltas(delta.text, delta.pieces);
         if end.is_some() {
-            self.pieces[index].rest(&mut deltas);
+            self.pieces[index].add_held(&mut deltas);
         }
         let details = self.details(&delta.output_logprobs, delta.tokens);
-        // Tokens whose text is held back come with an empty delta.
+        // The data of tokens whose text is held back is sent with an empty delta.
         if deltas.is_empty() && details.has_token_data() {
             deltas.push(MessageDelta::default());
         }

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::ids::ResponseId;
-use super::input::{self, Shelf};
-use super::output::{Output, Telling};
+use super::input::{self, StoreView};
+use super::output::{Output, OutputSettings};
 use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{KeptTokens, Owner, StoredResponse, Turn};
@@ -28,7 +28,7 @@ use souffleur_base::field::Keep;
 use souffleur_engine::EngineHandle;
 use souffleur_request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
 
-/// Fields that other endpoints have in place of those here: they are refused.
+/// Other endpoints' names for fields of this endpoint. They are refused.
 const OF_OTHERS: [&str; 4] = ["prompt", "messages", "max_tokens", "max_completion_tokens"];
 
 pub(super) const MAX_INCLUDES: usize = 64;
@@ -47,35 +47,35 @@ pub(super) struct Call {
     keeping: Option<Keeping>,
 }
 
-pub(super) struct Asking<'a> {
-    pub(super) shelf: Shelf<'a>,
+pub(super) struct ParseContext<'a> {
+    pub(super) view: StoreView<'a>,
     pub(super) limits: CallLimits<'a>,
     pub(super) engine: &'a EngineHandle,
-    /// How long the K/V of conversations is pinned in the prefix cache; zero for not at all.
+    /// Time for which the K/V of a conversation is pinned in the prefix cache; zero pins nothing.
     pub(super) pin_ttl: Duration,
 }
 
 impl Call {
-    /// Parses a call, and returns the charges for the memory of its values with it.
+    /// Parses a call. Returns it with the charges for the memory of its values.
     pub(super) fn parse(
         mut sent: Fields,
-        asking: &Asking<'_>,
+        parse_context: &ParseContext<'_>,
     ) -> Result<(Self, Charges), ApiError> {
         let fields = &mut sent;
         refusals::modalities(fields)?;
         let id = ResponseId::random();
-        let mut settings = Settings::read(fields, &asking.engine.model().served_model_name)?;
+        let mut settings = Settings::read(fields, &parse_context.engine.model().served_model_name)?;
         let is_warm_up = is_warm_up(fields)?;
-        let earlier = earlier(&settings, &asking.shelf)?;
-        let owner = owner(&settings, &asking.shelf);
-        let input = input::read(fields, &asking.shelf, owner.as_ref().and(Some(&id)))?;
+        let earlier = earlier(&settings, &parse_context.view)?;
+        let owner = owner(&settings, &parse_context.view);
+        let input = input::read(fields, &parse_context.view, owner.as_ref().and(Some(&id)))?;
         let (tools, names) = tools::read(fields)?;
         let read_constraint = constraint::of_responses_call;
-        let mut common = Common::read(fields, "response-", read_constraint, asking.limits)?;
+        let mut common = Common::read(fields, "response-", read_constraint, parse_context.limits)?;
         if common.sampling.n != 1 {
             return Err(ApiError::unsupported("n"));
         }
-        check_size("n", 1, 1, asking.limits)?;
+        check_size("n", 1, 1, parse_context.limits)?;
         settings.note_sampling(&common);
         let most = settings.max_output_tokens.unwrap_or(UNLIMITED);
         common.limit_length(if is_warm_up { 0 } else { most })?;
@@ -93,13 +93,13 @@ impl Call {
                 fields.charge_request_bytes(messages.len())?;
                 let turns = earlier.as_ref();
                 Some(Keeping {
-                    store: asking.shelf.store.clone(),
+                    store: parse_context.view.store.clone(),
                     owner,
                     input: input.items,
                     earlier: turns.map_or_else(Vec::new, |it| it.turns.clone()),
                     messages: (messages, new.len()),
                     frame,
-                    pinning: pinning(asking, &common, earlier.as_ref()),
+                    pinning: pinning(parse_context, &common, earlier.as_ref()),
                 })
             }
             None => None,
@@ -133,7 +133,7 @@ impl Call {
         spelling: Spelling,
         lane: Option<Arc<str>>,
     ) -> (GenerateRequest, Writer) {
-        let output = Output::new(Telling {
+        let output = Output::new(OutputSettings {
             id: self.id.clone(),
             rid: self.common.id.clone(),
             names: Arc::new(self.names),
@@ -172,42 +172,42 @@ fn is_warm_up(fields: &mut Fields) -> Result<bool, ApiError> {
 
 fn earlier(
     settings: &Settings,
-    shelf: &Shelf<'_>,
+    view: &StoreView<'_>,
 ) -> Result<Option<Arc<StoredResponse>>, ApiError> {
     let Some(id) = &settings.previous_response_id else {
         return Ok(None);
     };
-    let found = shelf.store.find(&ResponseId::sent(id), &shelf.owner);
+    let found = view.store.find(&ResponseId::sent(id), &view.owner);
     match found {
         Some(found) => Ok(Some(found)),
         None => Err(ApiError::no_previous_response(id)),
     }
 }
 
-/// The owner of the response; `None` if it is not stored.
-fn owner(settings: &Settings, shelf: &Shelf<'_>) -> Option<Owner> {
+/// The owner of the response; `None` if the response is not stored.
+fn owner(settings: &Settings, view: &StoreView<'_>) -> Option<Owner> {
     let owner = if settings.store {
         Some(Owner::Anyone)
     } else {
-        Some(shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone)
+        Some(view.owner.clone()).filter(|owner| *owner != Owner::Anyone)
     };
-    owner.filter(|_| shelf.store.is_open())
+    owner.filter(|_| view.store.is_enabled())
 }
 
 fn pinning(
-    asking: &Asking<'_>,
+    parse_context: &ParseContext<'_>,
     common: &Common,
     earlier: Option<&Arc<StoredResponse>>,
 ) -> Option<Pinning> {
-    (!asking.pin_ttl.is_zero()).then(|| Pinning {
-        engine: asking.engine.clone(),
+    (!parse_context.pin_ttl.is_zero()).then(|| Pinning {
+        engine: parse_context.engine.clone(),
         namespace: common.namespace.clone(),
-        ttl: asking.pin_ttl,
+        ttl: parse_context.pin_ttl,
         earlier: earlier.cloned(),
     })
 }
 
-/// Returns all messages, and the tokens of the earlier ones if they are known.
+/// Returns all messages, and the tokens of the earlier messages if they are known.
 fn conversation(
     fields: &mut Fields,
     settings: &Settings,
@@ -225,7 +225,7 @@ fn conversation(
     if let Some(earlier) = earlier {
         let instructions = all.len();
         for turn in &earlier.turns {
-            input::earlier(fields, &turn.messages, &mut all)?;
+            input::append_earlier(fields, &turn.messages, &mut all)?;
         }
         let messages = instructions + earlier.turns.iter().map(n_messages).sum::<usize>();
         let tokens = earlier.tokens.as_ref();
@@ -281,7 +281,7 @@ impl Includes {
             match name.as_str() {
                 Some("reasoning.encrypted_content") => includes.encrypted = true,
                 Some("message.output_text.logprobs") => includes.logprobs = true,
-                // Other names are of tools that run at OpenAI.
+                // Other names refer to tools that run at OpenAI.
                 _ => (),
             }
         }

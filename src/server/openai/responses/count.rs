@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::call::Call;
 use super::store::Owner;
-use super::{asking, in_our_words};
+use super::{parse_context, reworded};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::openai::answer::Received;
@@ -24,13 +24,13 @@ pub(crate) async fn input_tokens(
     let engine = &received.loaded.engine;
     let context = engine.model().context_length;
     let tokenizer = engine.text().cloned();
-    let asking = asking(&state, received.limits, Owner::Anyone)?;
-    let (call, charges) = Call::parse(received.fields, &asking)?;
+    let parse_context = parse_context(&state, received.limits, Owner::Anyone)?;
+    let (call, charges) = Call::parse(received.fields, &parse_context)?;
     let Some(tokenizer) = tokenizer else {
         let text = "the engine runs without a tokenizer, so it cannot count tokens";
         return Err(ApiError::invalid(text));
     };
-    // Few run at a time: each takes a thread, for a time in proportion to its prompt.
+    // Few counts run at once: each occupies a thread for a time in proportion to the prompt's length.
     let turn = state.counting().acquire().await;
     let counted = spawn_blocking(move || {
         let count = count(&tokenizer, &call.prompt, context);
@@ -41,7 +41,7 @@ pub(crate) async fn input_tokens(
     drop(turn);
     let lost = |_| RequestError::EngineDown("the server stopped while counting".to_owned());
     let tokens = counted.map_err(lost)?;
-    let tokens = tokens.map_err(|error| in_our_words(error.into()))?;
+    let tokens = tokens.map_err(|error| reworded(error.into()))?;
     let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});
     Ok(HttpResponse::Ok().json(counted))
 }

@@ -10,7 +10,7 @@ pub(crate) struct WrittenEvent {
 }
 
 pub(super) struct Events {
-    /// Events are dropped: the answer is sent whole.
+    /// Events are dropped, because the answer is sent whole.
     is_silent: bool,
     next_number: u64,
     lane: Option<Arc<str>>,
@@ -29,7 +29,7 @@ struct Numbered<'a, E> {
 }
 
 impl Events {
-    /// Events are dropped if `is_silent`; those of a named lane of a WebSocket have the lane's name.
+    /// Events are dropped if `is_silent`. The events of a named WebSocket lane have the lane's name.
     pub(super) fn new(is_silent: bool, lane: Option<Arc<str>>) -> Self {
         Self {
             is_silent,

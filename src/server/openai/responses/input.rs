@@ -10,19 +10,18 @@ use super::tools::name_in;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::chat::history;
-use crate::openai::places::{must_be, object, optional_text, text};
+use crate::openai::json_values::{must_be, object, optional_text, text};
 use souffleur_base::field::Cut;
 
 const NAME: &str = "input";
 
 /// The stored responses to which a request may refer: those of any client, and those of `owner`.
-pub(super) struct Shelf<'a> {
+pub(super) struct StoreView<'a> {
     pub(super) store: &'a ResponseStore,
     pub(super) owner: Owner,
 }
 
 pub(super) struct Input {
-    /// The messages for the chat template.
     pub(super) messages: Vec<Value>,
     /// The items with their ids, if the response will be stored.
     pub(super) items: Vec<StoredItem>,
@@ -31,7 +30,7 @@ pub(super) struct Input {
 /// Reads `input`: a text, or a list of items. `keep` is the id of the response if it will be stored.
 pub(super) fn read(
     fields: &mut Fields,
-    shelf: &Shelf<'_>,
+    view: &StoreView<'_>,
     keep: Option<&ResponseId>,
 ) -> Result<Input, ApiError> {
     let items = match fields.take_tree(NAME)? {
@@ -42,7 +41,7 @@ pub(super) fn read(
     };
     let mut reading = Reading {
         fields,
-        shelf,
+        view,
         messages: Messages::default(),
     };
     let mut kept = Vec::new();
@@ -64,12 +63,12 @@ pub(super) fn read(
 
 struct Reading<'a> {
     fields: &'a mut Fields,
-    shelf: &'a Shelf<'a>,
+    view: &'a StoreView<'a>,
     messages: Messages,
 }
 
 impl Reading<'_> {
-    /// The item that was sent, or the stored item to which that refers.
+    /// The item that was sent, or the stored item to which the sent item refers.
     fn item(&mut self, path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
         let item = object(path, value)?;
         let is_reference = match item.get("type").and_then(Value::as_str) {
@@ -81,7 +80,7 @@ impl Reading<'_> {
             return Ok(item);
         }
         let id = text(&item, path, "id")?;
-        let Some(json) = self.shelf.store.find_item(id, &self.shelf.owner) else {
+        let Some(json) = self.view.store.find_item(id, &self.view.owner) else {
             return Err(ApiError::no_such_item(format!("{path}.id"), id));
         };
         object(path, self.fields.kept_tree(path, json.as_bytes())?)
@@ -122,7 +121,7 @@ impl Reading<'_> {
         let content = texts(&format!("{path}.content"), item.get("content"))?;
         match text(item, path, "role")? {
             "assistant" => self.messages.answer(&content),
-            role @ ("user" | "system" | "developer") => self.messages.say(role, &content),
+            role @ ("user" | "system" | "developer") => self.messages.push_message(role, &content),
             _ => {
                 let wanted = "user, assistant, system or developer";
                 return Err(must_be(&format!("{path}.role"), &item["role"], wanted));
@@ -142,7 +141,7 @@ impl Reading<'_> {
             thought = optional_texts(&place("summary"), item.get("summary"))?;
         }
         if !thought.is_empty() {
-            self.messages.reason(&thought);
+            self.messages.push_reasoning(&thought);
         }
         Ok(())
     }
@@ -161,7 +160,7 @@ impl Reading<'_> {
     }
 }
 
-/// Returns whether an item is of a tool that runs at OpenAI, or a compacted conversation: both are ignored.
+/// Returns whether an item belongs to a tool that runs at OpenAI or is a compacted conversation. Both are ignored.
 fn is_of_a_service(kind: &str) -> bool {
     let ends = ["_call", "_call_output", "_search_output"];
     let begins = ["mcp_", "compaction", "context_compaction"];
@@ -175,7 +174,7 @@ fn optional_texts(path: &str, value: Option<&Value>) -> Result<String, ApiError>
     }
 }
 
-/// A text, or the texts of a list of parts: joined with spaces, as in chats, or without if the model wrote them.
+/// A text, or the texts of a list of parts, joined with spaces as in chats, or without spaces if the model wrote them.
 fn texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
     const WANTED: &str = "a string or a list of text parts";
     match value {
@@ -212,7 +211,7 @@ fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, ApiError> {
     text(part, path, key)
 }
 
-/// An item in the form for listing: it has an id, and the content of a message is a list of parts.
+/// Converts an item to the form in which it is listed: with an id, and with a message's content as a list of parts.
 fn listed(response: &ResponseId, index: usize, mut item: Map<String, Value>) -> StoredItem {
     item.entry("type").or_insert_with(|| "message".into());
     if item["type"] == "message" {
@@ -240,7 +239,7 @@ fn listed(response: &ResponseId, index: usize, mut item: Map<String, Value>) -> 
     }
 }
 
-pub(super) fn earlier(
+pub(super) fn append_earlier(
     fields: &mut Fields,
     messages: &[u8],
     all: &mut Vec<Value>,

@@ -50,8 +50,7 @@ pub(super) enum OutputItem {
 }
 
 impl OutputItem {
-    /// Returns whether the item is a call without an end.
-    pub(super) fn is_half_call(&self) -> bool {
+    pub(super) fn is_unfinished_call(&self) -> bool {
         match self {
             Self::FunctionCall { status, .. } | Self::CustomToolCall { status, .. } => {
                 *status != ItemStatus::Completed

@@ -22,7 +22,7 @@ struct Answer {
 
 impl Messages {
     /// Adds a message of a role other than the assistant.
-    pub(super) fn say(&mut self, role: &str, text: &str) {
+    pub(super) fn push_message(&mut self, role: &str, text: &str) {
         self.end_answer();
         self.done.push(json!({"role": role, "content": text}));
     }
@@ -36,7 +36,7 @@ impl Messages {
     }
 
     /// Adds a thought of the assistant, which begins a new message if the current one has text or calls.
-    pub(super) fn reason(&mut self, text: &str) {
+    pub(super) fn push_reasoning(&mut self, text: &str) {
         let is_over = |answer: &Answer| !answer.content.is_empty() || !answer.calls.is_empty();
         if self.answer.as_ref().is_some_and(is_over) {
             self.end_answer();
@@ -62,9 +62,9 @@ impl Messages {
 
     /// Adds the model's output, without unfinished calls, which have no results.
     pub(super) fn output(&mut self, items: &[OutputItem]) {
-        for item in items.iter().filter(|item| !item.is_half_call()) {
+        for item in items.iter().filter(|item| !item.is_unfinished_call()) {
             match item {
-                OutputItem::Reasoning { content, .. } => self.reason(&text_of(content)),
+                OutputItem::Reasoning { content, .. } => self.push_reasoning(&text_of(content)),
                 OutputItem::Message { content, .. } => self.answer(&text_of(content)),
                 OutputItem::FunctionCall {
                     call_id,
@@ -123,7 +123,7 @@ fn text_of(parts: &[Part]) -> String {
     texts.collect()
 }
 
-/// The arguments of a call as an object, or the model's text if that is not a JSON object, or if the object would lose
+/// The arguments of a call as an object, or as the model's text if that is not a JSON object or the object would lose
 /// digits.
 fn parsed(arguments: &str) -> Value {
     let raw = Raw::in_text(arguments);

@@ -32,8 +32,8 @@ use crate::fields::Fields;
 use crate::lanes::Lane;
 use crate::state::AppState;
 use crate::words::Dialect;
-use call::{Asking, Call};
-use input::Shelf;
+use call::{Call, ParseContext};
+use input::StoreView;
 
 pub(crate) use count::input_tokens;
 pub(crate) use docs::{
@@ -52,7 +52,7 @@ pub(crate) async fn create(
 ) -> Result<HttpResponse, ApiError> {
     let begun = begin(&state, body.0, Owner::Anyone, None)?;
     let answer = answer::respond(&state, vec![begun.lane], begun.stream, begun.writer);
-    answer.await.map_err(in_our_words)
+    answer.await.map_err(reworded)
 }
 
 pub(crate) struct Begun {
@@ -69,7 +69,10 @@ pub(crate) fn begin(
 ) -> Result<Begun, ApiError> {
     let received = Received::new(state, JsonBody(fields))?;
     let loaded = received.loaded;
-    let (call, charges) = Call::parse(received.fields, &asking(state, received.limits, owner)?)?;
+    let (call, charges) = Call::parse(
+        received.fields,
+        &parse_context(state, received.limits, owner)?,
+    )?;
     let stream = call.common.stream;
     let (request, writer) = call.into_parts(loaded.spelling.clone(), lane_name);
     let lanes = Lane::open_all(state, vec![request])?;
@@ -81,26 +84,26 @@ pub(crate) fn begin(
     })
 }
 
-fn asking<'a>(
+fn parse_context<'a>(
     state: &'a AppState,
     limits: crate::call::CallLimits<'a>,
     owner: Owner,
-) -> Result<Asking<'a>, ApiError> {
-    let shelf = Shelf {
+) -> Result<ParseContext<'a>, ApiError> {
+    let view = StoreView {
         store: state.responses(),
         owner,
     };
-    Ok(Asking {
-        shelf,
+    Ok(ParseContext {
+        view,
         limits,
         engine: &state.loaded()?.engine,
         pin_ttl: Duration::from_secs(state.config().responses_pin_ttl_s.into()),
     })
 }
 
-/// Rewrites an error with this API's names of fields, and in the words that its clients look for.
-pub(crate) fn in_our_words(error: ApiError) -> ApiError {
+/// Rewrites an error with this API's field names, and with the message that the API's clients look for.
+pub(crate) fn reworded(error: ApiError) -> ApiError {
     error
         .renamed("response_format", "text.format")
-        .in_words_of(Dialect::Responses)
+        .in_dialect(Dialect::Responses)
 }

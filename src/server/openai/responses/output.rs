@@ -11,13 +11,13 @@ use super::events::Events;
 use super::ids::{ItemKind, ResponseId};
 use super::items::{ItemStatus, OutputItem, Part};
 use super::reasoning;
-use super::tools::{Spoken, ToolNames};
+use super::tools::{ClientTool, ToolNames};
 use crate::openai::chat::pieces::call_id;
 use crate::openai::logprobs::ChatToken;
 use souffleur_base::ids::RequestId;
 use souffleur_request::OutputPiece;
 
-pub(super) struct Telling {
+pub(super) struct OutputSettings {
     pub(super) id: ResponseId,
     pub(super) rid: RequestId,
     pub(super) names: Arc<ToolNames>,
@@ -27,11 +27,11 @@ pub(super) struct Telling {
 }
 
 pub(super) struct Output {
-    telling: Telling,
+    settings: OutputSettings,
     closed: Vec<OutputItem>,
     open: Option<Open>,
     n_calls: usize,
-    cuts: Vec<u32>,
+    delta_lens: Vec<u32>,
     /// Log probabilities of tokens whose text is still held back.
     held_logprobs: Vec<ChatToken>,
 }
@@ -49,7 +49,7 @@ enum Open {
     Call {
         id: String,
         call_id: String,
-        spoken: Spoken,
+        tool: ClientTool,
         arguments: String,
     },
 }
@@ -119,25 +119,24 @@ struct InputDone<'a> {
 }
 
 impl Output {
-    pub(super) fn new(telling: Telling) -> Self {
+    pub(super) fn new(settings: OutputSettings) -> Self {
         Self {
-            telling,
+            settings,
             closed: Vec::new(),
             open: None,
             n_calls: 0,
-            cuts: Vec::new(),
+            delta_lens: Vec::new(),
             held_logprobs: Vec::new(),
         }
     }
 
-    /// The items that are closed.
     pub(super) fn items(&self) -> &[OutputItem] {
         &self.closed
     }
 
     /// Takes the lengths of the deltas so far, from which the events can be replayed.
-    pub(super) fn take_cuts(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.cuts)
+    pub(super) fn take_delta_lens(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.delta_lens)
     }
 
     /// Adds `text` of an answer that is not parsed, otherwise `pieces`, and the log probabilities of their tokens.
@@ -191,7 +190,7 @@ impl Output {
         self.closed.push(item);
     }
 
-    /// Ends a malformed call: it becomes text in an answer that is sent whole, and is incomplete in a stream.
+    /// Ends a malformed call. It becomes text in an answer that is sent whole, and an incomplete item in a stream.
     fn break_call(&mut self, text: String, events: &mut Events) {
         if !matches!(self.open, Some(Open::Call { .. })) {
             return;
@@ -219,14 +218,14 @@ impl Output {
             };
             let delta = of_content(id, self.closed.len(), what);
             events.push("response.output_text.delta", &delta);
-            self.cuts.push(more.len() as u32);
+            self.delta_lens.push(more.len() as u32);
             text.push_str(&more);
             logprobs.extend(new);
         }
     }
 
     fn add_reasoning(&mut self, more: &str, events: &mut Events) {
-        if more.is_empty() || self.telling.hides_reasoning {
+        if more.is_empty() || self.settings.hides_reasoning {
             return;
         }
         if !matches!(self.open, Some(Open::Reasoning { .. })) {
@@ -235,7 +234,7 @@ impl Output {
         if let Some(Open::Reasoning { id, text }) = &mut self.open {
             let delta = of_content(id, self.closed.len(), Delta { delta: more });
             events.push("response.reasoning_text.delta", &delta);
-            self.cuts.push(more.len() as u32);
+            self.delta_lens.push(more.len() as u32);
             text.push_str(more);
         }
     }
@@ -243,7 +242,7 @@ impl Output {
     fn add_arguments(&mut self, more: &str, events: &mut Events) {
         let Some(Open::Call {
             id,
-            spoken,
+            tool,
             arguments,
             ..
         }) = &mut self.open
@@ -255,10 +254,10 @@ impl Output {
         }
         arguments.push_str(more);
         // The input of a custom tool is parsed once its JSON is complete.
-        if !spoken.is_custom {
+        if !tool.is_custom {
             let delta = of_call(id, self.closed.len(), Delta { delta: more });
             events.push("response.function_call_arguments.delta", &delta);
-            self.cuts.push(more.len() as u32);
+            self.delta_lens.push(more.len() as u32);
         }
     }
 
@@ -292,22 +291,22 @@ impl Output {
     }
 
     fn start_call(&mut self, name: &str, events: &mut Events) {
-        let spoken = self.telling.names.spoken(name);
-        let kind = if spoken.is_custom {
+        let tool = self.settings.names.client_tool(name);
+        let kind = if tool.is_custom {
             ItemKind::CustomCall
         } else {
             ItemKind::FunctionCall
         };
         let id = self.begin(kind, events);
-        let call_id = call_id(&self.telling.rid, self.n_calls);
+        let call_id = call_id(&self.settings.rid, self.n_calls);
         self.n_calls += 1;
         let status = ItemStatus::InProgress;
-        let item = call_item(&id, &call_id, &spoken, String::new(), status);
+        let item = call_item(&id, &call_id, &tool, String::new(), status);
         self.announce(&item, events);
         self.open = Some(Open::Call {
             id,
             call_id,
-            spoken,
+            tool,
             arguments: String::new(),
         });
     }
@@ -315,7 +314,7 @@ impl Output {
     /// Closes the open item, and returns the id of the next one.
     fn begin(&mut self, kind: ItemKind, events: &mut Events) -> String {
         self.close(ItemStatus::Completed, events);
-        self.telling.id.item(kind, self.closed.len())
+        self.settings.id.item(kind, self.closed.len())
     }
 
     fn announce(&self, item: &OutputItem, events: &mut Events) {
@@ -342,7 +341,7 @@ impl Output {
             Open::Reasoning { id, text } => {
                 let done = of_content(&id, index, Done { text: &text });
                 events.push("response.reasoning_text.done", &done);
-                let wants_encrypted = self.telling.wants_encrypted;
+                let wants_encrypted = self.settings.wants_encrypted;
                 let encrypted_content = wants_encrypted.then(|| reasoning::encode(&text));
                 let part = Part::reasoning(text);
                 events.push("response.content_part.done", &self.of_part(&id, &part));
@@ -372,27 +371,33 @@ impl Output {
             Open::Call {
                 id,
                 call_id,
-                spoken,
+                tool,
                 arguments,
             } => {
-                let final_text = match (spoken.is_custom, status) {
+                let final_text = match (tool.is_custom, status) {
                     (true, ItemStatus::Completed) => custom_input(arguments),
-                    // An incomplete input is left out: a client would run it.
+                    // An incomplete input is left out, because clients would execute it.
                     (true, _) => String::new(),
                     (false, _) => arguments,
                 };
                 if status == ItemStatus::Completed {
-                    push_call_done(&id, index, &spoken, &final_text, events);
+                    push_call_done(&id, index, &tool, &final_text, events);
                 }
-                call_item(&id, &call_id, &spoken, final_text, status)
+                call_item(&id, &call_id, &tool, final_text, status)
             }
         }
     }
 }
 
 /// Writes the events that complete the arguments of a call.
-fn push_call_done(id: &str, index: usize, spoken: &Spoken, final_text: &str, events: &mut Events) {
-    if spoken.is_custom {
+fn push_call_done(
+    id: &str,
+    index: usize,
+    tool: &ClientTool,
+    final_text: &str,
+    events: &mut Events,
+) {
+    if tool.is_custom {
         let delta = of_call(id, index, Delta { delta: final_text });
         events.push("response.custom_tool_call_input.delta", &delta);
         let done = of_call(id, index, InputDone { input: final_text });
@@ -400,7 +405,7 @@ fn push_call_done(id: &str, index: usize, spoken: &Spoken, final_text: &str, eve
         return;
     }
     let what = ArgumentsDone {
-        name: &spoken.name,
+        name: &tool.name,
         arguments: final_text,
     };
     let done = of_call(id, index, what);
@@ -410,13 +415,13 @@ fn push_call_done(id: &str, index: usize, spoken: &Spoken, final_text: &str, eve
 fn call_item(
     id: &str,
     call_id: &str,
-    spoken: &Spoken,
+    tool: &ClientTool,
     final_text: String,
     status: ItemStatus,
 ) -> OutputItem {
     let (id, call_id) = (id.to_owned(), call_id.to_owned());
-    let (name, namespace) = (spoken.name.clone(), spoken.namespace.clone());
-    if spoken.is_custom {
+    let (name, namespace) = (tool.name.clone(), tool.namespace.clone());
+    if tool.is_custom {
         OutputItem::CustomToolCall {
             id,
             status,
@@ -437,7 +442,7 @@ fn call_item(
     }
 }
 
-/// The argument `input` of a custom tool's call. Arguments of another form are the input themselves.
+/// The argument `input` of a custom tool's call. Arguments in another form are used as the input.
 fn custom_input(arguments: String) -> String {
     #[derive(serde::Deserialize)]
     struct Arguments {

@@ -15,7 +15,7 @@ pub(super) struct Pinning {
 }
 
 impl Pinning {
-    /// Pins `tokens`, and replaces the earlier pin if `tokens` extend its tokens; `None` if the engine is gone.
+    /// Pins `tokens`, and replaces the earlier response's pin if `tokens` extend it. `None` if the engine has stopped.
     pub(super) fn pin(&self, tokens: Arc<[u32]>) -> Option<SoftPin> {
         let is_extended = |earlier: &&Arc<StoredResponse>| {
             let known = earlier.tokens.as_ref();

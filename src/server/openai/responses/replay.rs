@@ -9,7 +9,7 @@ use super::store::{StoredItem, StoredResponse};
 
 /// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// Copies of a response's text in its events: in deltas, in the last events of its part and item, and in the response.
+/// Maximum number of copies of a response's text in its events: deltas, last events of part and item, and the response.
 const COPIES: usize = 6;
 
 /// The fields of an output item that a replay needs.
@@ -35,16 +35,16 @@ struct Part<'a> {
 
 struct Replay<'a> {
     events: Events,
-    cuts: std::slice::Iter<'a, u32>,
+    lens: std::slice::Iter<'a, u32>,
 }
 
 /// Returns an approximate upper bound of the events' bytes.
 pub(super) fn bytes(stored: &StoredResponse) -> usize {
-    COPIES * stored.json.len() + (stored.cuts.len() + COPIES) * EVENT_BYTES
+    COPIES * stored.json.len() + (stored.delta_lens.len() + COPIES) * EVENT_BYTES
 }
 
-/// Rebuilds all events that a stream of the response had, or would have had. Deltas come without log probabilities,
-/// which the event at the end of their text has.
+/// Rebuilds all events that a stream of the response had, or would have had. Deltas have no log probabilities; the
+/// event at the end of the text has all of them.
 pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     let ended: Value = serde_json::from_slice(&stored.json).expect("responses are kept as JSON");
     let mut begun = ended.clone();
@@ -55,7 +55,7 @@ pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     }
     let mut replay = Replay {
         events: Events::new(false, None),
-        cuts: stored.cuts.iter(),
+        lens: stored.delta_lens.iter(),
     };
     for name in ["response.created", "response.in_progress"] {
         replay.events.push(name, &json!({"response": begun}));
@@ -142,7 +142,7 @@ impl Replay<'_> {
     fn deltas(&mut self, name: &'static str, of: &Value, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {
-            let cut = self.cuts.next().map_or(rest.len(), |cut| *cut as usize);
+            let cut = self.lens.next().map_or(rest.len(), |cut| *cut as usize);
             let (delta, later) = rest.split_at_checked(cut).unwrap_or((rest, ""));
             rest = later;
             self.events.push(name, &with(of, json!({"delta": delta})));
@@ -150,7 +150,7 @@ impl Replay<'_> {
     }
 }
 
-/// An item before it had any content.
+/// An item as it was before it had any content.
 fn added(mut item: Value) -> Value {
     item["status"] = "in_progress".into();
     for (name, empty) in [

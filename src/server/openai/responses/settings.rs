@@ -6,13 +6,13 @@ use serde_json::value::RawValue;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::Common;
-use crate::openai::places::must_be;
+use crate::openai::json_values::must_be;
 use crate::raw::Raw;
 
-/// Maximum bytes of JSON of a field that is only repeated, such as `metadata` or `user`.
+/// Maximum bytes of JSON of a field that is only repeated in the response, such as `metadata` or `user`.
 const MAX_NOTE_BYTES: usize = 16 << 10;
 
-/// Maximum number of tools that are repeated: a request with more is refused.
+/// Maximum number of tools that are repeated. A request with more tools is refused.
 const MAX_TOOLS: usize = 1024;
 
 #[derive(Serialize)]
@@ -112,7 +112,7 @@ struct Inside(Option<Fields>);
 
 impl Inside {
     fn of(fields: &Fields, name: &str, raw: Option<Raw>) -> Result<Self, ApiError> {
-        let inside = raw.map(|raw| fields.inside(name, &raw));
+        let inside = raw.map(|raw| fields.nested(name, &raw));
         inside.transpose().map(Self)
     }
 
@@ -146,7 +146,7 @@ fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     raw.parse("body")
 }
 
-/// Tools to repeat. Functions get the fields that clients expect, if they were not sent.
+/// Tools to repeat. Fields of functions that clients expect are added if they were not sent.
 fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     const NAME: &str = "tools";
     let Some(raw) = fields.peek(NAME).cloned() else {
@@ -171,7 +171,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
 
 fn with_defaults(fields: &Fields, tool: &Raw) -> String {
     let mut json = String::from_utf8_lossy(tool.bytes()).into_owned();
-    let Ok(inside) = fields.inside("tools", tool) else {
+    let Ok(inside) = fields.nested("tools", tool) else {
         return json;
     };
     if inside.text("type").as_deref() != Some("function") {

@@ -17,7 +17,7 @@ const ENTRY_BYTES: usize = 1024;
 /// Bytes that an item takes in addition to its text, in its entry and in the index.
 const ITEM_BYTES: usize = 256;
 
-/// A connection that keeps responses which no other connection can use.
+/// The id of a connection whose responses no other connection can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionId(u64);
 
@@ -62,7 +62,7 @@ struct Memory {
 
 #[derive(Default)]
 struct Entries {
-    next_place: u64,
+    next_sequence: u64,
     by_id: FxHashMap<ResponseId, Arc<StoredResponse>>,
     by_age: BTreeMap<u64, ResponseId>,
     of_item: FxHashMap<String, ResponseId>,
@@ -119,7 +119,7 @@ pub(super) struct Keep {
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
     /// Lengths of the deltas in the response's stream, item by item.
-    pub(super) cuts: Vec<u32>,
+    pub(super) delta_lens: Vec<u32>,
     /// The pin that keeps the conversation in the prefix cache.
     pub(super) pin: Option<SoftPin>,
 }
@@ -140,11 +140,11 @@ pub(super) struct StoredResponse {
     /// The conversation up to the end of this response, without instructions.
     pub(super) turns: Vec<Arc<Turn>>,
     pub(super) tokens: Option<KeptTokens>,
-    pub(super) cuts: Vec<u32>,
+    pub(super) delta_lens: Vec<u32>,
     pub(super) pin: Option<SoftPin>,
     id: ResponseId,
     owner: Owner,
-    place: u64,
+    sequence: u64,
     expires: Instant,
     _charge: Charge,
 }
@@ -168,15 +168,14 @@ impl ResponseStore {
         ConnectionId(next as u64)
     }
 
-    /// Whether responses are stored at all.
-    pub(super) fn is_open(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         self.0.max_count > 0
     }
 
-    /// Stores a response, for which the oldest ones are evicted. A response above the byte limit is not stored.
+    /// Stores a response, and evicts the oldest ones if necessary. A response above the byte limit is not stored.
     pub(super) fn keep(&self, keep: Keep) {
         let bytes = keep.bytes();
-        if !self.is_open() || bytes > self.0.memory.limit_bytes {
+        if !self.is_enabled() || bytes > self.0.memory.limit_bytes {
             return;
         }
         let mut dropped = Vec::new();
@@ -184,13 +183,13 @@ impl ResponseStore {
         while entries.by_age.len() >= self.0.max_count {
             dropped.extend(entries.pop_oldest());
         }
-        let place = entries.next_place;
-        entries.next_place += 1;
-        entries.insert(Arc::new(self.0.stored(keep, place)));
+        let sequence = entries.next_sequence;
+        entries.next_sequence += 1;
+        entries.insert(Arc::new(self.0.stored(keep, sequence)));
         while self.0.memory.is_full()
             && let Some(oldest) = entries.pop_oldest()
         {
-            // The turns that it shares with later responses are freed with the last of them.
+            // Turns that later responses share are freed with the last of those responses.
             drop(oldest);
         }
     }
@@ -211,7 +210,7 @@ impl ResponseStore {
         stored.is_for(owner).then(|| item.json.clone())
     }
 
-    /// Deletes a response that `owner` may see; false if there is none.
+    /// Deletes a response that `owner` may see. Returns false if there is none.
     pub(crate) fn forget(&self, id: &ResponseId, owner: &Owner) -> bool {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);
@@ -225,7 +224,7 @@ impl ResponseStore {
         is_there
     }
 
-    /// Deletes a response that is kept for this connection alone, if it was made on this lane.
+    /// Deletes a response that is stored for this connection alone, if it was made on this lane.
     pub(crate) fn forget_own(
         &self,
         response: &ResponseId,
@@ -264,7 +263,7 @@ impl ResponseStore {
 }
 
 impl Inner {
-    fn stored(&self, keep: Keep, place: u64) -> StoredResponse {
+    fn stored(&self, keep: Keep, sequence: u64) -> StoredResponse {
         let charge = self.memory.charge(keep.own_bytes());
         let (messages, n_messages) = keep.messages;
         let mut turns = keep.earlier;
@@ -279,11 +278,11 @@ impl Inner {
             output: keep.output,
             turns,
             tokens: keep.tokens,
-            cuts: keep.cuts,
+            delta_lens: keep.delta_lens,
             pin: keep.pin,
             id: keep.id,
             owner: keep.owner,
-            place,
+            sequence,
             expires: Instant::now() + self.ttl,
             _charge: charge,
         }
@@ -302,7 +301,7 @@ impl Keep {
         let items = items.map(|item| item.json.len() + ITEM_BYTES);
         let tokens = self.tokens.as_ref().map_or(0, |kept| kept.tokens.len());
         let turns = self.earlier.len() * size_of::<Arc<Turn>>();
-        let words = (tokens + self.cuts.len()) * size_of::<u32>();
+        let words = (tokens + self.delta_lens.len()) * size_of::<u32>();
         ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + words
     }
 }
@@ -321,11 +320,11 @@ impl Entries {
 
     fn insert(&mut self, stored: Arc<StoredResponse>) {
         for item in stored.input.iter().chain(&stored.output) {
-            // Of two items with the same id the first one counts: clients choose some ids.
+            // If two items have the same id, which clients can choose, the first one counts.
             let response = || stored.id.clone();
             self.of_item.entry(item.id.clone()).or_insert_with(response);
         }
-        self.by_age.insert(stored.place, stored.id.clone());
+        self.by_age.insert(stored.sequence, stored.id.clone());
         self.by_id.insert(stored.id.clone(), stored);
     }
 
@@ -337,7 +336,7 @@ impl Entries {
 
     fn remove(&mut self, id: &ResponseId) -> Option<Arc<StoredResponse>> {
         let stored = self.by_id.remove(id)?;
-        self.by_age.remove(&stored.place);
+        self.by_age.remove(&stored.sequence);
         for item in stored.input.iter().chain(&stored.output) {
             if self.of_item.get(&item.id) == Some(id) {
                 self.of_item.remove(&item.id);

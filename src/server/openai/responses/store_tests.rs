@@ -24,7 +24,7 @@ fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> Keep {
         earlier: earlier.to_vec(),
         messages: (vec![b' '; bytes], 1),
         tokens: None,
-        cuts: Vec::new(),
+        delta_lens: Vec::new(),
         pin: None,
     }
 }
@@ -54,7 +54,7 @@ fn the_oldest_responses_are_evicted_with_their_items() {
 }
 
 #[test]
-fn shared_bytes_are_counted_once_until_the_last_response_is_gone() {
+fn shared_bytes_are_counted_once_until_the_last_response_is_deleted() {
     const TURN: usize = 100_000;
     let store = store(100, 5 * TURN, 60);
     store.keep(keep("0", TURN, &[]));
@@ -66,11 +66,11 @@ fn shared_bytes_are_counted_once_until_the_last_response_is_gone() {
     store.forget(&ResponseId::sent("0"), &Owner::Anyone);
     assert!(
         taken(&store) > 3 * TURN,
-        "later responses still have its messages"
+        "later responses share the deleted response's messages"
     );
     store.keep(keep("too large", 6 * TURN, &[]));
     assert!(find(&store, "too large").is_none() && find(&store, "2").is_some());
-    // New responses stay, and all others are evicted if necessary.
+    // All other responses are evicted if a new response needs their memory.
     store.keep(keep("large", 4 * TURN, &[]));
     assert!(find(&store, "1").is_none() && find(&store, "2").is_none());
     assert!(find(&store, "large").is_some());

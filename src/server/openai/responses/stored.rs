@@ -22,12 +22,12 @@ pub(super) const PAGE_ITEMS: usize = 20;
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
 #[derive(Deserialize)]
-pub(crate) struct Wish {
+pub(crate) struct ReplayQuery {
     stream: Option<String>,
     starting_after: Option<String>,
 }
 
-impl Wish {
+impl ReplayQuery {
     /// The number of the first requested event, if the client wants events.
     fn first_event(&self) -> Result<Option<usize>, ApiError> {
         const NAME: &str = "starting_after";
@@ -58,10 +58,10 @@ impl Wish {
 pub(crate) async fn retrieve(
     state: Data<AppState>,
     id: Path<String>,
-    wish: Query<Wish>,
+    query: Query<ReplayQuery>,
 ) -> Result<HttpResponse, ApiError> {
     let stored = find(&state, &id)?;
-    if let Some(first) = wish.first_event()? {
+    if let Some(first) = query.first_event()? {
         return replay(&state, stored, first).await;
     }
     let json = stored.json.clone();
@@ -76,14 +76,14 @@ async fn replay(
     first: usize,
 ) -> Result<HttpResponse, ApiError> {
     let charge = state.answers().charge_bytes(replay::bytes(&stored))?;
-    let write = whole::aside(move || {
+    let write = whole::on_thread(move || {
         let mut out = Vec::new();
         for event in replay::events(&stored).into_iter().skip(first) {
             sse::write_named(&mut out, event.name, &event.json);
         }
         out
     });
-    let events = write.await.map_err(|_| whole::lost())?;
+    let events = write.await.map_err(|_| whole::aborted())?;
     Ok(sse::whole(events, charge))
 }
 

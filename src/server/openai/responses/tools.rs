@@ -1,8 +1,8 @@
 //! Parses `tools` and `tool_choice` of `POST /v1/responses`.
 //!
 //! The model knows only functions. A custom tool becomes a function with one text as its argument, and the tools of a
-//! namespace become functions named `namespace.tool`. Tools that run at OpenAI (web search and the like) are left out:
-//! clients send them to every server, whether or not it has them.
+//! namespace become functions named `namespace.tool`. Tools that run at OpenAI, such as web search, are left out:
+//! clients send them to every server.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -11,35 +11,35 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::chat::tool_choice::Choice;
 use crate::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
-use crate::openai::places::{missing, must_be, object, optional_text, text};
+use crate::openai::json_values::{missing, must_be, object, optional_text, text};
 use crate::raw::Raw;
 
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
 
-/// The client's name of a tool, for which the model has a single name.
+/// A tool's name and namespace for the client. For the model they are joined to one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spoken {
+pub(super) struct ClientTool {
     pub(super) name: String,
     pub(super) namespace: Option<String>,
     pub(super) is_custom: bool,
 }
 
-/// The tools that are not plain functions, by the names that the model has for them.
+/// The tools that are not plain functions, by the names under which the model knows them.
 #[derive(Debug, Default)]
-pub(super) struct ToolNames(FxHashMap<String, Spoken>);
+pub(super) struct ToolNames(FxHashMap<String, ClientTool>);
 
 impl ToolNames {
-    pub(super) fn spoken(&self, name: &str) -> Spoken {
-        let plain = || Spoken {
+    pub(super) fn client_tool(&self, name: &str) -> ClientTool {
+        let plain = || ClientTool {
             name: name.to_owned(),
-            ..Spoken::default()
+            ..ClientTool::default()
         };
         self.0.get(name).cloned().unwrap_or_else(plain)
     }
 }
 
-/// The model's name of a tool in a namespace.
+/// The name under which the model knows a tool in a namespace.
 pub(super) fn name_in(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{namespace}.{name}"),
@@ -137,19 +137,19 @@ impl Reading {
         let shown = as_function(&known, sent, "parameters");
         self.list.add(path, &function, shown)?;
         if is_custom || namespace.is_some() {
-            let spoken = Spoken {
+            let client_tool = ClientTool {
                 name,
                 namespace: namespace.map(str::to_owned),
                 is_custom,
             };
-            self.names.0.insert(known, spoken);
+            self.names.0.insert(known, client_tool);
         }
         Ok(())
     }
 }
 
-/// Converts a custom tool to a function. The description has the grammar of its input, which is not enforced: inside a
-/// call the text is written as JSON, which the grammar does not describe.
+/// Converts a custom tool to a function. The description gets the grammar of the tool's input. The grammar is not
+/// enforced: in a call the input is a JSON string, which the grammar does not describe.
 fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let name = text(tool, path, "name")?;
     let mut description = optional_text(tool, path, "description")?
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_a_namespace_have_its_name_and_custom_tools_a_text() {
+    fn namespaces_prefix_their_functions_and_custom_tools_take_a_string() {
         let inside = r#"{"type":"function","strict":true,"name":"f","parameters":{"maximum":18446744073709551616}}"#;
         let tools = format!(
             r#"[{{"type":"namespace","name":"n","tools":[{inside}]}},{{"type":"custom","name":"c","format":null}}]"#

@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::events::{Events, WrittenEvent};
 use super::ids::ResponseId;
-use super::in_our_words;
 use super::items::{ItemStatus, OutputItem};
 use super::messages::Messages;
 use super::output::Output;
 use super::pinning::Pinning;
+use super::reworded;
 use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
 use crate::error::ApiError;
@@ -19,7 +19,7 @@ use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::unix_now_s;
 use crate::spelling::Spelling;
 use crate::sse::{Chunks, Render};
-use crate::transcript::{News, Transcript, TranscriptEnd};
+use crate::transcript::{Transcript, TranscriptEnd, Update};
 use souffleur_base::error::RequestError;
 use souffleur_engine::SoftPin;
 use souffleur_request::{FinishReason, Usage};
@@ -40,7 +40,6 @@ pub(super) struct WriterParts {
     pub(super) id: ResponseId,
     pub(super) settings: Settings,
     pub(super) output: Output,
-    /// How tokens are spelled, if log probabilities are to be written.
     pub(super) spelling: Option<Spelling>,
     pub(super) is_silent: bool,
     pub(super) lane: Option<Arc<str>>,
@@ -87,7 +86,7 @@ struct Incomplete {
     reason: &'static str,
 }
 
-/// The error of a failed response. `code` is one of the few that clients know, `kind` is this server's own code.
+/// The error of a failed response. `code` is one of the few codes that clients know; `kind` is this server's code.
 #[derive(Serialize)]
 struct Failure<'a> {
     code: &'static str,
@@ -102,9 +101,9 @@ impl<'a> Failure<'a> {
         let body = error.body();
         let kind = error.code();
         let code = match kind {
-            // After this code agents shorten the conversation; after others they retry.
+            // After this code agents shorten the conversation; after other codes they retry.
             "context_length_exceeded" => kind,
-            // Codex waits for the time in the message; at `server_is_overloaded` it would stop.
+            // After this code Codex waits for the time in the message; after `server_is_overloaded` it stops.
             "overloaded" => "rate_limit_exceeded",
             _ if error.http_status() < 500 => "invalid_prompt",
             _ => "server_error",
@@ -123,7 +122,7 @@ struct OfResponse<T> {
     response: T,
 }
 
-/// The counts, by the names in OpenAI's responses.
+/// Token counts, with the names of OpenAI's Responses API.
 #[derive(Serialize)]
 struct UsageReport {
     input_tokens: u32,
@@ -213,8 +212,8 @@ impl Writer {
         }
     }
 
-    pub(crate) fn push(&mut self, news: News) {
-        let News { delta, end } = news;
+    pub(crate) fn push(&mut self, update: Update) {
+        let Update { delta, end } = update;
         self.usage = Some(delta.usage);
         if !self.is_warm_up {
             let spelling = self.spelling.as_ref();
@@ -264,17 +263,17 @@ impl Writer {
             }
         };
         self.output.close(item, &mut self.events);
-        let cuts = self.output.take_cuts();
+        let delta_lens = self.output.take_delta_lens();
         let response = response(&self.head, &self.output, self.usage, progress);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
-        // Stored before the last event: a client that gets that event may continue the response at once.
+        // Stored before the last event is sent, since a client may continue the response right after that event.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
             let tokens = &mut self.tokens;
             let output = FinalOutput {
                 pin: keeping.pin(end, tokens),
                 tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
-                cuts,
+                delta_lens,
                 items: self.output.items(),
             };
             keeping.keep(&self.head.id, ended, output);
@@ -329,7 +328,7 @@ fn known_tokens(
 
 struct FinalOutput<'a> {
     items: &'a [OutputItem],
-    cuts: Vec<u32>,
+    delta_lens: Vec<u32>,
     tokens: Option<KeptTokens>,
     pin: Option<SoftPin>,
 }
@@ -361,7 +360,7 @@ impl Keeping {
             earlier: self.earlier,
             messages: (messages, n_messages + answer.len()),
             tokens: output.tokens,
-            cuts: output.cuts,
+            delta_lens: output.delta_lens,
             pin: output.pin,
         });
     }
@@ -384,7 +383,7 @@ fn joined(mut list: Vec<u8>, more: &[serde_json::Value]) -> Vec<u8> {
 impl Write for Writer {
     fn whole(&mut self, transcripts: Vec<Transcript>) -> Vec<u8> {
         for transcript in transcripts {
-            self.push(transcript.into_news());
+            self.push(transcript.into_update());
         }
         std::mem::take(&mut self.ended)
     }
@@ -404,17 +403,17 @@ impl Render for Writer {
         self.forward(out);
     }
 
-    fn news(&mut self, _: usize, news: News, out: &mut Chunks) {
-        self.push(news);
+    fn update(&mut self, _: usize, update: Update, out: &mut Chunks) {
+        self.push(update);
         self.forward(out);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
-        Self::fail(self, &in_our_words(error.clone()));
+        Self::fail(self, &reworded(error.clone()));
         self.forward(out);
     }
 
-    /// Codex shortens a conversation only after such an event; an HTTP error status stops it.
+    /// Codex shortens a conversation only after a failure event. After an HTTP error it stops.
     fn begins_with(&self, failure: &RequestError) -> bool {
         matches!(failure, RequestError::PromptTooLong { .. })
     }

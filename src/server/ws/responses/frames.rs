@@ -26,7 +26,7 @@ pub(super) struct Steer {
 }
 
 impl ClientFrame {
-    /// Parses a frame, whose bytes are charged to the body budget as long as it waits and is parsed.
+    /// Parses a frame. Its bytes are charged to the body budget while it waits and is parsed.
     pub(super) fn parse(
         text: &str,
         mut charge: BodyCharge,
@@ -78,7 +78,7 @@ struct SteerBack<'a> {
 }
 
 impl Steer {
-    /// The answer, which returns the input: steering a response is not supported.
+    /// The answer, which returns the input, since steering a response is not supported.
     pub(super) fn refused(&self) -> String {
         text(&SteerFailed {
             kind: "response.steer.failed",

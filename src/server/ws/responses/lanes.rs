@@ -68,7 +68,7 @@ impl<W, R> Lanes<W, R> {
     }
 
     /// Requests that wait or run.
-    pub(super) fn under_way(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.n_requests
     }
 
@@ -101,7 +101,7 @@ impl<W, R> Lanes<W, R> {
         }
     }
 
-    /// The next request. It counts as ended, unless `started` is called for it.
+    /// Takes the next request. It counts as ended unless `started` is called for it.
     pub(super) fn next(&mut self) -> Option<(LaneName, W)> {
         if self.n_running >= self.max_running {
             return None;
@@ -182,21 +182,21 @@ mod tests {
         lanes.ended(&lane("a"));
         assert_eq!(lanes.next(), Some((lane("a"), 2)));
         lanes.started(&lane("a"), ());
-        assert_eq!(lanes.under_way(), 2);
+        assert_eq!(lanes.in_flight(), 2);
         for name in ["a", "c", "a"] {
             lanes.ended(&lane(name));
         }
-        assert_eq!((lanes.under_way(), lanes.next()), (0, None));
+        assert_eq!((lanes.in_flight(), lanes.next()), (0, None));
     }
 
     #[test]
-    fn a_request_that_is_not_started_makes_way_for_the_next_of_its_lane() {
+    fn a_request_that_is_not_started_does_not_block_its_lane() {
         let mut lanes = lanes(1, 9);
         lanes.add(None, 1);
         lanes.add(None, 2);
         assert_eq!(lanes.next(), Some((None, 1)));
         assert_eq!(lanes.next(), Some((None, 2)));
-        assert_eq!((lanes.under_way(), lanes.next()), (0, None));
+        assert_eq!((lanes.in_flight(), lanes.next()), (0, None));
         lanes.add(None, 3);
         assert_eq!(lanes.next(), Some((None, 3)));
     }

@@ -1,21 +1,21 @@
 //! Handles the messages of the WebSocket `/v1/responses`, as OpenAI's `client.responses.connect()` and Codex use it.
 //!
-//! The client sends `{"type": "response.create", ...}` with the fields of the body, the server the stream's events as
-//! JSON texts. A request may name a lane (`stream_id`), which its events repeat. Requests of one lane are answered one
-//! after the other, lanes in parallel. Responses that are not stored are kept until this connection ends.
+//! The client sends `{"type": "response.create", ...}` with the fields of a request body, and the server sends the
+//! stream's events as JSON. A request may name a lane (`stream_id`), and its events repeat the name. Requests of one
+//! lane are answered in sequence, lanes in parallel. Responses with `store: false` are kept until the connection ends.
 
 mod frames;
 mod lanes;
 
 use std::sync::Arc;
 
-use super::connection::{CloseReason, Connection, Talk};
+use super::connection::{CloseReason, Connection, MessageHandler};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::openai::responses::store::ResponseStore;
-use crate::openai::responses::{ConnectionId, Owner, ResponseId, Writer, begin, in_our_words};
+use crate::openai::responses::{ConnectionId, Owner, ResponseId, Writer, begin, reworded};
 use crate::state::AppState;
-use crate::transcript::News;
+use crate::transcript::Update;
 use frames::ClientFrame;
 use lanes::{LaneName, Lanes};
 use souffleur_request::Event;
@@ -55,7 +55,7 @@ impl Responses {
                 }
                 Err(error) => {
                     self.forget(previous.as_ref(), &name);
-                    frames::refuse(connection, name.as_deref(), &in_our_words(error)).await?;
+                    frames::refuse(connection, name.as_deref(), &reworded(error)).await?;
                 }
             }
         }
@@ -77,7 +77,7 @@ impl Responses {
         Ok(begun.writer)
     }
 
-    /// Deletes the response that a failed request continued, as OpenAI does, unless it is stored or another lane's.
+    /// Deletes the response that a failed request continued, as OpenAI does, if it belongs to this lane alone.
     fn forget(&self, previous: Option<&ResponseId>, lane: &LaneName) {
         if let Some(previous) = previous {
             self.store.forget_own(previous, self.id, lane.as_ref());
@@ -100,11 +100,11 @@ impl Drop for Responses {
     }
 }
 
-impl Talk for Responses {
+impl MessageHandler for Responses {
     type Key = LaneName;
 
-    fn under_way(&self) -> usize {
-        self.lanes.under_way()
+    fn in_flight(&self) -> usize {
+        self.lanes.in_flight()
     }
 
     async fn on_text(
@@ -146,10 +146,10 @@ impl Talk for Responses {
         event: Event,
     ) -> Result<(), CloseReason> {
         let is_over = event.is_terminal();
-        match News::of(event) {
-            Ok(news) => {
+        match Update::of(event) {
+            Ok(update) => {
                 let mut pieces = Vec::new();
-                news.in_pieces(|piece| pieces.push(piece));
+                update.in_pieces(|piece| pieces.push(piece));
                 for piece in pieces {
                     let Some(running) = self.lanes.running(&name) else {
                         break;
@@ -157,13 +157,13 @@ impl Talk for Responses {
                     running.writer.push(piece);
                     let events = running.writer.take();
                     frames::send_all(connection, events).await?;
-                    // The worker serves its other clients in between.
+                    // Between pieces the worker serves its other clients.
                     tokio::task::yield_now().await;
                 }
             }
             Err(error) => {
                 if let Some(running) = self.lanes.running(&name) {
-                    running.writer.fail(&in_our_words(error.into()));
+                    running.writer.fail(&reworded(error.into()));
                     let (events, previous) = (running.writer.take(), running.previous.clone());
                     self.forget(previous.as_ref(), &name);
                     frames::send_all(connection, events).await?;

@@ -22,7 +22,6 @@ fn call(value: Value) -> Call {
     parse(value).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Asserts that a call is refused with an error of the field `param`.
 #[track_caller]
 fn refuses_field(value: Value, param: &str, message: &str) {
     assert_eq!(parse(value).err(), Some(ApiError::field(param, message)));

@@ -34,7 +34,7 @@ fn an_effort_is_passed_to_the_template() {
 }
 
 #[test]
-fn reasoning_is_separate_unless_the_call_chooses_otherwise() {
+fn reasoning_is_a_separate_field_by_default() {
     let read = |value: Value| call(value).reasoning;
     assert_eq!(read(json!({})), Reasoning::Streamed);
     assert_eq!(read(json!({"stream_reasoning": false})), Reasoning::Whole);

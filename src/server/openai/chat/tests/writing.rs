@@ -7,9 +7,9 @@ use crate::config::ReasoningField;
 use crate::openai::answer::Choices;
 use crate::openai::chat::call::Call;
 use crate::openai::chat::writer::Writer;
-use crate::openai::tests::{events, head, news, spelling};
+use crate::openai::tests::{events, head, spelling, update};
 use crate::sse::{Chunks, Render};
-use crate::transcript::{News, Transcript};
+use crate::transcript::{Transcript, Update};
 use souffleur_request::{Delta, FinishReason, OutputPiece};
 
 fn writer(call: &Call) -> Writer {
@@ -34,21 +34,21 @@ fn arguments(text: &str) -> OutputPiece {
     OutputPiece::CallArguments(text.to_owned())
 }
 
-/// A delta with the tokens of `spelled` and these pieces.
-fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) -> News {
-    let News { delta, end } = news(spelled, end);
+/// An update with these pieces, and with one token for each byte of `spelled`.
+fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) -> Update {
+    let Update { delta, end } = update(spelled, end);
     let delta = Delta {
         text: String::new(),
         pieces,
         ..delta
     };
-    News { delta, end }
+    Update { delta, end }
 }
 
-fn stream(call: &Call, all: Vec<News>) -> Vec<Value> {
+fn stream(call: &Call, all: Vec<Update>) -> Vec<Value> {
     let (mut writer, mut out) = (writer(call), Chunks::default());
-    for news in all {
-        writer.news(0, news, &mut out);
+    for update in all {
+        writer.update(0, update, &mut out);
     }
     let events = events(out).into_iter();
     events.map(|mut event| event["choices"][0].take()).collect()
@@ -61,10 +61,10 @@ fn deltas(choices: &[Value]) -> Vec<Value> {
         .collect()
 }
 
-fn whole(call: &Call, all: Vec<News>) -> Value {
+fn whole(call: &Call, all: Vec<Update>) -> Value {
     let mut transcript = Transcript::default();
-    for news in all {
-        transcript.push(news);
+    for update in all {
+        transcript.push(update);
     }
     let choice = writer(call).whole_choice(0, transcript);
     serde_json::to_value(choice).expect("plain data")
@@ -77,7 +77,10 @@ fn a_message_has_content_reason_and_log_probabilities() {
     let call = call(json!({"logprobs": true, "return_token_ids": true}));
     let mut writer = writer(&call);
     let mut transcript = Transcript::default();
-    transcript.push(news("a", Some(FinishReason::Length { max_new_tokens: 1 })));
+    transcript.push(update(
+        "a",
+        Some(FinishReason::Length { max_new_tokens: 1 }),
+    ));
     let choice = writer.whole_choice(0, transcript);
     let expected = json!({
         "index": 0,
@@ -98,8 +101,8 @@ fn a_stream_has_role_content_reason_and_usage_in_this_order() {
     let mut writer = writer(&call);
     let mut out = Chunks::default();
     writer.start(&mut out);
-    writer.news(0, news("a", None), &mut out);
-    writer.news(0, news("b", Some(FinishReason::StopToken(7))), &mut out);
+    writer.update(0, update("a", None), &mut out);
+    writer.update(0, update("b", Some(FinishReason::StopToken(7))), &mut out);
     writer.end(&mut out);
     let events = events(out);
     let delta = |index: usize| &events[index]["choices"][0]["delta"];
@@ -115,7 +118,7 @@ fn a_stream_has_role_content_reason_and_usage_in_this_order() {
 }
 
 #[test]
-fn ids_and_names_of_calls_come_once_and_calls_one_after_another() {
+fn ids_and_names_of_calls_are_sent_once_and_calls_in_sequence() {
     let call = call(json!({"rid": "r", "stream": true}));
     let pieces = vec![
         text("Ok."),
@@ -190,7 +193,7 @@ fn a_whole_answer_equals_its_stream() {
 }
 
 #[test]
-fn tool_calls_are_the_reason_only_if_complete() {
+fn tool_calls_are_the_finish_reason_only_if_complete() {
     let call = call(json!({}));
     let length = Some(FinishReason::Length { max_new_tokens: 9 });
     let complete = || vec![start("f"), arguments("{}"), OutputPiece::CallEnd];
@@ -234,7 +237,7 @@ fn a_call_without_an_end_is_left_out_and_is_not_the_finish_reason() {
 }
 
 #[test]
-fn an_empty_answer_has_empty_content_and_one_of_reasoning_has_none() {
+fn an_empty_answer_has_empty_content_and_reasoning_alone_has_null() {
     let message =
         |pieces| whole(&call(json!({})), vec![parsed("a", pieces, END)])["message"].clone();
     assert_eq!(
@@ -247,7 +250,7 @@ fn an_empty_answer_has_empty_content_and_one_of_reasoning_has_none() {
 }
 
 #[test]
-fn reasoning_is_held_back_hidden_or_renamed_as_asked() {
+fn reasoning_is_held_back_hidden_or_renamed_on_request() {
     let all = || {
         vec![
             parsed("a", vec![reasoning("o")], None),
@@ -277,7 +280,7 @@ fn reasoning_is_held_back_hidden_or_renamed_as_asked() {
     let field = ReasoningField::Reasoning;
     let mut writer = Writer::new(&call, head(), spelling(), field);
     let mut out = Chunks::default();
-    writer.news(0, parsed("a", vec![reasoning("o")], None), &mut out);
+    writer.update(0, parsed("a", vec![reasoning("o")], None), &mut out);
     assert_eq!(
         events(out)[0]["choices"][0]["delta"],
         json!({"reasoning": "o"})
@@ -311,13 +314,13 @@ fn each_token_is_sent_once_in_the_first_chunk_of_its_step() {
 }
 
 #[test]
-fn samples_have_roles_in_order_and_calls_of_their_own() {
+fn samples_have_roles_in_order_and_separate_calls() {
     let call = call(json!({"rid": "r", "n": 2, "stream": true}));
     let (mut writer, mut out) = (writer(&call), Chunks::default());
     writer.start(&mut out);
     for index in [1, 0] {
         let pieces = vec![start("f"), arguments("{}"), OutputPiece::CallEnd];
-        writer.news(index, parsed("a", pieces, END), &mut out);
+        writer.update(index, parsed("a", pieces, END), &mut out);
     }
     let events = events(out);
     let choice = |event: usize| &events[event]["choices"][0];

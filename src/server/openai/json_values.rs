@@ -1,4 +1,4 @@
-//! Reads parts of parsed JSON values, with errors that name their paths.
+//! Reads fields of parsed JSON values, with errors that name the field's path.
 
 use serde_json::{Map, Value};
 
@@ -21,7 +21,6 @@ pub(crate) fn text<'a>(
     text.ok_or_else(|| missing(format!("{path}.{name}"), "a string"))
 }
 
-/// A text that may be absent or null.
 pub(crate) fn optional_text<'a>(
     object: &'a Map<String, Value>,
     path: &str,
@@ -34,7 +33,6 @@ pub(crate) fn optional_text<'a>(
     }
 }
 
-/// True or false, if it is there and not null.
 pub(crate) fn optional_flag(
     object: &Map<String, Value>,
     path: &str,

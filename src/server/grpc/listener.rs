@@ -1,4 +1,4 @@
-//! The gRPC listener: bounds the number of connections, and closes silent ones.
+//! The gRPC listener: limits the number of connections, and closes connections that send nothing.
 
 use std::io;
 use std::pin::Pin;
@@ -16,22 +16,22 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// Time without data after which a client gets a PING.
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-pub(super) const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
-/// Read timeout, for clients that never begin HTTP/2 and so get no PING; other clients answer their PINGs.
-const READ_PATIENCE: Duration = Duration::from_secs(90);
-/// The wait after a failed accept, most likely for lack of file descriptors.
+pub(super) const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Read timeout. It closes connections that never begin HTTP/2 and so get no PINGs; all other clients answer PINGs.
+const READ_TIMEOUT: Duration = Duration::from_secs(90);
+/// The wait after a failed accept, whose most likely cause is a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
-/// Accepts at most `limit` connections at once: others wait in the backlog of the socket.
+/// Accepts at most `limit` connections at once. Further connections wait in the socket's backlog.
 pub(super) fn connections(
     listener: TcpListener,
     limit: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    let room = Arc::new(Semaphore::new(limit));
-    stream::unfold((listener, room), |(listener, room)| async move {
-        let place = room.clone().acquire_owned().await.ok()?;
-        let connection = Connection::new(accept(&listener).await, place);
-        Some((Ok(connection), (listener, room)))
+    let permits = Arc::new(Semaphore::new(limit));
+    stream::unfold((listener, permits), |(listener, permits)| async move {
+        let permit = permits.clone().acquire_owned().await.ok()?;
+        let connection = Connection::new(accept(&listener).await, permit);
+        Some((Ok(connection), (listener, permits)))
     })
 }
 
@@ -47,26 +47,25 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// A connection, which is closed if it is silent for long.
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
     info: TcpConnectInfo,
     /// The permit that counts towards the limit of connections.
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, place: OwnedSemaphorePermit) -> Self {
+    fn new(stream: TcpStream, permit: OwnedSemaphorePermit) -> Self {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "failed to set TCP_NODELAY on a gRPC connection");
         }
         let info = stream.connect_info();
         let mut stream = TimeoutStream::new(stream);
-        stream.set_read_timeout(Some(READ_PATIENCE));
+        stream.set_read_timeout(Some(READ_TIMEOUT));
         Self {
             stream: Box::pin(stream),
             info,
-            _place: place,
+            _permit: permit,
         }
     }
 }
@@ -138,7 +137,7 @@ mod tests {
         let first = connections.next().await;
         assert!(connections.next().now_or_never().is_none());
         drop(first);
-        let second = connections.next().await.expect("there is room again");
+        let second = connections.next().await.expect("a connection is accepted");
         assert!(second.is_ok());
     }
 }
