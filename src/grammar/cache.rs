@@ -7,9 +7,9 @@ use super::state::Template;
 use souffleur_base::error::RequestError;
 
 /// Interval at which a waiting thread polls whether its request was cancelled.
-const NAP: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A hash of the source that a compiler was given.
+/// A hash of a grammar's source.
 pub(super) type Key = [u8; 32];
 
 /// A compiled grammar, or the reason why it cannot be compiled.
@@ -36,7 +36,7 @@ enum Progress {
 /// Why a wait ended without a result.
 pub(super) enum Unready {
     Cancelled,
-    Late,
+    TimedOut,
 }
 
 impl Slot {
@@ -50,10 +50,10 @@ impl Slot {
         self.changed.notify_all();
     }
 
-    /// Waits for the grammar, at most `patience` after its compilation began.
+    /// Waits for the grammar, at most `timeout` after its compilation began.
     pub(super) fn wait(
         &self,
-        patience: Duration,
+        timeout: Duration,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Compiled, Unready> {
         let mut progress = lock(&self.progress);
@@ -61,18 +61,18 @@ impl Slot {
             match &*progress {
                 Progress::Ended(compiled) => return Ok(compiled.clone()),
                 _ if is_cancelled() => return Err(Unready::Cancelled),
-                Progress::Compiling { since } if since.elapsed() >= patience => {
-                    return Err(Unready::Late);
+                Progress::Compiling { since } if since.elapsed() >= timeout => {
+                    return Err(Unready::TimedOut);
                 }
                 Progress::Queued | Progress::Compiling { .. } => {}
             }
-            progress = nap(&self.changed, progress);
+            progress = poll_wait(&self.changed, progress);
         }
     }
 }
 
 pub(super) struct Slots {
-    /// By last use, the oldest first.
+    /// Ordered by last use, the oldest first.
     used: Vec<(Key, Arc<Slot>)>,
     limit: usize,
 }
@@ -93,7 +93,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Adds a slot; at the limit, evicts the least recently used one.
+    /// Adds a slot. At the limit, evicts the least recently used slot.
     pub(super) fn add(&mut self, key: Key) -> Arc<Slot> {
         if self.used.len() >= self.limit {
             self.used.remove(0);
@@ -123,10 +123,10 @@ impl Permits {
         }
     }
 
-    /// Waits for a free permit, at most `patience`.
+    /// Waits for a free permit, at most `timeout`.
     pub(super) fn take(
         self: &Arc<Self>,
-        patience: Duration,
+        timeout: Duration,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Permit, Unready> {
         let since = Instant::now();
@@ -135,10 +135,10 @@ impl Permits {
             if is_cancelled() {
                 return Err(Unready::Cancelled);
             }
-            if since.elapsed() >= patience {
-                return Err(Unready::Late);
+            if since.elapsed() >= timeout {
+                return Err(Unready::TimedOut);
             }
-            taken = nap(&self.freed, taken);
+            taken = poll_wait(&self.freed, taken);
         }
         *taken += 1;
         Ok(Permit(self.clone()))
@@ -160,7 +160,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn nap<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    let woken = changed.wait_timeout(guard, NAP);
+fn poll_wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    let woken = changed.wait_timeout(guard, POLL_INTERVAL);
     woken.unwrap_or_else(PoisonError::into_inner).0
 }

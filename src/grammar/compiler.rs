@@ -26,10 +26,10 @@ use souffleur_state::grammar::{Grammar, GrammarFailure};
 
 /// Stack of a compiling thread. llguidance recurses along references; only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
-/// Characters of an llguidance error that a client receives, at most.
+/// Maximum number of characters of an llguidance error that a client receives.
 const MAX_CHARS: usize = 400;
 
-/// Compiles the grammars of one model. Cheap to make: the first compilation reads the vocabulary.
+/// Compiles the grammars of one model. Creating it is cheap: the first compilation reads the vocabulary.
 pub struct GrammarCompiler {
     core: Arc<Core>,
 }
@@ -55,12 +55,12 @@ pub struct CompileNotes {
 
 impl CompileNotes {
     fn note(&mut self, unready: &Unready) {
-        self.is_late |= matches!(unready, Unready::Late);
+        self.is_late |= matches!(unready, Unready::TimedOut);
     }
 }
 
 impl GrammarCompiler {
-    /// `vocab_size`: entries of the model's logits. Tokens that the tokenizer lacks are never allowed.
+    /// `vocab_size` is the number of the model's logits. Tokens that the tokenizer lacks are never allowed.
     pub fn new(
         text: Arc<TextModel>,
         eos_token_ids: &[u32],
@@ -125,24 +125,24 @@ impl GrammarCompiler {
         let core = &self.core;
         source.check_size(&core.limits)?;
         let (key, field) = (source.key(), source.field);
-        let patience = core.limits.compile_time;
+        let timeout = core.limits.compile_time;
         let known = lock(&core.slots).find(&key);
         let slot = match known {
             Some(slot) => slot,
             None => {
                 notes.is_cached = false;
-                let permit = core.permits.take(patience, is_cancelled);
+                let permit = core.permits.take(timeout, is_cancelled);
                 let permit = permit.map_err(|unready| {
                     notes.note(&unready);
-                    core.no_permit(&unready)
+                    core.permit_error(&unready)
                 })?;
                 core.slot_for(source, permit)?
             }
         };
-        let waited = slot.wait(patience, is_cancelled);
+        let waited = slot.wait(timeout, is_cancelled);
         waited.unwrap_or_else(|unready| {
             notes.note(&unready);
-            Err(core.not_waited_for(field, &unready))
+            Err(core.wait_error(field, &unready))
         })
     }
 }
@@ -153,7 +153,7 @@ impl Core {
             .get_or_init(|| Markers::new(&self.text, &self.eos_token_ids, self.vocab_size))
     }
 
-    /// The grammar, after the reasoning if there is any.
+    /// Makes the grammar begin after the reasoning, if there is any.
     fn gated(&self, template: Arc<Template>, wish: &GrammarWish) -> Arc<dyn Grammar> {
         let Some(gate) = &wish.reasoning else {
             return template;
@@ -164,7 +164,7 @@ impl Core {
         Arc::new(Gated::new(template, gate, call, self.markers(), tokens))
     }
 
-    /// The slot of a grammar after a cache miss. Starts a thread that fills it, unless the slot was added meanwhile.
+    /// Adds a slot after a cache miss, and starts a thread that fills it. Returns the slot if another request added it.
     fn slot_for(
         self: &Arc<Self>,
         source: Source,
@@ -187,7 +187,7 @@ impl Core {
                 drop(permit);
             });
         if compiling.is_err() {
-            // Others may wait for the slot already.
+            // Other requests may already wait for the slot.
             slot.end(Err(self.overloaded()));
             lock(&self.slots).remove(&key);
         }
@@ -229,17 +229,17 @@ impl Core {
         }
     }
 
-    fn no_permit(&self, unready: &Unready) -> RequestError {
+    fn permit_error(&self, unready: &Unready) -> RequestError {
         match unready {
             Unready::Cancelled => cancelled(),
-            Unready::Late => self.overloaded(),
+            Unready::TimedOut => self.overloaded(),
         }
     }
 
-    fn not_waited_for(&self, field: &'static str, unready: &Unready) -> RequestError {
+    fn wait_error(&self, field: &'static str, unready: &Unready) -> RequestError {
         match unready {
             Unready::Cancelled => cancelled(),
-            Unready::Late => {
+            Unready::TimedOut => {
                 let limit = self.limits.compile_time;
                 let reason = format!("compilation exceeded the limit of {limit:?}");
                 refusal(field, &reason)
@@ -248,7 +248,7 @@ impl Core {
     }
 }
 
-/// llguidance replaces the panic hook on its first call. The hook belongs to the host, so this restores it.
+/// llguidance replaces the panic hook on its first call. This restores the application's hook.
 fn keep_panic_hook() {
     static KEPT: Once = Once::new();
     KEPT.call_once(|| {
@@ -259,7 +259,7 @@ fn keep_panic_hook() {
     });
 }
 
-/// Compiles, and tries whether an output can begin.
+/// Compiles a grammar, and checks that an output can begin.
 fn compile(factory: &ParserFactory, source: Source) -> Result<Template, RequestError> {
     let field = source.field;
     let parser = parser(factory, source.into_grammar());

@@ -1,4 +1,4 @@
-//! The structure around an answer: none, or messages with headers.
+//! Defines the structure around an answer: none, or gpt-oss messages with headers.
 
 use souffleur_state::output::OutputStart;
 

@@ -1,4 +1,4 @@
-//! Delays a grammar until the reasoning has ended: nothing is constrained before.
+//! Delays a grammar until the reasoning has ended. The reasoning is not constrained.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::wish::ReasoningGate;
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use souffleur_state::sampling::TokenMask;
 
-/// A tag as the vocabulary writes it.
+/// An opening or closing tag of the reasoning.
 #[derive(Clone, Debug)]
 enum Tag {
-    /// One token. The same characters in other tokens are not the tag.
+    /// One token of the vocabulary. The same characters in other tokens are not the tag.
     Token(u32),
     Text(Arc<str>),
 }
@@ -58,10 +58,10 @@ impl Gated {
 
 impl Grammar for Gated {
     fn begin(&self) -> Box<dyn GrammarState> {
-        let at = if self.starts_inside {
-            At::Inside(Vec::new())
+        let phase = if self.starts_inside {
+            Phase::Inside(Vec::new())
         } else {
-            At::Before {
+            Phase::Before {
                 opened: Vec::new(),
                 inner: Some(self.inner.begin()),
             }
@@ -72,7 +72,7 @@ impl Grammar for Gated {
             close: self.close.clone(),
             call: self.call,
             tokens: self.tokens.clone(),
-            at,
+            phase,
         })
     }
 }
@@ -83,21 +83,21 @@ struct Gate {
     close: Tag,
     call: Option<u32>,
     tokens: TokEnv,
-    at: At,
+    phase: Phase,
 }
 
-enum At {
+enum Phase {
     /// The output so far may be the beginning of the opening tag, or of a text that the grammar allows.
     Before {
         opened: Vec<u8>,
         inner: Option<Box<dyn GrammarState>>,
     },
-    /// In the reasoning, with its last bytes, as many as the closing tag has.
+    /// Inside the reasoning. Holds its last bytes, at most as many as the closing tag has.
     Inside(Vec<u8>),
     After(Box<dyn GrammarState>),
 }
 
-/// The effect of a token on a tag that is being written.
+/// The state of a partly written tag after a token.
 enum TagStep {
     Open,
     Complete,
@@ -113,7 +113,7 @@ impl Gate {
         self.trie().eos_tokens().contains(&token)
     }
 
-    /// Adds a token to the part of the opening tag that was written.
+    /// Appends a token to the partly written opening tag.
     fn opening(&self, opened: &mut Vec<u8>, token: u32) -> TagStep {
         match &self.open {
             Tag::Token(id) if *id == token && opened.is_empty() => TagStep::Complete,
@@ -136,7 +136,7 @@ impl Gate {
         if self.call == Some(token) {
             let mut inner = self.inner.begin();
             if let Ok(progress) = inner.commit(token) {
-                self.at = At::After(inner);
+                self.phase = Phase::After(inner);
                 return Ok(progress);
             }
         }
@@ -150,7 +150,7 @@ impl Gate {
                     .windows(tag.len().max(1))
                     .position(|bytes| bytes == tag);
                 match found {
-                    // The text of the token after the tag cannot be given to the grammar.
+                    // The token contains text after the tag, which cannot be passed to the grammar.
                     Some(at) if !is_blank(&tail[(at + tag.len()).max(before)..]) => {
                         return Err(GrammarFailure::NoToken);
                     }
@@ -163,10 +163,10 @@ impl Gate {
                 }
             }
         };
-        self.at = if is_closed {
-            At::After(self.inner.begin())
+        self.phase = if is_closed {
+            Phase::After(self.inner.begin())
         } else {
-            At::Inside(tail)
+            Phase::Inside(tail)
         };
         Ok(if !is_closed && self.is_end(token) {
             GrammarProgress::Done
@@ -187,12 +187,12 @@ impl Gate {
             self.opening(&mut opened, token)
         };
         if matches!(step, TagStep::Complete) {
-            self.at = At::Inside(Vec::new());
+            self.phase = Phase::Inside(Vec::new());
             return Ok(GrammarProgress::Open);
         }
         let is_open = matches!(step, TagStep::Open);
         let Some(mut inner) = inner else {
-            self.at = At::Before {
+            self.phase = Phase::Before {
                 opened,
                 inner: None,
             };
@@ -205,18 +205,18 @@ impl Gate {
         let progress = inner.commit(token);
         match (progress, is_open) {
             (Ok(progress), false) => {
-                self.at = At::After(inner);
+                self.phase = Phase::After(inner);
                 Ok(progress)
             }
             (Ok(_), true) => {
-                self.at = At::Before {
+                self.phase = Phase::Before {
                     opened,
                     inner: Some(inner),
                 };
                 Ok(GrammarProgress::Open)
             }
             (Err(GrammarFailure::NoToken), true) => {
-                self.at = At::Before {
+                self.phase = Phase::Before {
                     opened,
                     inner: None,
                 };
@@ -229,10 +229,10 @@ impl Gate {
 
 impl GrammarState for Gate {
     fn mask(&mut self, mask: &mut TokenMask) -> Result<Allowed, GrammarFailure> {
-        let (opened, inner) = match &mut self.at {
-            At::Inside(_) => return Ok(Allowed::All),
-            At::After(inner) => return inner.mask(mask),
-            At::Before { opened, inner } => (opened, inner),
+        let (opened, inner) = match &mut self.phase {
+            Phase::Inside(_) => return Ok(Allowed::All),
+            Phase::After(inner) => return inner.mask(mask),
+            Phase::Before { opened, inner } => (opened, inner),
         };
         mask.clear();
         let allowed = match inner.as_mut().map(|inner| inner.mask(mask)) {
@@ -256,14 +256,14 @@ impl GrammarState for Gate {
     }
 
     fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure> {
-        match std::mem::replace(&mut self.at, At::Inside(Vec::new())) {
-            At::After(mut inner) => {
+        match std::mem::replace(&mut self.phase, Phase::Inside(Vec::new())) {
+            Phase::After(mut inner) => {
                 let progress = inner.commit(token);
-                self.at = At::After(inner);
+                self.phase = Phase::After(inner);
                 progress
             }
-            At::Inside(tail) => self.reason(tail, token),
-            At::Before { opened, inner } => self.before(opened, inner, token),
+            Phase::Inside(tail) => self.reason(tail, token),
+            Phase::Before { opened, inner } => self.before(opened, inner, token),
         }
     }
 }
@@ -282,10 +282,10 @@ impl std::fmt::Debug for Gated {
 
 impl std::fmt::Debug for Gate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let at = match self.at {
-            At::Before { .. } => "before",
-            At::Inside(_) => "inside",
-            At::After(_) => "after",
+        let at = match self.phase {
+            Phase::Before { .. } => "before",
+            Phase::Inside(_) => "inside",
+            Phase::After(_) => "after",
         };
         f.debug_struct("Gate")
             .field("at", &at)

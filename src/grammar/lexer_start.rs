@@ -1,4 +1,4 @@
-//! Creates llguidance's parser, and bounds the work of starting its lexer.
+//! Creates llguidance's parser, and limits the work of starting its lexer.
 
 use std::panic::AssertUnwindSafe;
 
@@ -6,7 +6,7 @@ use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::{ParserFactory, TokenParser, panic_utils};
 
-/// The parser of a grammar.
+/// Creates the parser of a grammar.
 ///
 /// # Errors
 /// llguidance's message, also for a work limit that was reached.
@@ -25,8 +25,8 @@ pub(super) fn parser(
     parser.map_err(|error| error.to_string())
 }
 
-/// Takes the lexer's transition for each first byte, within the limit of its work. llguidance 1.9 takes them without a
-/// limit when it makes a lexer, and deciding whether any text begins with a byte may exhaust the memory.
+/// Computes the lexer's transition for each first byte, with limited fuel. llguidance 1.9 computes these transitions
+/// without a limit when it creates a lexer. Checking whether any text begins with a byte may exhaust the memory.
 fn check_first_bytes(lexer: &LexerSpec, mut limits: ParserLimits) -> Result<(), String> {
     let fuel = limits.initial_lexer_fuel;
     let automaton = lexer.to_regex_vec(&mut limits);
@@ -47,29 +47,29 @@ mod tests {
     fn lexer_of(expression: &str) -> LexerSpec {
         let lark = format!("start: A\nA: {expression}\n");
         let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark));
-        grammar.to_internal(None, limits()).expect("it is read").1
+        grammar.to_internal(None, limits()).expect("valid Lark").1
     }
 
     fn limits() -> ParserLimits {
         crate::GrammarLimits::default().of_parser()
     }
 
-    /// No text begins with an x. To decide that takes the least common multiple of the lengths in steps, or 2^40.
+    /// No text begins with "x". Proving this takes as many steps as the least common multiple of the lengths, or 2^40.
     #[test]
     fn a_first_byte_costs_no_more_than_the_limit() {
         let lengths = ["2", "3", "5", "7", "11", "13", "17", "19", "23"];
         let lengths = lengths.map(|length| format!("/x(a{{{length}}})+b/"));
         let bits = "/x[01]*1[01]{40}/ & /x(00|11|01|10)*[01]?0[01]{40}/";
-        for nowhere in [lengths.join(" & "), bits.to_owned()] {
-            let lexer = lexer_of(&format!("\"q\" | {nowhere}"));
-            let error = check_first_bytes(&lexer, limits()).expect_err("it is too much");
-            assert!(error.contains("too many expressions"), "{nowhere}: {error}");
+        for pattern in [lengths.join(" & "), bits.to_owned()] {
+            let lexer = lexer_of(&format!("\"q\" | {pattern}"));
+            let error = check_first_bytes(&lexer, limits()).expect_err("it exceeds the limit");
+            assert!(error.contains("too many expressions"), "{pattern}: {error}");
         }
     }
 
     #[test]
     fn a_first_byte_of_some_text_is_accepted() {
-        let somewhere = r#""q" | "x" /[01]{3}/"#;
-        check_first_bytes(&lexer_of(somewhere), limits()).expect("it is little");
+        let matched = r#""q" | "x" /[01]{3}/"#;
+        check_first_bytes(&lexer_of(matched), limits()).expect("it is within the limit");
     }
 }

@@ -1,4 +1,4 @@
-//! The limits of a grammar's size, compilation time and mask computation.
+//! Defines the limits of a grammar's size, compilation time and mask computation.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use llguidance::api::ParserLimits;
 
 use souffleur_base::error::FieldError;
 
-/// The limits of one request's grammar. Each limit ends only the request that reaches it, and none changes a
-/// mask: the work for a mask depends on the earlier inputs of the lexer, so such masks would differ between runs.
+/// The limits of one request's grammar. A limit ends the request that exceeds it, and never changes a mask.
+/// The work for a mask depends on the lexer's earlier inputs, so masks that a limit changed would differ between runs.
 #[derive(Clone, Debug)]
 pub struct GrammarLimits {
     /// Bytes of a regular expression, a grammar or the texts of a choice.
     pub text_bytes: usize,
-    /// Bytes of all that is compiled for a request, its schemas as JSON.
+    /// Bytes of the whole grammar of a request, with its schemas as JSON.
     pub source_bytes: usize,
-    /// Values in a JSON schema, counted with those in its constants.
+    /// Values in a JSON schema, including the values in its constants.
     pub schema_nodes: usize,
     /// Nesting depth of objects and arrays in a JSON schema.
     pub schema_depth: usize,
     /// Time limit of a request's wait for its grammar, from the start of the compilation.
     pub compile_time: Duration,
-    /// Compilations in flight, abandoned ones included.
+    /// Compilations in flight, including those that no request waits for.
     pub compiling: usize,
-    /// Compiled grammars that are kept for later requests, and errors.
+    /// Compiled grammars and compilation errors that are cached for later requests.
     pub cached: usize,
     /// Symbols of a compiled grammar.
     pub symbols: usize,
@@ -30,9 +30,9 @@ pub struct GrammarLimits {
     pub start_fuel: u64,
     /// Work of the lexer for one mask; 14,000 take about 1 ms.
     pub step_fuel: u64,
-    /// Items that the parser makes for one mask; 20,000 take about 1 ms.
+    /// Earley items that the parser creates for one mask; 20,000 take about 1 ms.
     pub step_items: usize,
-    /// Items of the parser after one token.
+    /// Earley items of the parser after one token.
     pub row_items: usize,
     /// States of the lexer of one output, 1 to 2 kB each.
     pub lexer_states: usize,

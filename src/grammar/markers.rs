@@ -1,4 +1,4 @@
-//! The special tokens of a vocabulary, and texts split at their names.
+//! Finds the markers (special and added tokens) of a vocabulary, and splits texts at their names.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -7,9 +7,9 @@ use souffleur_model::text::TextModel;
 
 #[derive(Debug)]
 pub(super) struct Markers {
-    /// By the first character of their names, the longest names first.
+    /// Names and ids by the first character of the name, the longest names first.
     by_letter: HashMap<char, Vec<(String, u32)>>,
-    /// The ids that free text may have, in order, without those that end a sequence.
+    /// Ids of the markers that free text may contain: all except end-of-sequence tokens, ascending.
     ids: Vec<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Markers {
         spans
     }
 
-    /// All markers but these, as Lark refers to tokens; `None` if there are no others.
+    /// Writes all markers except `without` as a token reference in Lark; `None` if there are no others.
     pub(super) fn others(&self, without: &[u32]) -> Option<String> {
         let ids = self.ids.iter().copied().filter(|id| !without.contains(id));
         let mut ranges: Vec<(u32, u32)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Outputs as trees of parts, for structural tags and tool calls.
+//! Defines the tree of parts that describes an output, for structural tags and tool calls.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use souffleur_state::grammar::JsonWhitespace;
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     Text(String),
-    /// A value of a schema, which has been checked.
+    /// A JSON value that matches a checked schema.
     Json {
         schema: Value,
         whitespace: JsonWhitespace,
@@ -23,18 +23,18 @@ pub(super) enum Part {
         least: u32,
         most: Option<u32>,
     },
-    /// Some of the fields, in their order.
+    /// The required fields and any of the optional fields, in order.
     Fields {
         fields: Vec<(Part, Presence)>,
         separator: String,
     },
-    /// A text, the content, and one of the ends. Free text inside ends where the first end begins.
+    /// `begin`, the content, and one of `ends`. Free text in the content stops at the first end.
     Tag {
         begin: String,
         content: Box<Part>,
         ends: Vec<String>,
     },
-    /// Any text, up to the end of the part around it.
+    /// Any text, up to the end of the enclosing part.
     Free(Free),
     Triggered(Triggered),
 }
@@ -45,24 +45,23 @@ pub(super) enum Presence {
     Optional,
 }
 
-/// Free text, with its only constraints.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Free {
-    /// Texts that it must not contain.
+    /// Texts that the free text must not contain.
     pub(super) excludes: Vec<String>,
-    /// Terminals in Lark, each of which matches all of it.
+    /// Lark terminals that must match the whole free text.
     pub(super) matches: Vec<String>,
-    /// A regular expression that its beginning must not match.
+    /// A regular expression that must not match at the start of the free text.
     pub(super) not_at_first: Option<String>,
-    /// Whether it contains no markers.
+    /// Whether markers are excluded.
     pub(super) is_plain: bool,
 }
 
-/// Free text in which some texts are the beginnings of tags.
+/// Free text in which each trigger begins a tag.
 #[derive(Clone, Debug)]
 pub(super) struct Triggered {
     pub(super) free: Free,
-    /// The beginnings of tags, and the part after each.
+    /// The triggers, each with the part that follows it.
     pub(super) triggers: Vec<(String, Part)>,
     /// Whether the first tag is required, without text before it.
     pub(super) at_least_one: bool,
@@ -80,7 +79,7 @@ impl Part {
         Self::Json { schema, whitespace }
     }
 
-    /// One or more times, with separators between.
+    /// One or more repetitions of a part, with separators between them.
     pub(super) fn separated(part: Self, separator: Self) -> Self {
         let again = Self::Sequence(vec![separator, part.clone()]);
         Self::Sequence(vec![part, Self::any_number(again)])
@@ -94,7 +93,7 @@ impl Part {
         }
     }
 
-    /// Whether the part may continue until the text after it.
+    /// Whether only the text after the part determines where the part ends.
     pub(super) fn is_unlimited(&self) -> bool {
         match self {
             Self::Free(_) => true,

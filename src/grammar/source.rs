@@ -1,4 +1,4 @@
-//! The text that llguidance compiles: a grammar in Lark, and the JSON schemas and other grammars that it refers to.
+//! Holds the text that llguidance compiles: a Lark grammar with the JSON schemas and grammars that it refers to.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -22,13 +22,13 @@ const ESCAPES: &str = "nrbtf\\\"";
 
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// The field of the request that it comes from.
+    /// The field of the request, for errors.
     pub(super) field: &'static str,
-    /// The rules, `start` among them; empty if the first nested grammar is all.
+    /// The rules, including `start`; empty if the source is only the first nested grammar.
     lark: String,
     /// The schemas and grammars that the rules refer to as `@s0`, `@s1` and so on.
     nested: Vec<Nested>,
-    /// The index of each of them, by its text.
+    /// Indices in `nested`, by the text of the schema or grammar.
     known: HashMap<String, usize>,
 }
 
@@ -39,7 +39,7 @@ enum Nested {
 }
 
 impl Source {
-    /// The values of one JSON schema, which has been checked.
+    /// A source for the values of one checked JSON schema.
     pub(super) fn of_schema(
         field: &'static str,
         schema: Value,
@@ -50,7 +50,7 @@ impl Source {
         source
     }
 
-    /// A grammar in Lark, whole or to be continued.
+    /// A source of one Lark grammar, to which rules may be added.
     pub(super) fn of_lark(field: &'static str, lark: String) -> Self {
         Self {
             field,
@@ -60,7 +60,7 @@ impl Source {
         }
     }
 
-    /// Adds a schema, which has been checked, and returns how rules refer to it.
+    /// Adds a checked schema, and returns the reference to it for rules.
     pub(super) fn schema(&mut self, mut schema: Value, whitespace: &JsonWhitespace) -> String {
         let (is_flexible, pattern) = match whitespace {
             JsonWhitespace::Bounded => (true, Some(BOUNDED.to_owned())),
@@ -78,7 +78,7 @@ impl Source {
         self.nested(schema.to_string(), Nested::Schema(schema))
     }
 
-    /// Adds a grammar in Lark, and returns how rules refer to it.
+    /// Adds a Lark grammar, and returns the reference to it for rules.
     pub(super) fn grammar(&mut self, lark: String) -> String {
         self.nested(lark.clone(), Nested::Lark(lark))
     }
@@ -111,7 +111,7 @@ impl Source {
         ))
     }
 
-    /// Equal for sources that mean the same to a compiler.
+    /// A hash that is equal for sources with equal text.
     pub(super) fn key(&self) -> Key {
         let mut hash = Sha256::new();
         let nested = self.nested.iter().map(|nested| match nested {
@@ -156,7 +156,7 @@ pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// Bytes of a value as JSON, without writing it.
+/// Counts the bytes of a value as JSON without storing the text.
 fn json_bytes(value: &Value) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {

@@ -1,4 +1,4 @@
-//! The state of one output in its grammar: implements our traits with llguidance's parser.
+//! Implements the grammar traits of the scheduler's state with llguidance's parser.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,8 +11,7 @@ use toktrie::{SimpleVob, TokEnv, TokTrie};
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use souffleur_state::sampling::TokenMask;
 
-/// Most tokens of an opening.
-const LONGEST_OPENING: usize = 64;
+const MAX_OPENING_TOKENS: usize = 64;
 
 /// A compiled grammar: the parser before the first token.
 pub(super) struct Template {
@@ -25,9 +24,8 @@ struct Parsing {
     parser: TokenParser,
 }
 
-/// Gives the lexer its fuel and its limit of states, which llguidance does only where it computes a mask. Without it,
-/// an output that is fed again from its beginning would run out of fuel, and text that a grammar dictates would have no
-/// limit.
+/// Resets the lexer's fuel and limit of states, which llguidance does only when it computes a mask. Otherwise an output
+/// that is replayed from its beginning would run out of fuel, and forced text would have no limit.
 struct Refuel(TokEnv);
 
 impl BiasComputer for Refuel {
@@ -41,14 +39,14 @@ impl BiasComputer for Refuel {
 }
 
 impl Template {
-    /// Takes a new parser, and computes its first mask.
+    /// Builds the template from a new parser, and computes the first mask.
     ///
     /// # Errors
-    /// The output could not even begin.
+    /// If no output can begin.
     pub(super) fn new(mut parser: TokenParser) -> Result<Self, GrammarFailure> {
         parser.start_without_prompt();
         let mut first = Parsing { parser };
-        first.words()?;
+        first.mask_words()?;
         let template = Self {
             parser: first.parser,
             opening: Vec::new(),
@@ -63,8 +61,11 @@ impl Template {
     fn forced_tokens(&self) -> Vec<u32> {
         let mut parsing = self.parsing();
         let mut opening = Vec::new();
-        while opening.len() < LONGEST_OPENING {
-            let words = parsing.words().ok().filter(|words| words.num_set() == 1);
+        while opening.len() < MAX_OPENING_TOKENS {
+            let words = parsing
+                .mask_words()
+                .ok()
+                .filter(|words| words.num_set() == 1);
             let Some(token) = words.and_then(|words| words.first_bit_set()) else {
                 break;
             };
@@ -90,7 +91,7 @@ impl Template {
 }
 
 impl Parsing {
-    fn words(&mut self) -> Result<SimpleVob, GrammarFailure> {
+    fn mask_words(&mut self) -> Result<SimpleVob, GrammarFailure> {
         let words = catch_unwind(AssertUnwindSafe(|| {
             self.refuel();
             self.parser.compute_mask()
@@ -122,7 +123,7 @@ impl Parsing {
 
     fn refuel(&mut self) {
         let refuel = Refuel(self.parser.token_env.clone());
-        // llguidance does not cache the mask after a given text, unlike the mask of the next token.
+        // With a text, llguidance computes the bias even if the mask of the next token is cached.
         self.parser.parser.compute_bias(&refuel, b" ");
     }
 
@@ -147,7 +148,7 @@ impl Grammar for Template {
 
 impl GrammarState for Parsing {
     fn mask(&mut self, mask: &mut TokenMask) -> Result<Allowed, GrammarFailure> {
-        mask.set_words(self.words()?.as_slice());
+        mask.set_words(self.mask_words()?.as_slice());
         Ok(Allowed::Masked)
     }
 

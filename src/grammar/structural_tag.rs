@@ -1,4 +1,4 @@
-//! Structural tags: SGLang's old form, and XGrammar's tree of formats.
+//! Reads structural tags: SGLang's older form, and XGrammar's tree of formats.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ use souffleur_base::error::FieldError;
 /// The field that errors name.
 const FIELD: &str = "structural_tag";
 
-/// Reads a structural tag as a part.
+/// Converts a structural tag to a part.
 ///
 /// # Errors
 /// Names the missing or unsupported field, with its place.
@@ -36,7 +36,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the old form: `structures` of `begin`, `schema` and `end`, and `triggers`.
+    /// Reads SGLang's older form: `structures` of `begin`, `schema` and `end`, and `triggers`.
     fn old(&self, structures: &Value, triggers: Option<&Value>) -> Result<Part, FieldError> {
         let mut tags = Vec::new();
         for (at, structure) in self.list(structures, "#/structures")?.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Reader<'_> {
                     (Some(least), most) if most.is_none_or(|most| least <= most) => {
                         repeated(least, most)
                     }
-                    _ => Err(refusal(place, "has no min, or a min above its max")),
+                    _ => Err(refusal(place, "has a min that is -1 or above its max")),
                 }
             }
             "tag" => self.tag(format, place, depth).map(Tag::into_part),
@@ -180,7 +180,12 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(limit) => match limit.as_u64().and_then(|limit| u32::try_from(limit).ok()) {
                 Some(limit) => Some(format!("/(?s:.{{0,{limit}}})/")),
-                None => return Err(refusal(place, "has a max_chars that is not a 32-bit count")),
+                None => {
+                    return Err(refusal(
+                        place,
+                        "has a max_chars that is not an integer from 0 to 4294967295",
+                    ));
+                }
             },
         };
         Ok(Part::Free(Free {
@@ -377,7 +382,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A count; `None` for -1, which means no limit.
+    /// Reads a count; `None` for -1, which means no limit.
     fn count(
         &self,
         object: &Map<String, Value>,
@@ -389,7 +394,7 @@ impl Reader<'_> {
             Some(count @ 0..=1_000_000) => Ok(u32::try_from(count).ok()),
             _ => Err(refusal(
                 place,
-                &format!("has a {name} that is not an integer from -1 to 1000000"),
+                &format!("needs a {name} that is an integer from -1 to 1000000"),
             )),
         }
     }
@@ -412,6 +417,6 @@ impl Tag {
 }
 
 fn refusal(place: &str, reason: &str) -> FieldError {
-    let reason = format!("{FIELD} at {place} {reason}; remove it or write it differently");
+    let reason = format!("{FIELD} at {place} {reason}; correct the structural tag");
     FieldError::new(FIELD, reason)
 }

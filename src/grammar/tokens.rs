@@ -1,4 +1,4 @@
-//! The vocabulary as llguidance sees it: a trie of the tokens' bytes.
+//! Builds the vocabulary for llguidance: a trie of the tokens' bytes.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use souffleur_model::text::{TextModel, TokenPiece};
 
 /// The byte that begins the trie's entry of a token that is not text. No text in UTF-8 contains it.
 const MARKER: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
-/// Bytes of the longest token: the trie cannot hold longer ones.
-const LONGEST: usize = 1000;
-/// How much of a forced text is encoded, in longest tokens.
+/// Maximum bytes of a token in the trie.
+const MAX_LEN: usize = 1000;
+/// Length of the forced text that is encoded, in multiples of the longest token.
 const LOOK_AHEAD_TOKENS: usize = 8;
 
 /// The vocabulary of a model as a trie, with its encoder.
@@ -50,21 +50,21 @@ impl Tokens {
         Ok(Self { trie, text })
     }
 
-    /// The tokens of a part of a text, if they spell it exactly.
+    /// Encodes a fragment of an output; `None` if the tokens do not spell it exactly.
     fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
         let ids = self.text.encode_fragment(text)?;
         (self.trie.decode_raw(&ids) == text.as_bytes()).then_some(ids)
     }
 }
 
-/// The trie's entry of each token. Entries that are empty are never allowed.
+/// The trie's entry of each token. Tokens with an empty entry are never allowed.
 fn words(pieces: Vec<TokenPiece>, n_tokens: usize, eos: &[u32]) -> Vec<Vec<u8>> {
     let mut words: Vec<Vec<u8>> = pieces
         .into_iter()
         .take(n_tokens)
         .enumerate()
         .map(|(id, piece)| match piece {
-            TokenPiece::Bytes(bytes) if !bytes.contains(&MARKER) && bytes.len() <= LONGEST => bytes,
+            TokenPiece::Bytes(bytes) if !bytes.contains(&MARKER) && bytes.len() <= MAX_LEN => bytes,
             TokenPiece::Bytes(_) | TokenPiece::Unknown => Vec::new(),
             TokenPiece::Marker(name) => marker(id, &name),
         })
@@ -78,7 +78,7 @@ fn words(pieces: Vec<TokenPiece>, n_tokens: usize, eos: &[u32]) -> Vec<Vec<u8>> 
     words
 }
 
-/// The entry of a marker. Grammars refer to it by id; users' grammars in Lark may use its name, if Lark can write it.
+/// The entry of a marker. Compiled grammars use its id; users' Lark grammars may use its name, if Lark can write it.
 fn marker(id: usize, name: &str) -> Vec<u8> {
     let inner = name
         .strip_prefix('<')
@@ -88,7 +88,7 @@ fn marker(id: usize, name: &str) -> Vec<u8> {
         !inner.is_empty() && !inner.starts_with('[') && inner.chars().all(is_plain)
     });
     let mut word = vec![MARKER];
-    if is_writable && name.len() <= LONGEST {
+    if is_writable && name.len() <= MAX_LEN {
         word.extend_from_slice(name.as_bytes())
     } else {
         word.extend_from_slice(format!("<{id}>").as_bytes())
@@ -102,7 +102,7 @@ impl TokenizerEnv for Tokens {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        // llguidance uses only the first token of a forced text before it asks again, and looks back over four.
+        // llguidance uses only the first token of a forced text before it calls again, and looks back at four.
         let longest = self.trie.max_token_len().max(64);
         let bytes = &bytes[..bytes.len().min(LOOK_AHEAD_TOKENS * longest)];
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
@@ -112,7 +112,7 @@ impl TokenizerEnv for Tokens {
     }
 
     /// With a canonical encoder llguidance expands forced text to its end, without a limit: sixty rules that each name
-    /// the next one twice exhaust the memory. Without one, the model chooses the tokens of such a text.
+    /// the next one twice exhaust the memory. Without a canonical encoder, the model chooses the tokens.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }

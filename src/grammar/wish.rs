@@ -1,4 +1,4 @@
-//! The output form that a request requires, and the grammar sources for it.
+//! Defines the output form that a request requires, and builds the grammar sources for it.
 
 use std::sync::Arc;
 
@@ -21,28 +21,28 @@ use souffleur_state::output::{ToolChoice, ToolFormat, ToolUse};
 
 #[derive(Clone, Debug, Default)]
 pub struct GrammarWish {
-    /// The text of an answer that calls no tool.
+    /// The constraint on an answer without tool calls.
     pub constraint: Option<Arc<Constraint>>,
     pub tools: Option<Arc<ToolUse>>,
-    /// How the model writes calls. Without it tools constrain nothing.
+    /// The model's format of tool calls. `None` disables constraints of tools.
     pub tool_format: Option<ToolFormat>,
-    /// Reasoning before the answer, which nothing constrains.
+    /// The tags of unconstrained reasoning before the answer.
     pub reasoning: Option<ReasoningGate>,
     pub frame: AnswerFrame,
 }
 
-/// The tags around a model's reasoning. The grammar begins after it.
+/// The tags around a model's reasoning. The grammar begins after the reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReasoningGate {
-    /// Opens it, such as `<think>`.
+    /// The opening tag, such as `<think>`.
     pub open: Arc<str>,
-    /// Closes it, such as `</think>`.
+    /// The closing tag, such as `</think>`.
     pub close: Arc<str>,
-    /// The prompt has opened it already.
+    /// Whether the prompt already contains the opening tag.
     pub starts_inside: bool,
 }
 
-/// The grammar sources of a requested form, best first; the others are fallbacks. Empty without constraints.
+/// The grammar sources of a requested form: the preferred source, then fallbacks. Empty without constraints.
 pub(super) fn sources(
     wish: &GrammarWish,
     markers: &Markers,

@@ -43,7 +43,7 @@ const REPLACEMENTS: [(&str, &str); 13] = [
 ];
 const TOO_COMPLEX: &str = "it is too complex";
 
-/// The message for a client.
+/// Converts a message of llguidance to one for clients.
 pub(super) fn for_client(reason: &str) -> String {
     if reason.starts_with("panic:") {
         return "the grammar compiler failed (a bug)".to_owned();

@@ -1,7 +1,7 @@
 //! Writes the part tree of an output as a Lark grammar.
 //!
-//! The lexer takes the longest match and does not backtrack, so free text and the text that ends it are one terminal,
-//! which ends as soon as it can; and two texts that could be one are never adjacent.
+//! The lexer takes the longest match and does not backtrack. So free text and the text that ends it are one terminal
+//! with a lazy match, and two texts that could form one longer match are never adjacent.
 
 use super::markers::{Markers, Span};
 use super::part::{Free, Part, Presence, Triggered};
@@ -38,28 +38,28 @@ struct Writer<'a> {
     names: usize,
 }
 
-/// How free text is written: as texts with markers between them.
+/// The grammar of free text, which consists of texts with markers between them.
 struct Texts {
     /// The markers that the free text may contain.
     others: Option<String>,
-    /// Terminals that each text matches.
+    /// Terminals that each text must match.
     conditions: Vec<String>,
-    /// The condition that no end occurs in them; a text that stops at its first end needs none.
+    /// The condition that no text contains an end. Lazy terminals, which stop at the first end, do not need it.
     before_ends: Option<String>,
     /// A regular expression that the beginning of the first text must not match.
     not_at_first: Option<String>,
 }
 
-/// The tags of a triggered part, whose rests are rules already, and the ends after it.
+/// The tags and the ends of a triggered part.
 struct Tags<'a> {
     texts: Texts,
-    /// The triggers, and the rules of the rests after them.
+    /// The triggers, each with the rule for the rest of its tag.
     rests: Vec<(&'a String, String)>,
     ends: &'a [String],
 }
 
 impl Tags<'_> {
-    /// Free text and a tag.
+    /// Writes free text and a tag.
     fn tag(&self, writer: &mut Writer<'_>, is_first: bool) -> String {
         let tags = self.rests.iter().map(|(trigger, rest)| {
             let run = writer.run_to(&self.texts, trigger, is_first);
@@ -69,7 +69,7 @@ impl Tags<'_> {
         writer.choice(tags)
     }
 
-    /// Free text and an end, if there are ends.
+    /// Writes free text and an end, if there are ends.
     fn end(&self, writer: &mut Writer<'_>, is_first: bool) -> String {
         if self.ends.is_empty() {
             return writer.run(&self.texts, is_first);
@@ -80,7 +80,7 @@ impl Tags<'_> {
         writer.choice(runs)
     }
 
-    /// A tag without text before it.
+    /// Writes a tag without text before it.
     fn tag_at_once(&self, writer: &mut Writer<'_>) -> String {
         let tags = self.rests.iter().map(|(trigger, rest)| {
             let trigger = writer.text(trigger);
@@ -90,7 +90,7 @@ impl Tags<'_> {
         writer.choice(tags)
     }
 
-    /// An end without text before it, if there are ends.
+    /// Writes an end without text before it, if there are ends.
     fn end_at_once(&self, writer: &mut Writer<'_>) -> String {
         if self.ends.is_empty() {
             return String::new();
@@ -101,7 +101,7 @@ impl Tags<'_> {
 }
 
 impl Writer<'_> {
-    /// A part, up to and including one of the ends, if there are any.
+    /// Writes a part, up to and including one of the ends, if there are any.
     fn until(&mut self, part: &Part, ends: &[String]) -> Result<String, FieldError> {
         match part {
             Part::Free(free) => Ok(self.free(free, ends)),
@@ -166,7 +166,7 @@ impl Writer<'_> {
         })
     }
 
-    /// Parts in a row. Free text ends with the text after it.
+    /// Writes consecutive parts. Free text ends with the text after it.
     fn sequence(&mut self, parts: &[Part]) -> Result<String, FieldError> {
         let mut written = Vec::new();
         let mut rest = parts;
@@ -193,7 +193,7 @@ impl Writer<'_> {
         separator: &str,
     ) -> Result<String, FieldError> {
         let separator = self.text(separator);
-        // After other fields, and as the first.
+        // The remaining fields: `later` after another field, `first` without one.
         let mut later = "\"\"".to_owned();
         let mut first = "\"\"".to_owned();
         for (part, presence) in fields.iter().rev() {
@@ -212,7 +212,7 @@ impl Writer<'_> {
         Ok(first)
     }
 
-    /// Free text, and one of the ends if there are any.
+    /// Writes free text, and one of the ends if there are any.
     fn free(&mut self, free: &Free, ends: &[String]) -> String {
         let texts = self.texts(free, ends.iter());
         if ends.is_empty() {
@@ -272,14 +272,14 @@ impl Writer<'_> {
         )
     }
 
-    /// Texts that end before any of `ends`.
+    /// The grammar of texts that end before any of `ends`.
     fn texts<'a>(&mut self, free: &Free, ends: impl Iterator<Item = &'a String>) -> Texts {
         let mut letters = Vec::new();
         let mut without = Vec::new();
         for end in ends {
             match self.markers.spans(end).first() {
                 Some(Span::Marker(id)) => without.push(*id),
-                // Text before a marker does not end free text on its own.
+                // If an end is a text and then a marker, the text alone does not end free text.
                 Some(Span::Text(text)) if text == end => letters.push(end.clone()),
                 _ => {}
             }
@@ -298,7 +298,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Any number of texts and markers.
+    /// Writes any number of texts and markers.
     fn run(&mut self, texts: &Texts, is_first: bool) -> String {
         let first = self.text_like(texts, "", is_first);
         let later = self.text_like(texts, "", false);
@@ -311,11 +311,11 @@ impl Writer<'_> {
         }
     }
 
-    /// Any number of texts and markers, and then a text that ends them.
+    /// Writes any number of texts and markers, and then `end`.
     fn run_to(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
         let spans = self.markers.spans(end);
         let (last, rest) = match spans.split_first() {
-            // The end is a separate text, matched lazily.
+            // The first text of the end becomes a part of the last terminal.
             Some((Span::Text(text), rest)) => (Some(text.clone()), rest),
             _ => (None, spans.as_slice()),
         };
@@ -422,7 +422,7 @@ impl Writer<'_> {
     }
 }
 
-/// The condition that none of these is in a text.
+/// The condition that a text contains none of `texts`.
 fn without_texts(texts: &[String]) -> Option<String> {
     let texts: Vec<String> = texts.iter().map(|text| regex::literal(text)).collect();
     (!texts.is_empty()).then(|| format!("~/(?s:.*)(?:{})(?s:.*)/", texts.join("|")))

@@ -100,7 +100,7 @@ const PARTS: [&str; 92] = [
     "functools",
 ];
 
-const TOOLS: [ToolFormat; 14] = [
+const FORMATS: [ToolFormat; 14] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -131,7 +131,7 @@ fn has_call(pieces: &[OutputPiece]) -> bool {
 
 #[test]
 fn without_a_call_nothing_is_lost() {
-    for tool in TOOLS {
+    for tool in FORMATS {
         let formats = OutputFormats {
             tool: Some(tool),
             reasoning: None,
@@ -147,23 +147,25 @@ fn without_a_call_nothing_is_lost() {
 }
 
 /// The text without reasoning tags and newlines, which the parser drops in some places.
-fn bare(text: &str) -> String {
+fn without_tags(text: &str) -> String {
     let mut text = text.replace('\n', "");
     loop {
-        let fewer = ["<think>", "</think>", "[THINK]", "[/THINK]"]
+        let shorter = ["<think>", "</think>", "[THINK]", "[/THINK]"]
             .iter()
             .fold(text.clone(), |text, tag| text.replace(tag, ""));
-        if fewer == text {
+        if shorter == text {
             return text;
         }
-        text = fewer;
+        text = shorter;
     }
 }
 
 #[test]
 fn without_a_call_reasoning_and_content_make_up_the_text() {
     // The parser drops the message headers of gpt-oss.
-    let tagged = TOOLS.into_iter().filter(|tool| *tool != ToolFormat::GptOss);
+    let tagged = FORMATS
+        .into_iter()
+        .filter(|tool| *tool != ToolFormat::GptOss);
     for tool in tagged {
         let reasoning = match tool {
             ToolFormat::Mistral => ReasoningFormat::MistralThink,
@@ -185,8 +187,8 @@ fn without_a_call_reasoning_and_content_make_up_the_text() {
                 .collect();
             let spaces = |text: &str| text.replace(' ', "");
             assert_eq!(
-                spaces(&bare(&parsed)),
-                spaces(&bare(&text)),
+                spaces(&without_tags(&parsed)),
+                spaces(&without_tags(&text)),
                 "{tool:?} {seed} {text:?}"
             );
         }
@@ -195,7 +197,7 @@ fn without_a_call_reasoning_and_content_make_up_the_text() {
 
 #[test]
 fn garbage_gives_the_same_pieces_in_all_cuts() {
-    for tool in TOOLS {
+    for tool in FORMATS {
         for seed in 0..60 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let text = garbage(&mut rng);

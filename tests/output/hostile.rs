@@ -13,7 +13,7 @@ fn check(tool: ToolFormat, unit: &str) {
     };
     let formats = super::with(tool, reasoning);
     let transcript = Transcript::of_text(formats, Mode::Text, &unit.repeat(BYTES / unit.len()));
-    // In quadratic time all texts would take hours.
+    // A parser with quadratic time would take hours.
     let pieces = transcript.read(&[]);
     let n_bytes: usize = pieces.iter().map(bytes).sum();
     assert!(n_bytes <= 2 * BYTES, "{tool:?} {unit:?}: {n_bytes} bytes");
@@ -24,7 +24,7 @@ fn bytes(piece: &OutputPiece) -> usize {
         OutputPiece::Text(text) | OutputPiece::Reasoning(text) => text.len(),
         OutputPiece::CallArguments(text) => text.len(),
         OutputPiece::CallStart { name } => name.len(),
-        // The text of a broken call is emitted again.
+        // The text of a broken call repeats earlier pieces.
         OutputPiece::CallEnd | OutputPiece::CallBroken { .. } => 0,
     }
 }

@@ -33,7 +33,7 @@ fn mode(seed: u64) -> Mode {
     }
 }
 
-/// Reads a transcript in every way and returns the pieces.
+/// Checks that all cuts of a transcript give the same pieces, and returns the pieces.
 fn read_in_all_cuts(transcript: &Transcript, rng: &mut fastrand::Rng) -> Vec<OutputPiece> {
     let whole = transcript.read(&[]);
     let n = transcript.len();
@@ -57,7 +57,7 @@ fn read_in_all_cuts(transcript: &Transcript, rng: &mut fastrand::Rng) -> Vec<Out
     whole
 }
 
-/// Calls do not interleave, and only a call that began ends.
+/// Checks that calls do not interleave, and that only an open call ends.
 fn check_order(pieces: &[OutputPiece]) {
     let mut is_open = false;
     for piece in pieces {
@@ -72,7 +72,7 @@ fn check_order(pieces: &[OutputPiece]) {
                 false
             }
             OutputPiece::CallBroken { text } => {
-                assert!(is_open && !text.is_empty(), "no broken call: {pieces:?}");
+                assert!(is_open && !text.is_empty(), "no call to break: {pieces:?}");
                 false
             }
             OutputPiece::Text(text) | OutputPiece::Reasoning(text) => {
@@ -83,7 +83,7 @@ fn check_order(pieces: &[OutputPiece]) {
     }
 }
 
-/// Valid transcripts give the intended pieces; corrupted ones give the same pieces in all cuts.
+/// Checks that valid transcripts give the intended pieces, and corrupted transcripts the same pieces in all cuts.
 fn check_format(formats: OutputFormats) {
     for seed in 0..TRANSCRIPTS {
         let mut rng = fastrand::Rng::with_seed(seed);

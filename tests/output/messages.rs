@@ -47,7 +47,7 @@ pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
     }
 }
 
-/// Messages of one kind are on separate lines.
+/// Appends a message. Messages of one kind are on separate lines.
 fn append(messages: &mut String, text: &str) {
     if !messages.is_empty() && !text.is_empty() {
         messages.push('\n');
@@ -58,12 +58,12 @@ fn append(messages: &mut String, text: &str) {
 struct Writer<'a> {
     plan: &'a mut Plan,
     rng: &'a mut fastrand::Rng,
-    /// Messages so far.
+    /// Number of messages so far.
     n: usize,
 }
 
 impl Writer<'_> {
-    /// Begins a message; the prompt ends with the start of the first.
+    /// Begins a message. The start of the first message is in the prompt.
     fn begin(&mut self) {
         if self.n > 0 {
             self.plan.transcript.tag("<|start|>");

@@ -1,4 +1,4 @@
-//! Random answers, each with a transcript that the parser must read as this answer.
+//! Generates random answers, each with a transcript that the parser must read as this answer.
 
 use serde_json::{Map, Value};
 use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
@@ -427,7 +427,7 @@ impl Plan {
     }
 }
 
-/// A parameter as JSON; the transcript has its value as `plain`.
+/// Writes a parameter as JSON, as the parser must read it from `plain`, its value in the transcript.
 fn parameter(key: &str, value: &Value, plain: &str) -> String {
     let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
     let json = match value {

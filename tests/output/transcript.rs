@@ -1,4 +1,4 @@
-//! Model outputs of text and marker tokens, which an `OutputEngine` parses in given cuts.
+//! Builds model outputs of text and marker tokens, and parses them with an `OutputEngine` in given cuts.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -105,7 +105,7 @@ impl Transcript {
         self.atoms.extend(text.chars().map(Atom::Char));
     }
 
-    /// Appends a text; tags in it are tokens where [`Self::tag`] makes them so.
+    /// Appends a text, with its tags appended by [`Self::tag`].
     pub fn tagged(&mut self, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {
@@ -122,7 +122,7 @@ impl Transcript {
         self.text(rest);
     }
 
-    /// Appends a tag, as a token if it is one.
+    /// Appends a tag: as a token if the mode and the formats have one, else as text.
     pub fn tag(&mut self, tag: &str) {
         let id = TOKENS.iter().position(|known| *known == tag);
         match id.filter(|_| self.mode == Mode::Tokens) {
@@ -170,7 +170,7 @@ impl Transcript {
         pieces
     }
 
-    /// The transcript as text, tokens included.
+    /// The transcript as text, with tokens by name.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for atom in &self.atoms {

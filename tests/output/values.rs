@@ -1,4 +1,4 @@
-//! Random call arguments, and their text in the tool call formats.
+//! Generates random call arguments, and writes them in the tool call formats.
 
 use serde_json::{Map, Value, json};
 

@@ -1,17 +1,17 @@
-//! Parses the arguments of a tool call: an object, or a string that should hold one as JSON.
+//! Parses the arguments of a tool call: a JSON object, or a string that should contain one.
 
 use serde_json::Value;
 
 use crate::jinja::{Fault, Value as TemplateValue};
 
-/// Arguments to write: an object, or the model's text if that is not a JSON object.
-pub(super) enum Written<'a> {
+/// `Text` holds a string that is not a JSON object.
+pub(super) enum CallArguments<'a> {
     Object(TemplateValue),
     Text(&'a str),
     Nothing,
 }
 
-impl<'a> Written<'a> {
+impl<'a> CallArguments<'a> {
     pub(super) fn of(function: &'a Value) -> Result<Self, Fault> {
         Ok(match function.get("arguments") {
             Some(Value::String(text)) => match object_of(text) {

@@ -10,11 +10,10 @@ use crate::written::CallWriter;
 use souffleur_base::error::RequestError;
 use souffleur_base::field::count_values;
 
-/// Most JSON values in all arguments of a conversation that come as strings.
+/// Maximum number of JSON values in the string arguments of a conversation.
 const MAX_VALUES: usize = 1 << 16;
-/// Length of the ids that Mistral's templates take.
+/// Length of the tool-call ids that Mistral's templates accept.
 const SHORT_ID_CHARS: usize = 9;
-/// The characters of short ids.
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +24,7 @@ pub(super) enum CallIds {
 }
 
 impl CallIds {
-    /// Detects the length that Mistral's templates check.
+    /// Detects a check of the id's length, as in Mistral's templates.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         if source.contains("|length!=9") {
@@ -55,7 +54,7 @@ enum Written {
     ByTemplate,
     /// The template wrote no call when probed.
     Nowhere,
-    /// The engine writes calls, after the content of a message.
+    /// The engine appends calls to the content of a message.
     InContent(CallWriter),
 }
 
@@ -93,7 +92,7 @@ impl CallForm {
         }
     }
 
-    /// Leaves calls as they are.
+    /// Passes arguments to the template unchanged.
     pub(super) fn as_given(self) -> Self {
         Self {
             arguments: ArgumentForm::Text,
@@ -101,7 +100,7 @@ impl CallForm {
         }
     }
 
-    /// Parses arguments that come as a string to an object for the template; `None` if they stay as they are.
+    /// Parses arguments from a string to an object for the template; `None` if they are passed unchanged.
     ///
     /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
     pub(super) fn arguments_of(
@@ -246,7 +245,7 @@ fn unprintable(fault: Fault) -> RequestError {
     ))
 }
 
-/// A short id, the same whenever it is made from the same id.
+/// Derives a short id from `id`, always the same one.
 fn short(id: &str) -> String {
     if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return id.to_owned();
@@ -261,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_ids_are_kept_and_others_are_made_short() {
+    fn short_ids_are_kept_and_longer_ids_are_shortened() {
         assert_eq!(short("AbCdEf123"), "AbCdEf123");
         let id = short("call_0123456789abcdef01234567");
         assert_eq!(id, short("call_0123456789abcdef01234567"));

@@ -1,4 +1,4 @@
-//! A chat prompt, and the form of messages that a template expects, detected in its source.
+//! Defines a chat prompt, and detects in a template's source the form of messages that it expects.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -10,11 +10,11 @@ use crate::tool_place::ToolPlace;
 pub struct ChatPrompt<'a> {
     /// OpenAI's messages: a list of objects with `role` and `content` (text, or a list of text parts).
     pub messages: &'a Value,
-    /// OpenAI's tools as JSON, if any. The template sees every field, in this order, and every digit.
+    /// OpenAI's tools as JSON, if any. The template sees all fields in this order, and all digits of numbers.
     pub tools: Option<&'a RawValue>,
     /// The prompt ends with the start of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// The prompt ends inside the last message, after its content, as with transformers' parameter of this name.
+    /// The prompt ends inside the last message, after its content, as in transformers.
     pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub template_kwargs: Option<&'a Map<String, Value>>,
@@ -36,7 +36,7 @@ impl<'a> ChatPrompt<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) content: ContentFormat,
-    /// The template has a role for developers; other templates get `system` in its place.
+    /// Whether the template knows the role `developer`. For other templates the role becomes `system`.
     pub(super) developers: bool,
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
@@ -47,9 +47,9 @@ pub(super) struct Expected {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThoughtForm {
-    /// A message may have both thoughts and content.
+    /// A message may have both reasoning and content.
     WithContent,
-    /// The template rejects messages with calls that have both thoughts and content.
+    /// The template rejects messages with calls that have both reasoning and content.
     InsteadOfContent,
 }
 
@@ -82,7 +82,7 @@ impl Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContentFormat {
     Text,
-    /// The template loops over parts itself.
+    /// The template loops over the parts of a content.
     Parts,
 }
 

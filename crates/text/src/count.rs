@@ -1,26 +1,26 @@
 //! Counts the tokens of a text that is too long to encode at once.
 //!
-//! Encoding takes some hundred times a text's bytes, so a long text is encoded in pieces, none of which is kept. A cut
-//! changes the tokens around it, so pieces overlap: each is counted from a seam after its start to one before its end.
-//! At a seam, a token begins in both pieces.
+//! Encoding needs memory of about a hundred times the text's length, so a long text is encoded in pieces. A cut changes
+//! the tokens near it, so pieces overlap. Each piece is counted from a seam after its start to a seam before its end. A
+//! seam is a place at which a token begins in both pieces.
 
 use tokenizers::Encoding;
 
 use super::TextModel;
 use souffleur_base::error::{PromptTokens, RequestError};
 
-/// Bytes of a text that are encoded at once to count its tokens.
+/// Maximum length of a piece.
 const PIECE_BYTES: usize = 64 << 10;
-/// Most additional tokens that a piece has because its ends are parts of longer tokens.
-const TOKENS_OF_A_CUT: usize = 256;
-/// Bytes of a piece before its counted part, and after it.
+/// Maximum number of extra tokens in a piece because its ends cut longer tokens.
+const MAX_EXTRA_TOKENS: usize = 256;
+/// Overlap: bytes at each end of a piece that are encoded but not counted.
 const MARGIN_BYTES: usize = 1 << 10;
-/// Longest text of which all tokens are counted: longer ones would keep the tokenizer for seconds.
+/// Longest text whose tokens are all counted. Counting a longer text would occupy the tokenizer for seconds.
 pub const MAX_COUNTED_BYTES: usize = 2 << 20;
 
 impl TextModel {
-    /// Counts the tokens of a plain prompt, as [`encode`](Self::encode) gives them, if there are more than `limit`.
-    /// `None` if it may fit.
+    /// Counts the tokens of a plain prompt as [`encode`](Self::encode) returns them. `None` if the count may be at most
+    /// `limit`.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -29,12 +29,12 @@ impl TextModel {
         text: &str,
         limit: usize,
     ) -> Result<Option<PromptTokens>, RequestError> {
-        let around = self.encode("")?.len();
-        self.beyond(text, limit, around)
+        let added = self.encode("")?.len();
+        self.beyond(text, limit, added)
     }
 
-    /// Counts the tokens of a rendered chat, as [`encode_chat`](Self::encode_chat) gives them, if there are more than
-    /// `limit`. `None` if it may fit.
+    /// Counts the tokens of a rendered chat as [`encode_chat`](Self::encode_chat) returns them. `None` if the count may
+    /// be at most `limit`.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -50,17 +50,17 @@ impl TextModel {
         &self,
         text: &str,
         limit: usize,
-        around: usize,
+        added: usize,
     ) -> Result<Option<PromptTokens>, RequestError> {
         let mut rest = text;
-        let mut least = around;
+        let mut least = added;
         while rest.len() > PIECE_BYTES {
             let (piece, later) = rest.split_at(piece_end(rest));
             let found = self.encode_chat(piece)?.len();
-            least += found.saturating_sub(TOKENS_OF_A_CUT);
+            least += found.saturating_sub(MAX_EXTRA_TOKENS);
             if least > limit {
                 return Ok(Some(if text.len() <= MAX_COUNTED_BYTES {
-                    self.count(text, around, least)?
+                    self.count(text, added, least)?
                 } else {
                     PromptTokens::AtLeast(least)
                 }));
@@ -70,9 +70,9 @@ impl TextModel {
         Ok(None)
     }
 
-    /// Counts all tokens of a text, which has at least `least`.
-    fn count(&self, text: &str, around: usize, least: usize) -> Result<PromptTokens, RequestError> {
-        let (mut tokens, mut seam, mut is_exact) = (around, 0_usize, true);
+    /// Counts all tokens of a text, or returns the lower bound `least` if no seam is found.
+    fn count(&self, text: &str, added: usize, least: usize) -> Result<PromptTokens, RequestError> {
+        let (mut tokens, mut seam, mut is_exact) = (added, 0_usize, true);
         loop {
             let start = text.floor_char_boundary(seam.saturating_sub(MARGIN_BYTES));
             let end = start + piece_end(&text[start..]);
@@ -86,7 +86,7 @@ impl TextModel {
             }
             let next = begins().filter(|begin| begin + MARGIN_BYTES <= end).max();
             let next = next.filter(|next| *next > seam);
-            // One token fills the piece.
+            // One token fills the piece, so there is no seam.
             let Some(next) = next else {
                 return Ok(PromptTokens::AtLeast(least));
             };
@@ -102,7 +102,7 @@ impl TextModel {
         })
     }
 
-    /// Encodes a text with the places of its tokens, and without special tokens around it.
+    /// Encodes a text with the offsets of its tokens, and without special tokens.
     fn encode_in_place(&self, text: &str) -> Result<Encoding, RequestError> {
         let encoding = self.tokenizer.encode(text, false);
         encoding.map_err(|error| super::not_tokenized(&*error))

@@ -1,6 +1,6 @@
 //! Ends a prompt inside its last message, as `continue_final_message` asks.
 //!
-//! A template also writes the end of a message. So a mark is appended to the content of the last message, and the
+//! A template writes an end-of-turn token after a message. So a mark is appended to the last message's content, and the
 //! prompt is cut at the mark. The content itself cannot be searched: the template may trim it or write it twice.
 
 use serde_json::Value;
@@ -8,10 +8,10 @@ use serde_json::Value;
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
-/// The mark. A template that trims contents drops the space at its end.
+/// A template that trims contents drops the trailing space, which `cut` detects.
 const MARK: &str = "<the final message goes on here> ";
 
-/// Puts the mark after the content of the last message, and returns how many bytes of white space the content ends with.
+/// Appends the mark to the last message's content. Returns the length of the white space that the content ended with.
 pub(super) fn mark(messages: &mut [Value]) -> usize {
     let Some(content) = messages.last_mut().map(|message| &mut message["content"]) else {
         return 0;

@@ -1,4 +1,4 @@
-//! Reads the files around `tokenizer.json`: its configuration and the chat templates.
+//! Reads the files next to `tokenizer.json`: `tokenizer_config.json` and the chat templates.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub(super) struct TokenizerConfig {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateSources {
-    /// The file of the templates, for error messages.
+    /// The file that contains the templates, for error messages.
     pub(super) file: PathBuf,
     pub(super) default: String,
     /// The template for requests with tools, if it differs.
@@ -97,7 +97,7 @@ fn token_of(file: &Path, name: &str, value: Option<&Value>) -> Result<Option<Str
     }
 }
 
-/// Templates are written as one text or as a list of named ones.
+/// `chat_template` is one text or a list of named templates.
 fn templates_of(file: &Path, value: Option<&Value>) -> Result<Option<TemplateSources>, LoadError> {
     let sources = |default: String, tool_use| TemplateSources {
         file: file.to_owned(),

@@ -8,11 +8,11 @@ const DEEPSEEK_SECTION: &str = "<｜tool▁calls▁begin｜>";
 impl TextModel {
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let tool_call = ToolFormat::Hermes.opening();
-        if self.writes_messages() {
+        if self.has_harmony_tokens() {
             return Some(ToolFormat::GptOss);
         }
         if self.template_mentions(DEEPSEEK_SECTION) {
-            // V3 puts arguments into a fence of Markdown.
+            // V3 writes arguments in a Markdown code fence.
             return Some(if self.template_mentions("```json") {
                 ToolFormat::DeepSeekV3
             } else {
@@ -47,7 +47,7 @@ impl TextModel {
                 _ => ToolFormat::Hermes,
             });
         }
-        // Llama 4's templates show calls as Python, those of Llama 3 as JSON with parameters.
+        // Llama 4's templates show calls in Python syntax, Llama 3's as JSON with `parameters`.
         let asks_for_json = self.template_mentions("\"parameters\": ");
         match self.has_token(ToolFormat::Llama3.opening()) && self.template_mentions("tools") {
             true if asks_for_json => Some(ToolFormat::Llama3),
@@ -56,9 +56,9 @@ impl TextModel {
         }
     }
 
-    /// The format of reasoning in the model's chat template, else in its vocabulary; `None` if neither has a known one.
+    /// Detects the reasoning format in the chat template, else in the vocabulary; `None` if neither has a known tag.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
-        if self.writes_messages() {
+        if self.has_harmony_tokens() {
             return Some(ReasoningFormat::GptOss);
         }
         let known = [
@@ -73,7 +73,7 @@ impl TextModel {
         find(&|tag| self.template_mentions(tag)).or_else(|| find(&|tag| self.has_token(tag)))
     }
 
-    fn writes_messages(&self) -> bool {
+    fn has_harmony_tokens(&self) -> bool {
         ["<|channel|>", "<|message|>", "<|call|>"]
             .iter()
             .all(|tag| self.has_token(tag))

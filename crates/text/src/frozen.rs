@@ -1,8 +1,8 @@
-//! Finds the user-defined pieces of SentencePiece in a text, before any merge.
+//! Matches SentencePiece's user-defined pieces in a text before BPE merges.
 //!
-//! `tokenizers` finds added tokens in a text before the normalizer replaces blanks by U+2581 and prepends one, or else
-//! normalizes their names in the same way. Neither suits pieces that hold blanks: these occur in the normalizer's
-//! output, which may begin with the prepended blank.
+//! `tokenizers` matches added tokens before the normalizer replaces spaces by U+2581 and prepends one, or normalizes
+//! their names in the same way. Neither works for pieces that contain spaces: they must be matched in the normalizer's
+//! output, which may begin with the prepended space.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::normalizer::Range;
@@ -17,7 +17,7 @@ pub(super) struct FrozenPieces {
 }
 
 impl FrozenPieces {
-    /// Builds the matcher from normalized texts and ids; the first of equal texts counts. `None` without pieces.
+    /// Builds the matcher from normalized texts and ids; of equal texts, the first is used. `None` without pieces.
     /// Fails if the pieces are too many or too long for the matcher.
     pub(super) fn new(pieces: &[(String, u32)]) -> Result<Option<Self>, aho_corasick::BuildError> {
         if pieces.is_empty() {
@@ -30,7 +30,7 @@ impl FrozenPieces {
         Ok(Some(Self { matcher, ids }))
     }
 
-    /// Encodes a text as the tokenizer does, with these pieces before its merges.
+    /// Encodes a text with the tokenizer, but matches these pieces before its merges.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -46,7 +46,7 @@ impl FrozenPieces {
         tokenizer.post_process(encoding, None, add_special_tokens)
     }
 
-    /// Cuts the pieces out of the parts of a normalized text that are not tokens yet: at each place the longest.
+    /// Splits the untokenized parts of a normalized text at leftmost-longest matches, which become tokens.
     pub(super) fn cut(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
         text.split(|_, part| Ok(self.cut_part(part)))
     }

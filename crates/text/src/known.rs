@@ -1,4 +1,4 @@
-//! Encodes a conversation whose beginning has known tokens, which are reused.
+//! Encodes a conversation and reuses the tokens of an earlier request for its beginning.
 
 use serde_json::Value;
 
@@ -8,17 +8,18 @@ use souffleur_output::detok::TokenText;
 
 #[derive(Clone, Copy, Debug)]
 pub struct KnownBeginning<'a> {
+    /// Number of messages at the beginning of the conversation.
     pub messages: usize,
-    /// The prompt and the output of the earlier request.
+    /// Tokens of the earlier request's prompt and output.
     pub tokens: &'a [u32],
-    /// The last of these messages is the earlier request's answer.
+    /// Whether the last of these messages is the earlier request's answer.
     pub has_answer: bool,
 }
 
 impl TextModel {
-    /// Encodes a conversation that was rendered to `rendered`, with the known tokens of its beginning. `None` if these
-    /// do not fit: the template renders the beginning differently within the conversation, or the answer in it did not
-    /// end as the template ends one.
+    /// Encodes a conversation, whose text is `rendered`, after the known tokens. `None` if they cannot be reused: the
+    /// template renders the beginning differently in the whole conversation, or the answer did not end with the
+    /// template's end-of-turn token.
     ///
     /// # Errors
     /// As [`encode_chat`](Self::encode_chat).
@@ -42,7 +43,7 @@ impl TextModel {
             continue_final_message: false,
             ..*prompt
         });
-        // Some templates refuse a conversation that ends there.
+        // Some templates refuse a conversation that ends after these messages.
         let Ok(beginning) = beginning else {
             return Ok(None);
         };
@@ -75,7 +76,7 @@ impl TextModel {
         rest.trim().is_empty().then_some(rest)
     }
 
-    /// Whether tokens after `last` decode to these texts. Some tokenizers put a blank before every text.
+    /// Whether `tokens` after `last` decode to `texts`. Some tokenizers decode the first token of a text differently.
     fn decode_to(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
         let before = self.decode(&[last], false, true);
         let both = self.decode(&[&[last], tokens].concat(), false, true);

@@ -45,21 +45,21 @@ use written::CallWriter;
 #[derive(Debug)]
 pub struct TextModel {
     tokenizer: Tokenizer,
-    /// Pieces, except added tokens, that are found before any merge.
+    /// SentencePiece's user-defined pieces, except added tokens, that are matched before merges.
     frozen: Option<FrozenPieces>,
-    /// Added tokens of only blanks, for fragments of a text in which no other added tokens are searched.
+    /// Added tokens of white space only. `encode_fragment` matches no other added tokens.
     blanks: Option<FrozenPieces>,
-    /// Added tokens that the decoder would take for the spelling of other bytes, and their text.
+    /// The text of each added token that the byte-level decoder would decode to other bytes.
     misread: HashMap<u32, String>,
     special: SpecialTokens,
     vocab_size: usize,
-    /// Bytes of the longest token as the vocabulary spells it, at least 1.
+    /// Bytes of the longest vocabulary entry, at least 1.
     max_token_bytes: usize,
     /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
     adds_bos: Option<bool>,
     template: Option<ChatTemplate>,
-    /// The advice about a missing chat template.
-    without_template: &'static str,
+    /// Advice for the error about a missing chat template.
+    missing_template_advice: &'static str,
     spelling: Option<Spelling>,
 }
 
@@ -73,8 +73,7 @@ struct Parts {
     special: SpecialTokens,
     adds_bos: Option<bool>,
     templates: Option<TemplateSources>,
-    /// The advice about a missing chat template.
-    without_template: &'static str,
+    missing_template_advice: &'static str,
 }
 
 /// The special tokens that a model's files name, as text. Templates see them as `bos_token` and so on.
@@ -103,7 +102,7 @@ impl TextModel {
             file: file.clone(),
             reason: format!("cannot read the tokenizer: {error}"),
         })?;
-        // Padding and truncation are leftovers of training; a prompt must be encoded unchanged.
+        // Padding and truncation are training settings; a prompt must be encoded unchanged.
         tokenizer.with_padding(None);
         tokenizer
             .with_truncation(None)
@@ -115,14 +114,14 @@ impl TextModel {
         let templates = files::template_sources(dir, &config)?;
         let vocab_size = tokenizer.get_vocab_size(false);
         Ok(Self::assemble(Parts {
-            max_token_bytes: longest(&tokenizer),
+            max_token_bytes: longest_token_bytes(&tokenizer),
             tokenizer,
             frozen: None,
             vocab_size,
             special: config.special,
             adds_bos: config.add_bos_token,
             templates,
-            without_template: "add chat_template.jinja to the model's directory",
+            missing_template_advice: "add chat_template.jinja to the model's directory",
         }))
     }
 
@@ -138,7 +137,7 @@ impl TextModel {
             max_token_bytes: parts.max_token_bytes.max(1),
             adds_bos: parts.adds_bos,
             template: templates.map(|sources| ChatTemplate::compile(sources, &special)),
-            without_template: parts.without_template,
+            missing_template_advice: parts.missing_template_advice,
             special,
             spelling: Spelling::of(&tokenizer),
             frozen: parts.frozen,
@@ -146,7 +145,7 @@ impl TextModel {
             misread: misread(&tokenizer),
             tokenizer,
         };
-        // Of the templates of models with Hermes' calls, only SmolLM3's is known to leave out earlier calls.
+        // Among the templates in the Hermes format, only SmolLM3's is known to leave out earlier calls.
         let leaves_out = |format: &ToolFormat| {
             *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
         };
@@ -190,7 +189,7 @@ impl TextModel {
         self.tokenizer.id_to_token(id)
     }
 
-    /// Bytes of the longest token as the vocabulary spells it (byte-level ones spell a byte with up to two). Unless a
+    /// Bytes of the longest vocabulary entry (byte-level vocabularies spell a byte with up to two bytes). Unless a
     /// normalizer shortens it, a text of `n` bytes has at least `n / max_token_bytes` tokens.
     pub fn max_token_bytes(&self) -> usize {
         self.max_token_bytes
@@ -209,7 +208,7 @@ impl TextModel {
         self.token_id(self.special.pad.as_deref()?)
     }
 
-    /// Encodes a plain prompt, with the special tokens that the model puts around one.
+    /// Encodes a plain prompt and adds the model's special tokens, such as BOS.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] when the vocabulary has no token for a part of the text.
@@ -228,7 +227,7 @@ impl TextModel {
         Ok(ids)
     }
 
-    /// Encodes a rendered chat, or any text that names its special tokens itself: none are added.
+    /// Encodes a rendered chat, or another text that already contains its special tokens. Adds none.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -236,23 +235,23 @@ impl TextModel {
         self.encode_with(rendered, WithSpecial::AsWritten)
     }
 
-    /// Renders messages to the text that the model was trained on.
+    /// Renders messages to a prompt with the model's chat template.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`] when there is no usable template, the messages are malformed, the template refuses
-    /// them, or it runs too long or writes too much.
+    /// [`RequestError::Invalid`] when there is no usable template, the messages are malformed, or the template refuses
+    /// them or exceeds a limit.
     pub fn render_chat(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
         match &self.template {
             Some(template) => template.render(prompt),
             None => Err(RequestError::Invalid(format!(
                 "the model has no chat template: send a plain prompt to /v1/completions or /generate, or {}",
-                self.without_template
+                self.missing_template_advice
             ))),
         }
     }
 
-    /// Returns whether the chat template writes instructions (messages of the role `system`) that come after a user's
-    /// message in their place; false without a template.
+    /// Returns whether the chat template renders a `system` message after a user message at its place in the
+    /// conversation; false without a template.
     pub fn takes_late_system(&self, has_tools: bool) -> bool {
         let template = self.template.as_ref();
         template.is_some_and(|template| template.takes_late_system(has_tools))
@@ -299,7 +298,7 @@ enum WithSpecial {
 }
 
 impl TokenText for TextModel {
-    /// As Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
+    /// Decodes as Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
     /// `clean_up_tokenization_spaces` is not applied (it would change text that was emitted already).
     fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
         if self.misread.is_empty() {
@@ -331,8 +330,8 @@ impl TextModel {
     }
 }
 
-/// Added tokens of byte-level vocabularies with letters that also spell bytes: DeepSeek's `ö` would be decoded to the
-/// byte that `ö` stands for in GPT-2's table, which is not text.
+/// The text of added tokens that the byte-level decoder would misread. Example: DeepSeek's added token `ö` would be
+/// decoded to the byte that `ö` stands for in GPT-2's table.
 fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
     if Spelling::of(tokenizer) != Some(Spelling::ByteLevel) {
         return HashMap::new();
@@ -349,8 +348,8 @@ fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
         .collect()
 }
 
-/// Bytes of the longest token. Computed id by id: a copy of the vocabulary would take several times as long.
-fn longest(tokenizer: &Tokenizer) -> usize {
+/// Looks up each id, because a copy of the vocabulary would take several times as long.
+fn longest_token_bytes(tokenizer: &Tokenizer) -> usize {
     let ids = 0..tokenizer.get_vocab_size(false) as u32;
     let tokens = ids.filter_map(|id| tokenizer.id_to_token(id));
     let added = tokenizer.get_added_vocabulary().get_vocab().keys();

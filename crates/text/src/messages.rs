@@ -7,8 +7,8 @@ use crate::chat::{ContentFormat, Expected, ThoughtForm};
 use crate::refusal::invalid;
 use souffleur_base::error::RequestError;
 
-/// Checks the messages and returns them as the template expects them: `content` always present, and only roles
-/// and ids that it knows.
+/// Checks the messages and returns them as the template expects: `content` is always present, and roles and call
+/// ids are ones that the template accepts.
 pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Value>, RequestError> {
     let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
         return invalid(
@@ -62,12 +62,12 @@ fn normalize_message(
         fields.insert("role".to_owned(), Value::from("system"));
     }
     calls.normalize(&mut fields)?;
-    name_thoughts(&mut fields, expected.thoughts);
+    copy_thoughts(&mut fields, expected.thoughts);
     Ok(Value::Object(fields))
 }
 
-/// Gives the thoughts of a message both names by which templates know them.
-fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
+/// Copies the reasoning of a message to both fields that templates read, `reasoning_content` and `thinking`.
+fn copy_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let thoughts = NAMES.iter().find_map(|name| message.get(*name)?.as_str());
     let Some(thoughts) = thoughts.map(str::to_owned) else {
@@ -82,7 +82,7 @@ fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
     if form != ThoughtForm::InsteadOfContent || !has_calls {
         return;
     }
-    // A template of this form shows either one as thoughts.
+    // Such a template renders only one of the two, so content is appended to the reasoning.
     if let Some(content) = message.get("content").and_then(Value::as_str)
         && !content.is_empty()
         && let Some(thoughts) = message[name].as_str()

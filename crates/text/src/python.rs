@@ -1,4 +1,4 @@
-//! Python's `strftime` for templates.
+//! Implements Python's `strftime` for templates.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,7 +35,7 @@ const WEEKDAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Formats seconds since the epoch (UTC) with Python's directives; unknown ones stay as they are.
+/// Formats seconds since the epoch (UTC) with Python's directives; unknown directives are copied unchanged.
 fn strftime(format: &str, seconds: u64) -> String {
     let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil_date(days);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         for (seconds, expected) in [
             (0, "Thu 1970-01-01 00:00:00 AM 12 001"),
             (951_782_399, "Mon 2000-02-28 23:59:59 PM 11 059"),

@@ -1,13 +1,13 @@
-//! Writes calls as LFM2's models do.
+//! Writes tool calls in LFM2's Python-like syntax.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::arguments::Written;
+use crate::arguments::CallArguments;
 use crate::jinja::{Fault, Value as TemplateValue};
 
-/// The text around calls.
+/// Tags before and after the list of calls.
 const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
 
 pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
@@ -18,8 +18,8 @@ pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
         let name = function.get("name").and_then(Value::as_str);
         let before = if index > 0 { ", " } else { "" };
         let _ = write!(content, "{before}{}(", name.unwrap_or_default());
-        match Written::of(function)? {
-            Written::Object(arguments) => {
+        match CallArguments::of(function)? {
+            CallArguments::Object(arguments) => {
                 let mut before = "";
                 for (key, value) in arguments.fields() {
                     let _ = write!(content, "{before}{key}=");
@@ -27,8 +27,8 @@ pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
                     before = ", ";
                 }
             }
-            Written::Text(text) => content.push_str(text),
-            Written::Nothing => {}
+            CallArguments::Text(text) => content.push_str(text),
+            CallArguments::Nothing => {}
         }
         content.push(')');
     }
@@ -37,7 +37,7 @@ pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Writes a value in Python. JSON strings are valid Python as well.
+/// Writes a value as a Python literal. JSON strings are valid Python strings.
 fn literal(out: &mut String, value: &TemplateValue) -> Result<(), Fault> {
     match value {
         TemplateValue::None => out.push_str("None"),
@@ -82,7 +82,7 @@ mod tests {
             json!({"function": {"name": "raw", "arguments": "4, "}}),
             json!({"name": "bare"}),
         ];
-        add(&mut content, &calls).expect("they are shallow");
+        add(&mut content, &calls).expect("valid calls");
         let expected = "Let me see.<|tool_call_start|>[weather(city=\"São \\\"T\\\"\\n\", days=2, sure=True, \
                         at=[1.5, None, {\"a\": False}]), clock(), raw(4, ), bare()]<|tool_call_end|>";
         assert_eq!(content, expected);

@@ -1,4 +1,4 @@
-//! Errors of requests whose chat cannot be rendered.
+//! Builds the error for a request whose chat cannot be rendered.
 
 use souffleur_base::error::RequestError;
 

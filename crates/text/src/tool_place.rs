@@ -12,9 +12,9 @@ pub(super) const XML_TOOLS: &str = "xml_tools";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToolPlace {
     Variable,
-    /// The variable [`XML_TOOLS`], a list of bare functions: SmolLM3.
+    /// The variable [`XML_TOOLS`], a list of the tools' `function` objects (SmolLM3).
     XmlTools,
-    /// A field of the system message, as a JSON string: Phi-4-mini.
+    /// The field `tools` of the system message, as a JSON string (Phi-4-mini).
     FirstMessage,
 }
 

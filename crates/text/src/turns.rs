@@ -15,7 +15,7 @@ pub struct TurnMarks {
 }
 
 impl TurnMarks {
-    /// Learns the marks by rendering short chats with and without each turn. Marks of rejected chats stay empty.
+    /// Detects the marks by rendering short chats with and without each turn. A mark stays empty if chats are rejected.
     pub fn learn(text: &TextModel) -> Self {
         let system = json!({"role": "system", "content": "Be brief."});
         let asks = |words: &str| json!({"role": "user", "content": words});
@@ -28,17 +28,17 @@ impl TurnMarks {
             };
             let one = render(vec![system.clone(), asks("One")], false, None)?;
             let two = render(vec![system.clone(), asks("Two")], false, None)?;
-            added(&before, &one[..common(&one, &two)])
+            added(&before, &one[..common_prefix_len(&one, &two)])
         };
         let reply = || {
             let before = render(vec![asks("One")], false, None)?;
             let open = added(&before, &render(vec![asks("One")], true, None)?)?;
-            // Some templates write an empty thought for an answer without one, some open a thought only on request.
+            // Some templates write an empty thinking block if thinking is off, others open one only if thinking is on.
             let others = [false, true].into_iter().filter_map(|thinks| {
                 let other = render(vec![asks("One")], true, Some(thinks))?;
                 added(&before, &other)
             });
-            let shared = others.map(|other| common(&open, &other)).min();
+            let shared = others.map(|other| common_prefix_len(&open, &other)).min();
             Some(open[..shared.unwrap_or(open.len())].to_vec())
         };
         Self {
@@ -48,8 +48,8 @@ impl TurnMarks {
     }
 
     /// The positions at which other prompts are likely to diverge from this one, ascending: the end of the
-    /// instructions, of the user's last message, and of all turns before the answer. `replies` counts the replies since
-    /// that message, the requested one included: later prompts drop their thoughts.
+    /// instructions, of the user's last message, and of all turns before the answer. `replies` is the number of replies
+    /// since the user's last message, including the requested reply. Later prompts drop the reasoning of these replies.
     pub fn anchors(&self, prompt: &[u32], replies: usize) -> Vec<u32> {
         let starts = |mark: &[u32]| {
             if mark.is_empty() {
@@ -81,8 +81,8 @@ impl TurnMarks {
     }
 }
 
-/// The tokens between the instructions and the first words of the user in a template that refuses instructions alone:
-/// the tokens that chats with other instructions and other words share there.
+/// Finds the user mark of a template that rejects a system message alone: the tokens between the system text and the
+/// user text, which do not change with these texts.
 fn between(
     render: &dyn Fn(Vec<Value>, bool, Option<bool>) -> Option<Vec<u32>>,
 ) -> Option<Vec<u32>> {
@@ -96,7 +96,7 @@ fn between(
     };
     let one = chat("Be brief.", "One")?;
     let (other_words, other_system) = (chat("Be brief.", "Two")?, chat("Go on!", "One")?);
-    let end = common(&one, &other_words);
+    let end = common_prefix_len(&one, &other_words);
     let shared = one.iter().rev().zip(other_system.iter().rev());
     let start = one.len() - shared.take_while(|(a, b)| a == b).count();
     let found = one.get(start..end)?;
@@ -127,6 +127,6 @@ fn added(before: &[u32], after: &[u32]) -> Option<Vec<u32>> {
     (!added.is_empty()).then(|| added.to_vec())
 }
 
-fn common(a: &[u32], b: &[u32]) -> usize {
+fn common_prefix_len(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,4 +1,4 @@
-//! Spells the tokens of a vocabulary as bytes, for grammars.
+//! Converts the tokens of a vocabulary to bytes, for grammars.
 
 use tokenizers::Tokenizer;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer};
@@ -11,9 +11,9 @@ const BLANK: char = '\u{2581}';
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenPiece {
-    /// These bytes, at least one. They need not be whole characters.
+    /// The token's bytes, at least one. They may be a part of a character.
     Bytes(Vec<u8>),
-    /// A token with this name, which the same letters in a text do not mean.
+    /// An added token with this name. Ordinary tokens with the same letters are not the marker.
     Marker(String),
     /// Unknown text: the id is unused, or the entry is malformed.
     Unknown,
@@ -23,7 +23,7 @@ pub enum TokenPiece {
 pub(super) enum Spelling {
     /// GPT-2's table: one printable character for each byte.
     ByteLevel,
-    /// SentencePiece: text with U+2581 for blanks, and `<0x0A>` for bytes without a token.
+    /// SentencePiece: text with U+2581 for spaces, and tokens such as `<0x0A>` for single bytes.
     SentencePiece,
 }
 
@@ -53,7 +53,7 @@ impl TextModel {
         Some(pieces)
     }
 
-    /// Returns the names and ids of all markers, which are tokens with a meaning beyond their letters.
+    /// Returns the names and ids of all markers: added and special tokens, except runs of white space.
     pub fn markers(&self) -> Vec<(String, u32)> {
         let added = self.tokenizer.get_added_tokens_decoder();
         let named = added.into_iter().map(|(id, token)| (id, token.content));
@@ -64,9 +64,8 @@ impl TextModel {
             .collect()
     }
 
-    /// Encodes a part of a text as the model would write it there: without special tokens, without a blank before it,
-    /// and with the letters of markers as letters. The tokens need not spell the text exactly if the tokenizer
-    /// normalizes.
+    /// Encodes a fragment of an output: without special tokens or a leading space, and with names of markers as
+    /// ordinary letters. The tokens may spell another text if the tokenizer normalizes.
     pub fn encode_fragment(&self, text: &str) -> Option<Vec<u32>> {
         let spelling = self.spelling?;
         let mut fragment = match spelling {
@@ -99,7 +98,7 @@ impl TextModel {
     }
 }
 
-/// The added tokens of only blanks, as the text of a fragment spells them; `None` if there are none, or too many.
+/// The added tokens of white space only, as spelled in a fragment; `None` if there are none or too many.
 pub(super) fn blanks(tokenizer: &Tokenizer) -> Option<FrozenPieces> {
     let spelling = Spelling::of(tokenizer)?;
     let added = tokenizer.get_added_tokens_decoder().into_iter();
@@ -138,7 +137,7 @@ impl Spelling {
         }
     }
 
-    /// The text of an added token that is only blanks: some vocabularies have runs of blanks as added tokens.
+    /// The text of an added token of white space only: some vocabularies have runs of spaces as added tokens.
     fn blanks(self, name: &str) -> Option<String> {
         let text = match self {
             Self::ByteLevel => name.to_owned(),

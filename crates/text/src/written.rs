@@ -1,10 +1,10 @@
-//! Writes tool calls as models do, for templates that leave out the calls of earlier answers.
+//! Writes earlier tool calls in the model's format, for templates that leave them out.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::arguments::Written;
+use crate::arguments::CallArguments;
 use crate::jinja::{Fault, Value as TemplateValue};
 use crate::pythonic;
 use souffleur_output::output::ToolFormat;
@@ -12,14 +12,14 @@ use souffleur_output::output::ToolFormat;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallWriter {
     Lfm2,
-    /// A list of objects, and the tag that closes it.
+    /// A tag and a list of objects; the field is the text that closes the list.
     TaggedList(&'static str),
-    /// Each call an object between tags.
+    /// Each call is a JSON object between tags.
     Hermes,
 }
 
 impl CallWriter {
-    /// The form of models with this format; `None` where templates write all calls.
+    /// Returns the writer for a format; `None` if the format's templates render earlier calls.
     pub(super) fn of(format: ToolFormat) -> Option<Self> {
         match format {
             ToolFormat::Lfm2 => Some(Self::Lfm2),
@@ -54,10 +54,10 @@ fn object(out: &mut String, call: &Value) -> Result<(), Fault> {
     let function = call.get("function").unwrap_or(call);
     let name = TemplateValue::from_json(function.get("name").unwrap_or(&Value::Null))?;
     let _ = write!(out, "{{\"name\": {}, \"arguments\": ", name.to_json()?);
-    match Written::of(function)? {
-        Written::Text(text) => out.push_str(text),
-        Written::Object(arguments) => out.push_str(&arguments.to_json()?),
-        Written::Nothing => out.push_str("{}"),
+    match CallArguments::of(function)? {
+        CallArguments::Text(text) => out.push_str(text),
+        CallArguments::Object(arguments) => out.push_str(&arguments.to_json()?),
+        CallArguments::Nothing => out.push_str("{}"),
     }
     out.push('}');
     Ok(())
@@ -70,15 +70,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_written_as_their_models_do() {
+    fn calls_are_written_in_the_format_of_each_model() {
         let calls = [
             json!({"type": "function", "function": {"name": "seat", "arguments": {"row": 4}}}),
             json!({"name": "bare"}),
         ];
         let written = |format| {
             let mut content = "Well. ".to_owned();
-            let writer = CallWriter::of(format).expect("its templates leave calls out");
-            writer.add(&mut content, &calls).expect("they are shallow");
+            let writer = CallWriter::of(format).expect("the format has a writer");
+            writer.add(&mut content, &calls).expect("valid calls");
             content
         };
         let objects =

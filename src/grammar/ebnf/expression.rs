@@ -1,4 +1,4 @@
-//! The syntax tree of EBNF rules.
+//! Defines the syntax tree of EBNF rules.
 
 /// The index of a rule in the grammar.
 pub(super) type RuleId = usize;
@@ -36,7 +36,7 @@ impl Expression {
         }
     }
 
-    /// The number of parts, including those of the rules that are named.
+    /// The number of parts, including the parts of the rules that the expression refers to.
     pub(super) fn size(&self, of_rules: &[u64]) -> u64 {
         let parts = match self {
             Self::Text(_) | Self::Class(_) => 0,
@@ -49,7 +49,7 @@ impl Expression {
         parts.saturating_add(1)
     }
 
-    pub(super) fn names(&self, rule: RuleId) -> bool {
+    pub(super) fn refers_to(&self, rule: RuleId) -> bool {
         let mut found = Vec::new();
         self.rules(&mut found);
         found.contains(&rule)

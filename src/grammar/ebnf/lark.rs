@@ -1,16 +1,16 @@
 //! Writes EBNF rules in Lark.
 //!
 //! llguidance's lexer takes the longest match and does not backtrack, so a grammar of single characters is slow, and
-//! one of overlapping words rejects valid texts. Hence every rule without recursion becomes a terminal, which is
-//! matched exactly, as one regular expression; only rules that refer to themselves, directly or through others, remain
-//! rules, and their adjacent parts without recursion become one terminal. A rule that ends with itself is a repetition.
+//! one of overlapping words rejects valid texts. So every rule without recursion becomes a terminal, which is matched
+//! as one regular expression. Only rules that refer to themselves, directly or through other rules, remain rules, and
+//! adjacent parts of them without recursion become one terminal. A tail-recursive rule becomes a repetition.
 
 use std::fmt::Write;
 
 use super::expression::{Expression, RuleId};
 use crate::source::quoted;
 
-/// The grammar of these rules; the first is its start rule.
+/// Writes a grammar of these rules; the first one is the start rule.
 pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     let rules: Vec<Expression> = rules
         .iter()
@@ -36,7 +36,7 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     Ok(writer.lark)
 }
 
-/// Maximum parts of a terminal, including those of the terminals in it.
+/// Maximum number of parts of a terminal, including the parts of the terminals that it refers to.
 const MAX_PARTS: u64 = 20_000;
 
 /// For each rule, whether it is not recursive and fits into one expression.
@@ -89,7 +89,7 @@ fn without_tail_recursion(id: RuleId, body: &Expression) -> Expression {
             option => last.push(option),
         }
     }
-    let again = repeated.iter().chain(&last).any(|part| part.names(id));
+    let again = repeated.iter().chain(&last).any(|part| part.refers_to(id));
     if again || repeated.is_empty() || last.is_empty() {
         return body.clone();
     }
@@ -126,7 +126,7 @@ impl Writer {
         named.into_iter().all(|rule| self.is_terminal[rule])
     }
 
-    /// The right side of a terminal. Compound parts become separate named terminals, so that nothing is nested.
+    /// Writes the right side of a terminal. Compound parts become separate named terminals, so that nothing is nested.
     fn terminal(&mut self, expression: &Expression) -> String {
         match expression {
             Expression::Text(text) => quoted(text),
@@ -186,7 +186,7 @@ impl Writer {
         }
     }
 
-    /// A sequence in which adjacent parts without recursion become one terminal.
+    /// Merges adjacent parts without recursion, which become one terminal.
     fn merged(&self, parts: &[Expression]) -> Vec<Expression> {
         let runs =
             parts.chunk_by(|left, right| self.needs_no_rule(left) && self.needs_no_rule(right));

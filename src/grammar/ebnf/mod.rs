@@ -1,7 +1,7 @@
-//! Grammars that requests send as text: EBNF as in GBNF and XGrammar, or Lark.
+//! Reads grammars that requests send as text: EBNF as in GBNF and XGrammar, or Lark.
 //!
-//! EBNF is read ([`reader`]) and written in Lark ([`lark`]). Lark itself begins with a line `%llguidance {}`, as vLLM's
-//! users write it, and is passed through unchanged.
+//! EBNF is parsed ([`reader`]) and rewritten in Lark ([`lark`]). A Lark grammar begins with a line `%llguidance {}`, as
+//! in vLLM, and is passed through unchanged.
 
 mod expression;
 mod lark;
@@ -43,8 +43,8 @@ pub(super) fn to_lark(
     lark.map_err(|reason| FieldError::new(field, format!("{field}: {reason}")))
 }
 
-/// Passes Lark through, but refuses intersections and complements of expressions, and embedded JSON schemas: their work
-/// multiplies, and llguidance's limits do not count it.
+/// Passes Lark through, but refuses intersections and complements of expressions, and embedded JSON schemas: the costs
+/// of these multiply, and llguidance's limits do not count them.
 fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
     let found = LEXEME
         .captures_iter(grammar)

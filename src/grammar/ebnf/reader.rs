@@ -5,12 +5,12 @@ use std::fmt::Write;
 
 use super::expression::{Expression, RuleId};
 
-/// Maximum nesting of groups.
+/// Maximum nesting depth of groups.
 const MAX_DEPTH: usize = 64;
 /// Maximum count of a repetition.
 const MAX_COUNT: u32 = 1_000_000;
 
-/// The rules of a grammar, `root` first.
+/// Parses the rules of a grammar. `root` is the first rule of the result.
 pub(super) fn read(grammar: &str) -> Result<Vec<Expression>, String> {
     let mut reader = Reader {
         rest: grammar,
@@ -32,7 +32,7 @@ struct Reader<'a> {
     depth: usize,
 }
 
-/// A rule, and the line that first names it; `body` is `None` until its definition is read.
+/// A rule, with the line that first mentions it. `body` is `None` until the rule is defined.
 struct Named<'a> {
     name: &'a str,
     line: usize,
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `{2}`, `{2,}`, `{,5}`, `{2,5}`.
+    /// Parses `{2}`, `{2,}`, `{,5}` or `{2,5}`.
     fn counts(&mut self) -> Result<(u32, Option<u32>), String> {
         let end = self.rest.find('}');
         let end = end.ok_or_else(|| self.unexpected("a count in braces"))?;

@@ -1,4 +1,4 @@
-//! Character classes of regular expressions, as sets of code points.
+//! Builds the character classes of regular expressions, as sets of code points.
 
 use std::sync::OnceLock;
 
@@ -28,7 +28,7 @@ pub(super) fn of(ranges: &[(char, char)]) -> ClassUnicode {
     ClassUnicode::new(ranges.map(|&(first, last)| ClassUnicodeRange::new(first, last)))
 }
 
-/// The set of code points from `first` to `last` without the surrogates, which no text has.
+/// The set of code points from `first` to `last`, except the surrogates, which UTF-8 cannot encode.
 pub(super) fn of_codes(first: u32, last: u32) -> ClassUnicode {
     let below = (first.min(0xd7ff), last.min(0xd7ff));
     let above = (first.max(0xe000), last.max(0xe000));
@@ -39,13 +39,12 @@ pub(super) fn of_codes(first: u32, last: u32) -> ClassUnicode {
     of(&chars.collect::<Vec<_>>())
 }
 
-/// All characters but those of a set.
-pub(super) fn without(mut set: ClassUnicode) -> ClassUnicode {
+pub(super) fn negated(mut set: ClassUnicode) -> ClassUnicode {
     set.negate();
     set
 }
 
-/// The set of an escape such as `\d`; `None` if the letter has none.
+/// The set of an escape such as `\d`; `None` if the letter is not a class escape.
 pub(super) fn escape(letter: char, dialect: Dialect) -> Option<ClassUnicode> {
     let set = match (letter.to_ascii_lowercase(), dialect) {
         ('d', Dialect::Ecma) => of(&WORD[..1]),
@@ -57,14 +56,14 @@ pub(super) fn escape(letter: char, dialect: Dialect) -> Option<ClassUnicode> {
         _ => return None,
     };
     Some(if letter.is_ascii_uppercase() {
-        without(set)
+        negated(set)
     } else {
         set
     })
 }
 
 pub(super) fn dot(matches_ends_of_lines: bool, dialect: Dialect) -> ClassUnicode {
-    without(match (matches_ends_of_lines, dialect) {
+    negated(match (matches_ends_of_lines, dialect) {
         (true, _) => ClassUnicode::empty(),
         (false, Dialect::Ecma) => of(&ENDS_OF_LINES),
         (false, Dialect::Python) => of(&ENDS_OF_LINES[..1]),
@@ -81,10 +80,10 @@ pub(super) fn property(name: &str) -> Option<ClassUnicode> {
     }
 }
 
-/// Letters with a case, a superset of those that case folding changes.
+/// Letters with a case, a superset of the letters that case folding changes.
 pub(super) fn cased() -> &'static ClassUnicode {
     static CASED: OnceLock<ClassUnicode> = OnceLock::new();
-    CASED.get_or_init(|| property("Cased").unwrap_or_else(|| without(ClassUnicode::empty())))
+    CASED.get_or_init(|| property("Cased").unwrap_or_else(|| negated(ClassUnicode::empty())))
 }
 
 pub(super) fn posix(name: &str) -> Option<ClassUnicode> {

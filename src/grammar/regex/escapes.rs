@@ -47,10 +47,10 @@ impl Reader {
             self.class_part(&mut found)?;
         }
         let set = self.folded(ClassUnicode::new(found))?;
-        Ok(if is_negated { class::without(set) } else { set })
+        Ok(if is_negated { class::negated(set) } else { set })
     }
 
-    /// Reads an item of a class, or two with a dash between them.
+    /// Reads an item of a class, or a range of two items.
     fn class_part(&mut self, found: &mut Vec<ClassUnicodeRange>) -> Result<(), String> {
         let mut add = |set: ClassUnicode| found.extend_from_slice(set.ranges());
         let first = self.class_item()?;
@@ -85,7 +85,7 @@ impl Reader {
         }
     }
 
-    /// `[:alpha:]`, after its bracket; a literal bracket if it is not such a class.
+    /// Parses `[:alpha:]` after its first bracket. Without such a class, the bracket is literal.
     fn posix(&mut self) -> Result<Escaped, String> {
         let before = self.at;
         self.eat(":");
@@ -96,7 +96,7 @@ impl Reader {
             return Ok(Escaped::Code(u32::from('[')));
         };
         Ok(Escaped::Class(if is_negated {
-            class::without(set)
+            class::negated(set)
         } else {
             set
         }))
@@ -106,7 +106,7 @@ impl Reader {
     fn escape(&mut self) -> Result<Escaped, String> {
         let letter = self.next().ok_or("a backslash at its end")?;
         if let Some(set) = class::escape(letter, self.dialect) {
-            return self.counted(set).map(Escaped::Class);
+            return self.count_ranges(set).map(Escaped::Class);
         }
         let code = match letter {
             'n' => 0x0a,
@@ -127,14 +127,14 @@ impl Reader {
         Ok(Escaped::Code(code))
     }
 
-    /// The letter of `\cA`.
+    /// Parses the letter of `\cA`.
     fn control(&mut self) -> Result<u32, String> {
         let letter = self.next().filter(char::is_ascii_alphabetic);
         let letter = letter.ok_or_else(|| unknown('c'))?;
         Ok(u32::from(letter) % 32)
     }
 
-    /// `\x41`, `\u0041`, a UTF-16 surrogate pair of these, `\u{41}`; in Python's dialect also `\x{41}`, `\U00000041`.
+    /// Parses `\x41`, `\u0041`, a UTF-16 surrogate pair or `\u{41}`; in Python's dialect also `\x{41}`, `\U00000041`.
     fn coded(&mut self, sign: char) -> Result<u32, String> {
         let is_python = self.dialect == Dialect::Python;
         let wrong = || unknown(sign);
@@ -165,7 +165,7 @@ impl Reader {
         hexadecimal(&digits?)
     }
 
-    /// `\p{Letter}`; in Python's dialect `\pL` too.
+    /// Parses `\p{Letter}`; in Python's dialect also `\pL`.
     fn property(&mut self, is_negated: bool) -> Result<Escaped, String> {
         let name = match self.eat("{") {
             true => self.until('}'),
@@ -175,9 +175,9 @@ impl Reader {
         let name = name.ok_or_else(|| unknown('p'))?;
         let set = class::property(&name);
         let set = set.ok_or_else(|| format!("the unknown property {name:?}"))?;
-        let set = self.counted(set)?;
+        let set = self.count_ranges(set)?;
         Ok(Escaped::Class(if is_negated {
-            class::without(set)
+            class::negated(set)
         } else {
             set
         }))

@@ -1,7 +1,7 @@
-//! Regular expressions of requests: parsed, checked, and written in llguidance's dialect.
+//! Parses and checks regular expressions of requests, and rewrites them in llguidance's dialect.
 //!
-//! The compiler's dialect is not that of clients: its classes have operators, and it drops a backslash at the end. So
-//! this module parses expressions ([`read`]) and writes them again ([`write`]), without ambiguous syntax.
+//! llguidance's dialect differs from the clients' dialects: classes have operators, and a final backslash is dropped.
+//! So this module parses expressions ([`read`]) and rewrites them ([`write`]) without ambiguous syntax.
 
 mod class;
 mod escapes;
@@ -20,7 +20,7 @@ use write::Purpose;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
-    /// ECMA-262's with the flag `u`, and syntax that browsers accept without it; patterns in JSON schemas.
+    /// ECMA-262 with the flag `u`, plus syntax that browsers accept without the flag; for patterns in JSON schemas.
     Ecma,
     /// The common subset of Python's `re` and Rust's `regex`: `\d`, `\w` and `\s` are Unicode's.
     Python,
@@ -29,7 +29,7 @@ enum Dialect {
 /// Checks a pattern in a JSON schema, and returns its size in bytes as written for the compiler.
 ///
 /// # Errors
-/// The unsupported construct, as a part of a sentence.
+/// A clause that names the unsupported construct.
 pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, String> {
     check_bytes("it", pattern.len(), limits).map_err(|error| error.to_string())?;
     let quoted = read::read(pattern, Dialect::Ecma);
@@ -69,7 +69,7 @@ pub(super) fn rewritten(pattern: &str) -> String {
     plain.unwrap_or_else(|_| pattern.to_owned())
 }
 
-/// The terminal in Lark that an expression matches from its first to its last character.
+/// The Lark terminal for texts that an expression in Python's dialect matches in full.
 pub(super) fn whole_match(
     field: &str,
     pattern: &str,
@@ -78,14 +78,14 @@ pub(super) fn whole_match(
     plain(field, pattern, limits).map(|plain| terminal(&plain))
 }
 
-/// The terminal in Lark for texts that a pattern of a JSON schema is found in; `None` if it is not supported.
+/// The Lark terminal for texts that contain a match of a JSON schema's pattern; `None` if it is not supported.
 pub(super) fn search(pattern: &str) -> Option<String> {
     let node = read::read(pattern, Dialect::Ecma).ok()?;
     let search = write::search(&node, Purpose::Plain).ok()?;
     Some(terminal(&search))
 }
 
-/// The terminal in Lark for an expression without slashes.
+/// Writes an expression without slashes as a Lark terminal.
 fn terminal(expression: &str) -> String {
     if expression.is_empty() {
         "\"\"".to_owned()

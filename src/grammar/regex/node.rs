@@ -1,4 +1,4 @@
-//! The syntax tree of the regular expressions of requests.
+//! Defines the syntax tree of the regular expressions of requests.
 
 use regex_syntax::hir::ClassUnicode;
 
@@ -25,7 +25,7 @@ impl Node {
         Self::Sequence(Vec::new())
     }
 
-    /// A sequence of parts, in which nested sequences are flattened.
+    /// Builds a sequence, with nested sequences flattened.
     pub(super) fn sequence(parts: Vec<Self>) -> Self {
         let mut flat = Vec::with_capacity(parts.len());
         for part in parts {

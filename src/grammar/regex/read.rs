@@ -13,7 +13,7 @@ const MAX_RANGES: usize = 50_000;
 /// Maximum characters of a name, or of a count in braces.
 const LONGEST_NAME: usize = 100;
 
-/// Beginnings of groups that no automaton can match, after the `(?`.
+/// Kinds of groups that no automaton can match, by the text after `(?`.
 const UNKNOWN: [(&str, &str); 7] = [
     ("=", "look-ahead"),
     ("!", "look-ahead"),
@@ -24,10 +24,10 @@ const UNKNOWN: [(&str, &str); 7] = [
     ("(", "a condition"),
 ];
 
-/// The tree of an expression.
+/// Parses an expression.
 ///
 /// # Errors
-/// Syntax that is invalid, or that no automaton can match, as a part of a sentence.
+/// A noun phrase for the invalid syntax, or for the syntax that no automaton can match.
 pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
     let mut reader = Reader {
         letters: pattern.chars().collect(),
@@ -84,7 +84,7 @@ impl Reader {
         sees
     }
 
-    /// Consumes text up to and including a character; `None`, and nothing is consumed, if it does not follow.
+    /// Consumes text up to and including `end`. If `end` does not follow, consumes nothing and returns `None`.
     pub(super) fn until(&mut self, end: char) -> Option<String> {
         let rest = &self.letters[self.at..];
         let ahead = &rest[..rest.len().min(LONGEST_NAME)];
@@ -94,7 +94,7 @@ impl Reader {
         Some(text)
     }
 
-    /// Options, up to a closing parenthesis or the end.
+    /// Parses alternatives up to a closing parenthesis or the end.
     fn choice(&mut self) -> Result<Node, String> {
         let outer = self.options;
         let mut options = vec![self.sequence()?];
@@ -135,7 +135,7 @@ impl Reader {
         })
     }
 
-    pub(super) fn counted(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
+    pub(super) fn count_ranges(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
         self.n_ranges += set.ranges().len();
         if self.n_ranges > MAX_RANGES {
             Err(format!("classes of more than {MAX_RANGES} ranges"))
@@ -144,15 +144,15 @@ impl Reader {
         }
     }
 
-    /// The set, with the other cases of its letters if case is ignored.
+    /// Adds the other cases of the set's letters if case is ignored.
     ///
     /// # Errors
-    /// As [`Self::counted`]: each range is walked through, one character at a time.
+    /// As [`Self::count_ranges`], because folding visits each character of each range.
     pub(super) fn folded(&mut self, mut set: ClassUnicode) -> Result<ClassUnicode, String> {
         if self.options.ignores_case {
             let mut letters = set.clone();
             letters.intersect(class::cased());
-            let mut letters = self.counted(letters)?;
+            let mut letters = self.count_ranges(letters)?;
             // Case folding fails only if the Unicode tables were not compiled in.
             let _ = letters.try_case_fold_simple();
             set.union(&letters);
@@ -241,7 +241,7 @@ impl Reader {
         Ok(Node::Repeat { node, least, most })
     }
 
-    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, without consuming, if it is not a count.
+    /// Parses the rest of `{2}`, `{2,}` or `{2,5}`, in Python also `{,5}`; else consumes nothing and returns `None`.
     fn counts(&mut self) -> Result<Option<(u32, Option<u32>)>, String> {
         let before = self.at;
         let inner = self.until('}').unwrap_or_default();
@@ -261,7 +261,7 @@ impl Reader {
         }
         let number = |text: &str| match text.parse::<u32>() {
             _ if text.is_empty() => Ok(None),
-            // The library takes the largest number for no limit.
+            // The compiler takes `u32::MAX` for no limit.
             Ok(number) if number < u32::MAX => Ok(Some(number)),
             _ => Err(format!("the count {{{inner}}} of 2^32 - 1 or more")),
         };

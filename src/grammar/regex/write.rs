@@ -1,4 +1,4 @@
-//! Writes regular expressions for the compiler: without anchors, and with nothing but ranges in classes.
+//! Writes regular expressions for the compiler: without anchors, and with only ranges in classes.
 
 use std::fmt::Write;
 
@@ -11,17 +11,17 @@ const ANY: &str = "(?s:.*)";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Plain,
-    /// Strings in JSON, which the compiler quotes.
+    /// For JSON strings. The compiler adds the quoting.
     ///
-    /// It quotes a class with all control characters as though the class also had the quotation mark and the backslash.
+    /// A class with all control characters is quoted as though it also had the quotation mark and the backslash.
     /// So NUL, which has no escape in such a string, is removed from a class that lacks one of the two.
     Quoted,
 }
 
-/// An expression for all texts in which this one is found.
+/// Writes an expression for all texts that contain a match of `node`.
 ///
 /// # Errors
-/// As a part of a sentence: an anchor that is neither at the beginning nor at the end.
+/// A noun phrase for an anchor that is neither at the beginning nor at the end.
 pub(super) fn search(node: &Node, purpose: Purpose) -> Result<String, String> {
     let found = anchored(node, Edges::BOTH, purpose)?;
     let before = if found.anchors.start { "" } else { ANY };
@@ -32,14 +32,14 @@ pub(super) fn search(node: &Node, purpose: Purpose) -> Result<String, String> {
     })
 }
 
-/// An expression for all texts that this one matches in full.
+/// Writes an expression for all texts that `node` matches in full.
 pub(super) fn whole(node: &Node, purpose: Purpose) -> Result<String, String> {
     let mut whole = String::new();
     write(node, Edges::BOTH, purpose, &mut whole)?;
     Ok(whole)
 }
 
-/// The edges of the text that a part touches, or that anchors bind it to.
+/// The edges of the text that a part touches, or to which it is anchored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Edges {
     start: bool,
@@ -56,7 +56,7 @@ impl Edges {
         end: false,
     };
 
-    /// The anchors of a part in a sequence; `is_first` (`is_last`): all parts before (after) it are anchors.
+    /// The edges of a part of a sequence. `is_first` (`is_last`) means that only anchors come before (after) it.
     fn of_part(self, is_first: bool, is_last: bool) -> Self {
         Self {
             start: self.start && is_first,
@@ -65,7 +65,7 @@ impl Edges {
     }
 }
 
-/// A part without its anchors.
+/// The text of a part without its anchors, and the anchors.
 struct Anchored {
     text: String,
     anchors: Edges,

@@ -11,13 +11,13 @@ use super::keywords::{Keyword, keyword};
 /// Maximum steps of comparisons for one schema.
 const MAX_STEPS: usize = 200_000;
 /// Pairs of values that are compared in one step.
-const PAIRS_A_STEP: usize = 128;
+const PAIRS_PER_STEP: usize = 128;
 /// Bytes of a text that count as one value.
-const BYTES_A_VALUE: usize = 64;
+const BYTES_PER_VALUE: usize = 64;
 /// Maximum depth of the comparison.
 const MAX_DEPTH: usize = 12;
 /// Maximum number of schemas that are collected for one value.
-const MAX_TOGETHER: usize = 64;
+const MAX_COMBINED: usize = 64;
 
 const NULL: u8 = 1;
 const BOOLEAN: u8 = 2;
@@ -29,27 +29,27 @@ const OBJECT: u8 = 64;
 const EVERY: u8 = 127;
 
 /// Writes `oneOf` as `anyOf` where no value matches two of the options.
-pub(super) fn open_one_ofs(schema: &mut Value) {
-    let opened = addresses_of_opened(schema);
-    if !opened.is_empty() {
-        open(schema, &opened);
+pub(super) fn rewrite_one_ofs(schema: &mut Value) {
+    let chosen = addresses_to_rewrite(schema);
+    if !chosen.is_empty() {
+        rewrite(schema, &chosen);
     }
 }
 
 /// Addresses of the objects whose `oneOf` means the same as `anyOf`.
-fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
+fn addresses_to_rewrite(schema: &Value) -> FxHashSet<usize> {
     let mut proof = Proof {
         root: schema,
         steps: MAX_STEPS,
     };
-    let mut opened = FxHashSet::default();
+    let mut chosen = FxHashSet::default();
     let mut waiting = vec![schema];
     while let Some(value) = waiting.pop() {
         match value {
             Value::Array(items) => waiting.extend(items),
             Value::Object(object) => {
-                if proof.may_open(object) {
-                    opened.insert(address(object));
+                if proof.can_rewrite(object) {
+                    chosen.insert(address(object));
                 }
                 for (name, value) in object {
                     match (keyword(name), value) {
@@ -64,18 +64,18 @@ fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
             _ => {}
         }
     }
-    opened
+    chosen
 }
 
 /// Writes `oneOf` as `anyOf` in the objects with these addresses. Checked schemas have a limited depth.
 ///
 /// Rewriting an object moves its entries, so inner objects come first.
-fn open(value: &mut Value, opened: &FxHashSet<usize>) {
+fn rewrite(value: &mut Value, chosen: &FxHashSet<usize>) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| open(item, opened)),
+        Value::Array(items) => items.iter_mut().for_each(|item| rewrite(item, chosen)),
         Value::Object(object) => {
-            object.values_mut().for_each(|value| open(value, opened));
-            if opened.contains(&address(object)) {
+            object.values_mut().for_each(|value| rewrite(value, chosen));
+            if chosen.contains(&address(object)) {
                 let named = std::mem::take(object).into_iter();
                 let named = named.map(|(name, value)| match name.as_str() {
                     "oneOf" => ("anyOf".to_owned(), value),
@@ -92,10 +92,10 @@ fn address(object: &Map<String, Value>) -> usize {
     std::ptr::from_ref(object).addr()
 }
 
-/// Schemas that all apply to one value, without references and `allOf`.
-struct Together<'a> {
+/// Schemas that all apply to one value, with references and `allOf` resolved.
+struct Combined<'a> {
     objects: Vec<&'a Map<String, Value>>,
-    /// Whether one of them allows no value.
+    /// Whether one of the schemas allows no value.
     is_never: bool,
 }
 
@@ -106,7 +106,7 @@ struct Proof<'a> {
 
 impl<'a> Proof<'a> {
     /// Whether an object has a `oneOf` that means the same as `anyOf`.
-    fn may_open(&mut self, object: &'a Map<String, Value>) -> bool {
+    fn can_rewrite(&mut self, object: &'a Map<String, Value>) -> bool {
         let options = object.get("oneOf").and_then(Value::as_array);
         let Some(options) = options.filter(|_| !object.contains_key("anyOf")) else {
             return false;
@@ -120,12 +120,12 @@ impl<'a> Proof<'a> {
 
     /// Whether no value matches both.
     fn exclude(&mut self, one: &[&'a Value], other: &[&'a Value], depth: usize) -> bool {
-        let (one, other) = (self.together(one), self.together(other));
+        let (one, other) = (self.combined(one), self.combined(other));
         self.all_exclude(&one, &other, depth)
     }
 
-    fn all_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
-        let work = 1 + one.weight().saturating_mul(other.weight()) / PAIRS_A_STEP;
+    fn all_exclude(&mut self, one: &Combined<'a>, other: &Combined<'a>, depth: usize) -> bool {
+        let work = 1 + one.weight().saturating_mul(other.weight()) / PAIRS_PER_STEP;
         let Some(rest) = self.steps.checked_sub(work) else {
             return false;
         };
@@ -145,9 +145,9 @@ impl<'a> Proof<'a> {
             || self.options_exclude(other, one, depth)
     }
 
-    /// The schemas, and those that they include by reference or `allOf`.
-    fn together(&self, schemas: &[&'a Value]) -> Together<'a> {
-        let mut together = Together {
+    /// Collects the schemas, and the schemas that they include by reference or `allOf`.
+    fn combined(&self, schemas: &[&'a Value]) -> Combined<'a> {
+        let mut combined = Combined {
             objects: Vec::new(),
             is_never: false,
         };
@@ -155,7 +155,7 @@ impl<'a> Proof<'a> {
         let mut seen: Vec<*const Value> = Vec::new();
         while let Some(schema) = waiting.pop() {
             let place = std::ptr::from_ref(schema);
-            if seen.len() >= MAX_TOGETHER {
+            if seen.len() >= MAX_COMBINED {
                 break;
             }
             if seen.contains(&place) {
@@ -164,32 +164,32 @@ impl<'a> Proof<'a> {
             seen.push(place);
             match schema {
                 Value::Bool(false) => {
-                    together.is_never = true;
+                    combined.is_never = true;
                     break;
                 }
                 Value::Object(object) => {
                     let all = object.get("allOf").and_then(Value::as_array);
-                    waiting.extend(all.into_iter().flatten().take(MAX_TOGETHER));
+                    waiting.extend(all.into_iter().flatten().take(MAX_COMBINED));
                     let target = object.get("$ref").and_then(Value::as_str);
                     let target = target.and_then(|target| target.strip_prefix('#'));
                     waiting.extend(target.and_then(|target| self.root.pointer(target)));
-                    together.objects.push(object);
+                    combined.objects.push(object);
                 }
                 _ => {}
             }
         }
-        together
+        combined
     }
 
-    /// Whether each type that both allow has no value that both allow.
+    /// Whether no value of any of `types` matches both.
     fn types_exclude(
         &mut self,
         types: u8,
-        one: &Together<'a>,
-        other: &Together<'a>,
+        one: &Combined<'a>,
+        other: &Combined<'a>,
         depth: usize,
     ) -> bool {
-        let apart = |least: &str, most: &str| one.is_beyond(other, least, most);
+        let apart = |least: &str, most: &str| one.has_disjoint_range(other, least, most);
         (types & (NULL | BOOLEAN) == 0)
             && (types & (INTEGER | FRACTION) == 0 || apart("minimum", "maximum"))
             && (types & STRING == 0 || apart("minLength", "maxLength"))
@@ -197,11 +197,11 @@ impl<'a> Proof<'a> {
             && (types & OBJECT == 0 || self.properties_exclude(one, other, depth))
     }
 
-    /// Whether a required property has no value that both allow.
+    /// Whether no value of some required property matches both.
     fn properties_exclude(
         &mut self,
-        one: &Together<'a>,
-        other: &Together<'a>,
+        one: &Combined<'a>,
+        other: &Combined<'a>,
         depth: usize,
     ) -> bool {
         let names = one.required().chain(other.required());
@@ -213,22 +213,22 @@ impl<'a> Proof<'a> {
     }
 
     /// Whether all options of an `anyOf` or `oneOf` in `one` exclude `other`.
-    fn options_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
+    fn options_exclude(&mut self, one: &Combined<'a>, other: &Combined<'a>, depth: usize) -> bool {
         let lists = one.objects.iter().flat_map(|object| {
             let lists = ["anyOf", "oneOf"].into_iter();
             lists.filter_map(|name| object.get(name)?.as_array())
         });
         lists.collect::<Vec<_>>().into_iter().any(|options| {
             options.iter().all(|option| {
-                let option = self.together(&[option]);
+                let option = self.combined(&[option]);
                 self.all_exclude(&option, other, depth + 1)
             })
         })
     }
 }
 
-impl<'a> Together<'a> {
-    /// Most values that a comparison examines.
+impl<'a> Combined<'a> {
+    /// Maximum number of values that a comparison examines.
     fn weight(&self) -> usize {
         let lists = self.objects.iter().flat_map(|object| {
             let lists = ["type", "required"].into_iter();
@@ -259,7 +259,7 @@ impl<'a> Together<'a> {
         types.fold(EVERY, |all, types| all & types)
     }
 
-    /// Whether the other has constants, none of which is allowed here.
+    /// Whether `other` has constants, and none of them matches `self`.
     fn refuses_constants_of(&self, other: &Self) -> bool {
         let constants = other.objects.iter().find_map(|object| constants(object));
         let types = self.types();
@@ -269,7 +269,7 @@ impl<'a> Together<'a> {
         })
     }
 
-    /// Whether the value is surely not allowed, whatever its type.
+    /// Whether the value certainly does not match, regardless of its type.
     fn refuses(&self, value: &Value) -> bool {
         let refuses_property = |object: &&Map<String, Value>| {
             let Some(fields) = value.as_object() else {
@@ -310,7 +310,7 @@ impl<'a> Together<'a> {
     }
 
     /// Whether the two ranges, from `least` to `most`, are disjoint.
-    fn is_beyond(&self, other: &Self, least: &str, most: &str) -> bool {
+    fn has_disjoint_range(&self, other: &Self, least: &str, most: &str) -> bool {
         let above = |one: &Self, other: &Self| match (one.bound(least), other.bound(most)) {
             (Some(least), Some(most)) => least > most,
             _ => false,
@@ -333,15 +333,15 @@ fn constants(object: &Map<String, Value>) -> Option<&[Value]> {
     }
 }
 
-/// How many values a value counts for.
+/// The number of values that a value counts as: long texts count more.
 fn weight_of(value: &Value) -> usize {
-    1 + value.as_str().map_or(0, str::len) / BYTES_A_VALUE
+    1 + value.as_str().map_or(0, str::len) / BYTES_PER_VALUE
 }
 
 fn are_equal(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() == other.as_f64(),
-        // Treated as equal, since numbers inside may be written in two ways.
+        // Treated as equal, because equal numbers inside may be written differently.
         (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => true,
         _ => one == other,
     }

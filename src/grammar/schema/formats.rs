@@ -1,9 +1,9 @@
-//! Spells out formats as patterns, since llguidance's own accept texts that validators reject: a second 60 in any
+//! Rewrites formats as patterns, because llguidance's formats accept texts that validators reject: second 60 in any
 //! minute, February 29 in any year, host names and mailboxes that are too long.
 
 use serde_json::{Map, Value, json};
 
-/// Days that every year has, and the 29th of February of leap years.
+/// The days that every year has, and February 29 of leap years.
 const DATE: &str = "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])\
     |(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))\
     |(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
@@ -30,7 +30,7 @@ pub(super) fn spell_out(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The patterns that each text of the format matches; empty for other formats.
+/// The patterns that a text of the format must match; empty for other formats.
 fn patterns(format: &str) -> Vec<String> {
     let hostname = format!("{LABEL}(?:\\.{LABEL})*");
     match format {

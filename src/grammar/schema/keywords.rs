@@ -1,8 +1,8 @@
-//! The table of JSON schema keywords: supported ones, annotations, and refused ones.
+//! Classifies JSON schema keywords and formats as supported, unsupported or annotations.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keyword {
-    /// A schema, or in older drafts a list of them.
+    /// A schema, or in older drafts a list of schemas.
     Schema,
     SchemaList,
     SchemaMap,
@@ -13,11 +13,11 @@ pub(super) enum Keyword {
     Multiple,
     /// A count, such as `maxLength`.
     Count,
-    /// Any other value that the compiler knows.
+    /// Another keyword that the compiler supports.
     Data,
-    /// Nothing that constrains a value.
+    /// A keyword that does not constrain values.
     Annotation,
-    /// A constraint that no grammar here can express.
+    /// A constraint that the compiled grammars cannot express.
     Unsupported,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn keyword(name: &str) -> Keyword {
 }
 
 /// The formats that the compiler knows.
-pub(super) fn has_format(format: &str) -> bool {
+pub(super) fn is_supported_format(format: &str) -> bool {
     [
         "date-time",
         "time",
@@ -73,7 +73,7 @@ pub(super) fn has_format(format: &str) -> bool {
 }
 
 /// The standard's other formats. Names that the standard does not have are annotations.
-pub(super) fn lacks_format(format: &str) -> bool {
+pub(super) fn is_unsupported_format(format: &str) -> bool {
     [
         "idn-email",
         "idn-hostname",

@@ -1,7 +1,7 @@
-//! JSON schemas of requests: unsupported keywords are refused by name and place, before anything is compiled.
+//! Checks JSON schemas of requests, and refuses unsupported keywords with their place before anything is compiled.
 //!
-//! llguidance refuses keywords that it knows and lacks, but does not name the place; and it reads options from a schema
-//! under `x-guidance`, which a request must not set.
+//! llguidance's errors for unsupported keywords do not name the place. It also reads options from `x-guidance` in a
+//! schema, which a request must not set.
 
 mod disjoint;
 mod formats;
@@ -16,26 +16,26 @@ use serde_json::{Map, Value};
 
 use super::limits::GrammarLimits;
 use super::regex;
-use keywords::{Keyword, keyword, lacks_format};
+use keywords::{Keyword, is_supported_format, is_unsupported_format, keyword};
 use numbers::Multiple;
 use place::Place;
 use refs::References;
 use souffleur_base::error::FieldError;
 use souffleur_base::field::Cut;
 
-/// The properties that objects may have in addition to the named ones.
+/// The default for `additionalProperties` in a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Objects {
-    /// As the schema says; by default, any.
+    /// Additional properties are allowed by default.
     AsWritten,
-    /// As the schema says; by default, none.
+    /// Additional properties are forbidden by default.
     Closed,
 }
 
-/// Checks a schema, and returns it without the keywords that a compiler must not see.
+/// Checks a schema, and returns it for the compiler, without annotations.
 ///
 /// # Errors
-/// The first keyword that is not supported, or the limit that the schema reaches, with its place.
+/// Names the first unsupported keyword, or the exceeded limit, with its place.
 pub(super) fn checked(
     field: &str,
     schema: &Value,
@@ -57,7 +57,7 @@ pub(super) fn checked(
         kept => kept,
     };
     check.add_targets(&mut kept)?;
-    disjoint::open_one_ofs(&mut kept);
+    disjoint::rewrite_one_ofs(&mut kept);
     let checked = overlap::check(&kept);
     checked.map_err(|fault| check.refuse(Place::root(), fault.reason()))?;
     Ok(kept)
@@ -65,8 +65,8 @@ pub(super) fn checked(
 
 /// Whether a keyword constrains the values of its schema.
 pub(super) fn constrains(name: &str) -> bool {
-    let is_aside = matches!(name, "$schema" | "$defs" | "definitions");
-    !is_aside && keyword(name) != Keyword::Annotation
+    let is_metadata = matches!(name, "$schema" | "$defs" | "definitions");
+    !is_metadata && keyword(name) != Keyword::Annotation
 }
 
 struct Check<'a> {
@@ -76,7 +76,7 @@ struct Check<'a> {
     nodes: usize,
     /// Bytes of all patterns as the compiler reads them.
     pattern_bytes: usize,
-    /// The document that references start from.
+    /// The document against which references are resolved.
     base: &'a Value,
     references: References<'a>,
 }
@@ -90,7 +90,7 @@ impl<'a> Check<'a> {
         kept
     }
 
-    /// Checks the schemas that are referenced and not among those checked so far, and adds them as definitions.
+    /// Checks the referenced schemas that were not checked yet, and adds them as definitions.
     fn add_targets(&mut self, kept: &mut Value) -> Result<(), FieldError> {
         while let Some(target) = self.references.next_target() {
             self.base = target.base;
@@ -98,7 +98,7 @@ impl<'a> Check<'a> {
             let mut schema =
                 self.schema(target.schema, place.under("$defs").under(&target.name))?;
             if let Some(schema) = schema.as_object_mut() {
-                // Definitions inside are added once, at the root.
+                // Definitions inside a definition are added at the root instead.
                 schema.retain(|name, _| !matches!(name.as_str(), "$defs" | "definitions"));
             }
             let definitions = kept.as_object_mut().map(|kept| kept.entry("$defs"));
@@ -119,7 +119,7 @@ impl<'a> Check<'a> {
         };
         let mut kept = Map::new();
         for (name, value) in object {
-            if numbers::says_nothing(object, name) {
+            if numbers::has_no_effect(object, name) {
                 continue;
             }
             if let Some(value) = self.keyword(name, value, place.under(name))? {
@@ -138,7 +138,7 @@ impl<'a> Check<'a> {
         Ok(Value::Object(kept))
     }
 
-    /// The value of a keyword for the compiler; `None` if the keyword is removed.
+    /// Checks a keyword, and returns its value for the compiler; `None` if the keyword is removed.
     fn keyword(
         &mut self,
         name: &str,
@@ -151,11 +151,11 @@ impl<'a> Check<'a> {
             (Keyword::Unsupported | Keyword::Unique, _) => {
                 return Err(self.refuse(place, &format!("the keyword {name:?} is not supported")));
             }
-            (Keyword::Format, Value::String(format)) if lacks_format(format) => {
+            (Keyword::Format, Value::String(format)) if is_unsupported_format(format) => {
                 let reason = format!("the format {format:?} is not supported");
                 return Err(self.refuse(place, &reason));
             }
-            (Keyword::Format, Value::String(format)) if !keywords::has_format(format) => None,
+            (Keyword::Format, Value::String(format)) if !is_supported_format(format) => None,
             (Keyword::Pattern, Value::String(pattern)) => {
                 self.pattern(pattern, place)?;
                 Some(value.clone())
@@ -236,7 +236,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The integer next to a bound that is excluded must be exact too.
+    /// Checks that the integer next to an exclusive bound is also an exact double.
     fn check_excluded(
         &self,
         schema: &Map<String, Value>,
@@ -251,7 +251,7 @@ impl<'a> Check<'a> {
                 bound => (excluded, bound),
             };
             let fault = match bound {
-                Some(Value::Number(number)) if !numbers::says_nothing(schema, name) => {
+                Some(Value::Number(number)) if !numbers::has_no_effect(schema, name) => {
                     numbers::fault_of_excluded(number)
                 }
                 _ => None,
@@ -284,16 +284,22 @@ impl<'a> Check<'a> {
         self.nodes += 1;
         if self.nodes > self.limits.schema_nodes {
             let limit = self.limits.schema_nodes;
-            return Err(self.refuse(Place::root(), &format!("it has more than {limit} values")));
+            return Err(self.refuse(
+                Place::root(),
+                &format!("the schema has more than {limit} values"),
+            ));
         }
         if place.depth() > self.limits.schema_depth {
             let limit = self.limits.schema_depth;
-            return Err(self.refuse(place, &format!("it is nested more than {limit} deep")));
+            return Err(self.refuse(
+                place,
+                &format!("the schema is nested more than {limit} levels deep"),
+            ));
         }
         Ok(())
     }
 
-    /// A grammar cannot count the different names in an object, except for the required ones.
+    /// Checks `minProperties`: a grammar cannot count the optional properties of an object.
     fn check_counts(
         &self,
         schema: &Map<String, Value>,

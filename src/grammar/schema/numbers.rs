@@ -1,13 +1,13 @@
-//! Checks that numbers in schemas are exact for llguidance, and gives the reasons to refuse others.
+//! Checks that llguidance computes exactly with the numbers in schemas, and gives the reasons to refuse others.
 //!
-//! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond
-//! their ranges it accepts wrong numbers, or recurses without end.
+//! llguidance computes with doubles, then in 64 bits (32 for multiples) without overflow checks. Outside of these
+//! ranges it accepts wrong numbers, or recurses without end.
 
 use serde_json::{Map, Number, Value};
 
 /// All integers up to this one are exact doubles.
-const LARGEST: u64 = 1 << 53;
-/// How far an excluded integer is moved: numbers nearer to it are not generated.
+const MAX_EXACT_INTEGER: u64 = 1 << 53;
+/// Distance by which an integer that is an exclusive bound is moved. Numbers nearer to it are not generated.
 const NUDGE: f64 = 1e-9;
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 /// Maximum decimals of a multiple.
@@ -20,14 +20,14 @@ pub(super) struct Multiple {
     decimals: u32,
 }
 
-/// The fault of a number anywhere in a schema: in a constant, a bound.
+/// The reason to refuse a number in a constant or a bound.
 pub(super) fn fault(number: &Number) -> Option<String> {
-    fault_beyond(number, LARGEST)
+    fault_beyond(number, MAX_EXACT_INTEGER)
 }
 
-/// The fault of a bound that is itself excluded: the next integer must be a double too.
+/// The reason to refuse an exclusive bound. The next integer must be an exact double too.
 pub(super) fn fault_of_excluded(number: &Number) -> Option<String> {
-    fault_beyond(number, LARGEST - 1)
+    fault_beyond(number, MAX_EXACT_INTEGER - 1)
 }
 
 fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
@@ -37,15 +37,15 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
         (_, _, Some(number)) => number.is_nan() || number.abs() > largest as f64,
         _ => true,
     };
-    is_beyond.then(|| format!("the number {number} is not supported, limit is {largest} (2^53)"))
+    is_beyond.then(|| format!("the number {number} is not supported: the limit is {largest} (exact doubles end at 2^53)"))
 }
 
-/// Whether a keyword is a bound at the limit of doubles, without effect, as generators write for 64-bit numbers.
-pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
-    let is_old = schema.get(name) == Some(&Value::Bool(true));
+/// Whether a keyword is a bound at the limit of doubles, which generators write for 64-bit numbers.
+pub(super) fn has_no_effect(schema: &Map<String, Value>, name: &str) -> bool {
+    let is_draft_4 = schema.get(name) == Some(&Value::Bool(true));
     let name = match name {
-        "exclusiveMinimum" if is_old => "minimum",
-        "exclusiveMaximum" if is_old => "maximum",
+        "exclusiveMinimum" if is_draft_4 => "minimum",
+        "exclusiveMaximum" if is_draft_4 => "maximum",
         name => name,
     };
     let bound = || schema.get(name).and_then(Value::as_f64);
@@ -56,17 +56,17 @@ pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
     }
 }
 
-/// Largest multiple, without its decimal point: the compiler searches that many remainders for 0.
+/// Maximum multiple, without its decimal point: the compiler searches that many remainders for 0.
 const MOST_REMAINDERS: u64 = 100_000;
-/// Largest number before the zeros of a larger multiple: its remainder of 0 is found soon.
+/// Maximum of a multiple above `MOST_REMAINDERS` without its trailing zeros: its remainder 0 is found early.
 const MOST_ROUND: u64 = 99;
-/// Maximum decimals of a bound, to which depth the compiler nests an expression.
+/// Maximum decimals of a bound: the compiler nests an expression for each decimal.
 const MOST_BOUND_DECIMALS: usize = 40;
 
-/// Adjusts the bounds of one schema, or returns the keyword and the fault of a bound.
+/// Adjusts the bounds of one schema, or returns a keyword and the reason to refuse its bound.
 ///
-/// The compiler accepts an excluded integer if the other bound is less than 1 away. So the integer is moved by
-/// [`NUDGE`] if a double can represent the result.
+/// The compiler wrongly accepts an integer that is an exclusive bound if the other bound is less than 1 away. So such a
+/// bound is moved by [`NUDGE`] if a double can represent the result.
 pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
     for name in BOUNDS {
         let number = match schema.get(name) {
@@ -88,10 +88,10 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
         ("exclusiveMinimum", "minimum", 1.0),
         ("exclusiveMaximum", "maximum", -1.0),
     ] {
-        let is_old = schema.get(excluded) == Some(&Value::Bool(true));
-        let name = if is_old { plain } else { excluded };
+        let is_draft_4 = schema.get(excluded) == Some(&Value::Bool(true));
+        let name = if is_draft_4 { plain } else { excluded };
         let bound = schema.get(name).and_then(Value::as_f64);
-        let Some(bound) = bound.filter(|_| lets_excluded_through(&[schema])) else {
+        let Some(bound) = bound.filter(|_| accepts_excluded_bound(&[schema])) else {
             continue;
         };
         let nudged = Number::from_f64(bound + sign * NUDGE);
@@ -100,7 +100,7 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
             let other = schema
                 .get(plain)
                 .and_then(Value::as_f64)
-                .filter(|_| !is_old);
+                .filter(|_| !is_draft_4);
             if other.is_none_or(|other| other * sign <= bound * sign) {
                 schema.insert(plain.to_owned(), nudged.into());
             }
@@ -109,11 +109,11 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
     None
 }
 
-/// Whether the compiler would accept an excluded integer that is a bound, where these schemas apply together.
-pub(super) fn lets_excluded_through(objects: &[&Map<String, Value>]) -> bool {
+/// Whether the compiler would accept an integer that is an exclusive bound if these schemas apply together.
+pub(super) fn accepts_excluded_bound(objects: &[&Map<String, Value>]) -> bool {
     let lower = bounds(objects, "minimum", "exclusiveMinimum");
     let upper = bounds(objects, "maximum", "exclusiveMaximum");
-    // Of the bounds on the other side, the next one is the nearest.
+    // The nearest bound of the other side is the next one in order.
     let next_above = |number: f64| upper.get(upper.partition_point(|up| up.number <= number));
     let next_below = |number: f64| {
         let below = lower.partition_point(|low| low.number < number);
@@ -137,12 +137,12 @@ struct Bound {
 fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<Bound> {
     let number = |object: &Map<String, Value>, name| object.get(name).and_then(Value::as_f64);
     let bounds = objects.iter().flat_map(|object| {
-        let is_old = object.get(excluded) == Some(&Value::Bool(true));
+        let is_draft_4 = object.get(excluded) == Some(&Value::Bool(true));
         let bound = |number, is_excluded| Bound {
             number,
             is_excluded,
         };
-        let plain = number(object, plain).map(|number| bound(number, is_old));
+        let plain = number(object, plain).map(|number| bound(number, is_draft_4));
         plain
             .into_iter()
             .chain(number(object, excluded).map(|number| bound(number, true)))
@@ -175,10 +175,10 @@ pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> 
 }
 
 impl Multiple {
-    /// The multiple for a number, if the compiler can compute with it.
+    /// Parses a multiple, if the compiler can compute with it.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why the compiler cannot.
     pub(super) fn new(value: &Value) -> Result<Self, String> {
         let number = value.as_f64().filter(|number| *number > 0.0);
         let number = number.ok_or_else(|| format!("{value} is not a number above 0"))?;
@@ -220,7 +220,7 @@ impl Multiple {
         self
     }
 
-    /// The multiple that the compiler makes of a double, which it multiplies by ten until it is whole.
+    /// The multiple that the compiler derives from a double, which it multiplies by ten until it is whole.
     fn of_compiler(mut number: f64) -> Option<Self> {
         let mut decimals = 0;
         while number.fract() != 0.0 {
@@ -231,7 +231,7 @@ impl Multiple {
         (number <= f64::from(u32::MAX)).then(|| Self { digits, decimals }.reduced())
     }
 
-    /// Whether remainders, ten times larger and with a digit more, are below 2^32, and not too many.
+    /// Whether the compiler's remainders, times ten plus a digit, are below 2^32, and few enough to search.
     fn is_counted(self) -> bool {
         let largest = self.digits.saturating_mul(10);
         let mut round = self.digits.max(1);
@@ -317,11 +317,11 @@ mod tests {
             let fault = fault(&number).expect("it is refused");
             assert!(fault.contains("2^53"), "{fault}");
         }
-        assert!(fault_of_excluded(&Number::from(LARGEST)).is_some());
+        assert!(fault_of_excluded(&Number::from(MAX_EXACT_INTEGER)).is_some());
     }
 
     /// Compares every lower bound with every upper one.
-    fn lets_any_pair_through(objects: &[&Map<String, Value>]) -> bool {
+    fn any_pair_is_near(objects: &[&Map<String, Value>]) -> bool {
         let is_near = |bound: &Bound, apart: f64| {
             bound.is_excluded && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
         };
@@ -357,8 +357,8 @@ mod tests {
             for two in &schemas {
                 for three in &schemas {
                     let objects = [one, two, three];
-                    let expected = lets_any_pair_through(&objects);
-                    assert_eq!(lets_excluded_through(&objects), expected, "{objects:?}");
+                    let expected = any_pair_is_near(&objects);
+                    assert_eq!(accepts_excluded_bound(&objects), expected, "{objects:?}");
                     through += usize::from(expected);
                 }
             }
@@ -398,11 +398,7 @@ mod tests {
         }
         let of = |values: &[f64]| {
             let multiples = values.iter().map(|&value| Multiple::new(&json!(value)));
-            can_combine(
-                &multiples
-                    .collect::<Result<Vec<_>, _>>()
-                    .expect("they are counted"),
-            )
+            can_combine(&multiples.collect::<Result<Vec<_>, _>>().expect("valid"))
         };
         assert!(of(&[2.0, 3.0, 0.5]) && of(&[60_000.0]));
         assert!(!of(&[100_000.0]) && !of(&[9_973.0, 9_967.0]));

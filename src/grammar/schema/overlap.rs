@@ -1,27 +1,27 @@
-//! Bounds the patterns that apply to one string together, since each multiplies the cost of the others.
+//! Limits the patterns that apply to one string, because their costs multiply.
 //!
-//! llguidance matches them together: twenty of them take seconds, sixty exhaust the memory, and its limits do not count
-//! this. So this module first counts how many apply together: it collects the schemas that apply to one value through
-//! references, `allOf` and branches of `anyOf` and `oneOf`, then those of its parts. It does the same for multiples,
-//! whose least common one must have few digits.
+//! llguidance matches all patterns of a string at once: twenty patterns take seconds and sixty exhaust the memory,
+//! which its limits do not count. So this module first counts the patterns. It collects the schemas that apply to one
+//! value, through references, `allOf` and branches of `anyOf` and `oneOf`, and then the schemas of the value's parts.
+//! It also checks that the least common multiple of the `multipleOf` values of one number has few digits.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
 
 use super::numbers;
 
-/// Bound of the product of the patterns' sizes.
+/// Maximum product of the sizes of a string's patterns.
 const MAX_PRODUCT: u64 = 1_000_000;
-/// Characters of a pattern above which its cost no longer grows.
+/// Maximum size of a pattern: the cost of a longer one does not grow.
 const MAX_LETTERS: u64 = 256;
-/// Characters that a format counts as.
+/// The size that a format counts as.
 const FORMAT_LETTERS: u64 = 16;
-/// Maximum visits of schemas, one for each value that a schema may apply to.
+/// Maximum number of visits of schemas. A schema is visited for each value that it may apply to.
 const MAX_VISITS: usize = 500_000;
-/// Maximum entries of the sets of schemas that are copied for branches and parts.
+/// Maximum number of schemas in all sets that are copied for branches and parts.
 const MAX_COPIES: usize = 4_000_000;
 
-/// The fault of a schema whose parts multiply.
+/// Why a schema is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     TooManyPatterns,
@@ -100,7 +100,7 @@ impl Found {
     }
 }
 
-/// A schema that applies to a value, and how many of its choices between branches are made.
+/// A schema that applies to a value, and the number of its `anyOf` and `oneOf` lists with a chosen branch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Applied<'a> {
     schema: &'a Value,
@@ -112,7 +112,7 @@ struct Walk<'a> {
     multiples_combine: bool,
     visits: usize,
     copies: usize,
-    /// The sets that were added, by the addresses of their schemas.
+    /// The added sets of schemas, as sorted addresses and numbers of chosen branches.
     known: FxHashSet<Vec<(usize, usize)>>,
     waiting: Vec<Vec<Applied<'a>>>,
 }
@@ -126,7 +126,7 @@ impl<'a> Applied<'a> {
         (std::ptr::from_ref(self.schema) as usize, self.chosen)
     }
 
-    /// Lists of branches of which one applies.
+    /// The `anyOf` and `oneOf` lists of the schema.
     fn choices(&self) -> impl Iterator<Item = &'a Vec<Value>> {
         let object = self.schema.as_object();
         let lists = ["anyOf", "oneOf"].into_iter();
@@ -168,7 +168,7 @@ impl<'a> Walk<'a> {
         if self.multiples_combine && !numbers::can_combine(&numbers::multiples(&objects)) {
             return Err(Fault::LargeMultiples);
         }
-        if numbers::lets_excluded_through(&objects) {
+        if numbers::accepts_excluded_bound(&objects) {
             return Err(Fault::NearBounds);
         }
         self.add_parts(&objects)
@@ -183,7 +183,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Counts copies of a set of schemas before they are made.
+    /// Counts the copies of a set of schemas before the set is copied.
     fn count_copies(&mut self, copies: usize, entries: usize) -> Result<(), Fault> {
         self.copies = self.copies.saturating_add(copies.saturating_mul(entries));
         if self.copies > MAX_COPIES {
@@ -193,7 +193,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The schemas, then those that they refer to or list in `allOf`. The given ones keep their choices.
+    /// Returns the given schemas with their chosen branches, then the schemas in their references and `allOf`.
     fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, Fault> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         let mut all = Vec::with_capacity(given.len());
@@ -284,7 +284,7 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     }
 }
 
-/// An upper bound of the number of characters that a pattern distinguishes.
+/// The size of a pattern: an upper bound of the number of characters that it distinguishes.
 fn letters(pattern: &str) -> u64 {
     let signs = pattern
         .chars()
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_of_different_texts_are_not() {
+    fn patterns_of_different_texts_are_not_counted_together() {
         let plain = |schema| schema;
         expect(json!({"anyOf": patterns(1000, plain)}), true);
         let properties =

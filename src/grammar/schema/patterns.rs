@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::keywords::{Keyword, keyword};
 
-/// Replaces each pattern of a schema, keys included.
+/// Replaces each pattern of a schema, including the keys of `patternProperties`.
 pub(crate) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
     let object = match schema {
         Value::Object(object) => object,

@@ -1,8 +1,8 @@
-//! Paths to places in a schema, for errors.
+//! Defines paths to places in a schema, for errors.
 
 use std::fmt;
 
-/// A place in a schema, as a chain to its root: formatted only for errors.
+/// A place in a schema, as a linked list up to the root. It is formatted only for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     step: Option<(&'a Place<'a>, &'a str)>,
@@ -28,14 +28,14 @@ impl<'a> Place<'a> {
         self.depth
     }
 
-    /// Whether the next schema above is an entry of the keyword's list.
+    /// Whether this place is an entry of the list of `keyword`.
     pub(super) fn is_inside(&self, keyword: &str) -> bool {
         let list = self.step.and_then(|(list, _)| list.step);
         list.is_some_and(|(_, name)| name == keyword)
     }
 }
 
-/// As a JSON pointer in a fragment, such as `#/properties/a`.
+/// Writes a JSON pointer as a URI fragment, such as `#/properties/a`.
 impl fmt::Display for Place<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.step {

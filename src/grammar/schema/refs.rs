@@ -1,7 +1,7 @@
-//! Resolves references between schemas, as JSON schema uses RFC 6901 and RFC 3986.
+//! Resolves references between schemas: URIs of RFC 3986 with JSON pointers of RFC 6901.
 //!
-//! llguidance follows only keys without `~`, `/` and `%`. So this module resolves each `$ref`, and its target gets a
-//! plain name among the definitions unless it has one.
+//! llguidance follows only keys without `~`, `/` and `%`. So this module resolves each `$ref`, and gives the target a
+//! plain name among the definitions unless the target has one.
 
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// Maximum characters of a definition name that this module generates.
 const LONGEST_NAME: usize = 40;
-/// Maximum bytes of a definition name that stays unchanged: each reference looks it up.
+/// Maximum bytes of a definition name that stays unchanged, because each reference looks the name up.
 const LONGEST_WRITTEN: usize = 200;
 /// Maximum bytes of an `$id`, and of a URI resolved from several; longer ones are ignored.
 const LONGEST_ID: usize = 1000;
@@ -20,16 +20,16 @@ const LONGEST_ID: usize = 1000;
 pub(super) struct Target<'a> {
     pub(super) name: String,
     pub(super) schema: &'a Value,
-    /// The document that its own references start from.
+    /// The document against which the schema's references are resolved.
     pub(super) base: &'a Value,
 }
 
 pub(super) struct References<'a> {
     root: &'a Value,
-    /// Names that were given to schemas, by their addresses in memory.
+    /// Names given to schemas, by the schema's address in memory.
     names: FxHashMap<*const Value, String>,
     used: FxHashSet<String>,
-    /// The next suffix for generated names that would be equal.
+    /// The next numeric suffix for each generated name.
     numbers: FxHashMap<String, usize>,
     waiting: Vec<Target<'a>>,
     /// The named parts of the schema; collected on first use.
@@ -40,9 +40,9 @@ pub(super) struct References<'a> {
 #[derive(Default)]
 struct Known<'a> {
     documents: FxHashMap<Rc<str>, &'a Value>,
-    /// By the document that they are in.
+    /// Keyed by document and anchor.
     anchors: FxHashMap<(*const Value, &'a str), &'a Value>,
-    /// The documents of all schemas that are not in the root's.
+    /// The document of each schema outside of the root document.
     bases: FxHashMap<*const Value, &'a Value>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The next referenced schema that would not be checked otherwise.
+    /// The next referenced schema that is not checked otherwise.
     pub(super) fn next_target(&mut self) -> Option<Target<'a>> {
         self.waiting.pop()
     }
@@ -66,7 +66,7 @@ impl<'a> References<'a> {
     /// Rewrites a reference in the document `base` for the compiler.
     ///
     /// # Errors
-    /// Why it cannot be resolved, as a sentence.
+    /// Why the reference cannot be resolved, as a sentence.
     pub(super) fn resolve(&mut self, reference: &str, base: &'a Value) -> Result<String, String> {
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let document = match address {
@@ -83,7 +83,7 @@ impl<'a> References<'a> {
         let found = self.in_document(document, &fragment);
         let (document, target) = match found {
             Some(target) => (document, Some(target)),
-            // Some schemas name parts "/properties/a" and mean the whole schema by "#".
+            // Some schemas have parts with an `$id` such as "/properties/a", but mean the whole schema by "#".
             None if address.is_empty() => {
                 let root = self.root;
                 (root, self.in_document(root, &fragment))
@@ -172,7 +172,7 @@ impl<'a> References<'a> {
         name
     }
 
-    /// The name itself, or with the first number that makes it unused.
+    /// Returns `stem`, with the first number that makes it unique if it is used.
     fn free_name(&mut self, stem: String) -> String {
         let written = self.root.get("$defs");
         let mut number = self.numbers.get(&stem).copied().unwrap_or(1);
@@ -237,7 +237,7 @@ impl<'a> Known<'a> {
         known
     }
 
-    /// Adds a schema by its `$id`, which is written in the document `base`; returns its address.
+    /// Adds a schema with an `$id` relative to the document `base`; returns the resolved address.
     fn add_document(&mut self, base: &str, id: &str, schema: &'a Value) -> Rc<str> {
         let address: Rc<str> = joined(base, id).into();
         self.documents.insert(Rc::clone(&address), schema);

@@ -1,4 +1,4 @@
-//! Tests of JSON schemas of requests: accepted ones, and errors for the others.
+//! Tests which JSON schemas of requests are accepted, and the errors for others.
 
 use serde_json::json;
 
@@ -137,12 +137,12 @@ fn branches_of_many_schemas_are_counted_before_they_are_copied() {
     let mut all = vec![json!({"pattern": "a"}), json!({"pattern": "b"})];
     all.resize(9_000, json!({}));
     let error = check(&json!({"allOf": all, "anyOf": vec![json!({}); 9_000]}));
-    let error = error.expect_err("it is too much");
+    let error = error.expect_err("it exceeds the limit");
     assert!(error.contains("too many patterns"), "{error}");
 }
 
 #[test]
-fn options_that_exclude_each_other_are_any_of() {
+fn exclusive_options_of_one_of_become_any_of() {
     let options = json!([{"type": "null"}, {"type": "string"}]);
     let one_of = json!({ "oneOf": options });
     let any_of = json!({ "anyOf": options });
@@ -161,7 +161,7 @@ fn options_that_exclude_each_other_are_any_of() {
 }
 
 #[test]
-fn constants_are_compared_as_far_as_there_are_steps() {
+fn constants_are_compared_within_a_limit_of_steps() {
     let words = |from: usize, n: usize| -> Vec<String> {
         let words = from..from + n;
         words.map(|word| format!("word {word}")).collect()

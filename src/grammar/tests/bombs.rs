@@ -10,7 +10,7 @@ use super::walk::walk_for;
 use super::{schema, wish};
 use souffleur_state::grammar::Constraint;
 
-/// Compiles, and walks a little if that succeeds.
+/// Compiles a grammar, and walks 200 tokens if that succeeds.
 fn survives(name: &str, constraint: Constraint) {
     survives_wish(name, &wish(constraint));
 }
@@ -21,7 +21,7 @@ fn survives_wish(name: &str, wish: &GrammarWish) {
     let compiled = vocabulary.compiler().compile(wish, &|| false);
     let outcome = match compiled {
         Ok(grammar) => {
-            let walk = walk_for(grammar.expect("it constrains").as_ref(), vocabulary, 1, 200);
+            let walk = walk_for(grammar.expect("a grammar").as_ref(), vocabulary, 1, 200);
             format!("{:?} after {} tokens", walk.end, walk.tokens.len())
         }
         Err(error) => error.to_string().chars().take(160).collect(),
@@ -40,7 +40,7 @@ fn schemas_that_are_deep() {
         let deep = (0..10_000).fold(json!({"type": "null"}), |inner, _| around(inner));
         survives("nested 10,000 deep", schema(deep));
     });
-    deep.expect("there is memory")
+    deep.expect("the thread starts")
         .join()
         .expect("it is refused");
 }

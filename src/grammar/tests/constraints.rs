@@ -15,7 +15,7 @@ fn a_json_object_constraint_yields_an_object() {
             let walk = walk(grammar.as_ref(), vocabulary, seed);
             match serde_json::from_str::<serde_json::Value>(&walk.text) {
                 Ok(value) => assert!(value.is_object(), "{}", walk.text),
-                // A number that no f64 holds.
+                // The output has a number outside of the range of `f64`.
                 Err(error) => assert!(error.to_string().contains("out of range"), "{}", walk.text),
             }
         }
@@ -107,5 +107,5 @@ fn a_token_that_is_not_allowed_fails_the_output() {
 fn nothing_is_constrained_without_a_constraint() {
     let wish = super::GrammarWish::default();
     let compiled = tiny().compiler().compile(&wish, &|| false);
-    assert!(compiled.expect("it is no error").is_none());
+    assert!(compiled.expect("no error").is_none());
 }

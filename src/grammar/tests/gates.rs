@@ -18,7 +18,7 @@ fn gated(vocabulary: &Vocabulary, starts_inside: bool) -> Arc<dyn Grammar> {
         ..GrammarWish::default()
     };
     let compiled = vocabulary.compiler().compile(&wish, &|| false);
-    compiled.expect("it compiles").expect("it constrains")
+    compiled.expect("it compiles").expect("a grammar")
 }
 
 fn gate(starts_inside: bool) -> ReasoningGate {
@@ -102,7 +102,7 @@ fn a_call_ends_the_reasoning() {
         ..GrammarWish::default()
     };
     let compiled = vocabulary.compiler().compile(&wish, &|| false);
-    let grammar = compiled.expect("it compiles").expect("it constrains");
+    let grammar = compiled.expect("it compiles").expect("a grammar");
     let call = "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>";
     for before in ["", "hm", "hm</think>"] {
         assert!(
@@ -120,5 +120,5 @@ fn reasoning_alone_constrains_nothing() {
         ..GrammarWish::default()
     };
     let compiled = tiny().compiler().compile(&wish, &|| false);
-    assert!(compiled.expect("it is no error").is_none());
+    assert!(compiled.expect("no error").is_none());
 }

@@ -124,7 +124,7 @@ fn grammars_derive_their_texts_and_no_others() {
 }
 
 #[test]
-fn lark_is_compiled_as_it_is() {
+fn lark_is_compiled_unchanged() {
     let vocabulary = large();
     let compiler = vocabulary.compiler();
     let text = "%llguidance {}\nstart: \"a\" B <tool_call> /-?[0-9]/ \"&\"\nB: /[0-9]+/\n";

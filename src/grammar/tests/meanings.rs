@@ -1,12 +1,12 @@
-//! Tests of the meaning of schemas: numbers to the last digit, references, options that exclude each other.
+//! Tests which values a schema accepts: exact numbers, references, and `oneOf` with exclusive options.
 
 use serde_json::Value;
 
 use super::vocabularies::tiny;
 use super::{compile, schema, takes};
 
-/// Which of the texts a schema accepts, or why it is refused.
-fn taken(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
+/// Whether a schema accepts each of the texts, or the error for the schema.
+fn valid(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
     let grammar = compile(tiny().compiler(), schema(written.clone()));
     let grammar = grammar.map_err(|error| error.to_string())?;
     Ok(texts
@@ -19,16 +19,16 @@ fn taken(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
 fn expect(written: &str, yes: &[&str], no: &[&str]) {
     let parsed: Value = serde_json::from_str(written).expect("it is JSON");
     for (texts, expected) in [(yes, true), (no, false)] {
-        let taken = taken(&parsed, texts);
-        let taken = taken.unwrap_or_else(|error| panic!("{written}: {error}"));
-        assert_eq!(taken, vec![expected; texts.len()], "{written}: {texts:?}");
+        let valid = valid(&parsed, texts);
+        let valid = valid.unwrap_or_else(|error| panic!("{written}: {error}"));
+        assert_eq!(valid, vec![expected; texts.len()], "{written}: {texts:?}");
     }
 }
 
 #[track_caller]
 fn refused(written: &str) -> String {
     let parsed: Value = serde_json::from_str(written).expect("it is JSON");
-    taken(&parsed, &[]).expect_err(written)
+    valid(&parsed, &[]).expect_err(written)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of grammars: random walks with the vocabularies of models and with one as large as theirs.
+//! Tests of grammars, with random walks over small and large vocabularies.
 
 mod bombs;
 mod constraints;
@@ -43,7 +43,7 @@ fn schema(schema: serde_json::Value) -> Constraint {
     }
 }
 
-/// Whether an output can be this text, and end with it.
+/// Whether the grammar accepts the text as a complete output.
 fn takes(grammar: &dyn Grammar, vocabulary: &Vocabulary, text: &str) -> bool {
     walk::feed(grammar, vocabulary, text).is_some_and(|end| end.is_ok())
 }
@@ -53,5 +53,5 @@ fn compile(
     constraint: Constraint,
 ) -> Result<Arc<dyn Grammar>, RequestError> {
     let grammar = compiler.compile(&wish(constraint), &|| false)?;
-    Ok(grammar.expect("a constraint constrains"))
+    Ok(grammar.expect("the constraint has a grammar"))
 }

@@ -1,4 +1,4 @@
-//! Tests of strings that follow patterns: an output decodes to a text that the pattern matches.
+//! Tests that JSON strings in outputs decode to texts that match their patterns.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::walk::{feed, walk};
 use super::{compile, schema, takes};
 use souffleur_state::grammar::GrammarProgress;
 
-/// Patterns, and the characters that an output must not have.
+/// Patterns, and the characters that an output must not contain.
 const PATTERNS: [(&str, &[char]); 12] = [
     ("^[^\"]*$", &['"']),
     (r"^[^\\]+$", &['\\']),
@@ -26,7 +26,6 @@ const PATTERNS: [(&str, &[char]); 12] = [
     ("^[a&&b]+$", &['c']),
 ];
 
-/// The text of a string in JSON; without the output's own white space.
 fn text_of(output: &str) -> String {
     let value: Value =
         serde_json::from_str(output).unwrap_or_else(|error| panic!("{output:?}: {error}"));
@@ -56,7 +55,7 @@ fn outputs_have_no_excluded_characters() {
 }
 
 #[test]
-fn escapes_follow_the_class_that_they_decode_to() {
+fn escapes_match_the_class_of_the_decoded_character() {
     let vocabulary = tiny();
     let compiler = vocabulary.compiler();
     for (pattern, taken, refused) in [

@@ -23,7 +23,7 @@ fn walks_are_valid(vocabulary: &Vocabulary, seeds: std::ops::Range<u64>) {
             assert_eq!(walk.end, Ok(GrammarProgress::Done), "{written}: {text}");
             match serde_json::from_str::<Value>(text) {
                 Ok(value) => assert!(validator.is_valid(&value), "{written}: {text}"),
-                // JSON, with a number that no f64 holds.
+                // The output has a number outside of the range of `f64`.
                 Err(error) => assert!(
                     error.to_string().contains("out of range"),
                     "{text}: {error}"
@@ -51,7 +51,7 @@ fn walks_with_a_large_vocabulary_are_valid() {
 }
 
 #[test]
-fn walks_with_pieces_are_valid() {
+fn walks_with_a_sentence_piece_vocabulary_are_valid() {
     walks_are_valid(sentence_piece(), 0..4);
 }
 
@@ -90,7 +90,7 @@ fn the_end_is_allowed_exactly_where_the_value_is_complete() {
 }
 
 #[test]
-fn raw_controls_never_get_into_a_string() {
+fn control_characters_are_not_allowed_in_strings() {
     for vocabulary in [tiny(), large()] {
         let compiler = vocabulary.compiler();
         let grammar = compile(compiler, schema(json!({"type": "string"}))).expect("it compiles");
@@ -101,7 +101,7 @@ fn raw_controls_never_get_into_a_string() {
         assert!(allowed.len() > 200);
         for token in allowed {
             let text = vocabulary.spell_lossy(&[token]);
-            let word = vocabulary.text.token(token).expect("it has a word");
+            let word = vocabulary.text.token(token).expect("a token");
             assert!(!text.chars().any(|c| c < ' ' || c == '\u{7f}'), "{text:?}");
             assert!(!word.chars().any(|c| c.is_ascii_control()), "{word:?}");
         }
@@ -115,14 +115,14 @@ fn tokens_that_are_not_text_are_never_allowed() {
     let grammar = compile(compiler, Constraint::Regex("(?s:.*)".into())).expect("it compiles");
     let masked = mask_after(grammar.as_ref(), vocabulary, &[]);
     let markers = ["<think>", "<tool_call>", "[ARGS]"];
-    for marker in markers.map(|marker| vocabulary.text.token_id(marker).expect("it is there")) {
+    for marker in markers.map(|marker| vocabulary.text.token_id(marker).expect("a token")) {
         assert!(!masked.mask.allows(marker));
     }
     for beyond in vocabulary.text.vocab_size()..vocabulary.size {
         assert!(!masked.mask.allows(beyond as u32));
     }
     assert!(vocabulary.eos.iter().all(|&eos| masked.mask.allows(eos)));
-    let spaces = vocabulary.text.token_id("    ").expect("it is there");
+    let spaces = vocabulary.text.token_id("    ").expect("a token");
     assert!(masked.mask.allows(spaces), "blanks are text");
 }
 

@@ -1,4 +1,4 @@
-//! Tests of structural tags, old and new form.
+//! Tests of structural tags, in SGLang's older form and XGrammar's form.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn check(vocabulary: &Vocabulary, constraint: Constraint, good: &[&str], bad: &[
         );
     }
     for seed in 0..3 {
-        // Free text in a tag need not end soon.
+        // A walk may reach its limit of tokens inside free text.
         let walk = walk_for(grammar.as_ref(), vocabulary, seed, 200);
         assert!(walk.end.is_ok(), "{name}: {}", walk.text);
     }
@@ -86,7 +86,7 @@ fn tags_that_are_markers_match_the_tokens() {
 }
 
 #[test]
-fn formats_make_up_a_tree() {
+fn formats_can_be_nested() {
     let yes = json!({"type": "const_string", "value": "yes"});
     let number = json!({"type": "regex", "pattern": "[0-9]{2}"});
     let cases: [(Value, &[&str], &[&str]); 12] = [

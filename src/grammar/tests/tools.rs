@@ -1,4 +1,4 @@
-//! Tests of tool calls in every model family's form.
+//! Tests of tool calls in every model family's format.
 
 mod arguments;
 mod messages;
@@ -194,7 +194,7 @@ fn example(format: ToolFormat, has_args: bool) -> Example {
 }
 
 #[test]
-fn required_calls_are_written_in_the_models_form() {
+fn required_calls_are_written_in_the_models_format() {
     for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
         for format in FORMATS {
             let [first, second, between, begin, end] = example(format, has_args);
@@ -218,7 +218,7 @@ fn required_calls_are_written_in_the_models_form() {
 }
 
 #[test]
-fn a_named_tool_is_the_only_one() {
+fn only_the_named_tool_can_be_called() {
     for format in FORMATS {
         let [first, second, _, begin, end] = example(format, true);
         let named = ToolChoice::Named("ping".to_owned());
@@ -265,7 +265,7 @@ fn auto_constrains_only_with_a_strict_tool() {
     for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
         for format in FORMATS {
             let loose = compile(vocabulary, &wish(ToolChoice::Auto, format, false, true));
-            assert!(loose.expect("it is no error").is_none());
+            assert!(loose.expect("no error").is_none());
             let grammar = grammar(vocabulary, &wish(ToolChoice::Auto, format, true, true));
             let [first, second, between, begin, end] = example(format, has_args);
             let calls = format!("{begin}{first}{between}{second}{end}");
@@ -335,12 +335,12 @@ fn calls_after_the_python_tag_are_constrained() {
     ));
     assert!(
         takes(grammar.as_ref(), large(), "{\"a\": 1}"),
-        "JSON that is no call is text"
+        "JSON that is not a call is text"
     );
 }
 
 #[test]
-fn a_constraint_binds_answers_without_calls() {
+fn a_constraint_applies_to_answers_without_calls() {
     for format in FORMATS {
         let mut wish = wish(ToolChoice::Auto, format, false, true);
         wish.constraint = Some(Arc::new(schema(

@@ -1,4 +1,4 @@
-//! Vocabularies for the grammar tests' random walks.
+//! Loads vocabularies for the grammar tests' random walks.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,12 +13,12 @@ use souffleur_model::text::{TextModel, TokenPiece};
 pub(super) struct Vocabulary {
     pub(super) text: Arc<TextModel>,
     pub(super) eos: Vec<u32>,
-    /// Entries of the model's logits, more than there are tokens.
+    /// Number of logits, larger than the number of tokens.
     pub(super) size: usize,
     pub(super) pieces: Vec<TokenPiece>,
-    /// The tokens that close something, the outermost first.
+    /// Tokens that close brackets and other structures, the outermost first.
     pub(super) closers: Vec<u32>,
-    /// The tokens that close a text, or bring its end nearer.
+    /// Tokens that end a string, or bring its end nearer.
     pub(super) text_closers: Vec<u32>,
     markers: HashMap<String, u32>,
     by_bytes: HashMap<Vec<u8>, Vec<u32>>,
@@ -30,11 +30,9 @@ const TEXT_CLOSERS: [&str; 8] = ["\"", "@", ":", "<", "/", "\n", "a", "0"];
 
 impl Vocabulary {
     fn load(dir: &Path, eos: &[&str]) -> Self {
-        let text = TextModel::load(dir).expect("it is whole");
-        let eos = eos
-            .iter()
-            .map(|name| text.token_id(name).expect("it is there"));
-        let pieces = text.pieces().expect("it spells bytes");
+        let text = TextModel::load(dir).expect("the folder has a tokenizer");
+        let eos = eos.iter().map(|name| text.token_id(name).expect("a token"));
+        let pieces = text.pieces().expect("byte pieces");
         let mut by_bytes: HashMap<Vec<u8>, Vec<u32>> = HashMap::new();
         for (id, piece) in pieces.iter().enumerate() {
             if let TokenPiece::Bytes(bytes) = piece {
@@ -60,8 +58,8 @@ impl Vocabulary {
         }
     }
 
-    /// A compiler with the default limits, the same for all tests: building the trie of a vocabulary takes longer than
-    /// most of them.
+    /// A compiler with the default limits. All tests share it, because building the trie of a vocabulary takes longer
+    /// than most tests.
     pub(super) fn compiler(&self) -> &GrammarCompiler {
         self.compiler
             .get_or_init(|| compiler_within(self, GrammarLimits::default()))
@@ -87,7 +85,7 @@ impl Vocabulary {
         self.text.encode_fragment(text).expect("it can be encoded")
     }
 
-    /// The text of tokens that need not end with a whole character.
+    /// The text of tokens, with U+FFFD for incomplete characters.
     pub(super) fn spell_lossy(&self, tokens: &[u32]) -> String {
         let bytes = tokens
             .iter()
@@ -108,7 +106,7 @@ impl Vocabulary {
     }
 }
 
-/// The tokenizer of the model that comes with the repository.
+/// The vocabulary of the model in the repository.
 pub(super) fn tiny() -> &'static Vocabulary {
     static TINY: OnceLock<Vocabulary> = OnceLock::new();
     TINY.get_or_init(|| {
@@ -117,16 +115,16 @@ pub(super) fn tiny() -> &'static Vocabulary {
     })
 }
 
-/// A byte-level vocabulary of 150,000 tokens, some of them spelt wrongly.
+/// A byte-level vocabulary of 150,000 tokens, some of them malformed.
 pub(super) fn large() -> &'static Vocabulary {
     static LARGE: OnceLock<Vocabulary> = OnceLock::new();
-    LARGE.get_or_init(|| written(&byte_level(150_000)))
+    LARGE.get_or_init(|| load_json(&byte_level(150_000)))
 }
 
 /// A SentencePiece vocabulary that puts a blank before every text.
 pub(super) fn sentence_piece() -> &'static Vocabulary {
     static PIECES: OnceLock<Vocabulary> = OnceLock::new();
-    PIECES.get_or_init(|| written(&metaspace()))
+    PIECES.get_or_init(|| load_json(&metaspace()))
 }
 
 /// A byte-level vocabulary with the tags of messages.
@@ -149,17 +147,17 @@ pub(super) fn messages() -> &'static Vocabulary {
             tag["content"] = name.into();
             tag["special"] = true.into();
         }
-        written_with(&tokenizer, &["<|return|>", "<|call|>"])
+        load_json_with(&tokenizer, &["<|return|>", "<|call|>"])
     })
 }
 
-fn written(tokenizer: &Value) -> Vocabulary {
-    written_with(tokenizer, &["<|end|>", "<|stop|>"])
+fn load_json(tokenizer: &Value) -> Vocabulary {
+    load_json_with(tokenizer, &["<|end|>", "<|stop|>"])
 }
 
-fn written_with(tokenizer: &Value, eos: &[&str]) -> Vocabulary {
-    let dir = tempfile::tempdir().expect("there is room");
+fn load_json_with(tokenizer: &Value, eos: &[&str]) -> Vocabulary {
+    let dir = tempfile::tempdir().expect("a temporary folder");
     let file = dir.path().join("tokenizer.json");
-    std::fs::write(file, tokenizer.to_string()).expect("there is room");
+    std::fs::write(file, tokenizer.to_string()).expect("the file is written");
     Vocabulary::load(dir.path(), eos)
 }

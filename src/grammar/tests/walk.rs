@@ -1,14 +1,14 @@
-//! Random walks: an output, token by token, each drawn from the mask.
+//! Generates random outputs (walks), whose tokens are drawn from the grammar's masks.
 
 use souffleur_state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
 use souffleur_state::sampling::TokenMask;
 
 use super::vocabularies::Vocabulary;
 
-/// Tokens after which a walk only closes open brackets and strings.
-const CLOSING: usize = 40;
-/// Tokens after which a walk has failed to end.
-const ENDLESS: usize = 1_500;
+/// Number of tokens after which a walk mostly draws tokens that close brackets and strings.
+const CLOSING_AFTER_TOKENS: usize = 40;
+/// Maximum number of tokens of a walk that must end.
+const MAX_WALK_TOKENS: usize = 1_500;
 
 pub(super) struct Walk {
     /// The tokens, including the end of the sequence if there was one.
@@ -27,7 +27,7 @@ pub(super) struct Masked {
 pub(super) fn mask_after(grammar: &dyn Grammar, vocabulary: &Vocabulary, tokens: &[u32]) -> Masked {
     let mut state = grammar.begin();
     for &token in tokens {
-        state.commit(token).expect("it was allowed");
+        state.commit(token).expect("allowed");
     }
     let mut mask = TokenMask::none(vocabulary.size);
     let allowed = state.mask(&mut mask).expect("the output has not ended");
@@ -71,9 +71,9 @@ pub(super) fn feed(
     may_end.then_some(Ok(GrammarProgress::Done))
 }
 
-/// Walks to the end, and checks on the way that fresh states agree.
+/// Walks to the end, and checks at random steps that a fresh state has the same mask.
 pub(super) fn walk(grammar: &dyn Grammar, vocabulary: &Vocabulary, seed: u64) -> Walk {
-    let walk = walk_for(grammar, vocabulary, seed, ENDLESS);
+    let walk = walk_for(grammar, vocabulary, seed, MAX_WALK_TOKENS);
     let text: String = walk.text.chars().take(400).collect();
     assert_ne!(walk.end, Ok(GrammarProgress::Open), "endless: {text}");
     walk
@@ -107,7 +107,7 @@ pub(super) fn walk_for(
                 vocabulary.spell_lossy(&tokens)
             );
         }
-        let is_closing = tokens.len() >= CLOSING;
+        let is_closing = tokens.len() >= CLOSING_AFTER_TOKENS;
         let token = match allowed {
             Allowed::Masked => draw(&mask, vocabulary, is_closing, &mut random),
             Allowed::All => Some(random.u32(..vocabulary.pieces.len() as u32)),
@@ -131,7 +131,7 @@ pub(super) fn walk_for(
     }
 }
 
-/// Draws an allowed token, and prefers closing ones.
+/// Draws an allowed token, with a preference for tokens that close something.
 fn draw(
     mask: &TokenMask,
     vocabulary: &Vocabulary,

@@ -1,7 +1,7 @@
-//! Arguments as Gemma 4 writes them: `row:4,who:<|"|>Ada<|"|>,meal:{hot:true}`.
+//! Writes arguments in Gemma 4's format: `row:4,who:<|"|>Ada<|"|>,meal:{hot:true}`.
 //!
-//! Numbers, true, false and null are JSON's. Strings are raw texts between two tags, so lists and objects are
-//! decomposed where their schemas can be.
+//! Numbers, true, false and null are written as in JSON. Strings are raw texts between two tags, so lists and objects
+//! are written item by item where their schemas allow it.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::xml::text_of;
 use crate::part::{Free, Part};
 use souffleur_base::error::FieldError;
 
-/// The tag on both sides of a string.
+/// The tag before and after a string.
 const QUOTE: &str = "<|\"|>";
 const NOTATION: Notation = Notation {
     whole,
@@ -20,10 +20,10 @@ const NOTATION: Notation = Notation {
     separator: ",",
 };
 
-/// The arguments of an object's schema, in its order.
+/// Writes the arguments of an object's schema, in the schema's order.
 ///
 /// # Errors
-/// Names the property or keyword that has no form here.
+/// Names the property or keyword that the format cannot express.
 pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError> {
     let mut fields = Vec::new();
     for property in properties(field, schema)? {
@@ -51,7 +51,7 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
 }
 
 pub(super) fn any_arguments() -> Part {
-    // Nested two deep, as parts: only they can express strings that contain anything but their tag.
+    // Values nest at most two levels. They are parts, because only parts can express strings with any text but the tag.
     let word = "/-?(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null/";
     let mut value = Part::Choice(vec![Part::Terminal(word.to_owned()), text(Vec::new())]);
     for _ in 0..2 {
@@ -72,7 +72,7 @@ fn any_pairs(value: Part) -> Part {
     Part::separated(pair, Part::text(","))
 }
 
-/// Brackets with something between them, or nothing.
+/// Brackets with optional content.
 fn between(open: &str, inside: Option<Part>, close: &str) -> Part {
     let inside = inside.map_or(Part::Sequence(Vec::new()), optional);
     Part::Sequence(vec![Part::text(open), inside, Part::text(close)])
@@ -106,8 +106,8 @@ fn text(matches: Vec<String>) -> Part {
     }
 }
 
-/// Strings with nothing but lengths and a pattern, and values that JSON writes in the same way. Schemas with several
-/// types are decomposed, since null is not a string here.
+/// Writes strings whose only constraints are lengths and a pattern, and values that JSON writes in the same way.
+/// `None` for several types, since null is not a string here.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
     match schema.get("type")?.as_str()? {

@@ -1,7 +1,7 @@
-//! Answers and calls as messages with headers, as gpt-oss writes them.
+//! Writes answers and tool calls as gpt-oss messages with headers.
 //!
-//! A call ends the turn, so an answer has at most one. Reasoning may precede it and, unless a call is required, text
-//! for the user as well. Both ways in which the model addresses a function are allowed.
+//! A call ends the turn, so an answer has at most one call. Reasoning may precede the call and, unless a call is
+//! required, also text for the user. The function's name is allowed at both places where the model writes it.
 
 use super::{Arguments, Calls};
 use crate::frame::AnswerFrame;
@@ -17,15 +17,15 @@ const COMMENTARY: &str = "<|channel|>commentary<|message|>";
 const END: &str = "<|end|>";
 const NEXT: &str = "<|start|>assistant";
 
-/// The error of a request without messages, for a model that calls tools in messages.
-pub(super) fn alone() -> FieldError {
+/// The error for tools in a request that is not a chat.
+pub(super) fn needs_chat() -> FieldError {
     FieldError::new(
         "tools",
         "this model can call tools only in answers to chats: use a chat endpoint",
     )
 }
 
-/// The answer in its message, after the reasoning.
+/// Wraps an answer in its message, after the reasoning.
 pub(crate) fn framed(answer: Part, frame: AnswerFrame) -> Part {
     match frame {
         AnswerFrame::Bare | AnswerFrame::Messages(OutputStart::Content) => answer,
@@ -35,7 +35,7 @@ pub(crate) fn framed(answer: Part, frame: AnswerFrame) -> Part {
     }
 }
 
-/// The sources of the grammars of a request with tools, the best first.
+/// The grammar sources of a request with tools: the preferred source, then fallbacks.
 pub(crate) fn sources<'a>(
     calls: &dyn Fn(Arguments) -> Calls<'a>,
     constraint: Option<Part>,
@@ -81,7 +81,7 @@ pub(crate) fn sources<'a>(
     written.collect()
 }
 
-/// The messages before the last one, up to the last one's header.
+/// The messages before the last message.
 fn before(start: OutputStart, headers: &[&str]) -> Part {
     let message = |begin: &str| Part::Tag {
         begin: begin.to_owned(),
@@ -93,7 +93,7 @@ fn before(start: OutputStart, headers: &[&str]) -> Part {
     match start {
         OutputStart::Header => messages,
         OutputStart::Between => Part::Sequence(vec![Part::text(NEXT), messages]),
-        // A message is open.
+        // The prompt ends inside a message.
         OutputStart::Content | OutputStart::Reasoning => {
             Part::Sequence(vec![message(""), messages])
         }

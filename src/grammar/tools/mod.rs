@@ -1,4 +1,4 @@
-//! Tool calls in each family's form, which [`state::output`](souffleur_state::output) parses.
+//! Writes tool calls in each model family's format, which [`state::output`](souffleur_state::output) parses.
 
 mod braced;
 pub(super) mod messages;
@@ -37,12 +37,12 @@ pub(super) fn trigger(format: ToolFormat) -> &'static str {
     }
 }
 
-/// How arguments follow the schemas of tools.
+/// Which arguments follow the schemas of tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arguments {
     /// The arguments of all tools follow their schemas, where these are supported.
     Typed,
-    /// The arguments of strict tools follow their schemas; others are any object.
+    /// The arguments of strict tools follow their schemas. Other tools take any object.
     OnlyStrict,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// One call, or several if that is allowed, and nothing else.
+    /// One call, or several if parallel calls are allowed, without other text.
     pub(super) fn only(&self) -> Result<Part, FieldError> {
         let Form {
             begin,
@@ -135,7 +135,7 @@ impl Calls<'_> {
             ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => {
                 let calls = choice(self.each(&mut |tool| self.deepseek(tool))?);
                 Ok(Part::Sequence(vec![
-                    self.in_parallel(calls, self.between_deepseeks()),
+                    self.in_parallel(calls, self.deepseek_separator()),
                     Part::text("<｜tool▁calls▁end｜>"),
                 ]))
             }
@@ -148,7 +148,7 @@ impl Calls<'_> {
                     Part::text(self.end_of_list()),
                 ]))
             }
-            ToolFormat::GptOss => Err(messages::alone()),
+            ToolFormat::GptOss => Err(messages::needs_chat()),
             ToolFormat::Pythonic => {
                 let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
                 Ok(Part::Sequence(vec![
@@ -199,7 +199,7 @@ impl Calls<'_> {
                 Form::list(
                     "<｜tool▁calls▁begin｜>",
                     calls,
-                    self.between_deepseeks(),
+                    self.deepseek_separator(),
                     "<｜tool▁calls▁end｜>",
                 )
             }
@@ -211,10 +211,10 @@ impl Calls<'_> {
                 let calls = self.each(&mut |tool| self.object(tool, "arguments"))?;
                 Form::list("<|tool_call|>[", calls, ", ", self.end_of_list())
             }
-            ToolFormat::GptOss => return Err(messages::alone()),
+            ToolFormat::GptOss => return Err(messages::needs_chat()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
-                // The bracket is part of the first call's text, which is then longer than free text may be.
+                // The first call's text includes the bracket, so that it is longer than free text can be.
                 first: Some(Part::Choice(
                     self.each(&mut |tool| self.pythonic(tool, "["))?,
                 )),
@@ -270,7 +270,7 @@ impl Calls<'_> {
         ]))
     }
 
-    /// The parameters of a call between tags.
+    /// Writes the parameters of a call between tags.
     fn parameters(&self, tool: &Tool, tags: xml::Tags) -> Result<Part, FieldError> {
         let parameters = match self.schema(tool)? {
             Some(schema) => {
@@ -331,7 +331,7 @@ impl Calls<'_> {
         }
     }
 
-    fn between_deepseeks(&self) -> &'static str {
+    fn deepseek_separator(&self) -> &'static str {
         match self.format {
             ToolFormat::DeepSeekV3 => "\n",
             _ => "",
@@ -388,7 +388,7 @@ impl Calls<'_> {
         ))
     }
 
-    /// The schema of the arguments; `None` if they are any object.
+    /// The schema of the arguments; `None` if any object is allowed.
     fn schema(&self, tool: &Tool) -> Result<Option<Value>, FieldError> {
         let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
         let Some(schema) = &tool.parameters else {
@@ -412,9 +412,9 @@ impl Calls<'_> {
     }
 }
 
-/// The beginning of a call without a tag: its first key is `name`, or has an escape that may spell it.
+/// The beginning of a call without a tag: its first key is `name`, or has an escape that may spell `name`.
 const LLAMA_BEGIN: &str = r#"\s*\{\s*"(?:name"|[^"\\]*\\)"#;
-/// The beginning of a call in a list.
+/// The beginning of a call in a Python list.
 const PYTHONIC_BEGIN: &str = r"\s*\[\s*[A-Za-z_][A-Za-z0-9_.\-]*\s*\(";
 
 struct Form {
@@ -455,12 +455,12 @@ fn nothing() -> Part {
     Part::Sequence(Vec::new())
 }
 
-/// How errors name the schema of a tool.
+/// Names the schema of a tool in errors.
 fn place(tool: &Tool) -> String {
     format!("tools, in the parameters of {:?},", tool.name)
 }
 
-/// Arguments are objects, even if the schema does not require it.
+/// Adds the type `object`: arguments are objects, even if the schema does not require it.
 fn object_only(mut schema: Value) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.entry("type").or_insert_with(|| "object".into());

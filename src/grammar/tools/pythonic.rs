@@ -1,7 +1,7 @@
-//! Arguments as Python writes them: `row=4, light=True`.
+//! Writes arguments as Python keyword arguments: `row=4, light=True`.
 //!
-//! JSON's strings and numbers are Python's. A value with true, false or null in it is decomposed where its schema
-//! can be.
+//! JSON strings and numbers are valid in Python. A value that may contain true, false or null is written item by item
+//! where its schema allows it.
 
 use serde_json::{Value, json};
 
@@ -17,10 +17,10 @@ const NOTATION: Notation = Notation {
     separator: ", ",
 };
 
-/// The arguments of an object's schema, in its order.
+/// Writes the arguments of an object's schema, in the schema's order.
 ///
 /// # Errors
-/// Names the property or keyword that has no form here.
+/// Names the property or keyword that the format cannot express.
 pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();
@@ -61,7 +61,7 @@ WORD: "True" | "False" | "None"
     Part::Grammar(lark.to_owned())
 }
 
-/// Values without true, false and null: JSON's are Python's.
+/// Writes values that cannot contain true, false or null as JSON.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let is_json = !may_have_words(schema, root, 0);
     is_json.then(|| Part::json(with_definitions(schema, root)))
@@ -81,7 +81,7 @@ fn literal(value: &Value) -> Option<String> {
     })
 }
 
-/// Whether a value may have true, false or null in it, which Python writes differently.
+/// Whether a value may contain true, false or null, which Python writes differently.
 fn may_have_words(schema: &Value, root: &Value, depth: usize) -> bool {
     let schema = resolved(schema, root);
     let Some(object) = schema.as_object().filter(|_| depth < MAX_DEPTH) else {

@@ -1,4 +1,4 @@
-//! Readers of tools' JSON schemas, for call formats that do not write values as JSON.
+//! Reads tools' JSON schemas, for call formats that do not write values as JSON.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +12,7 @@ pub(super) struct Property<'a> {
     pub(super) presence: Presence,
 }
 
-/// The properties of a schema without other constraints on an object.
+/// Lists the properties of a schema. Fails if the schema has other constraints on the object.
 pub(super) fn properties<'a>(
     field: &str,
     schema: &'a Value,
@@ -74,7 +74,7 @@ pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
     }
 }
 
-/// The alternatives of a value, if the schema has no other keyword.
+/// The alternatives of `anyOf`, if the schema has no other constraint.
 pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
     let options = schema.get("anyOf")?.as_array()?;
     let mut others = schema.keys().filter(|name| *name != "anyOf");
@@ -82,7 +82,7 @@ pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
     is_all.then_some(options.as_slice())
 }
 
-/// The schema that a reference leads to; any other schema itself.
+/// Follows a reference to its schema. Returns any other schema unchanged.
 pub(super) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     let mut schema = schema;
     for _ in 0..16 {
@@ -96,7 +96,7 @@ pub(super) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     schema
 }
 
-/// A part of a schema, with the definitions of the whole.
+/// Copies a part of a schema, and adds the definitions of the root schema.
 pub(super) fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.clone();
     if let Some(object) = schema.as_object_mut() {

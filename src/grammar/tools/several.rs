@@ -1,15 +1,15 @@
-//! The number and the places of tool calls in an answer.
+//! Writes the repetition of tool calls in an answer, and calls without tags.
 
 use super::Calls;
 use crate::part::Part;
 use souffleur_base::error::FieldError;
 use souffleur_state::output::{ToolChoice, loose_strict_tools, strict_openings};
 
-/// Most calls of an answer that must call: without a bound, small models repeat calls until the context is full.
+/// Maximum calls of an answer that requires a call: small models would repeat calls until the context is full.
 const MOST_CALLS: u32 = 16;
 
 impl Calls<'_> {
-    /// The beginnings of objects that are calls of strict tools without the format's tag, and the part after each.
+    /// Triggers for objects that call strict tools without the format's tag, each with the part that follows it.
     pub(super) fn loose(&self) -> Result<Vec<(String, Part)>, FieldError> {
         let mut triggers = Vec::new();
         for tool in loose_strict_tools(self.tools) {
@@ -21,14 +21,14 @@ impl Calls<'_> {
         Ok(triggers)
     }
 
-    /// Calls one after the other.
+    /// A call, and more calls if parallel calls are allowed.
     pub(super) fn in_parallel(&self, call: Part, separator: &str) -> Part {
         let more = self.more(call.clone(), Part::text(separator));
         Part::Sequence(vec![call, more])
     }
 
-    /// A line break after the last of several calls. Models write one before they end an answer too, so it must not
-    /// commit them to another call.
+    /// An optional line break after the last of several calls. Models also write a line break before they end an
+    /// answer, so a line break must not force another call.
     pub(super) fn line_after(&self) -> Part {
         let nothing = Part::Sequence(Vec::new());
         if self.tools.is_single() {

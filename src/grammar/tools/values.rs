@@ -1,4 +1,4 @@
-//! Argument values in call formats other than JSON: their schemas are decomposed where possible.
+//! Writes argument values in call formats other than JSON, by decomposing their schemas.
 
 use serde_json::Value;
 
@@ -8,17 +8,17 @@ use crate::part::{Part, Presence};
 pub(super) const MAX_DEPTH: usize = 8;
 
 pub(super) struct Notation {
-    /// The values of a schema, if they need not be decomposed. Also receives the whole schema, for references.
+    /// Writes the values of a schema without decomposition. The second argument is the root schema, for references.
     pub(super) whole: fn(&Value, &Value) -> Option<Part>,
-    /// A constant; `None` if it cannot be written.
+    /// Writes a constant; `None` if it cannot be written.
     pub(super) literal: fn(&Value) -> Option<String>,
-    /// The text before a value in an object, with its name; `None` if that cannot be written.
+    /// Writes the key before a value in an object; `None` if the name cannot be written.
     pub(super) key: fn(&str) -> Option<String>,
     pub(super) separator: &'static str,
 }
 
 impl Notation {
-    /// The values of a schema that is a part of `root`; `None` if they cannot be written.
+    /// Writes the values of a schema, which is a part of `root`; `None` if they cannot be written.
     pub(super) fn value(&self, schema: &Value, root: &Value) -> Option<Part> {
         self.at(schema, root, 0)
     }
@@ -72,7 +72,7 @@ impl Notation {
         }
     }
 
-    /// An array whose items share one schema.
+    /// Writes an array whose items have one schema.
     fn list(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
         let object = schema.as_object()?;
         let known = ["type", "items", "minItems", "maxItems"];

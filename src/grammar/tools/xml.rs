@@ -1,7 +1,7 @@
-//! Parameters between tags: as Qwen3-Coder writes them (`<parameter=row>`, the value, `</parameter>`, each on a
-//! separate line), or as GLM does (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
+//! Writes parameters between tags, as Qwen3-Coder (`<parameter=row>`, the value, `</parameter>`, each on a separate
+//! line) or as GLM (`<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`).
 //!
-//! Strings are written as they are; the reader takes every other value as JSON, typed by the schema.
+//! Strings are written without quotes. The output parser reads every other value as JSON of the schema's type.
 
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ impl Tags {
         after_close: "\n",
     };
 
-    /// GLM's tags, with line breaks between them or with nothing.
+    /// GLM's tags. `line` is the text between them: a line break, or empty.
     pub(super) fn glm(line: &'static str) -> Self {
         Self {
             before_name: "<arg_key>",
@@ -52,10 +52,10 @@ impl Tags {
     }
 }
 
-/// The parameters of an object's schema, in its order.
+/// Writes the parameters of an object's schema, in the schema's order.
 ///
 /// # Errors
-/// Names the property or keyword that has no form here.
+/// Names the property or keyword that the format cannot express.
 pub(crate) fn parameters(field: &str, schema: &Value, tags: Tags) -> Result<Part, FieldError> {
     let properties = properties(field, schema)?;
     let mut fields = Vec::new();
@@ -139,7 +139,7 @@ fn raw(matches: Vec<String>, tags: Tags) -> Free {
     }
 }
 
-/// The texts of an enumeration of strings.
+/// The texts of an enumeration of strings; `None` if a text cannot be written between the tags.
 fn texts(schema: &Value, tags: Tags) -> Option<Vec<String>> {
     let values = constants(schema.as_object()?)?.into_iter();
     let texts = values.map(|value| value.as_str().map(str::to_owned));
@@ -149,8 +149,8 @@ fn texts(schema: &Value, tags: Tags) -> Option<Vec<String>> {
     texts.iter().all(is_plain).then_some(texts)
 }
 
-/// The terminals in Lark that a string matches; `None` unless the schema describes strings (or null, which reads like a
-/// string) with nothing but lengths and a pattern.
+/// The Lark terminals that a string must match. `None` unless the schema describes strings (or null, which reads like a
+/// string) whose only constraints are lengths and a pattern.
 pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
     let object = schema.as_object()?;
     let is_string = match object.get("type") {

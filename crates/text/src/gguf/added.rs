@@ -1,4 +1,4 @@
-//! Added tokens of a GGUF vocabulary, found before any merge: control tokens and user-defined pieces.
+//! Lists a GGUF vocabulary's added tokens (control tokens, user-defined pieces), which are matched before merges.
 
 use std::collections::HashSet;
 
@@ -13,27 +13,27 @@ pub(super) enum Prefix {
     None,
 }
 
-/// Tokens of Phi-3 that do not absorb the whitespace after them; all others do.
+/// Added tokens of Phi-3 that do not absorb the white space after them; its other added tokens do.
 const PHI3_WITHOUT_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
-/// The added tokens of a byte-level vocabulary. They are found in the raw text.
+/// The added tokens of a byte-level vocabulary, which are matched in the raw text.
 pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
     let added = entries.iter().filter_map(|entry| added(entry, false));
     added.collect()
 }
 
-/// The added tokens of a SentencePiece vocabulary that are found in the raw text. The text after one gets a leading
-/// blank, as a prompt does, if the vocabulary has that prefix; the pieces of [`frozen`] are found after blanks are
-/// added, and the text after them gets none.
+/// The added tokens of a SentencePiece vocabulary that are matched in the raw text. With [`Prefix::Blank`], the text
+/// after such a token gets a leading blank, as a prompt does. The pieces of [`frozen`] are matched after blanks are
+/// added, so the text after them gets no blank.
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],
     prefix: Prefix,
     takes_blanks: bool,
 ) -> Vec<AddedToken> {
-    // Without a prefix, runs of newlines can be found later too, together with pieces of newlines and blanks.
-    let is_found_later =
+    // Without a prefix, newlines are matched in the normalized text too, together with pieces of newlines and blanks.
+    let is_matched_later =
         |entry: &Entry<'_>| is_frozen(entry) && (prefix == Prefix::None || entry.holds_blank());
-    let entries = entries.iter().filter(|entry| !is_found_later(entry));
+    let entries = entries.iter().filter(|entry| !is_matched_later(entry));
     let takes = |entry: &Entry<'_>| takes_blanks && !PHI3_WITHOUT_BLANKS.contains(&&*entry.text);
     let added = entries.filter_map(|entry| added(entry, takes(entry)));
     added.collect()
@@ -49,8 +49,8 @@ fn added(entry: &Entry<'_>, takes_blanks: bool) -> Option<AddedToken> {
     (!entry.is_filler).then(|| token.normalized(false).rstrip(takes_blanks))
 }
 
-/// The user-defined pieces that are found in the normalized text, as it spells them, and their ids: those that hold a
-/// blank and, for fragments in which no added tokens are searched, other runs of white space.
+/// The user-defined pieces that are matched in the normalized text, in its spelling, with their ids: pieces with a
+/// blank, and other runs of white space (for `encode_fragment`, which matches no added tokens).
 pub(super) fn frozen(entries: &[Entry<'_>]) -> Vec<(String, u32)> {
     let entries = entries.iter().zip(0_u32..);
     let frozen = entries.filter(|(entry, _)| is_frozen(entry));
@@ -63,8 +63,8 @@ fn is_frozen(entry: &Entry<'_>) -> bool {
     entry.kind == Kind::User && !entry.is_filler && is_text
 }
 
-/// Converters write spaces for U+2581 in user-defined pieces. This restores U+2581, so that the pieces decode as other
-/// tokens do, unless the vocabulary has the restored token too.
+/// Restores U+2581 in user-defined pieces, where converters write spaces, so that pieces decode like other tokens. A
+/// piece keeps its spaces if the vocabulary already has the restored text.
 pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
     let is_written = |entry: &Entry<'_>| entry.kind == Kind::User && entry.text.contains(' ');
     let written = entries.iter().filter(|entry| is_written(entry));

@@ -8,12 +8,12 @@ use tokenizers::models::bpe::Vocab;
 use super::fields::{CONTROL, USER, VocabularyFields};
 use souffleur_base::error::LoadError;
 
-/// Most tokens; the largest vocabularies in use have a quarter of a million.
+/// The largest vocabularies in use have about 250,000 tokens.
 const MAX_TOKENS: usize = 1 << 21;
 const MAX_MERGES: usize = 1 << 23;
 const MAX_TOKEN_BYTES: usize = 1 << 16;
 const MAX_TEMPLATE_BYTES: usize = 4 << 20;
-const SHOWN: usize = 40;
+const MAX_SHOWN_CHARS: usize = 40;
 
 /// The character that SentencePiece writes for a blank.
 pub(super) const BLANK: &str = "\u{2581}";
@@ -32,7 +32,7 @@ pub(super) enum Kind {
 pub(super) struct Entry<'a> {
     pub(super) text: Cow<'a, str>,
     pub(super) kind: Kind,
-    /// Pads the rows of the embedding; no text encodes to it.
+    /// A placeholder for an unused row of the embedding; no text encodes to it.
     pub(super) is_filler: bool,
 }
 
@@ -54,7 +54,7 @@ impl Source<'_> {
     }
 }
 
-/// The tokens by id. Fails with [`LoadError::Format`] if sizes, lengths, types or ids are invalid.
+/// Lists the tokens by id. Fails with [`LoadError::Format`] if sizes, lengths, types or ids are invalid.
 pub(super) fn entries<'a>(
     source: Source<'_>,
     fields: &'a VocabularyFields<'_>,
@@ -79,7 +79,7 @@ pub(super) fn entries<'a>(
     Ok(entries)
 }
 
-/// The ids by text, without fillers. Fails with [`LoadError::Format`] if two tokens have the same text.
+/// Maps texts to ids, without fillers. Fails with [`LoadError::Format`] if two tokens have the same text.
 pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vocab, LoadError> {
     let mut vocabulary = Vocab::with_capacity(entries.len());
     for (entry, id) in entries.iter().zip(0_u32..) {
@@ -101,13 +101,13 @@ pub(super) fn longest(entries: &[Entry<'_>]) -> usize {
     tokens.map(|entry| entry.text.len()).max().unwrap_or(0)
 }
 
-/// True if a token is nothing but blanks, in either spelling.
+/// Whether a token is white space only; U+2581 counts as white space.
 pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(|c| c.is_whitespace() || BLANK.contains(c))
 }
 
 pub(super) fn shown(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{:?}...", &text[..end]),
         None => format!("{text:?}"),
     }
@@ -208,7 +208,7 @@ fn kind_by_role(fields: &VocabularyFields<'_>, id: usize) -> Kind {
     }
 }
 
-/// Converters fill a vocabulary up to the rows of the embedding with `[PADn]`, of several types over the years.
+/// Converters pad a vocabulary to the number of embedding rows with `[PADn]`; the type of these tokens varies.
 fn is_filler(text: &str, id: usize, kind: Kind) -> bool {
     let number = || text.strip_prefix("[PAD")?.strip_suffix(']');
     let is_pad = |number: &str| match kind {

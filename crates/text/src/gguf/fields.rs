@@ -1,4 +1,4 @@
-//! The tokenizer's part of a GGUF file's metadata, as plain data.
+//! Holds a GGUF file's tokenizer metadata as plain data, and lists the tokens that end an output.
 
 use std::borrow::Cow;
 
@@ -25,11 +25,11 @@ pub struct VocabularyFields<'a> {
     pub eos_id: Option<u32>,
     /// `tokenizer.ggml.eot_token_id`: ends a turn of a chat.
     pub eot_id: Option<u32>,
-    /// `tokenizer.ggml.eom_token_id`: ends a message that waits for a tool.
+    /// `tokenizer.ggml.eom_token_id`: ends a message that expects a tool's result.
     pub eom_id: Option<u32>,
     /// `tokenizer.ggml.unknown_token_id`: replaces text outside of the vocabulary.
     pub unknown_id: Option<u32>,
-    /// `tokenizer.ggml.padding_token_id`: fills rows.
+    /// `tokenizer.ggml.padding_token_id`: pads sequences to the same length.
     pub padding_id: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`: whether plain prompts start with the beginning-of-sequence token.
     pub add_bos: Option<bool>,
@@ -38,7 +38,7 @@ pub struct VocabularyFields<'a> {
     /// `tokenizer.ggml.add_space_prefix`: whether SentencePiece puts a blank before a text.
     pub add_space_prefix: Option<bool>,
     pub chat_template: Option<String>,
-    /// `tokenizer.chat_template.tool_use`: the template to take when there are tools.
+    /// `tokenizer.chat_template.tool_use`: the template for requests with tools.
     pub tool_use_template: Option<String>,
 }
 
@@ -68,15 +68,15 @@ const ENDS: [&str; 22] = [
     "<｜end▁of▁sentence｜>",
 ];
 
-/// Ends a message, not an output, if the vocabulary has `<|return|>` and an end token of calls.
+/// Ends a message but not an output if the vocabulary also has `<|return|>`, and `<|call|>` or `<|calls|>`.
 const END_OF_MESSAGE: &str = "<|end|>";
 
-/// The types of control tokens and of user-defined tokens.
+/// Values of `tokenizer.ggml.token_type`.
 pub(super) const CONTROL: i32 = 3;
 pub(super) const USER: i32 = 4;
 
 impl VocabularyFields<'_> {
-    /// The tokens that end an output, ascending: those named by the file, and known control tokens, if they exist.
+    /// The ids of the tokens that end an output, ascending: those that the file names, and the known end tokens.
     pub fn end_token_ids(&self) -> Vec<u32> {
         let named = [self.eos_id, self.eot_id, self.eom_id]
             .into_iter()
@@ -90,7 +90,7 @@ impl VocabularyFields<'_> {
         ids.extend(known.filter_map(|((token, &kind), id)| {
             let ends = match kind {
                 CONTROL => ENDS.contains(&token.as_ref()),
-                // Some converters give end tokens this type; "</s>" of this type is an HTML tag.
+                // Some converters mark end tokens as user-defined, but a user-defined "</s>" is an HTML tag.
                 USER => token.starts_with("<|") && ENDS.contains(&token.as_ref()),
                 _ => false,
             };

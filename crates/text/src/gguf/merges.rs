@@ -1,4 +1,4 @@
-//! The merges of a GGUF vocabulary, best first: read from the file, or derived from SentencePiece's scores.
+//! Lists the merges of a GGUF vocabulary, best first: from the file, or derived from SentencePiece's scores.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,12 +8,11 @@ use tokenizers::models::bpe::{Merges, Vocab};
 use super::entries::{Entry, Kind, Source, longest, shown};
 use souffleur_base::error::LoadError;
 
-/// Limit on the work for all cuts of all tokens: characters times bytes, summed over the tokens.
+/// Limit on the bytes copied to split every token at every character: characters times bytes, summed over the tokens.
 const MAX_CUT_BYTES: usize = 1 << 27;
 
-/// Splits the file's merges into their two tokens. The BPE builder checks that these and their results are
-/// tokens; see [`unknown`]. Fails if a merge does not hold two tokens, or would make a token longer than any in the
-/// vocabulary.
+/// Splits each merge of the file into its two tokens. Fails if a merge does not contain two tokens, or if its result is
+/// longer than every token. The BPE builder checks that parts and results are tokens; [`unknown`] builds that error.
 pub(super) fn listed(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -28,7 +27,7 @@ pub(super) fn listed(
     let longest = longest(entries);
     let mut merges = Merges::with_capacity(lines.len());
     for (place, line) in lines.iter().enumerate() {
-        let Some((left, right)) = two(line) else {
+        let Some((left, right)) = split_pair(line) else {
             return Err(refuse(
                 source,
                 (place, line),
@@ -43,14 +42,14 @@ pub(super) fn listed(
     Ok(merges)
 }
 
-/// The tokens of a merge. The left one may itself be a space.
-fn two(line: &str) -> Option<(&str, &str)> {
+/// Splits a merge into its two tokens. The left token may itself be a space.
+fn split_pair(line: &str) -> Option<(&str, &str)> {
     let mut bytes = line.as_bytes().iter().skip(1);
     let space = 1 + bytes.position(|&byte| byte == b' ')?;
     Some((&line[..space], &line[space + 1..]))
 }
 
-/// The error for merges of which a part or the result is not a token.
+/// The error for the first merge with a part or a result that is not a token.
 pub(super) fn unknown(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -59,7 +58,7 @@ pub(super) fn unknown(
     let tokens = entries.iter().filter(|entry| !entry.is_filler);
     let tokens: HashSet<&str> = tokens.map(|entry| entry.text.as_ref()).collect();
     for (place, line) in lines.iter().enumerate() {
-        let Some((left, right)) = two(line) else {
+        let Some((left, right)) = split_pair(line) else {
             continue;
         };
         let made = [left, right].concat();
@@ -80,9 +79,9 @@ fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> Loa
     ))
 }
 
-/// Derives merges that give the same tokens as the scores do: all ways to make a token of two others, by decreasing
-/// score of the result. `tokenizer.json` files of such vocabularies hold the same list. Fails without scores, or if the
-/// tokens are so long that this would take too much time.
+/// Derives merges that give the same tokens as the scores: every split of a token into two tokens, by decreasing score
+/// of the whole token. The models' `tokenizer.json` files contain the same list. Fails without scores, or if the
+/// tokens are too long to split in reasonable time.
 pub(super) fn from_scores(
     source: Source<'_>,
     entries: &[Entry<'_>],
@@ -98,7 +97,7 @@ pub(super) fn from_scores(
     check_work(source, entries)?;
     let mut cuts = Vec::new();
     for (made, (entry, &score)) in entries.iter().zip(scores).enumerate() {
-        if takes_part(entry) {
+        if is_mergeable(entry) {
             let first = cuts.len();
             cuts_of(entry, score, made, entries, vocabulary, &mut cuts);
             cuts[first..].sort_by_key(|cut: &Cut| (cut.left, cut.right));
@@ -138,7 +137,7 @@ fn cuts_of(
     let text = entry.text.as_ref();
     let id_of = |part: &str| {
         let id = *vocabulary.get(part)?;
-        takes_part(&entries[id as usize]).then_some(id)
+        is_mergeable(&entries[id as usize]).then_some(id)
     };
     let n_chars = text.chars().count() as u32;
     let ends = text.char_indices().map(|(at, _)| at);
@@ -158,14 +157,14 @@ fn cuts_of(
     }
 }
 
-/// Control tokens and user-defined pieces are found before any merge, and no merge makes a larger one of them.
-fn takes_part(entry: &Entry<'_>) -> bool {
+/// Control tokens and user-defined pieces are matched before merges and are never merged into larger tokens.
+fn is_mergeable(entry: &Entry<'_>) -> bool {
     entry.kind == Kind::Normal && !entry.is_filler
 }
 
 fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError> {
     let mut work = 0_usize;
-    for entry in entries.iter().filter(|entry| takes_part(entry)) {
+    for entry in entries.iter().filter(|entry| is_mergeable(entry)) {
         work = work.saturating_add(entry.text.len().saturating_mul(entry.text.chars().count()));
     }
     if work > MAX_CUT_BYTES {

@@ -1,10 +1,9 @@
 //! Builds the tokenizer and the chat templates of a GGUF file from its metadata.
 //!
-//! The tokenizer is the one that the model's `tokenizer.json` describes, rebuilt from the converter's fields:
-//! the tokens with their types, the merges or the scores, and a name for how texts are cut into words. Two things are
-//! lost in the file. Tokens that look like `<|this|>` are special here even if `tokenizer.json` has them as plain added
-//! tokens, so texts without special tokens leave them out. And the file does not say whether an added token absorbs the
-//! white space after it, which is known only of Phi-3.
+//! The tokenizer is rebuilt from the converter's fields: the tokens with their types, the merges or the scores, and the
+//! name of the pre-tokenizer. A GGUF file does not hold two facts of `tokenizer.json`. Tokens such as `<|this|>` are
+//! special here even if they are plain added tokens there, so decoding without special tokens omits them. And it is
+//! unknown which added tokens absorb the white space after them (`rstrip`), except for Phi-3.
 
 mod added;
 mod entries;
@@ -22,13 +21,13 @@ pub use fields::VocabularyFields;
 use souffleur_base::error::LoadError;
 
 impl TextModel {
-    /// Builds the text side of a model from a GGUF file's fields. Only errors use the path.
+    /// Builds the tokenizer and the chat template from a GGUF file's fields. Only errors use the path.
     ///
     /// A template that does not compile is not an error here: chats are refused, and everything else works.
     ///
     /// # Errors
-    /// [`LoadError::Format`], naming the file and the key: a kind of tokenizer that is not supported, lists that do not
-    /// belong together, a token twice, a merge without its result, ids out of range, absurd sizes.
+    /// [`LoadError::Format`], naming the file and the key: an unsupported tokenizer, lists of different lengths, a
+    /// duplicate token, a merge whose result is not a token, ids out of range, sizes above the limits.
     pub fn from_vocabulary(file: &Path, fields: VocabularyFields<'_>) -> Result<Self, LoadError> {
         let built = tokenizer::build(Source(file), &fields)?;
         let text_of = |id: Option<u32>| id.map(|id| fields.tokens[id as usize].to_string());
@@ -53,7 +52,7 @@ impl TextModel {
                 default,
                 tool_use: fields.tool_use_template.filter(is_written),
             }),
-            without_template: "use a file with tokenizer.chat_template",
+            missing_template_advice: "use a file with tokenizer.chat_template",
         }))
     }
 }

@@ -1,4 +1,4 @@
-//! Pre-tokenizers by name (`tokenizer.ggml.pre`): how a text is split into words before merges.
+//! Defines the pre-tokenizers by name (`tokenizer.ggml.pre`), which split a text into words before merges.
 //!
 //! A GGUF file has only the name. The patterns are those of the models' `tokenizer.json` files.
 
@@ -46,19 +46,19 @@ pub(super) const KNOWN: [&str; 38] = [
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Splits {
-    /// Texts are cut at matches of each of these, one after the other; each match is a piece.
+    /// Regular expressions that are applied one after the other; each match becomes a piece.
     pub(super) patterns: Vec<String>,
-    /// Runs of punctuation are cut off before anything else.
+    /// Runs of punctuation are split off before `patterns` are applied.
     pub(super) punctuation_first: bool,
-    /// GPT-2's words are cut after the patterns.
+    /// GPT-2's regular expression is applied after `patterns`.
     pub(super) words_of_gpt2: bool,
-    /// Last, when characters are spelled as bytes, runs of digits are split off, and in them the matches of this.
+    /// After the byte-level step, runs of digits are split off, and then the matches of this regular expression.
     pub(super) digits_of_bytes: Option<&'static str>,
-    /// A word that is a token stays whole, whatever the merges say.
+    /// A word that is a token is encoded as that token, even if no merges produce it.
     pub(super) ignores_merges: bool,
-    /// Prompts start with the beginning-of-sequence token where the file does not say.
+    /// Prompts start with BOS if the file has no `add_bos_token`.
     pub(super) adds_bos: bool,
-    /// Texts are composed (NFC) first.
+    /// Texts are normalized to NFC first.
     pub(super) composes: bool,
 }
 
@@ -154,14 +154,14 @@ const DEEPSEEK_LLM: [&str; 6] = [
     DIGIT,
 ];
 
-/// ASCII punctuation with letters after it, words, other punctuation, blanks.
+/// Matches ASCII punctuation with letters after it, words, other punctuation and blanks.
 fn words_of_deepseek_v3() -> String {
     format!(
         r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"##
     )
 }
 
-/// Words of letters with at most one other character before them, numbers, punctuation, blanks.
+/// Matches words of letters with at most one other character before them, numbers, punctuation and blanks.
 fn regular(letters: &str, numbers: &str) -> String {
     format!(
         r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{numbers}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{BLANKS}"

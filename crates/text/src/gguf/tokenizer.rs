@@ -1,4 +1,4 @@
-//! Builds the `tokenizers` object that a GGUF file's vocabulary describes.
+//! Builds a [`Tokenizer`] from a GGUF file's vocabulary.
 
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -29,7 +29,7 @@ use souffleur_base::error::LoadError;
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) tokenizer: Tokenizer,
-    /// Pieces that are found in the normalized text, before any merge.
+    /// Pieces that are matched in the normalized text before merges.
     pub(super) frozen: Option<FrozenPieces>,
     /// One more than the highest id that is not a filler.
     pub(super) vocab_size: usize,
@@ -70,7 +70,7 @@ fn byte_level(
 ) -> Result<Built, LoadError> {
     let splits = splits(source, fields.pre.as_deref())?;
     let model = with_listed_merges(source, fields, entries)?.ignore_merges(splits.ignores_merges);
-    let mut tokenizer = Tokenizer::new(finish(source, fields, entries, model)?);
+    let mut tokenizer = Tokenizer::new(build_bpe(source, fields, entries, model)?);
     if splits.composes {
         set_normalizer(source, &mut tokenizer, NFC.into())?;
     }
@@ -124,7 +124,7 @@ fn pre_tokenizers(splits: &Splits) -> tokenizers::Result<Vec<PreTokenizerWrapper
     Ok(words)
 }
 
-/// SentencePiece's merges by score, as Hugging Face converts them.
+/// Builds a SentencePiece tokenizer, with merges derived from scores as Hugging Face's converter derives them.
 fn sentence_piece(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
@@ -144,7 +144,7 @@ fn sentence_piece(
     Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
-/// Gemma 4: the file's merges over plain text, and prompts that always begin with the beginning-of-sequence token.
+/// Gemma 4 uses the file's merges without a pre-tokenizer, and its prompts always begin with BOS.
 fn gemma4(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
@@ -174,7 +174,7 @@ fn with_blanks(
         None => model,
     };
     let model = model.byte_fallback(true).fuse_unk(true);
-    let mut tokenizer = Tokenizer::new(finish(source, fields, entries, model)?);
+    let mut tokenizer = Tokenizer::new(build_bpe(source, fields, entries, model)?);
     let replace = |from: &str, to: &str| {
         let replace = Replace::new(from, to);
         replace.map_err(|error| internal(source, &error))
@@ -198,7 +198,7 @@ fn with_blanks(
     Ok(tokenizer)
 }
 
-/// Adds the tokens that are found in a text before anything else.
+/// Adds the tokens that are matched in the raw text.
 fn add_tokens(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
@@ -214,7 +214,7 @@ fn frozen(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Option<FrozenPiec
     pieces.map_err(|error| internal(source, &error))
 }
 
-/// Adds special tokens around plain prompts as `tokenizer.json` does: also if a prompt already begins with them.
+/// Adds BOS and EOS to plain prompts as `tokenizer.json` does, even if a prompt already begins with BOS.
 fn add_ends(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
@@ -246,7 +246,7 @@ fn add_ends(
     Ok(())
 }
 
-/// Which special tokens are put around a plain prompt.
+/// Whether plain prompts get BOS and EOS.
 #[derive(Clone, Copy)]
 struct Ends {
     bos: bool,
@@ -262,7 +262,7 @@ impl Ends {
     }
 }
 
-fn finish(
+fn build_bpe(
     source: Source<'_>,
     fields: &VocabularyFields<'_>,
     entries: &[Entry<'_>],

@@ -10,7 +10,7 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// The arguments by the names of the parameters, of which the first `required` must be given.
+    /// Returns the arguments in the order of the parameters `names`. The first `required` of them must be given.
     pub(super) fn bind<const N: usize>(
         self,
         function: &str,
@@ -51,7 +51,7 @@ impl Args {
     }
 
     /// Binds as `bind` does, for functions without keyword arguments.
-    pub(super) fn by_place<const N: usize>(
+    pub(super) fn by_position<const N: usize>(
         self,
         function: &str,
         required: usize,
@@ -69,7 +69,7 @@ impl Args {
         self.bind(function, [""; N], required)
     }
 
-    pub(super) fn none(self, function: &str) -> Result<()> {
-        self.by_place::<0>(function, 0).map(|_| ())
+    pub(super) fn expect_none(self, function: &str) -> Result<()> {
+        self.by_position::<0>(function, 0).map(|_| ())
     }
 }

@@ -1,4 +1,4 @@
-//! The syntax tree of a template.
+//! Defines the syntax tree of a template.
 
 use super::number::Arithmetic;
 
@@ -35,7 +35,7 @@ pub(super) enum Kind {
     Arithmetic(Arithmetic, Box<Expr>, Box<Expr>),
     Concat(Vec<Expr>),
     Compare(Box<Expr>, Vec<(Comparison, Expr)>),
-    /// Condition, value, and the value otherwise.
+    /// Condition, value, and the value of the `else` branch.
     Conditional(Box<[Expr; 2]>, Option<Box<Expr>>),
 }
 
@@ -88,10 +88,10 @@ pub(super) enum Action {
     SetBlock(Target, Option<Expr>, Vec<Statement>),
     With(Vec<(Target, Expr)>, Vec<Statement>),
     Macro(usize),
-    /// The call, and the index of the macro that it gets as `caller`.
+    /// The call, and the index of the macro that is passed to it as `caller`.
     CallBlock(Expr, usize),
     FilterBlock(Expr, Vec<Statement>),
-    /// A block with variables that end with it.
+    /// A block with local variables.
     Scope(Vec<Statement>),
     Break,
     Continue,
@@ -121,7 +121,7 @@ pub(super) struct MacroBody {
     pub(super) parameters: Vec<String>,
     pub(super) defaults: Vec<Expr>,
     pub(super) body: Vec<Statement>,
-    /// Which of `varargs`, `kwargs` and `caller` the body names.
-    pub(super) names: [bool; 3],
+    /// Which of `varargs`, `kwargs` and `caller` the body uses.
+    pub(super) uses: [bool; 3],
     pub(super) is_caller: bool,
 }

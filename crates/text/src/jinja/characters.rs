@@ -1,4 +1,4 @@
-//! Character classes, as Python defines them, for templates.
+//! Defines Python's character classes for templates.
 
 /// White space of `str.isspace` and `str.strip`.
 pub(super) fn is_blank(character: char) -> bool {
@@ -26,7 +26,7 @@ pub(super) fn is_numeric(character: char) -> bool {
     character.is_numeric() || IDEOGRAPHS.contains(character)
 }
 
-/// `str.isalpha` of one character: a letter, without the marks and letter numbers that Rust counts.
+/// `str.isalpha` of one character: `char::is_alphabetic` without combining marks and letter numbers.
 pub(super) fn is_alpha(character: char) -> bool {
     let is_mark = matches!(
         character,
@@ -54,7 +54,7 @@ pub(super) fn is_title(character: char) -> bool {
         | '\u{1fa8}'..='\u{1faf}' | '\u{1fbc}' | '\u{1fcc}' | '\u{1ffc}')
 }
 
-/// The zeros of all scripts: nine digits follow each.
+/// The digit zero of each script; the digits 1 to 9 follow it.
 const ZEROS: [u32; 66] = [
     0x30, 0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66,
     0xde6, 0xe50, 0xed0, 0xf20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90,

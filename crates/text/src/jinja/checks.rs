@@ -1,4 +1,4 @@
-//! Jinja's tests, such as `is defined`.
+//! Implements Jinja's tests, such as `is defined`.
 
 use super::args::Args;
 use super::ast::Comparison;
@@ -53,11 +53,11 @@ const NAMES: [&str; 39] = [
 
 impl Interpreter<'_> {
     pub(super) fn test(&self, name: &str, value: Value, args: Args) -> Result<bool> {
-        self.step_over(&value)?;
+        self.charge_read(&value)?;
         if let Some(comparison) = comparison(name) {
-            let [other] = args.by_place(name, 1)?;
+            let [other] = args.by_position(name, 1)?;
             let other = other.unwrap_or(Value::None);
-            self.step_over(&other)?;
+            self.charge_read(&other)?;
             return compare(comparison, &value, &other);
         }
         match name {
@@ -66,7 +66,7 @@ impl Interpreter<'_> {
                 let [other] = args.bind(name, ["other"], 1)?;
                 return Ok(is_same(&value, &other.unwrap_or(Value::None)));
             }
-            _ => args.none(name)?,
+            _ => args.expect_none(name)?,
         }
         Ok(match name {
             "defined" => !value.is_undefined(),
@@ -114,7 +114,7 @@ impl Interpreter<'_> {
                 by.unwrap_or(Value::None)
             }
             _ => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Value::Int(2)
             }
         };

@@ -1,4 +1,4 @@
-//! Equality, order, hashes and membership of values, as in Python.
+//! Compares and hashes values as Python does.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -10,13 +10,13 @@ use super::meter;
 use super::number::Number;
 use super::value::{Key, Value, View};
 
-/// Bytes of text whose reading counts as one instruction.
-const BYTES_AN_INSTRUCTION: usize = 64;
+/// Bytes of text that cost one instruction to read.
+const BYTES_PER_INSTRUCTION: usize = 64;
 
-/// Whether two values are equal. False without instructions left: then the next step of the rendering fails.
+/// Whether two values are equal. False if no instructions are left: the next step of the rendering then fails.
 pub(super) fn equal(a: &Value, b: &Value) -> bool {
     use Value as V;
-    if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_AN_INSTRUCTION) {
+    if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_PER_INSTRUCTION) {
         return false;
     }
     match (a, b) {
@@ -48,7 +48,7 @@ pub(super) fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Python's `is`. Texts and numbers are compared by value, as CPython often, but not always, shares them.
+/// Python's `is`. Texts and numbers are compared by value: CPython often shares equal objects, but not always.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     use std::rc::Rc;
 
@@ -65,10 +65,10 @@ pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// The order of two values. Fails if they have none; the message names the operator.
+/// Orders two values. Fails for types without an order, with a message that names `operator`.
 pub(super) fn order(a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>> {
     use Value as V;
-    if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_AN_INSTRUCTION) {
+    if !meter::spend(1 + text_bytes(a).min(text_bytes(b)) / BYTES_PER_INSTRUCTION) {
         return Err(Fault::Instructions);
     }
     match (a, b) {
@@ -141,7 +141,7 @@ impl Key {
 
 fn is_hashable(value: &Value) -> bool {
     if !meter::spend(1) {
-        // The rendering fails for lack of instructions, not because of this value.
+        // No instructions are left: the rendering must fail with that error, not with `unhashable type`.
         return true;
     }
     match value {
@@ -170,7 +170,7 @@ fn text_bytes(value: &Value) -> usize {
 }
 
 fn hash<H: Hasher>(value: &Value, state: &mut H) {
-    if !meter::spend(1 + text_bytes(value) / BYTES_AN_INSTRUCTION) {
+    if !meter::spend(1 + text_bytes(value) / BYTES_PER_INSTRUCTION) {
         return;
     }
     match value {
@@ -178,7 +178,7 @@ fn hash<H: Hasher>(value: &Value, state: &mut H) {
         Value::Tuple(items) => items.iter().for_each(|item| hash(item, state)),
         Value::Object(id) => id.hash(state),
         Value::Bytes(bytes) => bytes.hash(state),
-        // Equal numbers of all types have one hash.
+        // Equal numbers of different types must have the same hash.
         _ => match Number::of(value) {
             Some(Number::Int(number)) => (number as f64).to_bits().hash(state),
             Some(Number::Big(number)) => {

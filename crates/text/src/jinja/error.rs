@@ -1,4 +1,4 @@
-//! The errors of compiling or rendering a template.
+//! Defines the errors of rendering a template.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! JSON as Python reads and writes it: integers keep every digit.
+//! Reads and writes JSON as Python does. Integers keep all digits.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::repr::float;
 use super::value::Value;
 
 impl Value {
-    /// The same value for a template. Fails if it nests too deep.
+    /// Converts a JSON value to a template's value. Fails if it is nested too deeply.
     pub(crate) fn from_json(json: &Json) -> Result<Self> {
         Ok(match json {
             Json::Null => Self::None,
@@ -33,7 +33,7 @@ impl Value {
         })
     }
 
-    /// Reads a JSON text, as Python's `json.loads`. `None` if it is not JSON, or nests too deep.
+    /// Parses JSON as Python's `json.loads` does. `None` for invalid JSON, deep nesting or an overlong integer.
     pub(crate) fn parse_json(text: &str) -> Option<Self> {
         let mut reader = Reader {
             bytes: text.as_bytes(),
@@ -45,13 +45,13 @@ impl Value {
         (reader.at == text.len()).then_some(value)
     }
 
-    /// Writes the value as `json.dumps` does without ASCII escapes. Fails for values that JSON lacks, as undefined.
+    /// Writes the value as `json.dumps` does without ASCII escapes. Fails for values that JSON lacks.
     pub(crate) fn to_json(&self) -> Result<String> {
         Style::default().dump(self)
     }
 }
 
-/// Most nested lists and objects.
+/// Maximum nesting depth of lists and objects.
 const MAX_DEPTH: usize = super::value::MAX_DEPTH as usize - 8;
 
 struct Reader<'a> {
@@ -128,7 +128,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A string, whose escapes serde_json decodes.
+    /// Finds the end of a string; serde_json decodes its escapes.
     fn string(&mut self) -> Option<String> {
         let start = self.at;
         if self.bytes.get(start) != Some(&b'"') {
@@ -153,7 +153,7 @@ impl Reader<'_> {
             self.at += 1;
         }
         let text = &self.text[start..self.at];
-        // serde_json checks the syntax only: the value is Python's.
+        // serde_json only checks the syntax; the value is parsed as in Python.
         serde_json::from_str::<&serde_json::value::RawValue>(text).ok()?;
         if text.contains(['.', 'e', 'E']) {
             return text.parse().ok().map(Value::Float);
@@ -170,10 +170,10 @@ const MAX_DIGITS: usize = 4300;
 
 #[derive(Clone, Debug)]
 pub(super) struct Style {
-    /// The indentation of a level; all on one line without it.
+    /// The indentation per level; `None` writes one line.
     pub(super) indent: Option<String>,
-    pub(super) item: String,
-    pub(super) key: String,
+    pub(super) item_separator: String,
+    pub(super) key_separator: String,
     pub(super) is_ascii: bool,
     pub(super) sorts_keys: bool,
     pub(super) limit: usize,
@@ -183,8 +183,8 @@ impl Default for Style {
     fn default() -> Self {
         Self {
             indent: None,
-            item: ", ".to_owned(),
-            key: ": ".to_owned(),
+            item_separator: ", ".to_owned(),
+            key_separator: ": ".to_owned(),
             is_ascii: false,
             sorts_keys: false,
             limit: usize::MAX,
@@ -227,7 +227,7 @@ impl Style {
                 self.enclosed(out, "{}", entries.len(), level, |out, index| {
                     let (key, value) = entries[index];
                     self.text(out, &key_text(key)?);
-                    out.push_str(&self.key);
+                    out.push_str(&self.key_separator);
                     self.write(out, value, level + 1)
                 })?;
             }
@@ -253,7 +253,7 @@ impl Style {
         out.push_str(open);
         for index in 0..len {
             if index > 0 {
-                out.push_str(&self.item);
+                out.push_str(&self.item_separator);
             }
             self.line(out, level + 1)?;
             item(out, index)?;

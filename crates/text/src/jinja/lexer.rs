@@ -1,15 +1,15 @@
-//! The lexer: splits a template into text and tokens, and strips white space as Jinja does.
+//! Splits a template into text and tokens, and strips white space as Jinja does.
 
 use super::token::{Kind, Token};
 use super::{characters, literals};
 
-/// Operators and punctuation, the longer ones first.
+/// Operators and punctuation, the longest first.
 const SIGNS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
     ">", "<", "=", ".", ":", "|", ",", ";",
 ];
 
-/// Splits a template into tokens. An error comes with its line.
+/// Splits a template into tokens. An error is a message and its line.
 pub(super) fn lex(source: &str) -> Result<Vec<Token>, (String, usize)> {
     let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
     if source.ends_with('\n') {
@@ -33,7 +33,7 @@ struct Lexer<'a> {
     at: usize,
     line: usize,
     tokens: Vec<Token>,
-    /// The text that follows begins a line.
+    /// Whether the rest of the source begins a line.
     starts_line: bool,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Text before a tag, without the white space that the tag's sign or `lstrip_blocks` strips.
+    /// Pushes the text before a tag, without the white space that the tag's sign or `lstrip_blocks` strips.
     fn text_before(&mut self, text: &str, sign: Option<char>, strips_line: bool) {
         let text = match sign {
             Some('-') => text.trim_end_matches(characters::is_blank),
@@ -115,7 +115,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Skips the white space after a tag that the tag strips.
+    /// Skips white space after a tag: all of it (after `-%}`), or one line break (`trim_blocks`).
     fn after(&mut self, takes_all: bool, takes_line: bool) {
         let rest = self.rest();
         let bytes = match (takes_all, takes_line) {
@@ -238,7 +238,7 @@ fn find_tag(text: &str) -> Option<usize> {
     openings.find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
-/// The bytes of ` raw %}` after a block's beginning, if it is one.
+/// The length of ` raw %}` if `rest`, which follows `{%`, begins with it.
 fn raw_opening(rest: &str) -> Option<usize> {
     let inside = rest.trim_start().strip_prefix("raw")?.trim_start();
     let end = match inside.strip_prefix("-%}") {

@@ -1,10 +1,10 @@
-//! Parses numbers and strings of a template.
+//! Parses the number and string literals of a template.
 
 use num_bigint::BigInt;
 
 use super::token::Kind;
 
-/// A quoted text at the start of `rest`, and its length in bytes.
+/// Parses the string literal at the start of `rest`. Also returns its length in bytes.
 pub(super) fn text(rest: &str) -> Result<(Kind, usize), String> {
     let quote = rest.as_bytes()[0];
     let bytes = rest.as_bytes();
@@ -20,7 +20,7 @@ pub(super) fn text(rest: &str) -> Result<(Kind, usize), String> {
     Ok((Kind::Text(unescape(&rest[1..end])?), end + 1))
 }
 
-/// Replaces the escapes of a text as Python does; unknown ones stay as they are.
+/// Replaces escape sequences as Python does; unknown sequences are kept.
 fn unescape(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -76,7 +76,8 @@ fn hex(chars: &mut std::str::Chars<'_>, digits: usize) -> Result<char, String> {
         .ok_or_else(|| format!("\\{written:?} is not a character"))
 }
 
-/// A number at the start of `rest`, and its length in bytes. After a dot it is an index: `a.0.1`.
+/// Parses the number at the start of `rest`. Also returns its length in bytes. After a dot, as in `a.0.1`, it is an
+/// index without a fraction.
 pub(super) fn number(rest: &str, follows_dot: bool) -> Result<(Kind, usize), String> {
     let bytes = rest.as_bytes();
     let digits = |from: usize, is_digit: fn(&u8) -> bool| {

@@ -1,50 +1,50 @@
-//! Counts the memory of a template's values, and the work that is left to a rendering.
+//! Counts the memory of templates' values and the instructions left for a rendering.
 //!
-//! Values never leave their thread, so both counts are the thread's.
+//! Values never leave their thread, so both counters are thread-local.
 
 use std::cell::Cell;
 
 thread_local! {
-    static LIVE: Cell<usize> = const { Cell::new(0) };
-    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    static LIVE_BYTES: Cell<usize> = const { Cell::new(0) };
+    static INSTRUCTIONS_LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
-/// Bytes that are counted until this is dropped.
+/// Counts bytes as live memory until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Charge(usize);
 
 impl Charge {
     pub(super) fn new(bytes: usize) -> Self {
-        LIVE.set(LIVE.get() + bytes);
+        LIVE_BYTES.set(LIVE_BYTES.get() + bytes);
         Self(bytes)
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        LIVE.set(LIVE.get().saturating_sub(self.0));
+        LIVE_BYTES.set(LIVE_BYTES.get().saturating_sub(self.0));
     }
 }
 
-/// Begins a rendering on this thread, bounded by `instructions`. Outside of a rendering there is no bound.
+/// Sets the limit of instructions for a rendering on this thread. Outside of a rendering there is no limit.
 pub(super) fn begin(instructions: u64) {
-    LEFT.set(instructions);
+    INSTRUCTIONS_LEFT.set(instructions);
 }
 
 /// Spends instructions, and returns whether there were enough. After a failure none are left.
 pub(super) fn spend(instructions: usize) -> bool {
-    match LEFT.get().checked_sub(instructions as u64) {
+    match INSTRUCTIONS_LEFT.get().checked_sub(instructions as u64) {
         Some(left) if left > 0 => {
-            LEFT.set(left);
+            INSTRUCTIONS_LEFT.set(left);
             true
         }
         _ => {
-            LEFT.set(0);
+            INSTRUCTIONS_LEFT.set(0);
             false
         }
     }
 }
 
-pub(super) fn live() -> usize {
-    LIVE.get()
+pub(super) fn live_bytes() -> usize {
+    LIVE_BYTES.get()
 }

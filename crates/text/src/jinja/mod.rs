@@ -1,9 +1,9 @@
-//! Jinja as transformers configures it: Python's sandboxed environment with `trim_blocks`, `lstrip_blocks`, loop
+//! Renders Jinja templates as transformers does: in a sandboxed environment with `trim_blocks`, `lstrip_blocks`, loop
 //! controls and Python's values.
 //!
-//! A template and its values are not trusted. Rendering is bounded in instructions, memory, output and depth, and every
-//! value counts its memory, so that no template ends the process. No general engine is used because those
-//! bound only some of these and have no hook for the others, and their integers have at most 128 bits.
+//! A template and its values are not trusted. The instructions, memory, output and nesting depth of a rendering are
+//! limited, so that no template can crash the process. General Jinja engines have only some of these limits, no hooks
+//! to add the others, and integers of at most 128 bits.
 
 mod args;
 mod ast;
@@ -33,9 +33,9 @@ pub(super) use value::Value;
 /// The limits of one rendering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Expressions and statements, and each 64 bytes that a function reads.
+    /// Each expression, each statement and each 64 bytes that a function reads is one instruction.
     pub(super) instructions: u64,
-    /// Bytes of the values that the rendering makes.
+    /// Bytes of the values that the rendering creates.
     pub(super) memory_bytes: usize,
     pub(super) output_bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! Python's arithmetic: integers of any size, floats, and bools among them.
+//! Implements Python's arithmetic on integers of any size, floats and bools.
 
 use std::cmp::Ordering;
 
@@ -10,9 +10,9 @@ use super::characters::{decimal, is_blank};
 use super::error::{Fault, Result};
 use super::value::Value;
 
-/// Digits of an integer, as many as Python turns into text.
+/// Maximum digits of an integer: Python's limit for converting integers to text.
 const MAX_DIGITS: usize = 4300;
-/// Bits of an integer of that length.
+/// Bits of an integer with `MAX_DIGITS` digits.
 const MAX_BITS: u64 = 14_285;
 
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Number {
     }
 }
 
-/// The order of a float and an integer, exactly.
+/// Compares a float with an integer exactly.
 fn order_of_float(a: f64, b: &Number) -> Option<Ordering> {
     if a.is_nan() {
         return None;
@@ -174,7 +174,7 @@ fn quotient(a: &BigInt, b: &BigInt) -> f64 {
     if exact(a) && exact(b) {
         return a.to_f64().unwrap_or(f64::NAN) / b.to_f64().unwrap_or(f64::NAN);
     }
-    // 64 bits of the quotient and a sticky bit, then one rounding.
+    // At least 64 bits of the quotient and a sticky bit, so that the result is rounded only once.
     let shift = 66 - (a.bits() as i64 - b.bits() as i64);
     let (wide, divisor) = if shift >= 0 {
         (a.abs() << shift as u64, b.abs())
@@ -278,7 +278,7 @@ fn too_long<T>() -> Result<T> {
     ))
 }
 
-/// Reads an integer as `int(text, base)` does: blanks around, a sign, a prefix of the base, underscores between digits.
+/// Parses an integer as Python's `int(text, base)` does.
 pub(super) fn parse_int(text: &str, base: u32) -> Option<BigInt> {
     let text = text.trim_matches(is_blank);
     let (sign, text) = match text.strip_prefix('-') {
@@ -315,7 +315,7 @@ pub(super) fn parse_int(text: &str, base: u32) -> Option<BigInt> {
     Some(BigInt::parse_bytes(digits.as_bytes(), base)? * sign)
 }
 
-/// The digits without the underscores between them.
+/// Removes the underscores between digits, and converts digits of other scripts to ASCII.
 fn digits(text: &str, base: u32) -> Option<String> {
     if text.is_empty() || text.starts_with('_') || text.ends_with('_') || text.contains("__") {
         return None;
@@ -330,7 +330,7 @@ fn digits(text: &str, base: u32) -> Option<String> {
     chars.map(digit).collect()
 }
 
-/// Reads a float as `float(text)` does.
+/// Parses a float as Python's `float(text)` does.
 pub(super) fn parse_float(text: &str) -> Option<f64> {
     let text = text.trim_matches(is_blank);
     let bare = text.trim_start_matches(['+', '-']).to_ascii_lowercase();

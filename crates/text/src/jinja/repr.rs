@@ -1,4 +1,4 @@
-//! Prints values as Python does.
+//! Formats values as Python's `str` and `repr` do.
 
 use std::fmt::Write as _;
 
@@ -47,7 +47,7 @@ impl Interpreter<'_> {
 
     fn write_repr(&self, out: &mut String, value: &Value, depth: usize) -> Result<()> {
         self.step(1)?;
-        self.check_room(out.len())?;
+        self.check_memory(out.len())?;
         match value {
             Value::Undefined(_) => out.push_str("Undefined"),
             Value::None => out.push_str("None"),
@@ -136,7 +136,7 @@ impl Interpreter<'_> {
         Ok(())
     }
 
-    /// Writes the entries of a namespace. A namespace may hold itself, so the depth is bounded here.
+    /// Writes the entries of a namespace. A namespace may contain itself, so the depth is limited here.
     pub(super) fn write_entries(
         &self,
         out: &mut String,
@@ -163,7 +163,7 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// Writes a text in quotes, as Python's `repr`.
+/// Writes a text in quotes, as Python's `repr` does.
 pub(super) fn quote(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'

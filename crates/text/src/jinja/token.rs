@@ -1,4 +1,4 @@
-//! The tokens of a template.
+//! Defines the tokens of a template.
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Token {

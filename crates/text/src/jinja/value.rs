@@ -1,4 +1,4 @@
-//! The values of templates: Python's, immutable except for the objects of [`Object`](super::eval::Object).
+//! Defines the values of templates. They are immutable, except for [`Object`](super::eval::Object) and generators.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,12 +9,12 @@ use super::error::{Fault, Result};
 use super::meter::Charge;
 use rustc_hash::FxHashMap;
 
-/// Most nested lists, tuples and mappings.
+/// Maximum nesting depth of lists, tuples and mappings.
 pub(super) const MAX_DEPTH: u16 = 256;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    /// Jinja's undefined, with the message of an error that its use raises.
+    /// Jinja's undefined, with the message of the error that its use raises.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -31,7 +31,7 @@ pub(crate) enum Value {
     View(Rc<Dict>, View),
     Range(Range),
     Generator(Rc<Generator>),
-    /// An object with a state, by its index in the interpreter.
+    /// The index of a mutable object in the interpreter.
     Object(usize),
     Method(Rc<(Value, Rc<str>)>),
     Function(&'static str),
@@ -71,7 +71,7 @@ impl Text {
 pub(crate) struct Items {
     items: Vec<Value>,
     depth: u16,
-    /// A group of the filter `groupby`, whose items have names.
+    /// Whether this is a group of the filter `groupby`, with the attributes `grouper` and `list`.
     pub(super) is_group: bool,
     _charge: Charge,
 }
@@ -88,7 +88,7 @@ impl std::ops::Deref for Items {
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
     /// Indices of the entries by key; empty for few entries.
-    places: FxHashMap<Key, usize>,
+    indices: FxHashMap<Key, usize>,
     depth: u16,
     _charge: Charge,
 }
@@ -97,40 +97,40 @@ pub(crate) struct Dict {
 #[derive(Clone, Debug)]
 pub(crate) struct Key(pub(super) Value);
 
-/// Entries up to which a mapping is searched one by one.
-const FEW: usize = 8;
+/// Maximum number of entries of a mapping that is searched without `indices`.
+const MAX_UNINDEXED_ENTRIES: usize = 8;
 
 impl Dict {
-    /// A mapping of these entries; of two with one key the last value counts.
-    // The only mutable part of a value, the position of a generator, does not enter its hash.
+    /// Builds a mapping. For duplicate keys, the last value is used.
+    // The hash of a value does not depend on its only mutable part, the position of a generator.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn new(given: Vec<(Value, Value)>) -> Result<Self> {
         let depth = depth_of(given.iter().flat_map(|(key, value)| [key, value]))?;
         let mut entries: Vec<(Value, Value)> = Vec::with_capacity(given.len());
-        let mut places = FxHashMap::default();
-        let has_places = given.len() > FEW;
+        let mut indices = FxHashMap::default();
+        let is_indexed = given.len() > MAX_UNINDEXED_ENTRIES;
         for (key, value) in given {
             let hashed = Key::new(&key)?;
-            let known = if has_places {
-                places.get(&hashed).copied()
+            let known = if is_indexed {
+                indices.get(&hashed).copied()
             } else {
                 entries.iter().position(|(other, _)| hashed.is(other))
             };
             match known {
                 Some(place) => entries[place].1 = value,
                 None => {
-                    if has_places {
-                        places.insert(hashed, entries.len());
+                    if is_indexed {
+                        indices.insert(hashed, entries.len());
                     }
                     entries.push((key, value));
                 }
             }
         }
-        let entry_bytes = 2 * size_of::<Value>() + if has_places { 48 } else { 0 };
+        let entry_bytes = 2 * size_of::<Value>() + if is_indexed { 48 } else { 0 };
         Ok(Self {
             _charge: Charge::new(entries.capacity() * entry_bytes + 64),
             entries,
-            places,
+            indices,
             depth,
         })
     }
@@ -141,16 +141,16 @@ impl Dict {
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
         let hashed = Key::new(key).ok()?;
-        let place = if self.places.is_empty() {
+        let place = if self.indices.is_empty() {
             self.entries.iter().position(|(other, _)| hashed.is(other))
         } else {
-            self.places.get(&hashed).copied()
+            self.indices.get(&hashed).copied()
         };
         place.map(|place| &self.entries[place].1)
     }
 
     pub(super) fn get_text(&self, key: &str) -> Option<&Value> {
-        if !self.places.is_empty() {
+        if !self.indices.is_empty() {
             return self.get(&Value::text(key));
         }
         let mut entries = self.entries.iter();
@@ -182,13 +182,13 @@ impl Range {
     }
 }
 
-/// Items that can be taken once.
+/// An iterator whose items can be read once.
 #[derive(Debug)]
 pub(crate) struct Generator {
     items: Vec<Value>,
     next: Cell<usize>,
     depth: u16,
-    /// The name that Python prints.
+    /// The name in Python's `repr`.
     pub(super) name: &'static str,
     _charge: Charge,
 }
@@ -219,7 +219,7 @@ impl Value {
         Self::Text(Text::new(text, true))
     }
 
-    /// A text that is safe if `other` is.
+    /// A text that is marked as safe if `other` is.
     pub(super) fn like(other: &Value, text: String) -> Self {
         Self::Text(Text::new(text, other.is_safe()))
     }
@@ -310,7 +310,7 @@ impl Value {
         }
     }
 
-    /// The number of its items; `None` for values without a length.
+    /// Python's `len`; `None` for values without a length.
     pub(super) fn len(&self) -> Option<usize> {
         Some(match self {
             Self::Undefined(_) => 0,
@@ -387,7 +387,7 @@ impl Items {
     }
 }
 
-/// A name in single quotes, as Python's messages have it.
+/// Formats a name in single quotes, as in Python's messages.
 pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl std::fmt::Debug for Quoted<'_> {

@@ -1,6 +1,6 @@
 //! Renders chat templates as transformers does, within limits on time and memory.
 //!
-//! A template is one of the model's files, and its input is the client's: neither can end the process.
+//! The template comes from the model's files and its input from the client. Neither can crash the process.
 
 mod probe;
 mod variables;
@@ -23,19 +23,19 @@ use crate::written::CallWriter;
 use souffleur_base::error::RequestError;
 
 const LIMITS: Limits = Limits {
-    // Each message of a long chat takes some hundred.
+    // Each message of a long chat takes a few hundred instructions.
     instructions: 5_000_000,
     memory_bytes: 256 << 20,
     output_bytes: 16 << 20,
 };
 
-/// Characters of a template's own message that an error quotes.
+/// Maximum number of characters that an error quotes from a template's error.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// Variables that the engine sets: a request's `chat_template_kwargs` may not.
+/// Variables that a request's `chat_template_kwargs` may not set.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(super) struct ChatTemplate {
     special: BTreeMap<&'static str, String>,
     expected: BTreeMap<&'static str, Expected>,
     file: PathBuf,
-    broken: Option<String>,
+    compile_error: Option<String>,
     source: String,
 }
 
@@ -55,7 +55,7 @@ impl ChatTemplate {
             special: variables::of_tokens(special),
             expected: BTreeMap::new(),
             file: sources.file,
-            broken: None,
+            compile_error: None,
             source: [
                 sources.default.as_str(),
                 sources.tool_use.as_deref().unwrap_or_default(),
@@ -69,7 +69,7 @@ impl ChatTemplate {
         template
     }
 
-    /// Puts the calls of earlier answers into their content where a template leaves them out.
+    /// Appends the calls of earlier answers to their content if the template leaves them out.
     pub(super) fn put_calls_into_content(&mut self, writer: CallWriter) {
         for expected in self.expected.values_mut() {
             expected.calls = expected.calls.in_content(writer);
@@ -77,7 +77,7 @@ impl ChatTemplate {
     }
 
     pub(super) fn render(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
-        if let Some(reason) = &self.broken {
+        if let Some(reason) = &self.compile_error {
             return invalid(format!(
                 "the chat template in {} does not compile: {reason}: send a plain prompt, or fix the template",
                 self.file.display()
@@ -138,7 +138,7 @@ impl ChatTemplate {
             Ok(template) => {
                 self.templates.insert(name, template);
             }
-            Err(error) => self.broken = Some(error),
+            Err(error) => self.compile_error = Some(error),
         }
         let form = probe::call_form(source, |messages| {
             self.try_to_render(name, messages, expected)

@@ -7,14 +7,14 @@ use super::super::calls::{ArgumentForm, EmptyContent};
 const NAME: &str = "probed_function";
 const ARGUMENT: &str = "probed argument";
 
-/// Returns the first form in which a template writes a call with its name and its argument; `None` if it writes none.
+/// Finds the form of a call whose name and argument the template renders; `None` if it renders no form.
 ///
-/// `render` renders messages unchanged; `None` if the template fails.
+/// `render` passes messages to the template unchanged, and returns `None` if the template fails.
 pub(super) fn call_form(
     source: &str,
     render: impl Fn(&Value) -> Option<String>,
 ) -> Option<(ArgumentForm, EmptyContent)> {
-    let contents = if asks_for_none(source) {
+    let contents = if compares_content_with_none(source) {
         [EmptyContent::Null, EmptyContent::Text]
     } else {
         [EmptyContent::Text, EmptyContent::Null]
@@ -30,8 +30,7 @@ pub(super) fn call_form(
     })
 }
 
-/// Whether a template treats a content that is none differently.
-fn asks_for_none(source: &str) -> bool {
+fn compares_content_with_none(source: &str) -> bool {
     let source: String = source.split_whitespace().collect();
     let subjects = ["content']", "content\"]", ".content"];
     let tests = ["isnone", "isnotnone", "!=none", "==none"];
@@ -41,8 +40,8 @@ fn asks_for_none(source: &str) -> bool {
     })
 }
 
-/// Returns whether a template writes instructions that come after a user's message in their place: some refuse them,
-/// some leave them out, some write them before everything else.
+/// Returns whether a template renders a system message after a user message in its place. Other templates reject such
+/// a message, leave it out, or move it to the beginning.
 pub(super) fn takes_late_system(render: impl Fn(&Value) -> Option<String>) -> bool {
     const TEXTS: [&str; 4] = [
         "probed first",
@@ -70,7 +69,7 @@ fn chat(arguments: ArgumentForm, content: EmptyContent) -> Value {
         EmptyContent::Text => json!(""),
         EmptyContent::Null => json!(null),
     };
-    // An id that Mistral's templates take.
+    // Mistral's templates accept this id.
     let id = "aBcDeF123";
     json!([
         {"role": "user", "content": "Hello"},

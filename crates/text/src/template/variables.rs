@@ -27,7 +27,7 @@ pub(super) fn of_json(json: &Json) -> Result<Value, RequestError> {
     Value::from_json(json).map_err(too_deep)
 }
 
-/// Tools as they were sent: every field, in their order, with every digit.
+/// Parses the tools of a request, with all fields in their order and all digits of numbers.
 pub(super) fn of_tools(tools: &RawValue) -> Result<Value, RequestError> {
     match Value::parse_json(tools.get()) {
         Some(tools) => Ok(tools),
@@ -38,7 +38,7 @@ pub(super) fn of_tools(tools: &RawValue) -> Result<Value, RequestError> {
     }
 }
 
-/// The same tools with a schema and a description for each that has none; `None` if all have both.
+/// Adds an empty schema and an empty description to tools without them; `None` if all tools have both.
 pub(super) fn with_parameters(tools: &Value) -> Option<Value> {
     let Value::List(tools) = tools else {
         return None;
@@ -85,7 +85,7 @@ pub(super) fn of_messages(messages: &[Json], form: CallForm) -> Result<Value, Re
     Value::list(messages.collect::<Result<_, _>>()?).map_err(too_deep)
 }
 
-/// A message, in which arguments that are texts become objects where the template takes objects.
+/// Converts a message. Arguments of calls in strings become objects if the template expects objects.
 fn of_message(message: &Json, form: CallForm) -> Result<Value, RequestError> {
     let Some(fields) = message.as_object() else {
         return of_json(message);

@@ -1,4 +1,4 @@
-//! Tests of detecting the formats in which models write calls and reasoning.
+//! Tests that the formats of tool calls and reasoning are detected.
 
 use super::*;
 use souffleur_output::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
@@ -78,7 +78,7 @@ fn tokens_of_the_vocabulary_determine_the_formats() {
             Some(Calls::Granite),
             None,
         ),
-        // Granite 4 has Granite 3's token and calls of another form.
+        // Granite 4 keeps Granite 3's token but writes calls in the Hermes format.
         (HERMES, &["<|tool_call|>"], Some(Calls::Hermes), None),
         (
             "{{ m['tools'] }}<|tool|>",
@@ -162,7 +162,7 @@ fn the_most_specific_of_several_formats_is_chosen() {
 
 /// A model may have the vocabulary of its base model, so its template takes precedence.
 #[test]
-fn the_format_of_a_template_counts_before_the_vocabulary() {
+fn the_template_takes_precedence_over_the_vocabulary() {
     let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
     let mistral = ["[TOOL_CALLS]", "[THINK]", "[/THINK]"];
     let lfm2 = ["<|tool_call_start|>", "</think>"];
@@ -186,7 +186,7 @@ fn the_format_of_a_template_counts_before_the_vocabulary() {
 }
 
 #[test]
-fn templates_of_lfm2_that_leave_calls_out_have_them_in_the_content() {
+fn calls_are_put_into_the_content_if_an_lfm2_template_omits_them() {
     let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if tools %}List of tools{% endif %}";
     let call = json!({"function": {"name": "f", "arguments": "{\"x\": 1}"}});
     let chat =
@@ -205,7 +205,7 @@ fn templates_of_lfm2_that_leave_calls_out_have_them_in_the_content() {
 }
 
 #[test]
-fn templates_find_tools_where_they_look_for_them() {
+fn tools_are_put_where_each_template_reads_them() {
     let tools = json!([{"type": "function", "function": {"name": "seat", "parameters": {"type": "object"}}}]);
     let function = r#"{"name": "seat", "parameters": {"type": "object"}}"#;
     let render = |template: &str, tokens: &[&str], messages: &serde_json::Value| {

@@ -1,4 +1,4 @@
-//! Tests of the text side of a model: tokenizer, chats and formats.
+//! Tests of `TextModel`: tokenizer, chat templates and formats.
 
 mod formats;
 mod turns;
@@ -82,7 +82,7 @@ fn byte_level() -> Value {
     })
 }
 
-/// The same with more special tokens.
+/// The tokenizer of `byte_level` with more special tokens.
 fn byte_level_with(tokens: &[&str]) -> Value {
     let mut tokenizer = byte_level();
     let list = tokenizer["added_tokens"].as_array_mut().expect("a list");
@@ -100,7 +100,7 @@ fn added(tokens: &[(u32, &str)]) -> Value {
     tokens.iter().map(flags).collect()
 }
 
-/// SentencePiece in Llama 2's manner: spaces as `▁`, bytes as a fallback, `<s>` in front of a prompt.
+/// Llama 2's kind of SentencePiece tokenizer: spaces as `▁`, byte fallback, `<s>` before a prompt.
 fn metaspace(decoder: Value) -> Value {
     let mut vocab = vec![
         json!(["<unk>", 0.0]),
@@ -165,7 +165,7 @@ fn text_survives_encoding_and_decoding() {
 }
 
 #[test]
-fn special_tokens_are_read_in_both_spellings() {
+fn special_tokens_are_read_from_strings_and_objects() {
     let config = json!({"bos_token": "<|begin|>", "eos_token": {"content": "<|im_end|>", "lstrip": false},
         "pad_token": null, "model_max_length": 1e30});
     let model = ModelDir::new(&byte_level()).with_config(&config).load();
@@ -199,7 +199,7 @@ fn the_bos_token_goes_before_prompts_and_not_before_chats() {
 }
 
 #[test]
-fn one_token_shows_its_text_with_its_space() {
+fn the_text_of_a_token_keeps_its_leading_space() {
     let pieces = ModelDir::new(&metaspace(llama_decoder())).load();
     let texts = [4, 6, 3, 2, 9999].map(|id| pieces.token_text(id));
     assert_eq!(texts, [" Hello", "Hello", " ", "</s>", ""]);
@@ -252,7 +252,7 @@ fn a_template_file_wins_over_the_configuration() {
 }
 
 #[test]
-fn a_named_template_serves_tools() {
+fn the_tool_use_template_renders_chats_with_tools() {
     let named = json!({"chat_template": [
         {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]});
     let model = ModelDir::new(&byte_level()).with_config(&named).load();

@@ -1,8 +1,8 @@
-//! Tests of finding the tokens that begin the turns of a chat.
+//! Tests that the starts of turns are found in the tokens of a chat.
 
 use super::*;
 
-/// Turns as ChatML has them; an answer without thoughts begins with empty ones.
+/// A ChatML template. If thinking is disabled, an answer begins with an empty thinking block.
 const TURNS: &str = "{%- if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}\
     {%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {%- if add_generation_prompt %}<|im_start|>assistant\n\
@@ -150,8 +150,8 @@ fn check_turns(model: &TextModel, thinks: Option<bool>, instructions: &str) {
     assert_eq!(anchors[1] as usize, before_reply.len(), "{whole}");
 }
 
-/// llama.cpp #22929, #24176: the end of the user's query was looked for at the wrong message, so a tool loop left no
-/// state there.
+/// A bug of llama.cpp: it searched for the end of the user's query at the wrong message, so a tool loop kept no state
+/// there.
 #[test]
 fn a_tool_loop_has_an_anchor_at_the_end_of_the_query() {
     let dir = ModelDir::new(&byte_level()).with("chat_template.jinja", TURNS);
@@ -183,7 +183,7 @@ fn a_tool_loop_has_an_anchor_at_the_end_of_the_query() {
     };
     let found = texts(3);
     assert_eq!(ends(&found), [true; 3], "{found:?}");
-    // More replies than there are: nothing is known of the query.
+    // With more replies than the chat has, the end of the query is unknown.
     assert_eq!(texts(9).len(), 2);
     assert_eq!(texts(0).len(), 2);
 }

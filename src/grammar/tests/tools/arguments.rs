@@ -1,4 +1,4 @@
-//! Tests of tool call arguments: they are valid, and written as each model family writes values.
+//! Tests that tool call arguments are valid, and written in each model family's notation.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use souffleur_state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
 
 #[test]
 fn walked_calls_have_valid_arguments() {
-    let parameters = seat(true).parameters.expect("it has some");
+    let parameters = seat(true).parameters.expect("it has parameters");
     let validator = jsonschema::validator_for(&parameters).expect("it is a schema");
     for (format, open, close) in [
         (ToolFormat::Hermes, "<tool_call>\n", "\n</tool_call>"),
@@ -29,11 +29,11 @@ fn walked_calls_have_valid_arguments() {
                     .strip_prefix(open)
                     .and_then(|text| text.strip_suffix(close));
                 let call: Value =
-                    serde_json::from_str(inner.expect("it is tagged")).expect("it is JSON");
+                    serde_json::from_str(inner.expect("both tags")).expect("it is JSON");
                 let arguments = call
                     .get("arguments")
                     .or(call.get("parameters"))
-                    .expect("it has some");
+                    .expect("it has arguments");
                 assert!(validator.is_valid(arguments), "{text}");
                 assert_eq!(call["name"], "seat");
             }
@@ -62,7 +62,7 @@ fn walked_parameters_in_xml_follow_their_types() {
                 .filter(|rest| !rest.is_empty())
             {
                 let parameter = parameter.strip_prefix("<parameter=").expect("the prefix");
-                let (name, value) = parameter.split_once(">\n").expect("it has a name");
+                let (name, value) = parameter.split_once(">\n").expect("a name");
                 let value = value.strip_suffix('\n').expect("the suffix");
                 match name {
                     "row" => assert!((1..=99).contains(&value.parse::<u32>().expect("a row"))),
@@ -185,7 +185,7 @@ fn pythonic_arguments_use_python_literals() {
     );
     assert!(
         refused
-            .expect_err("it is no name")
+            .expect_err("it is not an identifier")
             .to_string()
             .contains("a-b")
     );

@@ -1,4 +1,4 @@
-//! Tests of calls of models that write messages with headers.
+//! Tests of tool calls in gpt-oss messages.
 
 use std::sync::Arc;
 
@@ -16,8 +16,7 @@ const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";
 const THOUGHT: &str = "<|channel|>analysis<|message|>So, a seat.<|end|><|start|>assistant";
 const PREAMBLE: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
 
-/// The constraint of a chat with a model that writes messages.
-fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
+fn wish_for_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
     GrammarWish {
         frame: AnswerFrame::Messages(OutputStart::Header),
         ..wish(choice, ToolFormat::GptOss, strict, true)
@@ -27,10 +26,10 @@ fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
 #[test]
 fn calls_in_messages_are_constrained() {
     for vocabulary in [messages(), tiny()] {
-        let required = grammar(vocabulary, &among_messages(ToolChoice::Required, false));
-        let auto = grammar(vocabulary, &among_messages(ToolChoice::Auto, true));
+        let required = grammar(vocabulary, &wish_for_messages(ToolChoice::Required, false));
+        let auto = grammar(vocabulary, &wish_for_messages(ToolChoice::Auto, true));
         let named = ToolChoice::Named("ping".to_owned());
-        let named = grammar(vocabulary, &among_messages(named, false));
+        let named = grammar(vocabulary, &wish_for_messages(named, false));
         let takes =
             |grammar: &Arc<dyn Grammar>, text: &str| takes(grammar.as_ref(), vocabulary, text);
         for call in [SEAT, PING] {
@@ -57,15 +56,15 @@ fn calls_in_messages_are_constrained() {
         ] {
             assert!(!takes(&required, text) && !takes(&auto, text), "{text}");
         }
-        let loose = compile(vocabulary, &among_messages(ToolChoice::Auto, false));
-        assert!(loose.expect("it is no error").is_none());
+        let loose = compile(vocabulary, &wish_for_messages(ToolChoice::Auto, false));
+        assert!(loose.expect("no error").is_none());
     }
 }
 
 #[test]
-fn a_constraint_binds_the_last_message() {
+fn a_constraint_applies_to_the_last_message() {
     let numbers = || schema(json!({"type": "array", "items": {"type": "integer"}}));
-    let mut with_tools = among_messages(ToolChoice::Auto, false);
+    let mut with_tools = wish_for_messages(ToolChoice::Auto, false);
     with_tools.constraint = Some(Arc::new(numbers()));
     let alone = GrammarWish {
         tools: None,

@@ -91,7 +91,7 @@ pub(super) fn check(expected: &TextModel, found: &TextModel, seed: u64) {
     for text in &texts {
         check_text(expected, found, text);
     }
-    // Whole texts, in which no word is cut off by the end of a line.
+    // In joined texts, a word may span the end of one text and the start of the next.
     for some in texts.chunks(500) {
         check_text(expected, found, &some.concat());
     }
@@ -118,11 +118,11 @@ fn check_vocabulary(expected: &TextModel, found: &TextModel) {
 }
 
 fn check_text(expected: &TextModel, found: &TextModel, text: &str) {
-    let ids = expected.encode(text).expect("it is covered");
-    assert_eq!(found.encode(text).expect("it is covered"), ids, "{text:?}");
-    let chat = expected.encode_chat(text).expect("it is covered");
+    let ids = expected.encode(text).expect("known bytes");
+    assert_eq!(found.encode(text).expect("known bytes"), ids, "{text:?}");
+    let chat = expected.encode_chat(text).expect("known bytes");
     assert_eq!(
-        found.encode_chat(text).expect("it is covered"),
+        found.encode_chat(text).expect("known bytes"),
         chat,
         "{text:?}"
     );
@@ -139,11 +139,11 @@ fn check_text(expected: &TextModel, found: &TextModel, text: &str) {
 
 fn check_folder(name: &str, seed: u64) {
     let dir = folder(name);
-    let expected = TextModel::load(&dir).expect("it is whole");
+    let expected = TextModel::load(&dir).expect("a full model");
     check(&expected, &load(converted(&dir)), seed);
 }
 
-/// The tokenizer of all folders in `tests/fixtures/models`: GPT-2's words.
+/// All folders in `tests/fixtures/models` have the same tokenizer, with GPT-2's pre-tokenizer.
 #[test]
 fn the_fixture_models_encode_alike() {
     check_folder("tests/fixtures/models/llama", 1);

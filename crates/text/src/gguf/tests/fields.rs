@@ -1,4 +1,4 @@
-//! Tests of the effects of a file's fields.
+//! Tests that GGUF fields set special tokens, added tokens, end tokens and templates.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::ChatPrompt;
 const BEGIN: u32 = 258;
 const END: u32 = 259;
 
-fn with_ends() -> VocabularyFields<'static> {
+fn with_bos_and_eos() -> VocabularyFields<'static> {
     VocabularyFields {
         bos_id: Some(BEGIN),
         eos_id: Some(END),
@@ -24,22 +24,22 @@ fn check_prompt(fields: VocabularyFields<'_>, expect: &[u32]) {
 
 #[test]
 fn prompts_get_the_special_tokens_that_the_file_asks_for() {
-    check_prompt(with_ends(), &[257]);
+    check_prompt(with_bos_and_eos(), &[257]);
     let add_bos = |add_bos, add_eos| VocabularyFields {
         add_bos: Some(add_bos),
         add_eos: Some(add_eos),
-        ..with_ends()
+        ..with_bos_and_eos()
     };
     check_prompt(add_bos(true, false), &[BEGIN, 257]);
     check_prompt(add_bos(true, true), &[BEGIN, 257, END]);
     let llama3 = |add_bos| VocabularyFields {
         pre: Some("llama-bpe".to_owned()),
         add_bos,
-        ..with_ends()
+        ..with_bos_and_eos()
     };
     check_prompt(llama3(None), &[BEGIN, 257]);
     check_prompt(llama3(Some(false)), &[257]);
-    // No id is made up where the file has none.
+    // Without `bos_id`, no token is added.
     let without = VocabularyFields {
         bos_id: None,
         ..add_bos(true, false)
@@ -82,7 +82,7 @@ fn words_that_are_tokens_stay_whole_where_merges_are_ignored() {
 }
 
 #[test]
-fn qwen_composes_and_others_do_not() {
+fn qwen_normalizes_to_nfc_and_llama_does_not() {
     let ids = |pre: &str| {
         let fields = VocabularyFields {
             pre: Some(pre.to_owned()),
@@ -99,7 +99,7 @@ fn outputs_end_at_named_ids_and_known_control_tokens() {
     let check = |fields: &VocabularyFields<'_>, expect: &[u32]| {
         assert_eq!(fields.end_token_ids(), expect);
     };
-    check(&with_ends(), &[END]);
+    check(&with_bos_and_eos(), &[END]);
     check(&byte_level(&[("</s>", USER), ("<eos>", 1)]), &[]);
     check(
         &byte_level(&[("</s>", CONTROL), ("<|im_end|>", USER)]),
@@ -129,7 +129,7 @@ fn templates_come_from_the_file() {
     let fields = VocabularyFields {
         chat_template: Some("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}".to_owned()),
         tool_use_template: Some("tools".to_owned()),
-        ..with_ends()
+        ..with_bos_and_eos()
     };
     let model = load(fields);
     let plain = ChatPrompt::new(&messages);

@@ -78,8 +78,8 @@ const PIECES: [&str; 18] = [
     "a\u{2581}b \u{2581}",
 ];
 
-/// Returns the lines: words of one or several scripts, pieces that tokenizers cut differently, blanks, and
-/// every tenth line random characters. `markers` are names of special tokens, whole or cut off.
+/// Generates lines of words in one or several scripts, pieces that tokenizers split differently, and blanks. Every
+/// tenth line consists of random characters. Names from `markers` (special tokens) are inserted whole or truncated.
 pub(super) fn lines(seed: u64, markers: &[String]) -> Vec<String> {
     let mut rng = Rng::with_seed(seed);
     (0..N_LINES).map(|at| line(&mut rng, at, markers)).collect()

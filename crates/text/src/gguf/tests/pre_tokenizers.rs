@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::lines::lines;
 use super::*;
 
-/// Texts that each name is compared on.
+/// Number of generated texts per pre-tokenizer.
 const N_TEXTS: usize = 2_000;
 
-/// Steps of Llama 3, Mistral's Tekken, Qwen3.5, gpt-oss, DeepSeek-V3 and Falcon, as their files have them.
-fn written() -> Vec<(&'static str, Vec<Value>)> {
+/// Pre-tokenizers in the `tokenizer.json` of Llama 3, Mistral's Tekken, Qwen3.5, gpt-oss, DeepSeek-V3 and Falcon.
+fn published() -> Vec<(&'static str, Vec<Value>)> {
     let split = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
     let bytes = |words: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": words});
     let then_bytes = |regexes: &[&str]| {
@@ -42,7 +42,7 @@ fn written() -> Vec<(&'static str, Vec<Value>)> {
     ]
 }
 
-/// Bytes, most pairs at which words may end (so that ids show how a text was split), and words that no merge makes.
+/// Bytes, most byte pairs that may span two words (so that ids show how a text is split), and words without merges.
 fn vocabulary() -> VocabularyFields<'static> {
     let mut fields = byte_level(&[]);
     let bytes: Vec<String> = fields.tokens[..256]
@@ -94,7 +94,7 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, name: &str, steps: Vec<Value>) 
         "qwen35" => json!({"type": "NFC"}),
         _ => Value::Null,
     };
-    let bos = fields.bos_id.expect("there is one");
+    let bos = fields.bos_id.expect("a BOS id");
     let begin = json!({"type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
@@ -112,7 +112,7 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, name: &str, steps: Vec<Value>) 
             "vocab": vocab, "merges": merges}})
 }
 
-/// Texts that the names cut in different ways, and some of many scripts.
+/// Texts that the pre-tokenizers split differently, and texts in many scripts.
 fn texts() -> Vec<String> {
     let own = [
         " Merge WE don't WE'LL camelCaseWord HTTPServer 1234567 12,345.67 x//y\n//\r\n  z ",
@@ -129,7 +129,7 @@ fn texts() -> Vec<String> {
     texts
 }
 
-/// Compares the ids of a text, and returns those without a beginning.
+/// Checks that both models encode a text to the same ids, and returns the ids without BOS.
 fn same_ids(expected: &TextModel, found: &TextModel, (name, text): (&str, &str)) -> Vec<u32> {
     let prompts = [expected, found].map(|model| model.encode(text).expect("bytes are covered"));
     assert_eq!(prompts[1], prompts[0], "{name}: {text:?}");
@@ -145,16 +145,16 @@ fn same_ids(expected: &TextModel, found: &TextModel, (name, text): (&str, &str))
 fn named_pre_tokenizers_split_texts_as_their_files_do() {
     let (fields, texts) = (vocabulary(), texts());
     let mut all = Vec::new();
-    for (name, steps) in written() {
+    for (name, steps) in published() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let json = tokenizer_json(&fields, name, steps).to_string();
         for (file, text) in [
             ("tokenizer.json", json.as_str()),
             ("tokenizer_config.json", "{}"),
         ] {
-            std::fs::write(dir.path().join(file), text).expect("it is writable");
+            std::fs::write(dir.path().join(file), text).expect("writable");
         }
-        let expected = TextModel::load(dir.path()).expect("it is whole");
+        let expected = TextModel::load(dir.path()).expect("a full model");
         let found = load(VocabularyFields {
             pre: Some(name.to_owned()),
             ..fields.clone()
@@ -164,7 +164,7 @@ fn named_pre_tokenizers_split_texts_as_their_files_do() {
             .map(|text| same_ids(&expected, &found, (name, text)));
         all.push((name, chats.collect::<Vec<_>>()));
     }
-    // Texts that all names cut alike would show nothing.
+    // The texts must tell the pre-tokenizers apart.
     for (at, (name, ids)) in all.iter().enumerate() {
         for (other, others) in &all[..at] {
             let differ = ids.iter().zip(others).filter(|(a, b)| a != b).count();

@@ -29,7 +29,7 @@ fn unknown_tokenizers_are_named() {
 }
 
 #[test]
-fn lists_must_belong_together() {
+fn lists_must_be_consistent() {
     check(
         |fields| fields.tokens.clear(),
         "tokenizer.ggml.tokens is missing or empty",
@@ -57,7 +57,7 @@ fn lists_must_belong_together() {
 }
 
 #[test]
-fn a_token_twice_is_refused() {
+fn duplicate_tokens_are_refused() {
     check(
         |fields| fields.tokens[257] = "th".into(),
         "holds \"th\" twice, as 256 and as 257",
@@ -65,7 +65,7 @@ fn a_token_twice_is_refused() {
 }
 
 #[test]
-fn merges_must_make_a_token_of_two() {
+fn merges_must_join_two_tokens_to_a_token() {
     let merge = |text: &'static str, expect: &str| {
         check(|fields| fields.merges[1] = text.into(), expect);
     };
@@ -117,7 +117,7 @@ fn absurd_sizes_are_refused() {
 }
 
 #[test]
-fn scores_are_required_and_the_work_on_them_is_bounded() {
+fn scores_are_required_and_long_tokens_are_refused() {
     let pieces = |n: usize| {
         let tokens: Vec<String> = (1..=n).map(|length| "a".repeat(length)).collect();
         VocabularyFields {

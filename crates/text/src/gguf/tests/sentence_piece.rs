@@ -1,5 +1,4 @@
-//! Tests of SentencePiece vocabularies. No model of the repository has one, so one is made of the bundled model's
-//! words.
+//! Tests of SentencePiece vocabularies, built from the bundled model's words.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ use crate::TokenPiece;
 /// Special tokens, bytes, characters, and the words of the bundled model that are whole characters.
 fn vocabulary() -> VocabularyFields<'static> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/souffleur-tiny");
-    let bundled = TextModel::load(&dir).expect("it is whole");
+    let bundled = TextModel::load(&dir).expect("a full model");
     let mut tokens = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     let mut token_types = vec![2, CONTROL, CONTROL];
     tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
@@ -28,7 +27,7 @@ fn vocabulary() -> VocabularyFields<'static> {
     token_types.resize(tokens.len(), 1);
     tokens.extend(["\n\n", "  ", "<tool_call>", "[PAD9]"].map(str::to_owned));
     token_types.extend([USER, USER, USER, UNUSED]);
-    // Few scores, so that many are equal.
+    // Seven tokens share each score, to test ties.
     let scores = (0..tokens.len()).map(|id| -((id / 7) as f32));
     VocabularyFields {
         model: "llama".to_owned(),
@@ -58,8 +57,8 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
             continue;
         }
         vocab.insert(in_file(text), json!(id));
-        // As an added token, a run would be found only where a text has U+2581, and without the blank that is prepended
-        // to a text.
+        // An added token is matched before normalization: a run of blanks would match only U+2581, and without the
+        // prepended blank.
         let is_run = prefix && text.trim_matches(' ').is_empty();
         if matches!(*kind, 2..=4) && !is_run {
             added.push(
@@ -91,8 +90,8 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
             "vocab": vocab, "merges": ranked(fields)}})
 }
 
-/// Every cut of a word into two words: best score of the whole first, then the longer left one, then the order of ids.
-/// User-defined runs of blanks are better than all words, as in the files of the models that have them.
+/// Every split of a word into two words, by the score of the whole, then the longer left part, then the ids.
+/// User-defined runs of blanks come before all words, as in published files.
 fn ranked(fields: &VocabularyFields<'_>) -> Vec<[String; 2]> {
     let words = fields.tokens.iter().zip(&fields.token_types).enumerate();
     let ids: HashMap<Vec<char>, usize> = words
@@ -128,22 +127,22 @@ fn check(prefix: bool) {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, value: &Value| {
         let file: PathBuf = dir.path().join(name);
-        std::fs::write(file, value.to_string()).expect("it is writable");
+        std::fs::write(file, value.to_string()).expect("writable");
     };
     write("tokenizer.json", &tokenizer_json(&fields, prefix));
     let config = json!({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"});
     write("tokenizer_config.json", &config);
-    let expected = TextModel::load(dir.path()).expect("it is whole");
+    let expected = TextModel::load(dir.path()).expect("a full model");
     equality::check(&expected, &load(fields), 4 + u64::from(prefix));
 }
 
 #[test]
-fn scores_choose_as_the_merges_of_a_tokenizer_json_do() {
+fn scores_give_the_same_tokens_as_the_merges_of_tokenizer_json() {
     check(true);
 }
 
 #[test]
-fn texts_without_a_blank_before_them_encode_alike() {
+fn texts_without_a_prepended_blank_encode_alike() {
     check(false);
 }
 
@@ -175,7 +174,7 @@ fn gemma_4_merges_plain_text_and_always_begins_with_its_token() {
         ..VocabularyFields::default()
     };
     let model = load(fields);
-    let ids = model.encode("ab a\n\né?<bos>").expect("it is covered");
+    let ids = model.encode("ab a\n\né?<bos>").expect("known bytes");
     assert_eq!(ids, [0, 6, 5, 8, 9, 10, 1, 0]);
     assert_eq!(model.decode(&ids[..6], true, true), "ab a\n\né");
 }

@@ -1,4 +1,4 @@
-//! Tests of user-defined and control pieces, whose ids are those of SentencePiece, `tokenizer.json` and llama.cpp.
+//! Tests that user-defined and control pieces encode as in SentencePiece, `tokenizer.json` and llama.cpp.
 
 use super::*;
 use crate::TokenPiece;
@@ -49,7 +49,6 @@ const RUNS: [(&str, i32); 8] = [
     ("<turn>", CONTROL),
 ];
 
-/// The tokens of a text, as the vocabulary writes them.
 fn tokens(model: &TextModel, text: &str) -> Vec<String> {
     let ids = model.encode_chat(text).expect("bytes are covered");
     assert_eq!(model.decode(&ids, false, true), text, "decoded text");
@@ -65,7 +64,7 @@ fn runs_of_blanks_come_before_all_merges() {
     check("Hi  Hello", &["Hi", "▁▁", "Hello"]);
     check("Hi Hello", &["Hi", "▁Hello"]);
     check("    in\n   in", &["▁▁▁▁", "in", "\n", "▁▁▁", "in"]);
-    // The longest first from the left, and no merge makes one longer or takes from it.
+    // Runs are matched leftmost-longest. Merges neither extend nor split them.
     check("       in", &["▁▁▁▁", "▁▁▁", "in"]);
     check("     in", &["▁▁▁▁", "▁in"]);
     check("  x", &["▁▁", "x"]);
@@ -115,7 +114,6 @@ fn pieces_of_several_kinds_of_blanks_and_letters_are_found_whole() {
     check("Hi   in", &["Hi", "▁", "▁▁in"]);
 }
 
-/// Where a word is written like a user-defined piece, each keeps its id and its text.
 #[test]
 fn a_word_with_the_text_of_a_user_defined_piece_stays_a_word() {
     let mut fields = gemma(&[("  ", USER)], false);
@@ -128,7 +126,6 @@ fn a_word_with_the_text_of_a_user_defined_piece_stays_a_word() {
     assert_eq!(model.decode(&ids, true, true), "Hi  in");
 }
 
-/// Runs of blanks are text to a grammar, whichever file they come from.
 #[test]
 fn runs_of_blanks_are_text_to_grammars() {
     for prefix in [false, true] {
@@ -138,7 +135,7 @@ fn runs_of_blanks_are_text_to_grammars() {
         assert_eq!(pieces[id("▁▁▁")], TokenPiece::Bytes(b"   ".to_vec()));
         assert_eq!(pieces[id("\n\n")], TokenPiece::Bytes(b"\n\n".to_vec()));
         assert_eq!(pieces[id("<td>")], TokenPiece::Marker("<td>".to_owned()));
-        let fragment = model.encode_fragment("{\n   in").expect("it is covered");
+        let fragment = model.encode_fragment("{\n   in").expect("known bytes");
         let expect = ["{", "\n", "▁▁▁", "in"].map(|text| id(text) as u32);
         assert_eq!(fragment, expect);
     }
@@ -163,7 +160,7 @@ fn added_tokens_whose_letters_spell_bytes_decode_to_letters() {
     assert_eq!(model.token_text(258), "öl");
 }
 
-/// In Phi-3's `tokenizer.json` these markers have `rstrip`, which a GGUF file does not say.
+/// In Phi-3's `tokenizer.json` these markers have `rstrip`, which a GGUF file does not record.
 #[test]
 fn the_markers_of_phi_3_absorb_the_white_space_after_them() {
     let added = [

@@ -8,7 +8,7 @@ use super::super::number::Number;
 use super::super::value::Value;
 use super::{Interpreter, LoopState, Object, slices};
 
-/// A value as Jinja's messages about missing attributes name it.
+/// Names a value in Jinja's messages about missing attributes.
 fn described(value: &Value) -> String {
     match value {
         Value::None => "None".to_owned(),
@@ -59,7 +59,7 @@ impl<'t> Interpreter<'t> {
         )))
     }
 
-    /// An attribute or a method, without the items of mappings.
+    /// Looks up an attribute or a method, but not an item of a mapping.
     fn own_attribute(&self, value: &Value, name: &str) -> Result<Option<Value>> {
         let found = match value {
             Value::Object(id) => self.object_attribute(*id, name)?,
@@ -90,12 +90,12 @@ impl<'t> Interpreter<'t> {
         if found.is_some() {
             return Ok(found);
         }
-        if methods::changes(value, name) {
+        if methods::is_mutating(value, name) {
             let kind = value.type_name();
             let text = format!("access to attribute '{name}' of '{kind}' object is unsafe.");
             return Ok(Some(Value::undefined(text)));
         }
-        let is_method = methods::names(value).contains(&name);
+        let is_method = methods::method_names(value).contains(&name);
         Ok(is_method.then(|| Value::Method(Rc::new((value.clone(), name.into())))))
     }
 
@@ -122,9 +122,9 @@ impl<'t> Interpreter<'t> {
                         let names = names.map(|name| Value::text(name.as_str())).collect();
                         Some(Value::tuple(names)?)
                     }
-                    "catch_varargs" => Some(Value::Bool(body.names[0])),
-                    "catch_kwargs" => Some(Value::Bool(body.names[1])),
-                    "caller" => Some(Value::Bool(body.names[2])),
+                    "catch_varargs" => Some(Value::Bool(body.uses[0])),
+                    "catch_kwargs" => Some(Value::Bool(body.uses[1])),
+                    "caller" => Some(Value::Bool(body.uses[2])),
                     _ => None,
                 }
             }
@@ -132,7 +132,7 @@ impl<'t> Interpreter<'t> {
         })
     }
 
-    /// Writes an object as Python prints it.
+    /// Writes an object as Python's `repr` does.
     pub(in super::super) fn write_object(
         &self,
         out: &mut String,
@@ -161,15 +161,15 @@ impl<'t> Interpreter<'t> {
             }
         };
         out.push_str("<Namespace ");
-        self.deeper(|| self.write_entries(out, &entries, depth))?;
+        self.nested(|| self.write_entries(out, &entries, depth))?;
         out.push('>');
         Ok(())
     }
 
-    /// The items of a value, as a loop takes them.
+    /// The items over which a loop iterates.
     pub(in super::super) fn items(&self, value: &Value) -> Result<Vec<Value>> {
         let len = value.len().unwrap_or(0);
-        self.check_repeated(len, size_of::<Value>())?;
+        self.check_allocation(len, size_of::<Value>())?;
         value.items()
     }
 

@@ -9,7 +9,6 @@ use super::super::error::{Fault, Result};
 use super::super::value::Value;
 use super::{Interpreter, Object, Scope};
 
-/// The effect of calling an object.
 enum Callable<'t> {
     Macro(usize, Rc<Scope<'t>>),
     Text(Value),
@@ -24,11 +23,11 @@ impl<'t> Interpreter<'t> {
             Value::Method(method) => match method.0 {
                 Value::Object(id) => self.call_object_method(id, &method.1, args),
                 _ => {
-                    self.step_over(&method.0)?;
+                    self.charge_read(&method.0)?;
                     self.call_method(&method.0, &method.1, args)
                 }
             },
-            Value::Object(id) => self.deeper(|| self.call_object(*id, args)),
+            Value::Object(id) => self.nested(|| self.call_object(*id, args)),
             Value::Undefined(message) => Fault::other(message.to_string()),
             other => Fault::other(format!("'{}' object is not callable", other.type_name())),
         }
@@ -73,7 +72,7 @@ impl<'t> Interpreter<'t> {
                         "The loop must have the 'recursive' marker to be called recursively.",
                     );
                 }
-                let [items] = args.by_place("loop", 1)?;
+                let [items] = args.by_position("loop", 1)?;
                 let items = items.unwrap_or(Value::None);
                 self.captured(|out| self.run_loop(node, items, &scope, depth, out))
             }
@@ -85,7 +84,7 @@ impl<'t> Interpreter<'t> {
         let template = self.template;
         let body = &template.macros[index];
         let inner = Scope::inside(scope);
-        let [takes_varargs, takes_kwargs, takes_caller] = body.names;
+        let [takes_varargs, takes_kwargs, takes_caller] = body.uses;
         let named = &body.name;
         let mut positional = args.positional.into_iter();
         let mut keywords = args.named;

@@ -21,15 +21,15 @@ impl<'t> Interpreter<'t> {
             Kind::Int(value) => Value::Int(*value),
             Kind::Float(value) => Value::Float(*value),
             Kind::Text(text) => {
-                self.step(text.len() / super::BYTES_AN_INSTRUCTION)?;
+                self.step(text.len() / super::BYTES_PER_INSTRUCTION)?;
                 Value::text(text.as_str())
             }
             Kind::Name(name) => self.lookup(scope, name),
             Kind::Attribute(inner, name) => {
-                let inner = self.deeper(|| self.eval(inner, scope))?;
+                let inner = self.nested(|| self.eval(inner, scope))?;
                 self.attribute(&inner, name)?
             }
-            _ => return self.deeper(|| self.eval_parts(expr, scope)),
+            _ => return self.nested(|| self.eval_parts(expr, scope)),
         })
     }
 
@@ -84,7 +84,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    /// Expressions that evaluate some of their parts only.
+    /// Evaluates boolean operators and conditional expressions.
     fn eval_choice(&self, expr: &'t Expr, scope: &Rc<Scope<'t>>) -> Result<Value> {
         match &expr.kind {
             Kind::Not(inner) => Ok(Value::Bool(!self.truth(&self.eval(inner, scope)?))),
@@ -124,9 +124,9 @@ impl<'t> Interpreter<'t> {
         let mut text = String::new();
         for part in parts {
             let part = self.eval(part, scope)?;
-            self.step_over(&part)?;
+            self.charge_read(&part)?;
             text.push_str(&self.str(&part)?);
-            self.check_room(text.len())?;
+            self.check_memory(text.len())?;
         }
         Ok(Value::text(text))
     }
@@ -188,8 +188,8 @@ impl<'t> Interpreter<'t> {
         let mut left = self.eval(first, scope)?;
         for (operator, right) in others {
             let right = self.eval(right, scope)?;
-            self.step_over(&left)?;
-            self.step_over(&right)?;
+            self.charge_read(&left)?;
+            self.charge_read(&right)?;
             if !compare(*operator, &left, &right)? {
                 return Ok(Value::Bool(false));
             }

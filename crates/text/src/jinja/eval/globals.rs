@@ -1,4 +1,4 @@
-//! The global functions of a template's environment.
+//! Implements the global functions of templates, such as `range`.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -16,7 +16,7 @@ pub(super) const NAMES: [&str; 7] = [
     "strftime_now",
 ];
 
-/// As in Jinja's sandbox.
+/// The limit of Jinja's sandbox.
 const MAX_RANGE: u64 = 100_000;
 
 impl Interpreter<'_> {
@@ -76,7 +76,7 @@ impl Interpreter<'_> {
     }
 
     fn range(&self, args: Args) -> Result<Value> {
-        let [first, second, step] = args.by_place("range", 1)?;
+        let [first, second, step] = args.by_position("range", 1)?;
         let first = self.whole(&first.unwrap_or(Value::None))?;
         let (start, stop) = match second {
             Some(stop) => (first, self.whole(&stop)?),

@@ -9,7 +9,7 @@ mod slices;
 mod statements;
 
 pub(super) use expressions::compare;
-pub(super) use slices::places;
+pub(super) use slices::slice_indices;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,12 +23,12 @@ use super::meter;
 use super::parser::Parsed;
 use super::value::Value;
 
-/// Most nested calls and blocks.
+/// Maximum nesting depth of calls and blocks.
 const MAX_LEVELS: usize = 2_000;
-/// Bytes of stack that a rendering may take: threads have at least 2 MiB.
+/// Maximum stack use of a rendering. Threads have stacks of at least 2 MiB.
 const MAX_STACK_BYTES: usize = 1 << 20;
-/// Bytes that a function reads as one instruction.
-const BYTES_AN_INSTRUCTION: usize = 64;
+/// Bytes that cost one instruction to read.
+const BYTES_PER_INSTRUCTION: usize = 64;
 
 /// The variables of a block, and the scope around it.
 pub(super) struct Scope<'t> {
@@ -67,7 +67,7 @@ impl<'t> Scope<'t> {
 
 pub(super) enum Object<'t> {
     Namespace(Vec<(String, Value)>),
-    /// A macro by its index, and the scope around it.
+    /// The index of a macro, and the scope that defines it.
     Macro(usize, Rc<Scope<'t>>),
     Loop(LoopState<'t>),
     Cycler {
@@ -86,7 +86,7 @@ pub(super) struct LoopState<'t> {
     items: Vec<Value>,
     index: usize,
     depth: usize,
-    /// The last arguments of `changed`.
+    /// Arguments of the last call of `loop.changed`.
     last: Option<Value>,
 }
 
@@ -97,12 +97,12 @@ pub(super) struct Interpreter<'t> {
     objects: RefCell<Vec<Object<'t>>>,
     /// The texts of the filter blocks that are being evaluated.
     blocks: RefCell<Vec<Value>>,
-    /// Bytes of all output that is being written.
+    /// Bytes of the output and of unfinished captured blocks.
     written: Cell<usize>,
     line: Cell<usize>,
     levels: Cell<usize>,
     stack_start: usize,
-    /// Bytes of values when the rendering began.
+    /// Bytes of live values when the rendering began.
     memory_start: usize,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn render(
         line: Cell::new(1),
         levels: Cell::new(0),
         stack_start: stack_address(),
-        memory_start: meter::live(),
+        memory_start: meter::live_bytes(),
     };
     let root = Rc::new(Scope {
         variables: RefCell::default(),
@@ -130,7 +130,7 @@ pub(super) fn render(
     });
     let mut out = String::new();
     let ran = interpreter.run(&template.body, &root, &mut out);
-    // The result of a comparison without instructions left is wrong: fail.
+    // If instructions ran out during a comparison, its result is wrong, so the rendering must fail.
     let ran = ran.and_then(|_| interpreter.step(1));
     meter::begin(u64::MAX);
     match ran {
@@ -142,7 +142,7 @@ pub(super) fn render(
     }
 }
 
-/// The approximate end of the stack.
+/// The approximate stack pointer.
 fn stack_address() -> usize {
     let here = 0u8;
     std::ptr::from_ref(&here).addr()
@@ -151,19 +151,19 @@ fn stack_address() -> usize {
 impl<'t> Interpreter<'t> {
     pub(super) fn step(&self, count: usize) -> Result<()> {
         if meter::spend(count) {
-            self.check_room(0)
+            self.check_memory(0)
         } else {
             Err(Fault::Instructions)
         }
     }
 
     /// Spends the instructions for reading a value.
-    pub(super) fn step_over(&self, value: &Value) -> Result<()> {
-        self.step(1 + value.bytes() / BYTES_AN_INSTRUCTION)
+    pub(super) fn charge_read(&self, value: &Value) -> Result<()> {
+        self.step(1 + value.bytes() / BYTES_PER_INSTRUCTION)
     }
 
-    pub(super) fn check_room(&self, bytes: usize) -> Result<()> {
-        let used = meter::live().saturating_sub(self.memory_start);
+    pub(super) fn check_memory(&self, bytes: usize) -> Result<()> {
+        let used = meter::live_bytes().saturating_sub(self.memory_start);
         if used.saturating_add(bytes) <= self.limits.memory_bytes {
             Ok(())
         } else {
@@ -171,16 +171,16 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    /// Checks the limits for `count` times `bytes` before they are allocated.
-    pub(super) fn check_repeated(&self, bytes: usize, count: usize) -> Result<()> {
+    /// Checks the limits before `count * bytes` are allocated, and spends the instructions for writing them.
+    pub(super) fn check_allocation(&self, bytes: usize, count: usize) -> Result<()> {
         let Some(all) = bytes.checked_mul(count) else {
             return Err(Fault::Memory);
         };
-        self.step(all / BYTES_AN_INSTRUCTION)?;
-        self.check_room(all)
+        self.step(all / BYTES_PER_INSTRUCTION)?;
+        self.check_memory(all)
     }
 
-    fn deeper<T>(&self, part: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn nested<T>(&self, part: impl FnOnce() -> Result<T>) -> Result<T> {
         let levels = self.levels.get();
         let stack_bytes = self.stack_start.abs_diff(stack_address());
         if levels >= MAX_LEVELS || stack_bytes > MAX_STACK_BYTES {
@@ -210,7 +210,7 @@ impl<'t> Interpreter<'t> {
     }
 
     fn object(&self, object: Object<'t>) -> Result<Value> {
-        self.check_room(self.objects.borrow().len() * size_of::<Object<'_>>())?;
+        self.check_memory(self.objects.borrow().len() * size_of::<Object<'_>>())?;
         let mut objects = self.objects.borrow_mut();
         objects.push(object);
         Ok(Value::Object(objects.len() - 1))

@@ -1,4 +1,4 @@
-//! Evaluates operators of templates.
+//! Evaluates arithmetic operators, also on texts and lists.
 
 use num_bigint::BigInt;
 use num_traits::ToPrimitive;
@@ -9,7 +9,7 @@ use super::super::number::{Arithmetic, Number, arithmetic};
 use super::super::value::{Text, Value};
 use super::Interpreter;
 
-/// Instructions of an operator on integers of arbitrary length.
+/// Cost, in instructions, of an operator on integers of arbitrary length.
 const LONG_ARITHMETIC: usize = 250;
 
 impl Interpreter<'_> {
@@ -19,8 +19,8 @@ impl Interpreter<'_> {
         a: &Value,
         b: &Value,
     ) -> Result<Value> {
-        self.step_over(a)?;
-        self.step_over(b)?;
+        self.charge_read(a)?;
+        self.charge_read(b)?;
         let is_long = |value: &Value| matches!(value, Value::Big(_));
         if operator == Arithmetic::Pow || is_long(a) || is_long(b) {
             self.step(LONG_ARITHMETIC)?;
@@ -37,11 +37,11 @@ impl Interpreter<'_> {
                 self.joined_texts(first, second)
             }
             (Arithmetic::Add, Value::List(a), Value::List(b)) => {
-                self.check_repeated(a.len() + b.len(), size_of::<Value>())?;
+                self.check_allocation(a.len() + b.len(), size_of::<Value>())?;
                 Value::list([&a[..], &b[..]].concat())
             }
             (Arithmetic::Add, Value::Tuple(a), Value::Tuple(b)) => {
-                self.check_repeated(a.len() + b.len(), size_of::<Value>())?;
+                self.check_allocation(a.len() + b.len(), size_of::<Value>())?;
                 Value::tuple([&a[..], &b[..]].concat())
             }
             (Arithmetic::Mul, Value::Text(_) | Value::List(_) | Value::Tuple(_), _)
@@ -67,7 +67,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Both texts, the first before the second; if one of them is safe, the other is escaped.
+    /// Concatenates two texts. If one of them is marked as safe, the other is escaped.
     fn joined_texts(&self, first: &Text, second: &Text) -> Result<Value> {
         let (mut text, other) = (String::new(), second.as_str());
         match (first.is_safe(), second.is_safe()) {
@@ -80,7 +80,7 @@ impl Interpreter<'_> {
                 text.push_str(other);
             }
             _ => {
-                self.check_room(first.as_str().len() + other.len())?;
+                self.check_memory(first.as_str().len() + other.len())?;
                 text.push_str(first.as_str());
                 text.push_str(other);
             }
@@ -102,7 +102,7 @@ impl Interpreter<'_> {
             if items.is_empty() {
                 return Ok(Vec::new());
             }
-            self.check_repeated(size_of_val(items), count)?;
+            self.check_allocation(size_of_val(items), count)?;
             Ok(items
                 .iter()
                 .cycle()
@@ -113,7 +113,7 @@ impl Interpreter<'_> {
         match value {
             Value::Text(text) if text.as_str().is_empty() => Ok(value.clone()),
             Value::Text(text) => {
-                self.check_repeated(text.as_str().len(), count)?;
+                self.check_allocation(text.as_str().len(), count)?;
                 Ok(Value::like(value, text.as_str().repeat(count)))
             }
             Value::List(items) => Value::list(copies(items)?),

@@ -7,7 +7,7 @@ use super::super::number::Number;
 use super::super::value::Value;
 use super::Interpreter;
 
-/// The item of a sequence at an index, which may count from the end.
+/// The item at an index. A negative index counts from the end.
 pub(super) fn at(value: &Value, index: &Value) -> Option<Value> {
     let index = match Number::of(index)? {
         Number::Int(index) => index,
@@ -38,8 +38,8 @@ pub(super) fn at(value: &Value, index: &Value) -> Option<Value> {
     }
 }
 
-/// The indices of a slice: the first, the step and the count.
-pub(in super::super) fn places(parts: &[Value; 3], len: usize) -> Result<(i64, i64, usize)> {
+/// Resolves a slice to its first index, step and number of items.
+pub(in super::super) fn slice_indices(parts: &[Value; 3], len: usize) -> Result<(i64, i64, usize)> {
     let number = |value: &Value| -> Result<Option<i64>> {
         match Number::of(value) {
             None if matches!(value, Value::None) => Ok(None),
@@ -78,7 +78,7 @@ pub(in super::super) fn places(parts: &[Value; 3], len: usize) -> Result<(i64, i
 
 impl Interpreter<'_> {
     pub(super) fn slice(&self, value: &Value, parts: &[Value; 3]) -> Result<Value> {
-        self.step_over(value)?;
+        self.charge_read(value)?;
         if let Value::Undefined(message) = value {
             return Fault::other(message.to_string());
         }
@@ -89,7 +89,7 @@ impl Interpreter<'_> {
         let Some(len) = len else {
             return not_subscriptable(value);
         };
-        let (start, step, count) = places(parts, len)?;
+        let (start, step, count) = slice_indices(parts, len)?;
         let chosen = (0..count).map(|index| (start + step * index as i64) as usize);
         match value {
             Value::Text(text) => {

@@ -40,7 +40,7 @@ impl<'t> Interpreter<'t> {
                     self.assign(target, value, scope)?;
                     Flow::Next
                 }
-                action => self.deeper(|| self.run_block(action, scope, out))?,
+                action => self.nested(|| self.run_block(action, scope, out))?,
             };
             if flow != Flow::Next {
                 return Ok(flow);
@@ -145,7 +145,7 @@ impl<'t> Interpreter<'t> {
         depth: usize,
         out: &mut String,
     ) -> Result<()> {
-        self.step_over(&iterated)?;
+        self.charge_read(&iterated)?;
         let mut items = self.items(&iterated)?;
         if let Some(condition) = &node.condition {
             let mut kept = Vec::new();
@@ -162,7 +162,7 @@ impl<'t> Interpreter<'t> {
             return self.run_inside(&node.otherwise, scope, out);
         }
         let len = items.len();
-        self.check_room(len * size_of::<Value>())?;
+        self.check_memory(len * size_of::<Value>())?;
         let state = self.object(Object::Loop(LoopState {
             node,
             scope: scope.clone(),
@@ -175,7 +175,7 @@ impl<'t> Interpreter<'t> {
             return Fault::other("the state of the loop is missing");
         };
         let result = self.iterate(node, id, len, scope, out);
-        // Only a namespace may still refer to a loop that has ended: free its items.
+        // A namespace may still refer to the finished loop object, so its items are freed here.
         if let Some(Object::Loop(state)) = self.objects.borrow_mut().get_mut(id) {
             state.items = Vec::new();
             state.last = None;

@@ -1,4 +1,4 @@
-//! Jinja's filters for HTML and URLs.
+//! Implements Jinja's filters for HTML and URLs.
 
 use super::super::args::Args;
 use super::super::characters::is_blank;
@@ -25,24 +25,24 @@ impl Interpreter<'_> {
     pub(super) fn html_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
             "safe" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Ok(Value::safe(self.str(&value)?))
             }
             "e" | "escape" | "forceescape" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 if value.is_safe() && name != "forceescape" {
                     return Ok(value);
                 }
                 let text = self.str(&value)?;
-                self.check_repeated(text.len(), 5)?;
+                self.check_allocation(text.len(), 5)?;
                 Ok(Value::safe(escape(&text)))
             }
             "striptags" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Ok(Value::text(strip_tags(&self.str(&value)?)))
             }
             "urlencode" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 self.urlencode(&value)
             }
             _ => {
@@ -97,13 +97,13 @@ impl Interpreter<'_> {
                 Ok(if value.is_safe() { text } else { escape(&text) })
             };
             out.push_str(&format!("{}=\"{}\"", escaped(key)?, escaped(value)?));
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
         }
         Ok(Value::text(out))
     }
 }
 
-/// Percent-encodes all but letters, digits and `_.-~`, and `/` unless it is for a query.
+/// Percent-encodes all bytes except ASCII letters, digits, `_.-~` and, outside of queries, `/`.
 fn quote(text: &str, for_query: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -119,7 +119,7 @@ fn quote(text: &str, for_query: bool) -> String {
     out
 }
 
-/// `Markup.striptags`: no comments, no tags, single spaces, and entities as characters.
+/// `Markup.striptags`: removes comments and tags, collapses white space and decodes entities.
 fn strip_tags(text: &str) -> String {
     let mut text = text.to_owned();
     for (open, close) in [("<!--", "-->"), ("<", ">")] {

@@ -1,4 +1,4 @@
-//! `tojson` as transformers overrides it: `json.dumps` without ASCII escapes, and no HTML escapes.
+//! Implements `tojson` as transformers overrides it: `json.dumps` without ASCII or HTML escapes.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -6,7 +6,7 @@ use super::super::eval::Interpreter;
 use super::super::json::Style;
 use super::super::value::Value;
 
-/// Widest indent of a level.
+/// Maximum indentation per level, in spaces.
 const MAX_INDENT: i64 = 64;
 
 impl Interpreter<'_> {
@@ -33,15 +33,15 @@ impl Interpreter<'_> {
             }
         };
         if style.indent.is_some() {
-            style.item = ",".to_owned();
+            style.item_separator = ",".to_owned();
         }
         if let Some(separators) = separators.filter(|value| !matches!(value, Value::None)) {
             let items = self.items(&separators)?;
             let [item, key] = items.as_slice() else {
                 return Fault::other("tojson: separators must be two strings");
             };
-            style.item = self.text_of(item)?.to_owned();
-            style.key = self.text_of(key)?.to_owned();
+            style.item_separator = self.text_of(item)?.to_owned();
+            style.key_separator = self.text_of(key)?.to_owned();
         }
         let text = style.dump(value)?;
         self.step(text.len() / 64)?;

@@ -1,4 +1,4 @@
-//! Jinja's filters of sequences.
+//! Implements Jinja's filters for sequences.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -24,15 +24,15 @@ impl Interpreter<'_> {
                 self.joined(&value, &separator, attribute)
             }
             "items" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 self.pairs(&value)
             }
             "list" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Value::list(self.items(&value)?)
             }
             "first" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let first = match &value {
                     Value::Generator(generator) => generator.next(),
                     other => self.items(other)?.into_iter().next(),
@@ -40,7 +40,7 @@ impl Interpreter<'_> {
                 Ok(first.unwrap_or_else(|| Value::undefined("No first item, sequence was empty.")))
             }
             "last" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 if matches!(value, Value::Generator(_)) {
                     return Fault::other("'generator' object is not reversible");
                 }
@@ -48,7 +48,7 @@ impl Interpreter<'_> {
                 Ok(last.unwrap_or_else(|| Value::undefined("No last item, sequence was empty.")))
             }
             "random" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let items = self.items(&value)?;
                 if items.is_empty() {
                     Ok(Value::undefined("No random item, sequence was empty."))
@@ -57,7 +57,7 @@ impl Interpreter<'_> {
                 }
             }
             _ => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 self.reversed(value)
             }
         }
@@ -91,7 +91,7 @@ impl Interpreter<'_> {
         let count = usize::try_from(count).unwrap_or(0);
         let mut rows = Vec::new();
         if count == 0 {
-            // Python begins a row for each item, after an empty one.
+            // For a count of 0, Jinja returns an empty row and then a row for each item.
             rows.extend(items.into_iter().map(|item| vec![item]));
             if !rows.is_empty() {
                 rows.insert(0, Vec::new());
@@ -101,7 +101,7 @@ impl Interpreter<'_> {
             if let Some(last) = rows.last_mut()
                 && !matches!(fill, Value::None)
             {
-                self.check_repeated(count, size_of::<Value>())?;
+                self.check_allocation(count, size_of::<Value>())?;
                 last.resize(count, fill);
             }
         }
@@ -115,7 +115,7 @@ impl Interpreter<'_> {
             return Fault::other("integer division or modulo by zero");
         }
         let count = usize::try_from(count).unwrap_or(0);
-        self.check_repeated(count, 4 * size_of::<Value>())?;
+        self.check_allocation(count, 4 * size_of::<Value>())?;
         let (each, with_more) = match count {
             0 => (0, 0),
             count => (items.len() / count, items.len() % count),
@@ -141,9 +141,9 @@ impl Interpreter<'_> {
                 out.push_str(separator);
             }
             let item = self.get(&getter, item, None)?;
-            self.step_over(&item)?;
+            self.charge_read(&item)?;
             out.push_str(&self.str(&item)?);
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
         }
         Ok(Value::text(out))
     }

@@ -1,4 +1,4 @@
-//! The dispatch of Jinja's filters by name.
+//! Dispatches Jinja's filters by name.
 
 mod html;
 mod json;
@@ -73,12 +73,12 @@ pub(super) const NAMES: [&str; 52] = [
 impl Interpreter<'_> {
     pub(super) fn filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match (name, &value) {
-            // These filters access no item.
+            // These filters read no items, so their cost does not depend on the length.
             (
                 "count" | "length" | "d" | "default",
                 Value::List(_) | Value::Tuple(_) | Value::Dict(_),
             ) => self.step(1)?,
-            _ => self.step_over(&value)?,
+            _ => self.charge_read(&value)?,
         }
         match name {
             "attr" => {
@@ -87,7 +87,7 @@ impl Interpreter<'_> {
                 self.attribute_only(&value, self.text_of(&attribute)?)
             }
             "count" | "length" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 match (value.len(), &value) {
                     (Some(len), _) => Ok(len.into()),
                     (None, other) => {
@@ -117,11 +117,11 @@ impl Interpreter<'_> {
                 self.sorting_filter(name, value, args)
             }
             "map" | "reject" | "rejectattr" | "select" | "selectattr" => {
-                self.deeper_filter(name, value, args)
+                self.apply_filter(name, value, args)
             }
             "tojson" => self.tojson(&value, args),
             "pprint" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let text = self.repr(&self.sorted_keys(&value)?)?;
                 if text.chars().count() <= 80 {
                     Ok(Value::text(text))
@@ -134,7 +134,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The same value with mappings in the order of their keys, if they have one.
+    /// Sorts mappings by key, if the keys can be ordered.
     fn sorted_keys(&self, value: &Value) -> Result<Value> {
         self.step(1)?;
         let sorted = |items: &[Value]| -> Result<Vec<Value>> {

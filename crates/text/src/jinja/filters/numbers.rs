@@ -1,4 +1,4 @@
-//! Jinja's filters of numbers.
+//! Implements Jinja's filters for numbers.
 
 use num_bigint::BigInt;
 use num_traits::{FromPrimitive, Signed};
@@ -13,7 +13,7 @@ impl Interpreter<'_> {
     pub(super) fn number_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
             "abs" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 match (Number::of(&value), &value) {
                     (Some(Number::Int(number)), _) => Ok(Value::big(BigInt::from(number).abs())),
                     (Some(Number::Big(number)), _) => Ok(Value::big(number.abs())),
@@ -106,7 +106,7 @@ impl Interpreter<'_> {
                 }
             },
             "ceil" | "floor" => {
-                // Python's own steps, with their own rounding.
+                // These are Python's steps, so that intermediate results are rounded in the same way.
                 let scale =
                     self.arithmetic(Arithmetic::Pow, &Value::Int(10), &Value::Int(precision))?;
                 let scaled = self.arithmetic(Arithmetic::Mul, value, &scale)?;
@@ -169,8 +169,8 @@ fn round_whole(number: &BigInt, digits: u64) -> Result<Value> {
     let scale = Pow::pow(BigInt::from(10), digits);
     let (quotient, rest) = number.div_mod_floor(&scale);
     let twice = rest * 2;
-    let goes_up = twice > scale || (twice == scale && quotient.is_odd());
-    let quotient = if goes_up { quotient + 1 } else { quotient };
+    let rounds_up = twice > scale || (twice == scale && quotient.is_odd());
+    let quotient = if rounds_up { quotient + 1 } else { quotient };
     if quotient.is_zero() {
         Ok(Value::Int(0))
     } else {

@@ -1,11 +1,11 @@
-//! Jinja's filters that take other filters, tests and attributes by name.
+//! Implements `map`, `select` and `reject`, which apply filters, tests and attributes by name.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// The path to a part of an item: names and indices.
+/// The path to a part of an item, as names and indices.
 pub(super) type Getter = Vec<Value>;
 
 impl Interpreter<'_> {
@@ -34,7 +34,7 @@ impl Interpreter<'_> {
         Ok(found)
     }
 
-    pub(super) fn deeper_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
+    pub(super) fn apply_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
             "map" => self.map(&value, args),
             _ => self.select(name, &value, args),
@@ -118,7 +118,7 @@ impl Interpreter<'_> {
 
     pub(super) fn attribute_only(&self, value: &Value, name: &str) -> Result<Value> {
         match value {
-            Value::Dict(_) if !super::super::methods::names(value).contains(&name) => {
+            Value::Dict(_) if !super::super::methods::method_names(value).contains(&name) => {
                 let message = format!("'dict object' has no attribute '{name}'");
                 Ok(Value::undefined(message))
             }

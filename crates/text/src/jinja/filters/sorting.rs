@@ -1,4 +1,4 @@
-//! Jinja's filters that order and compare items.
+//! Implements Jinja's filters that sort, group and compare items.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use super::super::value::{Key, Value};
 use super::select::Getter;
 
 impl Interpreter<'_> {
-    // The only mutable part of a value, the position of a generator, does not enter its hash.
+    // The hash of a value does not depend on its only mutable part, the position of a generator.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn sorting_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
@@ -45,7 +45,7 @@ impl Interpreter<'_> {
                 }
                 Value::generator("sync_do_unique", kept)
             }
-            _ => self.extreme(name, &value, args),
+            _ => self.min_or_max(name, &value, args),
         }
     }
 
@@ -58,7 +58,7 @@ impl Interpreter<'_> {
         case: bool,
     ) -> Result<Value> {
         let key = self.get(getter, item, default)?;
-        self.step_over(&key)?;
+        self.charge_read(&key)?;
         Ok(match &key {
             Value::Text(text) if !case => Value::text(text.as_str().to_lowercase()),
             _ => key,
@@ -78,7 +78,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The items in the order of their keys.
+    /// Sorts items by their keys.
     fn sorted(&self, mut keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<Value>> {
         let len = keyed.len();
         self.step(len * (len.checked_ilog2().unwrap_or(0) as usize))?;
@@ -152,7 +152,7 @@ impl Interpreter<'_> {
         Value::list(out)
     }
 
-    fn extreme(&self, name: &str, value: &Value, args: Args) -> Result<Value> {
+    fn min_or_max(&self, name: &str, value: &Value, args: Args) -> Result<Value> {
         let [case, attribute] = args.bind(name, ["case_sensitive", "attribute"], 0)?;
         let case = case.is_some_and(|case| self.truth(&case));
         let getter = self.getter(attribute)?;

@@ -1,4 +1,4 @@
-//! Jinja's filters of texts.
+//! Implements Jinja's filters for texts.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -6,18 +6,18 @@ use super::super::eval::Interpreter;
 use super::super::methods::{capitalized, centered, lines, words};
 use super::super::value::Value;
 
-/// Characters by which a text may exceed the length of `truncate`, as in Jinja's policies.
+/// Jinja's default for the characters by which a text may exceed the length given to `truncate`.
 const LEEWAY: i64 = 5;
 
 impl Interpreter<'_> {
     pub(super) fn text_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {
             "string" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 self.soft(&value)
             }
             "upper" | "lower" | "capitalize" | "title" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let value = self.soft(&value)?;
                 let text = self.text_of(&value)?;
                 let text = match name {
@@ -38,7 +38,7 @@ impl Interpreter<'_> {
                 let [width] = args.bind(name, ["width"], 0)?;
                 let width = width.map_or(Ok(80), |width| self.whole(&width))?;
                 let width = usize::try_from(width).unwrap_or(0);
-                self.check_repeated(1, width)?;
+                self.check_allocation(1, width)?;
                 let value = self.soft(&value)?;
                 Ok(Value::like(
                     &value,
@@ -60,7 +60,7 @@ impl Interpreter<'_> {
             "indent" => self.indent(&value, args),
             "truncate" => self.truncate(&value, args),
             "wordcount" => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Ok(words(&self.str(&value)?).count().into())
             }
             "wordwrap" => self.wordwrap(&value, args),
@@ -95,7 +95,7 @@ impl Interpreter<'_> {
             Some(Value::Text(text)) => text.as_str().to_owned(),
             Some(width) => {
                 let width = usize::try_from(self.whole(&width)?).unwrap_or(0);
-                self.check_repeated(1, width)?;
+                self.check_allocation(1, width)?;
                 " ".repeat(width)
             }
         };
@@ -108,7 +108,7 @@ impl Interpreter<'_> {
             value => self.text_of(value)?.to_owned() + "\n",
         };
         let lines = lines(&text, false);
-        self.check_repeated(indent.len() + 1, lines.len())?;
+        self.check_allocation(indent.len() + 1, lines.len())?;
         let mut out = String::with_capacity(text.len());
         for (index, line) in lines.iter().enumerate() {
             if index > 0 {
@@ -166,7 +166,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// Jinja's title case: each part between blanks, hyphens and opening brackets.
+/// Jinja's title case: capitalizes each part between blanks, hyphens and opening brackets.
 fn titled(text: &str) -> String {
     let is_gap = |character: char| {
         super::super::characters::is_blank(character)

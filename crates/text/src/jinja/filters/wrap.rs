@@ -1,4 +1,4 @@
-//! The filter `wordwrap`: Python's `textwrap` without expanding tabs.
+//! Implements the filter `wordwrap`: Python's `textwrap` without expanding tabs.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
@@ -30,7 +30,7 @@ impl Interpreter<'_> {
         };
         let between = self.text_of(&between)?;
         let text = self.text_of(value)?;
-        self.check_repeated(between.len() + 1, text.len())?;
+        self.check_allocation(between.len() + 1, text.len())?;
         let wrapped = lines(text, false)
             .into_iter()
             .map(|line| wrap.line(line).join(between));
@@ -44,13 +44,13 @@ struct Wrap {
     breaks_hyphens: bool,
 }
 
-/// The white space that `textwrap` knows.
+/// White space as `textwrap` defines it.
 fn is_blank(character: char) -> bool {
     matches!(character, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')
 }
 
 impl Wrap {
-    /// The number of characters of a chunk, counted up to one more than fit in a line.
+    /// The number of characters of a chunk, at most one more than fit in a line.
     fn width_of(&self, chunk: &str) -> usize {
         chunk.chars().take(self.width + 1).count()
     }
@@ -78,9 +78,9 @@ impl Wrap {
             if let Some(chunk) = chunks.last().copied()
                 && self.width_of(chunk) > self.width
             {
-                let room = self.width.saturating_sub(used).max(1);
+                let max_chars = self.width.saturating_sub(used).max(1);
                 if self.breaks_long {
-                    let (head, rest) = self.cut(chunk, room);
+                    let (head, rest) = self.cut(chunk, max_chars);
                     chunks.pop();
                     chunks.push(rest);
                     current.push(head);
@@ -102,9 +102,9 @@ impl Wrap {
     }
 
     /// Cuts a chunk that is too long, after a hyphen if there is one.
-    fn cut<'a>(&self, chunk: &'a str, room: usize) -> (&'a str, &'a str) {
+    fn cut<'a>(&self, chunk: &'a str, max_chars: usize) -> (&'a str, &'a str) {
         let mut places = chunk.char_indices();
-        let end = places.nth(room).map_or(chunk.len(), |(at, _)| at);
+        let end = places.nth(max_chars).map_or(chunk.len(), |(at, _)| at);
         if self.breaks_hyphens
             && end < chunk.len()
             && let Some(hyphen) = chunk[..end].rfind('-')
@@ -116,7 +116,7 @@ impl Wrap {
         chunk.split_at(end)
     }
 
-    /// Words, the white space between them, and the parts of words with hyphens.
+    /// Splits a line into words, parts of hyphenated words, and white space.
     fn chunks(&self, line: &str) -> Vec<String> {
         let mut chunks = Vec::new();
         let mut rest = line;

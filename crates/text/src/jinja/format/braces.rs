@@ -1,11 +1,11 @@
-//! Python's `str.format`.
+//! Implements Python's `str.format`.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// The arguments of a call, and the index of the next positional one.
+/// The arguments of `str.format`, and the state of automatic field numbering.
 struct Fields<'a> {
     args: &'a Args,
     next: usize,
@@ -49,7 +49,7 @@ impl Interpreter<'_> {
             };
             self.step(1)?;
             out.push_str(&self.format_field(&rest[..end], fields, levels)?);
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
             rest = &rest[end + 1..];
         }
         out.push_str(rest);
@@ -89,7 +89,7 @@ impl Interpreter<'_> {
         self.format_value(&value, &spec)
     }
 
-    /// The value of a field's name: an argument, and attributes and items of it.
+    /// Evaluates a field name such as `0.name[1]`: an argument, then its attributes and items.
     fn field(&self, name: &str, fields: &mut Fields<'_>) -> Result<Value> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut rest) = name.split_at(end);
@@ -151,7 +151,7 @@ fn positional(args: &Args, index: usize) -> Result<Value> {
     }
 }
 
-/// The end of the field that `rest` begins with.
+/// The index of the brace that closes the field at the start of `rest`.
 fn closing(rest: &str) -> Option<usize> {
     let mut open = 1;
     for (at, byte) in rest.bytes().enumerate() {

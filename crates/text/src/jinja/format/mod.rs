@@ -1,9 +1,9 @@
-//! Formatting of texts: `%`, `str.format` and format specifications.
+//! Formats texts with `%`, `str.format` and format specifications.
 
 mod braces;
 mod numbers;
 mod printf;
 mod spec;
 
-/// Widest field and most digits.
+/// Maximum width of a field, and maximum precision.
 const MAX_WIDTH: usize = 1 << 20;

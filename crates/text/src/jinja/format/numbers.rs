@@ -1,10 +1,10 @@
-//! Formats numbers as Python's format specifications have it.
+//! Formats numbers as Python's format specifications do.
 
 use num_bigint::BigInt;
 
 use super::super::repr::float as repr_float;
 
-/// A float without its sign, in one of the forms `e`, `f`, `g` and their capitals.
+/// Formats a float without its sign, in the form `e`, `f`, `g`, `E`, `F` or `G`.
 pub(super) fn float(number: f64, form: char, precision: usize, keeps_zeros: bool) -> String {
     let number = number.abs();
     let text = match form.to_ascii_lowercase() {
@@ -72,7 +72,7 @@ fn trimmed(digits: &str) -> &str {
     }
 }
 
-/// A float without a presentation type: as `g`, but with at least one digit after the point.
+/// Formats a float without a presentation type: as `g`, but with at least one digit after the point.
 pub(super) fn plain(number: f64, precision: Option<usize>) -> String {
     let number = number.abs();
     let Some(precision) = precision.map(|precision| precision.max(1)) else {
@@ -99,7 +99,7 @@ pub(super) fn plain(number: f64, precision: Option<usize>) -> String {
     }
 }
 
-/// An integer without its sign, in the base of a form.
+/// Formats an integer without its sign, in the base of `form`.
 pub(super) fn integer(number: &BigInt, form: char) -> String {
     let number = number.magnitude();
     match form {
@@ -111,7 +111,7 @@ pub(super) fn integer(number: &BigInt, form: char) -> String {
     }
 }
 
-/// Digits in groups, and zeros in front until they are `width` characters.
+/// Separates digits into groups, and adds leading zeros up to `width` characters.
 pub(super) fn grouped(digits: &str, separator: char, group: usize, width: usize) -> String {
     let end = digits
         .find(|c: char| !c.is_ascii_hexdigit())

@@ -1,4 +1,4 @@
-//! Python's `%` formatting: `text % values`.
+//! Implements Python's `%` formatting: `text % values`.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -28,7 +28,7 @@ struct Conversion {
 struct Values<'a> {
     items: &'a [Value],
     next: usize,
-    /// The value itself, which may be a mapping.
+    /// The right operand of `%`, which may be a mapping.
     all: &'a Value,
 }
 
@@ -64,7 +64,7 @@ impl Interpreter<'_> {
             }
             by_name |= self.convert(&mut out, &mut chars, &mut values, text.is_safe())?;
             self.step(1)?;
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
         }
         let is_taken = values.next >= values.items.len();
         let is_mapping = matches!(
@@ -81,7 +81,7 @@ impl Interpreter<'_> {
         })
     }
 
-    /// Writes a conversion, and returns whether it took its value by name.
+    /// Writes a conversion, and returns whether its value was named.
     fn convert(
         &self,
         out: &mut String,
@@ -105,7 +105,7 @@ impl Interpreter<'_> {
             Some(value) => value,
             None => values.next()?,
         };
-        self.check_repeated(1, conversion.width + conversion.precision.unwrap_or(0))?;
+        self.check_allocation(1, conversion.width + conversion.precision.unwrap_or(0))?;
         let (sign, mut text) = self.converted(&value, form, &conversion)?;
         if escapes && !value.is_safe() && form == 's' {
             text = escape(&text);
@@ -120,7 +120,7 @@ impl Interpreter<'_> {
         Ok(by_name)
     }
 
-    /// The flags, the width and the precision of a conversion.
+    /// Parses the flags, the width and the precision of a conversion.
     fn conversion(
         &self,
         chars: &mut Peekable<Chars<'_>>,
@@ -236,7 +236,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// The value whose name follows in parentheses, if a name follows.
+/// Parses a name in parentheses, if there is one, and returns its value.
 fn named_value(chars: &mut Peekable<Chars<'_>>, values: &Values<'_>) -> Result<Option<Value>> {
     if chars.next_if_eq(&'(').is_none() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Python's format specifications: `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
+//! Implements Python's format specifications: `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
 
 use num_bigint::{BigInt, Sign};
 
@@ -81,7 +81,7 @@ impl Interpreter<'_> {
             return self.str(value);
         }
         let parsed = Spec::parse(spec)?;
-        self.check_repeated(4, parsed.width.max(parsed.precision.unwrap_or(0)))?;
+        self.check_allocation(4, parsed.width.max(parsed.precision.unwrap_or(0)))?;
         match value {
             Value::Text(text) => match parsed.form {
                 None | Some('s') => format_text(text.as_str(), &parsed),

@@ -1,4 +1,4 @@
-//! String methods for character classes and case, such as `isdigit` and `title`.
+//! Implements string methods for character classes and case, such as `isdigit` and `title`.
 
 use super::super::characters::{
     decimal, is_alnum, is_alpha, is_blank, is_cased, is_digit, is_numeric, is_title,
@@ -90,7 +90,7 @@ fn title_of(character: char) -> String {
 pub(in super::super) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     match chars.next() {
-        // A sigma's lower case depends on the letters before it.
+        // The whole text is converted, because the lower case of a sigma depends on the letters before it.
         Some(first) => {
             title_of(first) + &text.to_lowercase()[first.to_lowercase().map(char::len_utf8).sum()..]
         }

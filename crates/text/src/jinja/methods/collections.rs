@@ -1,4 +1,4 @@
-//! The methods of Python's lists, mappings and numbers.
+//! Implements the methods of Python's lists, mappings, bytes and numbers.
 
 use num_bigint::BigInt;
 
@@ -6,7 +6,7 @@ use super::super::args::Args;
 use super::super::compare::equal;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
-use super::super::eval::places;
+use super::super::eval::slice_indices;
 use super::super::number::Number;
 use super::super::value::{Key, Value, View};
 
@@ -14,14 +14,14 @@ impl Interpreter<'_> {
     pub(super) fn call_other_method(&self, value: &Value, name: &str, args: Args) -> Result<Value> {
         match (value, name) {
             (Value::Dict(dict), "get") => {
-                let [key, default] = args.by_place(name, 1)?;
+                let [key, default] = args.by_position(name, 1)?;
                 let key = key.unwrap_or(Value::None);
                 Key::new(&key)?;
                 let found = dict.get(&key).cloned();
                 Ok(found.or(default).unwrap_or(Value::None))
             }
             (Value::Dict(dict), "keys" | "values" | "items") => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let view = match name {
                     "keys" => View::Keys,
                     "values" => View::Values,
@@ -30,20 +30,20 @@ impl Interpreter<'_> {
                 Ok(Value::View(dict.clone(), view))
             }
             (Value::Dict(_) | Value::List(_), "copy") => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 match value {
                     Value::Dict(dict) => Value::dict(dict.entries().to_vec()),
                     _ => Value::list(self.items(value)?),
                 }
             }
             (Value::Dict(_) | Value::Function(_), "fromkeys") => {
-                let [keys, default] = args.by_place(name, 1)?;
+                let [keys, default] = args.by_position(name, 1)?;
                 let default = default.unwrap_or(Value::None);
                 let keys = self.items(&keys.unwrap_or(Value::None))?.into_iter();
                 Value::dict(keys.map(|key| (key, default.clone())).collect())
             }
             (Value::List(_) | Value::Tuple(_) | Value::Range(_), "count") => {
-                let [wanted] = args.by_place(name, 1)?;
+                let [wanted] = args.by_position(name, 1)?;
                 let wanted = wanted.unwrap_or(Value::None);
                 let items = self.items(value)?;
                 let found = items.iter().filter(|item| equal(item, &wanted));
@@ -60,12 +60,12 @@ impl Interpreter<'_> {
                 }
             }
             (Value::Bytes(bytes), "hex") => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
                 Ok(Value::text(digits.collect::<String>()))
             }
             (Value::Float(number), "is_integer") => {
-                args.none(name)?;
+                args.expect_none(name)?;
                 Ok(Value::Bool(number.is_finite() && number.fract() == 0.0))
             }
             (Value::Float(_), "conjugate") => Ok(value.clone()),
@@ -78,7 +78,7 @@ impl Interpreter<'_> {
             let kind = value.type_name();
             return Fault::other(format!("'{kind} object' has no attribute '{name}'"));
         };
-        args.none(name)?;
+        args.expect_none(name)?;
         match name {
             "bit_length" => Ok((number.bits() as usize).into()),
             "bit_count" => {
@@ -95,7 +95,7 @@ impl Interpreter<'_> {
     }
 
     fn index(&self, value: &Value, args: Args) -> Result<Value> {
-        let [wanted, start, stop] = args.by_place("index", 1)?;
+        let [wanted, start, stop] = args.by_position("index", 1)?;
         let wanted = wanted.unwrap_or(Value::None);
         let items = self.items(value)?;
         let parts = [
@@ -103,7 +103,7 @@ impl Interpreter<'_> {
             stop.unwrap_or(Value::None),
             Value::None,
         ];
-        let (start, _, count) = places(&parts, items.len())?;
+        let (start, _, count) = slice_indices(&parts, items.len())?;
         let start = usize::try_from(start).unwrap_or(0);
         let found = items
             .iter()

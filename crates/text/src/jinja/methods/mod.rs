@@ -1,4 +1,4 @@
-//! The methods of Python's types in templates.
+//! Lists and dispatches the methods of Python's types.
 
 mod case;
 mod collections;
@@ -13,9 +13,9 @@ use super::value::Value;
 pub(super) use case::{capitalized, centered};
 pub(super) use splitting::{lines, words};
 
-pub(super) fn names(value: &Value) -> &'static [&'static str] {
+pub(super) fn method_names(value: &Value) -> &'static [&'static str] {
     match value {
-        Value::Text(_) => &TEXT,
+        Value::Text(_) => &TEXT_METHODS,
         Value::Dict(_) => &["get", "items", "keys", "values", "copy", "fromkeys"],
         Value::List(_) => &["count", "index", "copy"],
         Value::Tuple(_) | Value::Range(_) => &["count", "index"],
@@ -33,7 +33,7 @@ pub(super) fn names(value: &Value) -> &'static [&'static str] {
     }
 }
 
-const TEXT: [&str; 47] = [
+const TEXT_METHODS: [&str; 47] = [
     "capitalize",
     "casefold",
     "center",
@@ -84,7 +84,7 @@ const TEXT: [&str; 47] = [
 ];
 
 /// Whether a method changes its value, which the sandbox of transformers forbids.
-pub(super) fn changes(value: &Value, name: &str) -> bool {
+pub(super) fn is_mutating(value: &Value, name: &str) -> bool {
     let names: &[&str] = match value {
         Value::Dict(_) => &["clear", "pop", "popitem", "setdefault", "update"],
         Value::List(_) => &[

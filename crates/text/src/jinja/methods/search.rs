@@ -1,9 +1,9 @@
-//! Python's string searches: `find`, `count`, `startswith` and their relatives.
+//! Implements Python's string searches, such as `find`, `count` and `startswith`.
 
 use super::super::args::Args;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
-use super::super::eval::places;
+use super::super::eval::slice_indices;
 use super::super::value::Value;
 
 /// A part of a text, and its start in characters.
@@ -13,9 +13,8 @@ struct Window<'a> {
 }
 
 impl Interpreter<'_> {
-    /// `find`, `count`, `startswith` and their relatives.
     pub(super) fn search(&self, text: &str, name: &str, args: Args) -> Result<Value> {
-        let [wanted, start, stop] = args.by_place(name, 1)?;
+        let [wanted, start, stop] = args.by_position(name, 1)?;
         let wanted = wanted.unwrap_or(Value::None);
         let window = self.window(text, start, stop)?;
         if matches!(name, "startswith" | "endswith") {
@@ -44,7 +43,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The text between two places; `None` if it begins after the end.
+    /// The text between two character indices; `None` if `start` is after the end of the text.
     fn window<'a>(
         &self,
         text: &'a str,
@@ -61,7 +60,7 @@ impl Interpreter<'_> {
             return Ok(None);
         }
         let parts = [beginning, stop.unwrap_or(Value::None), Value::None];
-        let (start, _, count) = places(&parts, len)?;
+        let (start, _, count) = slice_indices(&parts, len)?;
         let start = start as usize;
         let from = text
             .char_indices()

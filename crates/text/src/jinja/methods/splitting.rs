@@ -1,8 +1,8 @@
-//! Python's string splitting.
+//! Implements Python's string splitting.
 
 use super::super::characters::{is_alnum, is_blank};
 
-/// Cuts a text at a separator, at most `most` times, from the start or from the end.
+/// Splits a text at a separator, at most `most` times, from the start or from the end.
 pub(super) fn split<'a>(
     text: &'a str,
     separator: &str,
@@ -19,7 +19,7 @@ pub(super) fn split<'a>(
     }
 }
 
-/// Cuts a text at runs of white space.
+/// Splits a text at runs of white space.
 pub(super) fn split_blank(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_matches(is_blank);

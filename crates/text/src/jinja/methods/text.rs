@@ -1,4 +1,4 @@
-//! The methods of Python's `str`.
+//! Implements the methods of Python's `str`.
 
 use super::super::args::Args;
 use super::super::characters::is_blank;
@@ -17,17 +17,17 @@ impl Interpreter<'_> {
         args: Args,
     ) -> Result<Value> {
         if let Some(is) = predicate(name) {
-            args.none(name)?;
+            args.expect_none(name)?;
             return Ok(Value::Bool(is(text)));
         }
         if let Some(changed) = change(name) {
-            args.none(name)?;
+            args.expect_none(name)?;
             return Ok(Value::like(value, changed(text)));
         }
         let like = |text: String| Ok(Value::like(value, text));
         match name {
             "strip" | "lstrip" | "rstrip" => {
-                let [chars] = args.by_place(name, 0)?;
+                let [chars] = args.by_position(name, 0)?;
                 like(self.stripped(text, chars.as_ref(), name != "rstrip", name != "lstrip")?)
             }
             "split" | "rsplit" => {
@@ -41,13 +41,13 @@ impl Interpreter<'_> {
                 self.replace(value, text, old, new, count)
             }
             "removeprefix" | "removesuffix" => {
-                let [affix] = args.by_place(name, 1)?;
+                let [affix] = args.by_position(name, 1)?;
                 let affix = affix.unwrap_or(Value::None);
                 like(self.without_affix(text, &affix, name == "removeprefix")?)
             }
             "center" | "ljust" | "rjust" => self.justify(value, text, name, args),
             "zfill" => {
-                let [width] = args.by_place(name, 1)?;
+                let [width] = args.by_position(name, 1)?;
                 let width = self.whole(&width.unwrap_or(Value::None))?;
                 like(self.fill_with_zeros(text, width)?)
             }
@@ -57,7 +57,7 @@ impl Interpreter<'_> {
                 like(self.expand_tabs(text, usize::try_from(size).unwrap_or(0))?)
             }
             "join" => {
-                let [items] = args.by_place(name, 1)?;
+                let [items] = args.by_position(name, 1)?;
                 self.join(value, text, &items.unwrap_or(Value::None))
             }
             "encode" => {
@@ -66,10 +66,10 @@ impl Interpreter<'_> {
             }
             "format" => like(self.format_text(text, &args)?),
             "format_map" => {
-                let [mapping] = args.by_place(name, 1)?;
+                let [mapping] = args.by_position(name, 1)?;
                 like(self.format_map(text, &mapping.unwrap_or(Value::None))?)
             }
-            "translate" => match args.by_place(name, 1)? {
+            "translate" => match args.by_position(name, 1)? {
                 [Some(Value::Dict(table))] => like(self.translate(text, &table)?),
                 _ => Fault::other("translate takes a mapping"),
             },
@@ -98,7 +98,7 @@ impl Interpreter<'_> {
     fn fill_with_zeros(&self, text: &str, width: i64) -> Result<String> {
         let fill = usize::try_from(width).unwrap_or(0);
         let fill = fill.saturating_sub(text.chars().count());
-        self.check_repeated(1, fill)?;
+        self.check_allocation(1, fill)?;
         let signed = usize::from(text.starts_with(['+', '-']));
         Ok([&text[..signed], &"0".repeat(fill), &text[signed..]].concat())
     }
@@ -141,7 +141,7 @@ impl Interpreter<'_> {
     }
 
     pub(super) fn texts(&self, like: &Value, parts: Vec<&str>) -> Result<Value> {
-        self.check_repeated(parts.len(), size_of::<Value>())?;
+        self.check_allocation(parts.len(), size_of::<Value>())?;
         let parts = parts.into_iter();
         Value::list(
             parts
@@ -171,7 +171,7 @@ impl Interpreter<'_> {
     }
 
     fn partition(&self, value: &Value, text: &str, args: Args, from_end: bool) -> Result<Value> {
-        let [separator] = args.by_place("partition", 1)?;
+        let [separator] = args.by_position("partition", 1)?;
         let separator = separator.unwrap_or(Value::None);
         let separator = self.text_of(&separator)?;
         if separator.is_empty() {
@@ -217,13 +217,13 @@ impl Interpreter<'_> {
     ) -> Result<String> {
         let most = usize::try_from(count).unwrap_or(usize::MAX);
         let found = text.matches(old).take(most).count();
-        self.check_room(text.len())?;
-        self.check_repeated(new.len(), found)?;
+        self.check_memory(text.len())?;
+        self.check_allocation(new.len(), found)?;
         Ok(text.replacen(old, new, found))
     }
 
     fn justify(&self, value: &Value, text: &str, name: &str, args: Args) -> Result<Value> {
-        let [width, fill] = args.by_place(name, 1)?;
+        let [width, fill] = args.by_position(name, 1)?;
         let width = self.whole(&width.unwrap_or(Value::None))?;
         let fill = fill.unwrap_or_else(|| Value::text(" "));
         let mut chars = self.text_of(&fill)?.chars();
@@ -232,7 +232,7 @@ impl Interpreter<'_> {
         };
         let width = usize::try_from(width).unwrap_or(0);
         let pad = width.saturating_sub(text.chars().count());
-        self.check_repeated(fill.len_utf8(), pad)?;
+        self.check_allocation(fill.len_utf8(), pad)?;
         let padding = |count: usize| fill.to_string().repeat(count);
         Ok(Value::like(
             value,
@@ -246,7 +246,7 @@ impl Interpreter<'_> {
 
     fn expand_tabs(&self, text: &str, size: usize) -> Result<String> {
         let tabs = text.matches('\t').count();
-        self.check_repeated(size, tabs)?;
+        self.check_allocation(size, tabs)?;
         let (mut out, mut column) = (String::new(), 0);
         for character in text.chars() {
             match character {
@@ -287,7 +287,7 @@ impl Interpreter<'_> {
                 out.push_str(text.as_str())
             }
             self.step(1)?;
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
         }
         Ok(Value::like(value, out))
     }
@@ -351,14 +351,14 @@ impl Interpreter<'_> {
                     }
                 }
             }
-            self.check_room(out.len())?;
+            self.check_memory(out.len())?;
         }
         Ok(out)
     }
 
     fn make_table(&self, args: Args) -> Result<Value> {
         let code = |character: char| Value::Int(u32::from(character).into());
-        let [from, to, without] = args.by_place("maketrans", 1)?;
+        let [from, to, without] = args.by_position("maketrans", 1)?;
         let mut entries = Vec::new();
         match (from, to) {
             (Some(Value::Dict(dict)), None) => {

@@ -66,7 +66,7 @@ impl Parser {
     }
 
     pub(super) fn filter(&mut self, value: Option<Expr>) -> Result<Expr> {
-        let name = self.dotted()?;
+        let name = self.dotted_name()?;
         let arguments = if self.is_sign("(") {
             self.arguments()?
         } else {
@@ -77,7 +77,7 @@ impl Parser {
         expr(Kind::Filter(value.map(Box::new), name, arguments), depth)
     }
 
-    /// Parses the filters of a block's output.
+    /// Parses the filters of a block tag, such as `{% set text | upper %}`.
     pub(super) fn filters_of_block(&mut self) -> Result<Option<Expr>> {
         let mut filters = None;
         while self.skip_sign("|") {
@@ -86,7 +86,7 @@ impl Parser {
         Ok(filters)
     }
 
-    fn dotted(&mut self) -> Result<String> {
+    fn dotted_name(&mut self) -> Result<String> {
         let mut name = self.name()?;
         while self.skip_sign(".") {
             name.push('.');
@@ -98,7 +98,7 @@ impl Parser {
     fn test(&mut self, value: Expr) -> Result<Expr> {
         self.next();
         let is_negated = self.skip_name("not");
-        let name = self.dotted()?;
+        let name = self.dotted_name()?;
         let takes_one = match self.kind() {
             token::Kind::Name(name) => !matches!(name.as_str(), "else" | "or" | "and" | "is"),
             token::Kind::Text(_) | token::Kind::Int(_) | token::Kind::Float(_) => true,

@@ -1,4 +1,4 @@
-//! Parses expressions, in Jinja's operator precedence.
+//! Parses expressions with Jinja's operator precedence.
 
 use super::super::ast::{Comparison, Expr, Kind};
 use super::super::number::Arithmetic;
@@ -21,7 +21,7 @@ fn many(make: impl FnOnce(Vec<Expr>) -> Kind, items: Vec<Expr>) -> Result<Expr> 
 }
 
 impl Parser {
-    /// An expression, or a tuple of some without parentheses.
+    /// Parses an expression, or a tuple without parentheses.
     pub(super) fn tuple(&mut self, takes_condition: bool, ends: &[&str]) -> Result<Expr> {
         let mut items = Vec::new();
         let mut is_tuple = false;
@@ -35,7 +35,7 @@ impl Parser {
             items.push(if takes_condition {
                 self.expression()?
             } else {
-                self.deeper(Self::or)?
+                self.nested(Self::or)?
             });
             if !self.is_sign(",") {
                 break;
@@ -61,7 +61,7 @@ impl Parser {
     }
 
     pub(super) fn expression(&mut self) -> Result<Expr> {
-        self.deeper(Self::conditional)
+        self.nested(Self::conditional)
     }
 
     fn conditional(&mut self) -> Result<Expr> {
@@ -69,7 +69,7 @@ impl Parser {
         while self.skip_name("if") {
             let condition = self.or()?;
             let otherwise = if self.skip_name("else") {
-                Some(Box::new(self.deeper(Self::conditional)?))
+                Some(Box::new(self.nested(Self::conditional)?))
             } else {
                 None
             };
@@ -101,7 +101,7 @@ impl Parser {
 
     fn not(&mut self) -> Result<Expr> {
         if self.skip_name("not") {
-            single(Kind::Not, self.deeper(Self::not)?)
+            single(Kind::Not, self.nested(Self::not)?)
         } else {
             self.compare()
         }
@@ -200,11 +200,11 @@ impl Parser {
         let value = match self.kind() {
             token::Kind::Sign("-") => {
                 self.next();
-                single(Kind::Negative, self.deeper(|parser| parser.unary(false))?)?
+                single(Kind::Negative, self.nested(|parser| parser.unary(false))?)?
             }
             token::Kind::Sign("+") => {
                 self.next();
-                single(Kind::Positive, self.deeper(|parser| parser.unary(false))?)?
+                single(Kind::Positive, self.nested(|parser| parser.unary(false))?)?
             }
             _ => self.primary()?,
         };

@@ -8,9 +8,9 @@ use super::ast::{Expr, Kind, MacroBody, Statement};
 use super::lexer::lex;
 use super::token::{self, Token};
 
-/// Most nested levels of expressions and blocks.
+/// Maximum nesting depth of expressions and blocks.
 pub(super) const MAX_DEPTH: u16 = 200;
-/// Longest template.
+/// Maximum length of a template.
 const MAX_BYTES: usize = 4 << 20;
 
 type Result<T> = std::result::Result<T, String>;
@@ -50,12 +50,12 @@ pub(super) fn parse(source: &str) -> Result<Parsed> {
 struct Parser {
     tokens: Vec<Token>,
     at: usize,
-    /// Levels that are open.
+    /// Number of open expressions and blocks.
     depth: u16,
     macros: Vec<MacroBody>,
-    /// Loops that are open in this macro.
+    /// Number of open loops in the current macro.
     loops: usize,
-    /// Which of `varargs`, `kwargs` and `caller` this macro names.
+    /// Which of `varargs`, `kwargs` and `caller` the current macro uses.
     uses: [bool; 3],
 }
 
@@ -151,7 +151,7 @@ impl Parser {
         }
     }
 
-    fn deeper<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
             return Err(format!("the template nests deeper than {MAX_DEPTH} levels"));
         }
@@ -162,7 +162,7 @@ impl Parser {
     }
 }
 
-/// Makes an expression whose parts have this depth.
+/// Builds an expression; `depth` is the depth of its deepest part.
 fn expr(kind: Kind, depth: u16) -> Result<Expr> {
     if depth < MAX_DEPTH {
         Ok(Expr {

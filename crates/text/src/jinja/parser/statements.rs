@@ -9,7 +9,7 @@ impl Parser {
         self.statements(&[])
     }
 
-    /// Statements up to a tag of one of these names, whose name is next; without names up to the end of the template.
+    /// Parses statements up to a tag named in `ends`, whose name is the next token. Without `ends`, parses all.
     fn statements(&mut self, ends: &[&str]) -> Result<Vec<Statement>> {
         let mut body = Vec::new();
         loop {
@@ -35,7 +35,7 @@ impl Parser {
                     if ends.iter().any(|end| self.is_name(end)) {
                         return Ok(body);
                     }
-                    self.deeper(Self::statement)?
+                    self.nested(Self::statement)?
                 }
                 _ => return Err(format!("unexpected {}", self.found())),
             };
@@ -43,7 +43,7 @@ impl Parser {
         }
     }
 
-    /// The body of a tag up to one of `ends`, whose name is returned.
+    /// Parses the body of a tag up to a tag named in `ends`. Also returns the name of that tag.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Statement>, String)> {
         self.skip_sign(":");
         self.expect(&token::Kind::BlockEnd)?;
@@ -95,7 +95,7 @@ impl Parser {
                     _ => Action::Continue,
                 }
             }
-            // Nothing is escaped anyway.
+            // Escaping is off in all templates.
             "autoescape" if self.is_name("false") || self.is_name("False") => {
                 self.next();
                 return Ok(Action::Scope(self.body_to_end("endautoescape")?));
@@ -261,7 +261,7 @@ impl Parser {
         (self.loops, self.uses) = outer;
         let is_caller = end == "endcall";
         if is_caller {
-            // The names inside of a call's body may be those of the macro around it.
+            // The body of a call block may use the special names of the macro around it.
             for (outer, inner) in self.uses.iter_mut().zip(uses) {
                 *outer |= inner;
             }
@@ -271,7 +271,7 @@ impl Parser {
             parameters,
             defaults,
             body,
-            names: uses,
+            uses,
             is_caller,
         });
         Ok(self.macros.len() - 1)
@@ -304,7 +304,7 @@ impl Parser {
 
     fn single_target(&mut self) -> Result<Target> {
         if self.skip_sign("(") {
-            let target = self.deeper(|parser| parser.target(&[]))?;
+            let target = self.nested(|parser| parser.target(&[]))?;
             self.expect_sign(")")?;
             return Ok(target);
         }

@@ -1,4 +1,4 @@
-//! Tests of calls of earlier answers, in the forms that templates take.
+//! Tests that earlier tool calls get the form that a template expects.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn calls_are_in_the_content_where_a_template_leaves_them_out() {
 }
 
 #[test]
-fn ids_of_calls_are_short_where_the_template_wants_them() {
+fn call_ids_are_shortened_if_the_template_checks_their_length() {
     let long = "call_0123456789abcdef01234567";
     let chat = json!([
         say("user", "a"),
@@ -78,7 +78,7 @@ fn arguments_of_calls_are_bounded() {
 }
 
 #[test]
-fn calls_come_in_the_form_that_a_template_takes() {
+fn calls_have_the_form_that_a_template_expects() {
     let chat = json!([say("user", "a"), {"role": "assistant", "content": "", "tool_calls": [
         {"function": {"name": "f", "arguments": {"row": 4}}}]}]);
     let calls = |shown: &str| {

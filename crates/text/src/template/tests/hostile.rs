@@ -1,11 +1,11 @@
-//! Tests that no template ends the process, takes memory without bound or runs forever.
+//! Tests that no template crashes the process, takes memory without bound or runs forever.
 
 use super::*;
 
-/// Templates that consume as much as they can.
+/// Templates that try to exceed a limit.
 const TEMPLATES: &str = include_str!("../../../../../tests/fixtures/chat_templates/hostile.jsonl");
 
-/// Little enough that the whole list takes some seconds in a dev build.
+/// Low limits, so that all templates together take a few seconds in a dev build.
 const SMALL: Limits = Limits {
     instructions: 40_000,
     memory_bytes: 4 << 20,
@@ -74,7 +74,7 @@ fn templates_that_ask_for_too_much_are_refused() {
 }
 
 #[test]
-fn sources_that_nest_deep_are_refused() {
+fn deeply_nested_sources_are_refused() {
     for (first, repeated, last) in [
         ("", "(", "1"),
         ("", "[", "1"),
@@ -125,8 +125,8 @@ fn sources_that_nest_deep_are_refused() {
     }
 }
 
-/// A filter takes instructions for the bytes that it reads. These filters read no items of a list, so that templates
-/// may ask for the number of messages in a loop over them.
+/// A filter is charged instructions for the bytes that it reads. These filters read no items of a list, so that
+/// templates may call `messages | length` in a loop over messages.
 #[test]
 fn filters_that_read_no_item_cost_the_same_at_any_length() {
     let thousandfold = |value: &str, filter: &str| {

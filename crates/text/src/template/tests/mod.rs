@@ -210,7 +210,7 @@ fn mistral_rejects_roles_out_of_order_with_its_own_message() {
 }
 
 #[test]
-fn qwen3_drops_old_thoughts_and_can_skip_thinking() {
+fn qwen3_drops_old_reasoning_and_can_skip_thinking() {
     let chat = json!([
         say("user", "a"), say("assistant", "<think>\nold\n</think>\n\nb"), say("user", "c"),
         {"role": "assistant", "content": null, "tool_calls": [
@@ -235,7 +235,7 @@ fn qwen3_drops_old_thoughts_and_can_skip_thinking() {
 }
 
 #[test]
-fn tojson_writes_what_python_writes() {
+fn tojson_writes_the_same_text_as_python() {
     let chat =
         json!([{"role": "user", "content": "é<>&'\"\u{1f600}\n", "b": {"z": 1, "a": [1.5, {}]}}]);
     let one = |filter: &str| render(&format!("{{{{ messages[0]{filter} }}}}"), chat.clone());
@@ -434,7 +434,7 @@ fn none_is_not_iterable_and_text_is() {
 }
 
 #[test]
-fn thoughts_have_every_name_that_templates_use() {
+fn reasoning_is_copied_to_every_field_that_templates_read() {
     let source = "{% for m in messages %}{{ m.thinking }}|{{ m.reasoning_content }} {% endfor %}";
     for name in ["thinking", "reasoning_content", "reasoning"] {
         let chat = json!([say("user", "a"), {"role": "assistant", "content": "b", name: "So"}]);
