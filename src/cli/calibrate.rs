@@ -44,11 +44,10 @@ pub struct CalibrateArgs {
     /// Tokens of each piece into which the text is cut
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     piece_tokens: u32,
-    /// Channels by which tokens are chosen where the recall is measured; if not given, a quarter of a key's and at
-    /// least 32
+    /// Key channels in the labels when recall is measured; if not given, a quarter of a key's channels and at least 32
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ds_heavy_channel_num: Option<u32>,
-    /// Tokens to choose where the recall is measured: how many of the best that the whole key would choose are found
+    /// Tokens that labels select when recall is measured: recall is the share of the best tokens that they find
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     ds_heavy_token_num: u32,
     /// JSON file to write, for --ds-channel-config-path

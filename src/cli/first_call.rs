@@ -1,4 +1,4 @@
-//! Chooses the example request that `serve` prints at its start, so that the served model can answer it.
+//! Chooses an example request that the served model can answer, for `serve` to print at its start.
 
 use serde_json::json;
 use souffleur::model::text::{ChatPrompt, TextModel};

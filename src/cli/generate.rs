@@ -104,7 +104,7 @@ struct SamplingFlags {
     /// String that ends the output; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = "Sampling")]
     stop: Vec<String>,
-    /// Go on after the end-of-text token
+    /// Continue after the end-of-text token
     #[arg(long, help_heading = "Sampling")]
     ignore_eos: bool,
 }

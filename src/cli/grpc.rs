@@ -9,7 +9,7 @@ use souffleur::server::{AppState, ServerConfig};
 use super::failure::Failure;
 
 /// How long clients may continue to read their answers after the engine has stopped.
-const READING_PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub struct GrpcServing {
@@ -22,7 +22,7 @@ impl GrpcServing {
         let Some(mut server) = self.server else {
             return;
         };
-        let ended = actix_web::rt::time::timeout(READING_PATIENCE, &mut server).await;
+        let ended = actix_web::rt::time::timeout(READ_TIMEOUT, &mut server).await;
         if ended.is_err() {
             tracing::warn!(
                 "closing gRPC connections of clients that read their answers too slowly"
@@ -33,13 +33,13 @@ impl GrpcServing {
 }
 
 #[derive(Default)]
-pub struct GrpcDoor {
+pub struct GrpcListener {
     #[cfg(feature = "grpc")]
     listener: Option<std::net::TcpListener>,
 }
 
 #[cfg(feature = "grpc")]
-impl GrpcDoor {
+impl GrpcListener {
     pub fn open(config: &ServerConfig) -> Result<Self, Failure> {
         let Some(port) = config.grpc_port else {
             return Ok(Self::default());
@@ -76,7 +76,7 @@ impl GrpcDoor {
 }
 
 #[cfg(not(feature = "grpc"))]
-impl GrpcDoor {
+impl GrpcListener {
     pub fn open(_: &ServerConfig) -> Result<Self, Failure> {
         Ok(Self::default())
     }

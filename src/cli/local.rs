@@ -20,7 +20,7 @@ impl From<HubError> for Failure {
     }
 }
 
-/// Sets the path of a local model: of the bundled one if none is given, or of the downloaded one for a hub id.
+/// Sets `model_path` to local files: of the bundled model if no path is given, or of the downloaded model for a hub id.
 pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.model_path.as_os_str().is_empty() {
         if let Some(revision) = config.revision {
@@ -34,8 +34,8 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(hub::localise(config, &mut progress::download_bar())?)
 }
 
-/// The path of the files that describe a model: the path itself, or that of the downloaded files of a hub id.
-/// Separate weight files are not downloaded.
+/// Returns the path of the files that describe a model. For a hub id, downloads these files, without separate weight
+/// files.
 pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(model) = HubModel::of_path(path) else {
         return Ok(path.to_owned());
@@ -50,7 +50,7 @@ pub fn has_chat_template(parts: &EngineParts) -> bool {
     text.is_some_and(|text| text.has_chat_template())
 }
 
-/// As [`with_model`], for a command that needs the tokenizer.
+/// Like [`with_model`], for a command that needs the tokenizer.
 pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
     if config.skip_tokenizer_init {
         let reason = "this command needs the tokenizer: remove --skip-tokenizer-init";

@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
     readahead::start();
     if let Err(error) = signals::survive_full_files() {
         let reason = format!(
-            "souffleur: failed to set the handler of SIGXFSZ, which ends this process without it: {error}"
+            "souffleur: failed to handle SIGXFSZ, so reaching the file size limit ends this process: {error}"
         );
         let _ = writeln!(std::io::stderr(), "{reason}");
     }

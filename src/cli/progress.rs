@@ -7,7 +7,7 @@ use souffleur::hub::Transfer;
 /// A download is logged each time this percentage of it completes.
 const LOGGED_PERCENT: u64 = 10;
 
-/// A progress bar of the bytes of weights that are loaded, which clears itself at the end.
+/// A progress bar of the loaded bytes of weights, which clears itself at the end.
 pub fn weights_bar() -> Progress {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("weights {wide_bar} {bytes}/{total_bytes}");

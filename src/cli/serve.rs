@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::failure::Failure;
 use super::first_call::first_call;
-use super::grpc::GrpcDoor;
+use super::grpc::GrpcListener;
 use super::output::say;
 use super::signals::{HangUps, Signals};
 use super::traces::{self, Tracing};
@@ -30,12 +30,12 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let began = Instant::now();
     let metrics = telemetry::install_recorder()?;
     let listener = listen(&settings.server)?;
-    let grpc = GrpcDoor::open(&settings.server)?;
+    let grpc = GrpcListener::open(&settings.server)?;
     let start = || start_on_thread(settings.engine);
     let traces = traces::start(&settings.server)?;
     let traced = traces.clone();
-    let doors = (listener, grpc);
-    let serving = serve(settings.server, start, doors, metrics, traced, began);
+    let listeners = (listener, grpc);
+    let serving = serve(settings.server, start, listeners, metrics, traced, began);
     let served = System::new().block_on(serving);
     traces.end();
     served
@@ -50,13 +50,12 @@ fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Receives the outcome of the engine's start: the engine, or the error.
 type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
 
 async fn serve(
     server_config: ServerConfig,
     start: impl FnOnce() -> Starting,
-    (listener, grpc): (TcpListener, GrpcDoor),
+    (listener, grpc): (TcpListener, GrpcListener),
     metrics: PrometheusHandle,
     traces: Tracing,
     began: Instant,
@@ -237,20 +236,20 @@ mod tests {
             rebuild_backoff_s: 0.0,
             ..EngineConfig::default()
         };
-        Engine::start_with(config, parts).expect("it starts once")
+        Engine::start_with(config, parts).expect("the engine starts")
     }
 
     /// Sends one request on its own connection, and returns the response.
     fn ask(address: SocketAddr) -> String {
         let body = r#"{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4}}"#;
-        let mut stream = TcpStream::connect(address).expect("it listens");
+        let mut stream = TcpStream::connect(address).expect("the server listens");
         let length = body.len();
         write!(
             stream,
             "POST /generate HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
              Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
         )
-        .expect("it reads");
+        .expect("the server reads the request");
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer);
         answer
@@ -264,7 +263,7 @@ mod tests {
             ..ServerConfig::default()
         };
         let listener = listen(&server_config).expect("a port is free");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener is bound");
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let start = || {
             let (started, starting) = oneshot::channel();
@@ -272,7 +271,7 @@ mod tests {
             starting
         };
         let client = std::thread::spawn(move || {
-            // Repeats until the engine is in its slot, and the request makes its executor panic.
+            // Repeats until the engine has started; the request then makes its executor panic.
             loop {
                 let answer = ask(address);
                 if !answer.contains("\"loading\"") {
@@ -282,8 +281,8 @@ mod tests {
         });
         let began = Instant::now();
         let traces = Tracing::default();
-        let doors = (listener, GrpcDoor::default());
-        let served = serve(server_config, start, doors, metrics, traces, began);
+        let listeners = (listener, GrpcListener::default());
+        let served = serve(server_config, start, listeners, metrics, traces, began);
         let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
             panic!("serve must fail");
         };

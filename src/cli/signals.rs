@@ -106,7 +106,7 @@ impl Signals {
         })
     }
 
-    /// Also receives SIGHUP. Otherwise its disposition stays as inherited: `nohup` ignores it.
+    /// Also receives SIGHUP. Without this call, SIGHUP keeps its inherited disposition: `nohup` ignores the signal.
     pub fn with_hang_up(self) -> io::Result<Self> {
         Ok(Self {
             hang_up: Some(signal(SignalKind::hangup())?),

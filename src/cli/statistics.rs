@@ -92,7 +92,7 @@ mod tests {
             (90.0, 37.0),
             (100.0, 40.0),
         ] {
-            let got = percentile(&samples, percent).expect("there are samples");
+            let got = percentile(&samples, percent).expect("the list has samples");
             assert!((got - expected).abs() < 1e-12, "{percent}: {got}");
         }
         assert_eq!(percentile(&[7.0], 99.0), Some(7.0));
@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(Summary::of(&samples), Some(expected));
         assert_eq!(Summary::of(&[]), None);
-        let quartiles = Quartiles::of(&samples).expect("there are samples");
+        let quartiles = Quartiles::of(&samples).expect("the list has samples");
         assert_eq!(
             (quartiles.lower, quartiles.median, quartiles.upper),
             (26.0, 51.0, 76.0)

@@ -13,9 +13,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use super::failure::Failure;
 use crate::cli::settings::log::LogConfig;
 
-/// Messages by target and prefix that actix logs as errors although clients cause them: invalid HTTP requests and
+/// Messages, by target and prefix, that actix logs as errors although clients cause them: invalid HTTP requests and
 /// broken WebSocket frames. They are dropped, since any client could fill the log with them. `actix_http=trace` still
-/// shows the former.
+/// shows invalid requests.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::h1::dispatcher", "stream error: "),
     ("actix_http::ws::codec", "Unfinished fragment "),
@@ -28,7 +28,7 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let stderr = std::io::stderr;
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = lines.with_ansi(stderr().is_terminal());
-    // Otherwise the layer reports a failed write (full file, closed pipe) by `eprintln!`, which panics if stderr fails.
+    // By default, failed writes (full disk, closed pipe) are reported by `eprintln!`, which panics if stderr fails.
     let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();

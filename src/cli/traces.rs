@@ -9,7 +9,7 @@ type Exporter = std::sync::Arc<souffleur::server::otlp::Otlp>;
 #[cfg(not(feature = "otlp"))]
 type Exporter = std::convert::Infallible;
 
-/// How long the last spans may take to be sent at exit.
+/// Timeout for sending the last spans at exit.
 #[cfg(feature = "otlp")]
 const FLUSH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 

@@ -1,4 +1,4 @@
-//! Calibrates double sparsity: ranks the channels of a model's keys over the tokens of a text.
+//! Calibrates double sparsity: ranks a model's key channels by their importance over the tokens of a text.
 
 use std::path::PathBuf;
 
@@ -12,13 +12,13 @@ use souffleur_model::loader::LoadFormat;
 use souffleur_model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
 
 const CHUNK_TOKENS: usize = 512;
-/// Recall is measured on one query in this many, since each sorts all tokens before it.
+/// Recall is measured on every 61st query only: each measurement sorts all earlier tokens.
 const RECALL_EVERY: usize = 61;
 
 #[derive(Clone, Debug)]
 pub struct CalibrationRequest {
     pub model: PathBuf,
-    /// `None` for the file's element type.
+    /// `None` for the checkpoint's data type.
     pub dtype: Option<Dtype>,
     pub quantization: Option<Quantization>,
     pub load_format: LoadFormat,
@@ -26,7 +26,7 @@ pub struct CalibrationRequest {
     pub tokens: Vec<u32>,
     /// Tokens of each piece of the text, at most the model's context length; each piece starts with an empty context.
     pub piece_tokens: usize,
-    /// File of channels to write.
+    /// Channel file to write (`ds_channel_config_path`).
     pub output: PathBuf,
     pub recall: Option<RecallRequest>,
 }
@@ -34,7 +34,7 @@ pub struct CalibrationRequest {
 /// The selection of tokens whose recall is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct RecallRequest {
-    /// Channels of a label, at most those of a key; the engine's default if `None`.
+    /// Key channels in a token's label, at most all of them; `None` for the engine's default.
     pub channels: Option<usize>,
     /// Tokens to select, including the query's own.
     pub tokens: usize,
@@ -43,16 +43,16 @@ pub struct RecallRequest {
 #[derive(Clone, Debug)]
 pub struct Calibrated {
     pub n_layers: usize,
-    /// The recall of each ranking: the share of the best tokens that labels find. It is measured only on queries that
-    /// see at least twice as many tokens as they select.
+    /// The recall of each ranking: the share of the tokens with the highest exact scores that the labels also select.
+    /// Only queries that see at least twice as many tokens as they select are measured.
     pub recall: Vec<(ChannelType, f64)>,
 }
 
 /// Runs the text through the model on the CPU, and writes the ranking of the key channels to a file.
 ///
 /// # Errors
-/// [`LoadError`] when the model cannot be loaded or cannot be sparse, when the text holds a token beyond the
-/// vocabulary, and when the file cannot be written.
+/// [`LoadError`] when the model cannot be loaded or does not support double sparsity, when the text holds a token
+/// beyond the vocabulary, and when the file cannot be written.
 pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> {
     let dir = &request.model;
     let described = describe(
@@ -124,7 +124,7 @@ fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> Channe
     }
 }
 
-/// Measures the recall of one ranking of the file that was written.
+/// Measures the recall of one ranking in the channel file at `request.output`.
 fn measure(
     executor: &mut CpuExecutor,
     texts: &[&[u32]],

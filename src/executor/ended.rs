@@ -1,12 +1,12 @@
 //! Skips rows whose output has ended, in steps that were planned before the end was known.
 //!
-//! A step is planned while the previous one runs, so it also decodes the sequences that end in the previous one. The
-//! executor records the starts and results of rows here, and skips ended rows before a step begins; their results say
-//! that no token was fed.
+//! A step is planned while the previous one runs, so it also decodes sequences that end in the previous one. The
+//! executor records the starts and results of rows here, and skips ended rows before a step begins; the results of
+//! skipped rows have no token and `accepted` 0.
 //!
-//! Results show ends by a token, a grammar or an error; the Scheduler reports all others. Prefills are never skipped,
-//! since the tree may have their K/V already. A GPU receives a step before the previous one has ended, so there a row
-//! decodes once more after its last token.
+//! Ends by a token, a grammar or an error appear in the results; the Scheduler reports all other ends. Prefills are
+//! never skipped, since the radix tree may already have their K/V. A GPU receives a step before the previous one has
+//! ended, so a row on a GPU decodes once more after its last token.
 
 use std::sync::Arc;
 
@@ -18,11 +18,10 @@ use souffleur_state::sampling::SamplingParams;
 use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, RowWork, StepPlan};
 
 pub struct EndedRows {
-    /// Tokens that end every output.
     eos_token_ids: Arc<[u32]>,
     sequences: FxHashMap<SeqId, Tracked>,
     rows: FxHashMap<RowId, SeqId>,
-    /// Steps to come that may have been planned before the last end was known.
+    /// Number of upcoming steps that may have been planned before the last end was known.
     n_suspect: usize,
 }
 
@@ -32,12 +31,12 @@ struct Tracked {
     has_ended: bool,
 }
 
-/// The rows that were removed from a step: their indices and sequences, ascending.
+/// The indices and sequences of rows that were removed from a step, in ascending order.
 #[derive(Debug, Default)]
 pub struct SkippedRows(SmallVec<[(usize, SeqId); 4]>);
 
 impl EndedRows {
-    /// `eos_token_ids` end the output of a request, unless it ignores EOS.
+    /// `eos_token_ids` end the output of each request that does not ignore EOS.
     pub fn new(eos_token_ids: Arc<[u32]>) -> Self {
         Self {
             eos_token_ids,
@@ -61,14 +60,14 @@ impl EndedRows {
         }
     }
 
-    /// Forgets the former sequence of a row that has a new one, unless the former sequence has another row by now.
+    /// Forgets the former sequence of a row, unless that sequence is in another row now.
     fn forget(&mut self, seq: SeqId, row: RowId) {
         if self.sequences.get(&seq).is_some_and(|had| had.row == row) {
             self.sequences.remove(&seq);
         }
     }
 
-    /// Notes that a sequence has ended for a reason that no step's result shows: a stop string, a cancellation.
+    /// Records that a sequence has ended for a reason that is not in a step's result: a stop string, a cancellation.
     pub fn end(&mut self, seq: SeqId) {
         if let Some(tracked) = self.sequences.get_mut(&seq) {
             tracked.has_ended = true;
@@ -76,7 +75,7 @@ impl EndedRows {
         }
     }
 
-    /// Notes the rows that end with these results: by a token, by their grammar, or by an error.
+    /// Records the sequences that end with these results: by a token, by their grammar, or by an error.
     pub fn note(&mut self, results: &[RowResult]) {
         for result in results {
             if self.ends(result) {
@@ -127,7 +126,7 @@ impl SkippedRows {
         self.0.is_empty()
     }
 
-    /// Inserts the results of skipped rows: no token, and none fed.
+    /// Inserts results without tokens for the skipped rows.
     pub fn put_back(self, results: &mut Vec<RowResult>) {
         for (place, seq) in self.0 {
             let result = RowResult {

@@ -1,10 +1,10 @@
-//! An executor without a model, for tests and for hosts that want to try the engine's machinery.
+//! An executor without a model, for tests and for trying out the engine.
 //!
-//! The "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is freed
-//! too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole context is
-//! checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is copied
-//! at another position, from another sequence or before it was written ends the step. Where layers have windows, a
-//! second table holds the hash too, and each step reads all of it that its queries see.
+//! The "K/V" of a position is a hash of all tokens up to this position. It is read back through the page table, so a
+//! page that is freed too early, remapped wrongly or written twice changes the output; with `verify`, every step checks
+//! the whole context. A recurrent state is the same hash in a state slot: a state of another position or sequence, or
+//! one that was never written, fails the step. With sliding windows, a second page table also has the hashes, and each
+//! step checks the hashes that its queries see.
 
 mod blocks;
 mod hashes;
@@ -45,7 +45,7 @@ pub struct FakeOptions {
     pub vocab_size: u32,
     /// Checks every slot of the context at every step.
     pub verify: bool,
-    /// Slots for states of sequences; 0 for a model whose layers keep none.
+    /// Slots for recurrent states; 0 for a model without them.
     pub n_states: usize,
     /// Length of an embedding, whose values derive from the hashes; 0 for a model without embeddings.
     pub hidden_size: usize,
@@ -55,7 +55,7 @@ pub struct FakeOptions {
 
 pub struct FakeExecutor {
     options: FakeOptions,
-    /// Chooses the tokens; without a script, the hash of the context does.
+    /// Determines the output; without a script, the context's hash does.
     script: Option<Script>,
     /// One hash per slot.
     kv: Vec<u64>,
@@ -76,13 +76,13 @@ struct FakeRow {
     pool: Option<PoolSum>,
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
-    /// One for each of `pages`; the dummy where none is named.
+    /// One for each of `pages`; the dummy page where none is mapped.
     window_pages: Vec<PageId>,
     state: Option<StateSlot>,
 }
 
 impl FakeRow {
-    /// The token after the first `known` tokens, which have this hash.
+    /// The token after the first `known` tokens, whose hash is `hash`.
     fn next_token(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
         match &self.answer {
             // The answer ends with EOS, which is repeated if the row continues.
@@ -206,7 +206,7 @@ impl FakeExecutor {
         state.ok_or_else(|| rejected(seq, "names a state that does not exist"))
     }
 
-    /// Compares a row's state with the tokens that it must have seen.
+    /// Checks that a row's state is the hash of its first `n_tokens` tokens.
     fn verify_state(&mut self, row: &FakeRow, n_tokens: usize) -> Result<(), StepError> {
         let Some(slot) = row.state else {
             return Ok(());
@@ -218,13 +218,13 @@ impl FakeExecutor {
             Ok(())
         } else {
             Err(StepError::Lost(format!(
-                "state {slot} of {} is not that after {n_tokens} tokens",
+                "state {slot} of {} is not the state after {n_tokens} tokens",
                 row.seq
             )))
         }
     }
 
-    /// Feeds the tokens of a row's work to its state, and copies the state where the work asks for it.
+    /// Feeds the tokens of a row's work to its state, and copies the state at the positions of `work.saves`.
     fn feed_state(&mut self, row: &FakeRow, work: &StepRow) -> Result<(), StepError> {
         let Some(live) = row.state else {
             return if work.saves.is_empty() {
@@ -340,7 +340,7 @@ impl FakeExecutor {
         })
     }
 
-    /// Takes the row of the work, after checking that it has the tokens.
+    /// Removes the row of `work` from `rows`. An error if the row lacks tokens that `work` computes.
     fn take_row(&mut self, work: &StepRow) -> Result<FakeRow, StepError> {
         let row = self
             .rows
@@ -355,13 +355,13 @@ impl FakeExecutor {
         {
             let known = row.tokens.len();
             return Err(StepError::Rejected(format!(
-                "decode at {position} of {known} tokens"
+                "cannot decode position {position}: the row has {known} tokens"
             )));
         }
         if row.tokens.len() < end as usize {
             let known = row.tokens.len();
             return Err(StepError::Rejected(format!(
-                "prefill to {end} of {known} tokens"
+                "cannot prefill up to position {end}: the row has {known} tokens"
             )));
         }
         Ok(row)
@@ -391,7 +391,7 @@ impl FakeExecutor {
             if self.kv[self.slot(row, position)?] != expected {
                 let seq = row.seq;
                 return Err(StepError::Lost(format!(
-                    "K/V of {seq} at {position} belongs to another sequence"
+                    "K/V of {seq} at position {position} belongs to another sequence"
                 )));
             }
         }
@@ -428,7 +428,7 @@ impl Executor for FakeExecutor {
     }
 }
 
-/// The token, or, if the row's grammar forbids it, the next allowed one (modulo the vocabulary).
+/// Returns `token`, or, if the grammar forbids it, the next allowed token (modulo the vocabulary).
 fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     let Some(grammar) = grammar else {
         return token;
@@ -441,7 +441,7 @@ fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     next.unwrap_or(token)
 }
 
-/// The tokens that a fake executor generates after a prompt, without any cache: every schedule must give the same.
+/// The tokens that a fake executor generates after a prompt, whatever the schedule and the cache.
 pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u32) -> Vec<u32> {
     let mut hash = prompt.iter().fold(0, |hash, token| mix(hash, *token));
     let mut output = Vec::with_capacity(n_tokens);
@@ -453,7 +453,7 @@ pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u
     output
 }
 
-/// The scores of a sampled token, whose logit is above the others.
+/// The log probabilities after a sampled token, whose logit is raised above all others.
 fn output_scores(hash: u64, token: u32, vocab_size: u32, wish: &LogprobWish) -> TokenLogprobs {
     let mut logits = fake_logits(hash, vocab_size);
     if let Some(logit) = logits.get_mut(token as usize) {

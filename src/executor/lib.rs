@@ -1,7 +1,7 @@
 //! The trait [`Executor`], which runs steps, and its implementations.
 //!
-//! A [`StepPlan`] contains rows, positions and pages only; tensors, weights and KV buffers stay on the executor's side.
-//! Every implementation runs on its own OS thread and is handed steps in the order of their
+//! A [`StepPlan`] contains rows, positions and pages only; tensors, weights and KV buffers are private to the executor.
+//! Every implementation runs on its own OS thread and receives steps in the order of their
 //! [`StepId`](souffleur_base::ids::StepId).
 
 #[doc(hidden)]
@@ -34,9 +34,9 @@ use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
 /// Runs steps: owns the weights, the KV buffers, the page table and the sampler.
 ///
-/// [`Executor::launch`] takes steps in the order of their ids. An executor whose device works by itself returns
-/// [`Launch::UnderWay`] and gets the next step before [`Executor::finish`] returns the result of this one; one that
-/// computes on the calling thread implements only [`Executor::run`].
+/// [`Executor::launch`] takes steps in the order of their ids. An executor with an asynchronous device returns
+/// [`Launch::UnderWay`], and gets the next step before [`Executor::finish`] returns the current step's result. An
+/// executor that computes on the calling thread implements only [`Executor::run`].
 pub trait Executor: Send {
     /// Runs one step to its end and returns one result for each row of the plan, in the plan's order. No step may be
     /// in flight.

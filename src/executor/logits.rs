@@ -1,4 +1,4 @@
-//! Logits at every position of a prompt, for comparison with other implementations (tools/oracle/compare.py).
+//! Computes the logits at every position of a prompt, for comparison with other implementations.
 
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,9 @@ const CHUNK_TOKENS: usize = 512;
 #[derive(Clone, Debug)]
 pub struct LogitsRequest {
     pub model: PathBuf,
-    /// `None` for the file's element type.
+    /// `None` for the checkpoint's data type.
     pub dtype: Option<Dtype>,
-    /// `None` for the element type of the matrices.
+    /// `None` for the data type of the weights.
     pub kv_dtype: Option<KvDtype>,
     pub quantization: Option<Quantization>,
     pub threads: usize,
@@ -35,7 +35,7 @@ struct Input {
 /// Computes the logits of all prompts in a file and writes them into another.
 ///
 /// # Errors
-/// [`LoadError`] naming the file: the model's, the input or the output.
+/// [`LoadError`] that names the file: a model file, the input or the output.
 pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
     let io = |file: &Path| {
         let file = file.to_owned();
@@ -60,8 +60,8 @@ pub fn write_logits(request: &LogitsRequest) -> Result<(), LoadError> {
         .map_err(|error| format_error(&request.output, error.to_string()))
 }
 
-/// Runs each prompt through the requested model on the CPU; `on_logits(prompt, position, logits)` sees every position
-/// in order. The request's input and output files are not used.
+/// Runs each prompt through the requested model on the CPU, and calls `on_logits(prompt, position, logits)` for every
+/// position in order. The request's input and output files are not used.
 ///
 /// # Errors
 /// [`LoadError`] when the model cannot be loaded, or a prompt is empty or holds a token beyond the vocabulary.

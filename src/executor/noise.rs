@@ -1,4 +1,4 @@
-//! Decodes after a context of random K/V: the cost of a step there, without the prefill.
+//! Measures decode steps after a context of random K/V, without a prefill.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use souffleur_state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, Ta
 #[derive(Clone, Debug)]
 pub struct NoiseRequest {
     pub model: PathBuf,
-    /// `None` for the file's element type.
+    /// `None` for the checkpoint's data type.
     pub dtype: Option<Dtype>,
     pub quantization: Option<Quantization>,
-    /// `None` for the element type of the matrices.
+    /// `None` for the data type of the weights.
     pub kv_dtype: Option<KvDtype>,
     pub load_format: LoadFormat,
     pub threads: usize,
@@ -76,7 +76,7 @@ impl NoiseContext {
         })
     }
 
-    /// Tokens before the first decoded one.
+    /// Number of tokens before the first decoded token.
     pub fn context_tokens(&self) -> usize {
         self.prompt.len()
     }

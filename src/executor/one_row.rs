@@ -1,11 +1,11 @@
-//! Options of an executor with a single caller, for one sequence at a time.
+//! Options of a CPU executor that runs one sequence at a time.
 
 use crate::cpu::CpuOptions;
 use souffleur_kernels::cpu::Numa;
 use souffleur_model::loader::LoadFormat;
 
 impl CpuOptions {
-    /// Options for one row and `n_pages` pages of one token, with the element types of the model's file.
+    /// Options for one row and `n_pages` pages of one token, with the checkpoint's data types.
     pub(super) fn for_one_row(n_pages: usize, threads: usize) -> Self {
         Self {
             dtype: None,

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use souffleur_state::step::{PIPELINE_DEPTH, RowResult, RowVerdict, StepPlan};
 
-/// Buffers of results that are kept: one more than steps are in flight at once.
+/// Most buffers that are kept: one more than the steps in flight.
 const MAX_SPENT: usize = PIPELINE_DEPTH + 1;
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! A row of the page table in use, as an executor knows it.
+//! The executor's record of one row of the page table.
 
 use std::sync::Arc;
 
@@ -8,24 +8,24 @@ use souffleur_state::prompt_vectors::PromptVectors;
 
 pub(super) struct Row {
     pub(super) seq: SeqId,
-    /// Prompt, and output from before the row started.
+    /// The prompt, and the output sampled before the row started.
     pub(super) tokens: Arc<[u32]>,
     pub(super) prompt_tokens: usize,
-    /// The prompt consists of vectors, not tokens.
+    /// Whether the prompt consists of vectors, not tokens.
     pub(super) has_vectors: bool,
     /// The prompt's vectors, until the last of them is computed.
     pub(super) vectors: Option<Arc<PromptVectors>>,
     /// The sum of states for the prompt's embedding, until the embedding is complete.
     pub(super) pool: Option<PoolSum>,
     pub(super) n_pages: usize,
-    /// Window pages of the row's window table, where layers have windows, and the index of the first mapped one.
+    /// Number of the row's sliding-window pages; `first_window` is the index of the first mapped page.
     pub(super) n_windows: usize,
     pub(super) first_window: usize,
-    /// The number of tokens sampled by the steps launched since the row started.
+    /// Number of tokens sampled by the steps launched since the row started.
     pub(super) sampled_tokens: usize,
     /// The K/V of positions below this is stored once the steps launched so far have run.
     pub(super) computed: usize,
-    /// The live state of its layers, where some keep one.
+    /// The slot of the row's recurrent state, if layers keep one.
     pub(super) live: Option<StateSlot>,
     /// Whether the sequence uses the RoPE of long sequences.
     pub(super) is_long: bool,

@@ -1,7 +1,6 @@
-//! The executor's record of its rows, derived from plans alone.
+//! The executor's record of its rows, updated from step plans.
 //!
-//! All state here advances when a step is launched: with one step in flight, the tokens that earlier steps sample are
-//! counted before they have been read.
+//! The record is updated when a step is launched: it already counts the tokens that steps in flight will sample.
 
 use std::ops::Range;
 
@@ -41,7 +40,7 @@ impl Rows {
         self.limits.block_tokens = Some(block_tokens);
     }
 
-    /// Notes that a step was lost. The contents of the rows are unknown: even a row's next input token may never have
+    /// Records that a step was lost. The contents of the rows are unknown: even a row's next input token may never have
     /// been sampled, and a kernel that reads garbage as a token reads out of bounds.
     pub(super) fn lose(&mut self) {
         let ids = (0..).map(RowId::new);
@@ -70,9 +69,9 @@ impl Rows {
         worked.chain(edited).find(is_lost)
     }
 
-    /// Starts a row. The plan must have passed [`Self::check`], here and below.
+    /// Starts a row. This method and those below require a plan that passed [`Self::check`].
     pub(super) fn start(&mut self, start: &RowStart) {
-        // Fixed for the whole sequence, retractions included: all of its cached keys need the same RoPE.
+        // `is_long` never changes for a sequence, even if it is retracted: all cached keys need the same RoPE.
         let longest = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let long_above = self.limits.long_above;
         self.lost.remove(&start.row);
@@ -96,7 +95,7 @@ impl Rows {
         });
     }
 
-    /// Counts the pages that a row gets, and returns the index in the row of the first page that is written.
+    /// Counts the pages that a row is granted. Returns the index of the first changed entry in the row's page table.
     pub(super) fn edit(&mut self, delta: &TableDelta) -> usize {
         match delta {
             TableDelta::Append { row, pages } => {
@@ -118,7 +117,7 @@ impl Rows {
         }
     }
 
-    /// Adds the normed state of a row's token to its embedding; the prompt's last token completes the result.
+    /// Adds the normed hidden state of a token to the row's embedding; the prompt's last token completes the embedding.
     pub(super) fn pool(
         &mut self,
         row: RowId,
@@ -141,8 +140,8 @@ impl Rows {
         row.pool = None;
     }
 
-    /// The vectors among the tokens that a row computes, the first of which has this index in the step. The row drops
-    /// its prompt with the last of them, since each is computed once.
+    /// Returns the prompt's vectors at the positions of `work`, whose first token has index `first_token` in the step.
+    /// The row drops the vectors with the last position, since each is computed once.
     pub(super) fn take_vectors(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
         let RowWork::Prefill { positions } = &work.work else {
             return None;
@@ -179,7 +178,7 @@ impl Rows {
         self.limits.n_state_slots.is_some()
     }
 
-    /// The positions of its prompt whose states a row's embedding still needs, among these.
+    /// Those of `positions` whose hidden states the embedding of the row's prompt still needs.
     pub(super) fn pooled(&self, row: RowId, positions: Range<u32>) -> Range<u32> {
         let row = self.row(row);
         let end = positions.end.min(row.prompt_tokens as u32);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// From the tokens of a prompt to those of its answer.
+/// Maps a prompt's tokens to the tokens of the answer.
 type Answers = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
 
 /// The answers to prompts: a function of the prompt's tokens, and the token with which every answer ends.

@@ -1,8 +1,7 @@
 //! An executor that answers prompts by a script, for tests that need certain outputs, such as tool calls.
 //!
-//! Otherwise it is the [fake executor](crate::fake): it keeps and checks the K/V of its rows, and a row
-//! that was retracted resumes where it was. Log probabilities are made up, and the same in every run: the chosen token
-//! is the most likely one.
+//! In all else it works like the [fake executor](crate::fake): it checks the K/V of its rows, and a retracted row
+//! resumes where it stopped. Log probabilities are made up but deterministic; the chosen token is the most likely one.
 
 use crate::Executor;
 use crate::fake::{FakeExecutor, FakeOptions};

@@ -1,11 +1,11 @@
-//! Which rows of logits a step needs, and which states for embeddings.
+//! Finds the rows of logits that a step needs, and the hidden states for embeddings.
 
 use std::ops::Range;
 
 use crate::rows::Rows;
 use souffleur_state::step::{RowWork, StepPlan};
 
-/// A row of logits that the step needs, or a state.
+/// A row of logits, or a hidden state, that the step needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) work: usize,
@@ -13,11 +13,11 @@ pub(super) struct Wanted {
     pub(super) position: usize,
     /// Whether the logits choose the next token; otherwise they give the prompt's log probabilities.
     pub(super) sample: bool,
-    /// Whether the step needs the normed state itself instead of logits.
+    /// Whether the step needs the normed hidden state instead of logits.
     pub(super) pools: bool,
 }
 
-/// The next part of `wanted`, from `first` on: all of one kind, and at most `most`. `None` at the end.
+/// The next entries of `wanted` from `first` on, at most `most`: all logits or all states. `None` at the end.
 pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range<usize>> {
     let kind = wanted.get(first)?.pools;
     let rest = wanted[first..].iter().take(most);

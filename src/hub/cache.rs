@@ -172,12 +172,12 @@ fn is_same_file(link: &Path, blob: &Path) -> bool {
 
 #[cfg(unix)]
 fn symlink_or_copy(blob: &Path, path: &str, link: &Path) -> io::Result<()> {
-    // From snapshots/<commit>/<path> up to the repository's folder; the cache may be moved as a whole.
+    // The link is relative, so that the whole cache can be moved: up from snapshots/<commit>/<path>, then to the blob.
     let up = "../".repeat(path.matches('/').count() + 2);
     let name = blob.file_name().unwrap_or_default();
     let linked = std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(name), link);
     match linked {
-        // Another process was faster.
+        // Another process made the link first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
     }

@@ -1,6 +1,6 @@
-//! Requests to the hub, and to the hosts that it redirects to.
+//! Sends requests to the Hugging Face hub, and follows redirects to other hosts.
 //!
-//! Redirects are followed here and not by the HTTP client, because the token must go to the endpoint's own origin only.
+//! Redirects are followed here and not by the HTTP client, because only the endpoint's origin may receive the token.
 
 use serde::Deserialize;
 use ureq::http::header::{
@@ -152,7 +152,7 @@ impl<'a> Client<'a> {
             let size = |name: &str| text(name).and_then(|size| size.parse::<u64>().ok());
             etag = etag.or_else(|| text("x-linked-etag").and_then(Etag::parse));
             bytes = bytes.or_else(|| size("x-linked-size"));
-            // A redirect's own length and etag are not the file's.
+            // The length and etag of a redirect are not those of the file.
             if status.is_success() {
                 etag = etag.or_else(|| text("etag").and_then(Etag::parse));
                 bytes = bytes.or_else(|| size("content-length"));
@@ -206,7 +206,7 @@ impl<'a> Client<'a> {
         )
     }
 
-    /// Follows redirects.
+    /// Sends a GET request, and follows redirects.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response<Body>, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {

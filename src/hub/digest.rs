@@ -6,7 +6,7 @@ use sha2::Sha256;
 /// The longest accepted etag: it becomes a file name in the cache.
 const MAX_ETAG_BYTES: usize = 128;
 
-/// The hub's name for the contents of a file, which is also its name in the cache.
+/// The hub's identifier of a file's contents; also the name of the blob in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Etag(String);
 
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     fn hash(etag: &str, text: &[u8]) -> Option<(&'static str, String)> {
-        let etag = Etag::parse(etag).expect("it is a name");
+        let etag = Etag::parse(etag).expect("the etag is valid");
         let mut hasher = Hasher::new(&etag, text.len() as u64);
         hasher.update(text);
         hasher.finish()
     }
 
     #[test]
-    fn hashes_are_those_of_git_and_of_lfs() {
+    fn hashes_equal_those_of_git_and_lfs() {
         // `git hash-object` and `sha256sum` of "hello\n".
         let git = "ce013625030ba8dba906f756967f9e9ca394464a";
         let lfs = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn etags_are_names_of_files() {
+    fn etags_are_valid_file_names() {
         assert_eq!(Etag::parse("W/\"ab-1\""), Etag::parse("ab-1"));
         for etag in ["", "\"\"", "../x", "a/b", "a.b", &"a".repeat(129)] {
             assert_eq!(Etag::parse(etag), None, "{etag}");

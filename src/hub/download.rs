@@ -12,8 +12,8 @@ use super::settings::HubSettings;
 
 const MAX_ATTEMPTS: u32 = 5;
 const BUFFER_BYTES: usize = 1 << 20;
-/// HTTP 416: the file has no bytes from the requested one on.
-const NO_SUCH_PART: u16 = 416;
+/// HTTP status 416.
+const RANGE_NOT_SATISFIABLE: u16 = 416;
 
 pub(super) struct Downloads<'a> {
     pub settings: &'a HubSettings,
@@ -43,7 +43,7 @@ impl Downloads<'_> {
         let blob = self.cache.blob(&file.etag);
         let is_here = || size_of_file(&blob) == Some(file.bytes);
         let is_linked = || self.cache.is_linked(self.commit, &file.path, &file.etag);
-        // Checks without the lock: the cache may be read-only.
+        // Checks before taking the lock, as the cache may be read-only.
         if !is_here() || !is_linked() {
             let _lock = self.cache.lock(&file.etag)?;
             if !is_here() {
@@ -64,13 +64,13 @@ impl Downloads<'_> {
         };
         let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
         match fetch.once() {
-            // The bytes of the resumed download may have been corrupt: starts again.
+            // The resumed part may have been corrupt: downloads the whole file.
             Err(HubError::Checksum { .. }) if resumed => fetch.once(),
             Err(HubError::Status {
-                status: NO_SUCH_PART,
+                status: RANGE_NOT_SATISFIABLE,
                 ..
             }) => {
-                fetch.throw_away()?;
+                fetch.discard()?;
                 fetch.once()
             }
             fetched => fetched,
@@ -81,7 +81,7 @@ impl Downloads<'_> {
 struct Fetch<'a> {
     downloads: &'a Downloads<'a>,
     file: &'a RemoteFile,
-    /// The file while it is incomplete.
+    /// Path of the incomplete file.
     path: PathBuf,
     at: &'a mut dyn FnMut(u64),
 }
@@ -95,7 +95,7 @@ impl Fetch<'_> {
         self.complete(&mut partial)?;
         if let Some((algorithm, got)) = partial.hasher.finish() {
             if got != file.etag.as_str() {
-                self.throw_away()?;
+                self.discard()?;
                 return Err(HubError::Checksum {
                     file: file.path.clone(),
                     algorithm,
@@ -134,7 +134,7 @@ impl Fetch<'_> {
             let reason = match outcome {
                 Ok(()) if partial.bytes >= file.bytes => break,
                 Ok(()) => "the response ended early".to_owned(),
-                Err(error) if error.may_pass() && attempts < MAX_ATTEMPTS => error.to_string(),
+                Err(error) if error.is_transient() && attempts < MAX_ATTEMPTS => error.to_string(),
                 Err(error) => return Err(error),
             };
             if attempts >= MAX_ATTEMPTS {
@@ -166,7 +166,7 @@ impl Fetch<'_> {
         } = self.downloads;
         let part = client.part(commit, file, partial.bytes)?;
         if part.from != partial.bytes {
-            // The host ignores ranges: it sends the file from its first byte.
+            // The host ignores range requests, and sends the file from its first byte.
             partial.restart(file).map_err(self.io())?;
         }
         // Reads at most one byte more than expected, to detect a host that sends another file.
@@ -185,7 +185,7 @@ impl Fetch<'_> {
             };
             partial.append(read).map_err(self.io())?;
             if partial.bytes > file.bytes {
-                self.throw_away()?;
+                self.discard()?;
                 return Err(HubError::Protocol {
                     host: settings.endpoint.clone(),
                     what: file.path.clone(),
@@ -196,7 +196,7 @@ impl Fetch<'_> {
         }
     }
 
-    fn throw_away(&self) -> Result<(), HubError> {
+    fn discard(&self) -> Result<(), HubError> {
         fs::remove_file(&self.path).map_err(self.io())
     }
 

@@ -47,7 +47,7 @@ pub enum HubError {
     NoRevision { repo: RepoId, revision: String },
     #[error("{repo} {reason}")]
     Unsuitable { repo: RepoId, reason: String },
-    /// Requests to the hub are off, and the cache does not have the model.
+    /// The hub is not used or not available, and the cache does not have the model.
     #[error("{repo} at revision {revision:?} is not complete in {}, and {why}", cache.display())]
     NotCached {
         repo: RepoId,
@@ -111,7 +111,7 @@ pub enum HubError {
 
 impl HubError {
     /// True if a retry may succeed.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,
@@ -120,7 +120,7 @@ impl HubError {
     }
 
     /// True unless the hub has no such revision: a cached model may then be used, as in `huggingface_hub`.
-    pub(super) fn leaves_open(&self) -> bool {
+    pub(super) fn allows_cached_model(&self) -> bool {
         !matches!(self, Self::NoRevision { .. })
     }
 

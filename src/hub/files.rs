@@ -50,7 +50,7 @@ impl Choice {
     pub fn is_certain(&self, model: &HubModel) -> bool {
         match (&self.weights, &model.wish) {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
-            // Other programs may have skipped files that they do not read.
+            // Other programs may not have downloaded files that only this program reads.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
                 self.small.contains(&TOKENIZER) && self.small.contains(&TOKENIZER_CONFIG)
             }
@@ -112,7 +112,7 @@ pub(super) fn choose(
                 weights,
             })
         }
-        Wish::Model => only(&models, names)
+        Wish::Model => only_model(&models, names)
             .and_then(|model| model.files())
             .map(gguf)
             .map_err(unsuitable),
@@ -260,8 +260,8 @@ fn is_plainly_named(file: &str, repo: &RepoId, quantisation: &str) -> bool {
     matches!(between, Some("-" | "."))
 }
 
-/// The one model of a repository without safetensors.
-fn only<'a, 'b>(
+/// The only GGUF model of a repository without safetensors.
+fn only_model<'a, 'b>(
     models: &'b [GgufModel<'a>],
     names: &BTreeSet<String>,
 ) -> Result<&'b GgufModel<'a>, String> {
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     fn choice(names: &[&str], id: &str, extent: Extent) -> Result<Choice, String> {
-        let model = HubModel::parse(id).expect("it is an id");
+        let model = HubModel::parse(id).expect("the id is valid");
         let names = names.iter().map(|name| (*name).to_owned()).collect();
         let chosen = choose(&model.repo, &names, &model.wish, extent);
         chosen.map_err(|error| error.to_string())
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_safetensors_repository_only_the_needed_files_are_chosen() {
+    fn only_needed_files_of_a_safetensors_repository_are_chosen() {
         let names = [
             "README.md",
             "config.json",
@@ -336,14 +336,14 @@ mod tests {
             "tokenizer.json",
             "vocab.json",
         ];
-        let whole = choice(&names, "a/b", Extent::Whole).expect("it is a model");
+        let whole = choice(&names, "a/b", Extent::Whole).expect("a model");
         assert_eq!(whole.small, ["config.json", "tokenizer.json"]);
         assert_eq!(whole.weights, WeightFiles::Sharded);
-        let shape = choice(&names, "a/b", Extent::Shape).expect("it is a model");
+        let shape = choice(&names, "a/b", Extent::Shape).expect("a model");
         assert_eq!(shape.small, ["config.json"]);
         assert_eq!(shape.weights, WeightFiles::None);
         let single = choice(&["config.json", SINGLE, INDEX], "a/b", Extent::Whole);
-        assert_eq!(single.expect("it is a model").weights, WeightFiles::Single);
+        assert_eq!(single.expect("a model").weights, WeightFiles::Single);
     }
 
     const SEVERAL: [&str; 7] = [
@@ -396,12 +396,12 @@ mod tests {
             (&["m-UD-Q4_K_M.gguf"], "a/m/m-UD-Q4_K_M.gguf", true),
             (&["Q8_0/m.q8_0-00001-of-00001.gguf"], "a/M-gguf:Q8_0", true),
         ] {
-            let model = HubModel::parse(id).expect("it is an id");
+            let model = HubModel::parse(id).expect("the id is valid");
             let chosen = choice(names, id, Extent::Whole).expect(id);
             assert_eq!(chosen.is_certain(&model), expected, "{id}");
         }
         let shape = choice(&["config.json", SINGLE], "a/m", Extent::Shape).expect("a model");
-        assert!(shape.is_certain(&HubModel::parse("a/m").expect("it is an id")));
+        assert!(shape.is_certain(&HubModel::parse("a/m").expect("the id is valid")));
     }
 
     #[test]

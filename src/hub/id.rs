@@ -1,4 +1,4 @@
-//! Parses the ids of models on the hub, and tells them from local paths.
+//! Parses the ids of models on the hub, and distinguishes them from local paths.
 
 use std::fmt;
 use std::path::Path;

@@ -56,7 +56,7 @@ pub struct Transfer<'a> {
     pub all_bytes: u64,
 }
 
-/// Receives the progress of a download. It is not called if nothing has to be downloaded.
+/// Receives the progress of a download. Not called if nothing has to be downloaded.
 pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 
 /// Downloads the model that a configuration names by id, except for files in the cache, and replaces the id by the
@@ -124,7 +124,7 @@ impl Hub {
         }
         let client = Client::new(&self.settings, &model.repo, revision);
         let listing = match self.listing(&client) {
-            Err(error) if error.leaves_open() => {
+            Err(error) if error.allows_cached_model() => {
                 let Some(found) = find() else {
                     return Err(self.unavailable(error, model, revision));
                 };
@@ -153,7 +153,7 @@ impl Hub {
         let mut attempts = 1;
         loop {
             match client.listing() {
-                Err(error) if error.may_pass() && attempts < LISTING_ATTEMPTS => {
+                Err(error) if error.is_transient() && attempts < LISTING_ATTEMPTS => {
                     tracing::debug!(%error, "retrying the request to the hub");
                     download::wait(&self.settings, attempts);
                     attempts += 1;
@@ -164,7 +164,7 @@ impl Hub {
     }
 
     fn unavailable(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
-        if error.may_pass() {
+        if error.is_transient() {
             let why = format!("the hub is not available ({error}): try again later");
             self.not_cached(model, revision, &why)
         } else {
@@ -244,8 +244,8 @@ impl Download<'_> {
         let shards = files::shards(&text);
         let shards = shards
             .map_err(|reason| self.unsuitable(format!("has an unusable {INDEX}: {reason}")))?;
-        let there = self.listing.names();
-        match shards.iter().find(|shard| !there.contains(*shard)) {
+        let names = self.listing.names();
+        match shards.iter().find(|shard| !names.contains(*shard)) {
             Some(absent) => {
                 Err(self.unsuitable(format!("has no {absent}, which its {INDEX} names")))
             }
@@ -316,20 +316,20 @@ impl Found {
 fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> {
     let commit = cache.known_commit()?;
     let snapshot = cache.snapshot(&commit);
-    let there = cache.files_of(&commit);
-    let choice = files::choose(&model.repo, &there, &model.wish, extent).ok()?;
+    let names = cache.files_of(&commit);
+    let choice = files::choose(&model.repo, &names, &model.wish, extent).ok()?;
     let is_certain = choice.is_certain(model);
     let path = match choice.weights {
         WeightFiles::None | WeightFiles::Single => snapshot,
         // The cache has safetensors, which are preferred, but not their index.
-        WeightFiles::Gguf(_) if model.wish == Wish::Model && files::has_safetensors(&there) => {
+        WeightFiles::Gguf(_) if model.wish == Wish::Model && files::has_safetensors(&names) => {
             return None;
         }
-        WeightFiles::Gguf(names) => snapshot.join(names.first()?),
+        WeightFiles::Gguf(files) => snapshot.join(files.first()?),
         WeightFiles::Sharded => {
             let index = read_index(&snapshot.join(INDEX)).ok()?;
             let shards = files::shards(&index).ok()?;
-            shards.is_subset(&there).then_some(snapshot)?
+            shards.is_subset(&names).then_some(snapshot)?
         }
     };
     Some(Found { path, is_certain })

@@ -1,4 +1,4 @@
-//! The root certificates that TLS connections trust, to the hub and to other servers.
+//! Loads the root certificates that TLS connections to the hub and other servers trust.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_certificates_leaves_mozillas() {
+    fn a_file_without_certificates_falls_back_to_mozillas_roots() {
         let dir = tempfile::tempdir().expect("a temporary folder can be made");
         let file = dir.path().join("roots.pem");
         for text in [
@@ -54,11 +54,11 @@ mod tests {
             "nonsense",
             "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n",
         ] {
-            std::fs::write(&file, text).expect("writable");
+            std::fs::write(&file, text).expect("the file can be written");
             assert!(matches!(of(Some(&file)), RootCerts::WebPki), "{text:?}");
         }
         let one = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
-        std::fs::write(&file, one).expect("writable");
+        std::fs::write(&file, one).expect("the file can be written");
         assert_eq!(found(Some(&file)), [[1, 2, 3]]);
         assert!(matches!(of(Some(&file)), RootCerts::Specific(_)));
     }

@@ -11,7 +11,7 @@ use super::roots;
 const ENDPOINT: &str = "https://huggingface.co";
 /// Time without data after which a download is retried.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The wait before the third attempt; each further one is twice as long. The second attempt comes at once.
+/// The wait before the third attempt; each further wait is twice as long. The second attempt comes at once.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct HubSettings {
     pub cache: PathBuf,
     /// Sent to the endpoint's host and to no other.
     pub token: Option<Token>,
-    /// No request goes to any host.
+    /// Whether all requests are disabled.
     pub is_offline: bool,
     /// PEM file with the roots that TLS trusts instead of the system's.
     pub roots: Option<PathBuf>,
@@ -189,12 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_are_those_of_huggingface_hub() {
-        let plain = read(&[("HOME", "/home/ada")]).expect("it is usable");
+    fn variables_work_as_in_huggingface_hub() {
+        let plain = read(&[("HOME", "/home/ada")]).expect("no error");
         assert_eq!(plain.cache, Path::new("/home/ada/.cache/huggingface/hub"));
         assert_eq!((plain.endpoint.as_str(), plain.token), (ENDPOINT, None));
         assert!(!plain.is_offline);
-        let cache = |variables: &[(&str, &str)]| read(variables).expect("it is usable").cache;
+        let cache = |variables: &[(&str, &str)]| read(variables).expect("no error").cache;
         let home = ("HOME", "/home/ada");
         let hf = ("HF_HOME", "~/hf");
         assert_eq!(
@@ -214,20 +214,20 @@ mod tests {
             ("HF_HUB_OFFLINE", "Yes"),
             ("HF_HUB_DOWNLOAD_TIMEOUT", "2.5"),
         ]);
-        let set = set.expect("it is usable");
+        let set = set.expect("no error");
         assert_eq!(set.endpoint, "http://mirror:8/hub");
         assert!(set.is_offline && !format!("{set:?}").contains("secret"));
-        assert_eq!(set.token.expect("it is set").bearer(), "Bearer hf_secret");
+        assert_eq!(set.token.expect("a token").bearer(), "Bearer hf_secret");
         assert_eq!(set.idle_timeout, Duration::from_millis(2500));
     }
 
     #[test]
     fn a_saved_token_is_used_unless_disabled() {
         let dir = tempfile::tempdir().expect("a temporary folder can be made");
-        std::fs::write(dir.path().join("token"), "hf_saved\n").expect("it is written");
-        let home = ("HF_HOME", dir.path().to_str().expect("it is text"));
+        std::fs::write(dir.path().join("token"), "hf_saved\n").expect("the file can be written");
+        let home = ("HF_HOME", dir.path().to_str().expect("the path is UTF-8"));
         let bearer = |more: (&str, &str)| {
-            let settings = read(&[home, more]).expect("it is usable");
+            let settings = read(&[home, more]).expect("no error");
             settings.token.map(|token| token.bearer())
         };
         assert_eq!(bearer(("A", "b")).as_deref(), Some("Bearer hf_saved"));
@@ -248,14 +248,14 @@ mod tests {
                 "invalid Hugging Face token in HF_TOKEN",
             ),
         ] {
-            let error = read(&[("HOME", "/home/ada"), (name, value)]).expect_err("it is wrong");
+            let error = read(&[("HOME", "/home/ada"), (name, value)]).expect_err("a bad value");
             let text = error.to_string();
             assert!(text.contains(name) && text.contains(part), "{text}");
             assert!(!text.contains("secret"), "{text}");
         }
         assert!(
             read(&[])
-                .expect_err("no home")
+                .expect_err("the home folder is unknown")
                 .to_string()
                 .contains("HF_HOME")
         );

@@ -17,11 +17,11 @@ const MIN_AHEAD_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
-    /// The executor fills it, or it waits to be written.
+    /// The executor fills the buffer, or the buffer waits to be written.
     Saving,
-    /// It is filled from the disk.
+    /// The I/O thread fills the buffer from the disk.
     Fetching,
-    /// It waits for the step that loads it.
+    /// The buffer waits for the step that loads it.
     Ready,
 }
 
@@ -40,19 +40,19 @@ struct PoolState {
     planes: Arc<[Plane]>,
     payload_bytes: usize,
     total: usize,
-    /// Buffers that exist, without the abandoned ones.
+    /// Number of allocated buffers, without abandoned ones.
     made: AtomicUsize,
     uses: [AtomicUsize; 3],
     give: Sender<PageBuffer>,
     free: Receiver<PageBuffer>,
     /// Notifies the I/O thread that a fetch may continue.
     freed: Sender<()>,
-    /// A failed allocation was logged already.
+    /// Whether a failed allocation was logged.
     has_warned: AtomicBool,
 }
 
 impl PoolState {
-    /// Counts one more buffer as made. False if all buffers are made.
+    /// Counts one more allocated buffer. False if all buffers are allocated.
     fn count_one_more(&self) -> bool {
         let more = |made| (made < self.total).then_some(made + 1);
         let made = &self.made;
@@ -61,7 +61,7 @@ impl PoolState {
     }
 
     /// Allocates a buffer. `None` if the system is out of memory.
-    fn memory(&self) -> Option<PageBuffer> {
+    fn allocate(&self) -> Option<PageBuffer> {
         let bytes = self.payload_bytes;
         match PageBuffer::zeroed(bytes) {
             Ok(buffer) => Some(buffer),
@@ -75,12 +75,12 @@ impl PoolState {
     }
 }
 
-/// The buffers of one kind. Clones are the same pool.
+/// The buffers of one kind. Clones share the pool.
 #[derive(Clone)]
 pub struct BlockPool(Arc<PoolState>);
 
 impl BlockPool {
-    /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, unless that is full.
+    /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, if this channel has space.
     pub fn new(kind: BlockKind, planes: Arc<[Plane]>, total: usize, freed: Sender<()>) -> Self {
         let (give, free) = crossbeam_channel::bounded(total);
         Self(Arc::new(PoolState {
@@ -110,30 +110,30 @@ impl BlockPool {
         })
     }
 
-    /// Makes a buffer. `None` if all buffers are made, or the system is out of memory.
+    /// Allocates a buffer. `None` if all buffers are allocated, or the system is out of memory.
     fn make(&self) -> Option<PageBuffer> {
         let pool = &self.0;
         if !pool.count_one_more() {
             return None;
         }
-        let bytes = pool.memory();
+        let bytes = pool.allocate();
         if bytes.is_none() {
             pool.made.fetch_sub(1, Ordering::AcqRel);
         }
         bytes
     }
 
-    /// Makes a buffer ahead of its use: the first touch of its memory is slow. False if all buffers are made, if they
-    /// are small, or if the system is out of memory.
+    /// Allocates a buffer before it is needed, because the first touch of its memory is slow. False if all buffers are
+    /// allocated, if they are small, or if the system is out of memory.
     fn make_ahead(&self) -> bool {
         let pool = &self.0;
         if pool.payload_bytes < MIN_AHEAD_BYTES || pool.made.load(Ordering::Acquire) >= pool.total {
             return false;
         }
-        let Some(mut bytes) = pool.memory() else {
+        let Some(mut bytes) = pool.allocate() else {
             return false;
         };
-        // First touch: the system backs pages with memory only then.
+        // The system backs pages with memory only when they are first touched.
         bytes.fill(1);
         // The channel has capacity for every buffer.
         pool.count_one_more() && pool.give.try_send(bytes).is_ok()
@@ -197,7 +197,7 @@ impl HostBlock {
         &mut self.bytes
     }
 
-    /// All pages of the buffer, which it shares with no other memory: its bytes and the padding after them.
+    /// The buffer's bytes and the padding after them: whole memory pages that hold no other data.
     pub fn pages_mut(&mut self) -> &mut [u8] {
         self.bytes.pages_mut()
     }

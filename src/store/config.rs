@@ -1,4 +1,4 @@
-//! The KV store's configuration, and the errors of its start.
+//! The KV store's configuration and start errors.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,17 +24,13 @@ pub struct StoreConfig {
 /// How long a fetch may take: SGLang's `prefetch_timeout_base` and `prefetch_timeout_per_ki_token`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefetchTimeout {
-    /// The fixed part.
     pub base: Duration,
-    /// The part for each 1,024 tokens.
     pub per_ki_token: Duration,
 }
 
 impl PrefetchTimeout {
-    /// The longest timeout.
     pub const MAX: Duration = Duration::from_secs(600);
 
-    /// The timeout of a fetch of `tokens` tokens.
     pub fn of(&self, tokens: usize) -> Duration {
         let seconds = self.per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
         let all = self.base.as_secs_f64() + seconds;
@@ -54,8 +50,8 @@ impl Default for PrefetchTimeout {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "{host_bytes} bytes of host memory are too few: the KV store needs buffers for two blocks of each kind, and \
-         one of each kind takes {needed_bytes}: raise kv_host_bytes to {limit_bytes}"
+        "kv_host_bytes is {host_bytes}, but the KV store needs two buffers of each kind, and one of each kind takes \
+        {needed_bytes} bytes: raise kv_host_bytes to {limit_bytes}"
     )]
     HostBytes {
         host_bytes: u64,
@@ -71,7 +67,9 @@ pub enum StoreError {
         kind: BlockKind,
         record_bytes: u64,
     },
-    #[error("no layer of the model keeps keys and values of all tokens: remove kv_disk_path")]
+    #[error(
+        "the KV store needs a layer that keeps keys and values of all tokens: remove kv_disk_path"
+    )]
     NoBlocks,
     #[error("failed to start the KV store thread: {0}")]
     Thread(std::io::Error),

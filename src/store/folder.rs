@@ -1,4 +1,4 @@
-//! The KV store's folders: one for each fingerprint, and a secret in their root that is shared by all.
+//! The KV store's folders: one for each fingerprint, with one secret for all of them in the root folder.
 
 use std::fmt::Write;
 use std::io;
@@ -9,7 +9,6 @@ use crate::files::{Files, Lock};
 use crate::record::VERSION;
 use souffleur_state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
 
-/// The largest `meta` file that is read.
 const MAX_META_BYTES: u64 = 1 << 20;
 const SECRET: &str = "secret";
 const SECRET_BYTES: u64 = 32;
@@ -21,14 +20,13 @@ pub(super) struct Folder {
     pub path: PathBuf,
     root: PathBuf,
     pub fingerprint: Fingerprint,
-    /// Derives the keys of the blocks.
     pub keys: Keys,
     secret_line: String,
     _lock: Lock,
 }
 
 impl Folder {
-    /// Opens the folder, or creates it. Removes its content if its `meta` differs, as after a change of the secret.
+    /// Opens the folder, or creates it. Removes the content if the file `meta` differs, as it does for a new secret.
     /// `None` if another engine uses the folder.
     ///
     /// # Errors
@@ -75,26 +73,26 @@ impl Folder {
     }
 
     /// The folders of other fingerprints, in the order of eviction: unusable ones (another secret) first, then by age.
-    pub fn others(&self, files: &dyn Files) -> Vec<Other> {
+    pub fn other_folders(&self, files: &dyn Files) -> Vec<OtherFolder> {
         let names = files.list(&self.root).unwrap_or_default();
-        let is_print = |name: &String| {
+        let is_fingerprint = |name: &String| {
             let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
             name.len() == 16 && name.bytes().all(is_hex) && *name != self.fingerprint.folder()
         };
-        let others = names.into_iter().filter(is_print).filter_map(|name| {
+        let others = names.into_iter().filter(is_fingerprint).filter_map(|name| {
             let path = self.root.join(name);
             let (bytes, written) = files.usage(&path).ok()?;
             let meta = files.read(&path.join(META), MAX_META_BYTES);
             let meta = meta.unwrap_or_default();
             let is_usable = String::from_utf8_lossy(&meta).contains(&self.secret_line);
-            Some(Other {
+            Some(OtherFolder {
                 path,
                 bytes,
                 written,
                 is_usable,
             })
         });
-        let mut others: Vec<Other> = others.collect();
+        let mut others: Vec<OtherFolder> = others.collect();
         others.sort_by(|a, b| {
             (a.is_usable, a.written, &a.path).cmp(&(b.is_usable, b.written, &b.path))
         });
@@ -102,7 +100,7 @@ impl Folder {
     }
 }
 
-pub(super) struct Other {
+pub(super) struct OtherFolder {
     pub path: PathBuf,
     pub bytes: u64,
     written: u64,
@@ -110,7 +108,7 @@ pub(super) struct Other {
     pub is_usable: bool,
 }
 
-impl Other {
+impl OtherFolder {
     /// Removes the folder, unless an engine uses it.
     pub fn remove(&self, files: &dyn Files) -> bool {
         match files.lock(&self.path.join(LOCK)) {

@@ -10,7 +10,7 @@ use souffleur_state::tiers::{BlockKind, Needs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     pub layer: u32,
-    /// The index of the buffer among the layer's (`PagedKv::buffers`); 0 for a state.
+    /// The index of the buffer among the layer's buffers (`PagedKv::buffers`); 0 for a state.
     pub buffer: u32,
     pub bytes: usize,
 }

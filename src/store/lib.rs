@@ -1,8 +1,8 @@
 //! The KV store: keeps blocks of keys, values and states on disk, across evictions and restarts.
 //!
-//! One thread does all disk I/O. Requests go to it through bounded channels and never wait: a request to a full channel
-//! is refused and counted. Answers go to a [`Sink`]. A record that is damaged, foreign, missing or late is a miss,
-//! never an error; without a working store, the engine runs as if it had none.
+//! One thread does all disk I/O. Callers send requests through bounded channels and never wait: a request to a full
+//! channel is refused and counted. Answers go to a [`Sink`]. A record that is damaged, missing, late or from another
+//! model is a miss, never an error; if the store fails, the engine runs without it.
 //!
 //! The store depends on neither actors nor executors. Data is passed in [`HostBlock`]s, which are moved from the
 //! executor that fills them to the thread that writes them, and back. `state::tiers` derives the keys of blocks, and
@@ -10,10 +10,10 @@
 
 mod block;
 mod config;
+mod dropped;
 mod files;
 mod folder;
 mod geometry;
-mod gone;
 mod io;
 mod log;
 mod pace;
@@ -70,8 +70,8 @@ impl Stop {
     }
 }
 
-/// Returns the parts of the engine's fingerprint. The store's thread calls it once. It may take minutes, and should
-/// poll [`Stop`]. An error is a sentence, and turns the store off.
+/// Returns the parts of the engine's fingerprint. The store's thread calls this function once. The call may take
+/// minutes, and should poll [`Stop`]. An error turns the store off.
 pub type Identify = Box<dyn FnOnce(&Stop) -> Result<FingerprintParts, String> + Send>;
 
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ struct Shared {
 
 /// A running store. Dropping it stops it, as [`shut_down`](Self::shut_down) does.
 pub struct Store {
-    /// `None` once it is stopping.
+    /// `None` once the store is stopping.
     senders: Option<(Sender<Urgent>, Sender<Commit>)>,
     shared: Arc<Shared>,
     pools: BlockPools,
@@ -106,7 +106,7 @@ impl Store {
         Self::start_on(Box::new(SystemFiles), config, geometry, identify, sink)
     }
 
-    /// As [`Self::start`], on any file system.
+    /// Like [`Self::start`], on any file system.
     fn start_on(
         files: Box<dyn Files>,
         config: StoreConfig,
@@ -120,14 +120,14 @@ impl Store {
         let (commits, commits_in) = crossbeam_channel::bounded(MAX_COMMITS);
         let (running_in_thread, running) = crossbeam_channel::bounded(0);
         let shared = Arc::new(Shared::default());
-        let doors = io::Doors {
+        let channels = io::Channels {
             urgent: urgent_in,
             commits: commits_in,
             buffers_freed,
             sink,
             _running: running_in_thread,
         };
-        let beginning = io::Beginning {
+        let startup = io::Startup {
             files,
             setup: TierSetup {
                 root: config.path,
@@ -140,7 +140,7 @@ impl Store {
             shared: shared.clone(),
             write_share: config.write_share,
         };
-        io::start(beginning, doors)?;
+        io::start(startup, channels)?;
         Ok(Self {
             senders: Some((urgent, commits)),
             shared,
@@ -166,7 +166,7 @@ impl Store {
         self.send_urgent(Urgent::Fetch(fetch))
     }
 
-    /// Hands over a block to be written.
+    /// Queues a block for writing.
     ///
     /// # Errors
     /// [`Refusal`]; then no answer comes, and the buffer is free again.
@@ -180,7 +180,7 @@ impl Store {
         self.send_urgent(Urgent::Touch(key))
     }
 
-    /// Cancels a fetch. It is still answered: with [`Answer::Late`], unless the answer was already sent.
+    /// Cancels a fetch, which is answered with [`Answer::Late`], unless its answer was already sent.
     ///
     /// # Errors
     /// [`Refusal`]; the fetch then ends by its deadline.
@@ -208,7 +208,7 @@ impl Store {
     }
 
     fn stop(&mut self) -> bool {
-        // In this order: the thread wakes when the channels close.
+        // Sets the flag first, as the thread wakes when the channels close.
         self.shared.stop.set();
         self.senders = None;
         let ended = self

@@ -1,4 +1,4 @@
-//! The index log `index.log`: appends each change of a record slot, so that a start need not read all headers.
+//! The index log `index.log`: lists each change of a record slot, so that a restart need not read all record headers.
 //!
 //! The log is not trusted: each read of a record checks the record's header. Entries have a fixed size and a CRC-32
 //! each. A log with a bad or truncated entry is not used.
@@ -14,7 +14,6 @@ use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint, Store
 /// Size of an entry and of the header, in bytes.
 pub(super) const ENTRY_BYTES: usize = 96;
 const MAGIC: &[u8; 8] = b"SFKVLOG1";
-/// The largest log that is read.
 const MAX_LOG_BYTES: u64 = 1 << 30;
 /// A log is rewritten once it has this many entries more than twice the number of records.
 const SLACK_ENTRIES: u64 = 1 << 14;
@@ -55,7 +54,7 @@ impl IndexLog {
         })
     }
 
-    /// A log that is not written.
+    /// A log that ignores all entries.
     pub fn closed(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -80,8 +79,8 @@ impl IndexLog {
         }
     }
 
-    /// True if the log should be rewritten: most of its entries are stale.
-    pub fn is_due(&self, n_records: usize) -> bool {
+    /// True if most entries of the log are stale.
+    pub fn needs_rewrite(&self, n_records: usize) -> bool {
         self.is_open() && self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
     }
 
@@ -223,7 +222,7 @@ mod tests {
     use super::*;
     use crate::files::MemoryFiles;
 
-    const PRINT: Fingerprint = Fingerprint([5; 32]);
+    const FINGERPRINT: Fingerprint = Fingerprint([5; 32]);
 
     fn record(key: u8, location: u64) -> StoredBlock {
         StoredBlock {
@@ -242,7 +241,8 @@ mod tests {
         let files = MemoryFiles::new();
         let path = PathBuf::from("index.log");
         let none = std::iter::empty();
-        let mut log = IndexLog::create(&files, &path, &PRINT, none).expect("there is room");
+        let mut log =
+            IndexLog::create(&files, &path, &FINGERPRINT, none).expect("the disk has space");
         for entry in entries {
             log.append(&files, entry);
         }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     fn read_back(files: &MemoryFiles, path: &Path) -> Option<Vec<StoredBlock>> {
-        let mut records = read(files, path, &PRINT)?;
+        let mut records = read(files, path, &FINGERPRINT)?;
         records.sort_by_key(|record| record.place.block);
         Some(records)
     }
@@ -279,15 +279,15 @@ mod tests {
     fn a_damaged_or_truncated_log_is_not_used() {
         let entries = [LogEntry::Put(record(1, 0)), LogEntry::Put(record(2, 1))];
         let (files, path) = written(&entries);
-        let whole = files.read(&path, 1 << 20).expect("it is there");
+        let whole = files.read(&path, 1 << 20).expect("the log exists");
         for at in 0..whole.len() {
             files.change(&path, |bytes| bytes[at] ^= 0x10);
-            assert_eq!(read(&files, &path, &PRINT), None, "byte {at}");
+            assert_eq!(read(&files, &path, &FINGERPRINT), None, "byte {at}");
             files.change(&path, |bytes| bytes[at] ^= 0x10);
         }
         for len in (0..whole.len()).filter(|len| len % ENTRY_BYTES != 0) {
             files.change(&path, |bytes| *bytes = whole[..len].to_vec());
-            assert_eq!(read(&files, &path, &PRINT), None, "{len} bytes");
+            assert_eq!(read(&files, &path, &FINGERPRINT), None, "{len} bytes");
         }
     }
 
@@ -295,10 +295,11 @@ mod tests {
     fn a_log_that_cannot_be_written_is_removed() {
         let (files, path) = written(&[LogEntry::Put(record(1, 0))]);
         let records = [record(1, 0)].into_iter();
-        let mut log = IndexLog::create(&files, &path, &PRINT, records).expect("there is room");
-        files.set_room(Some(0));
+        let mut log =
+            IndexLog::create(&files, &path, &FINGERPRINT, records).expect("the disk has space");
+        files.set_capacity(Some(0));
         log.append(&files, &LogEntry::Put(record(2, 1)));
-        assert!(!log.is_open() && !log.is_due(1));
-        assert_eq!(read(&files, &path, &PRINT), None);
+        assert!(!log.is_open() && !log.needs_rewrite(1));
+        assert_eq!(read(&files, &path, &FINGERPRINT), None);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The longest pause: the engine may become idle long before the pause ends.
-const MAX_REST: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// Shows whether the engine is computing: set by the executor, read by the store's thread. Clones share one counter.
 #[derive(Clone, Debug, Default)]
@@ -67,9 +67,9 @@ impl Pace {
     }
 
     /// How long to pause after work that took `spent` of CPU time.
-    pub fn rest_after(&mut self, spent: Duration) -> Duration {
+    pub fn pause_after(&mut self, spent: Duration) -> Duration {
         if self.is_busy() {
-            spent.mul_f64(1.0 / self.share - 1.0).min(MAX_REST)
+            spent.mul_f64(1.0 / self.share - 1.0).min(MAX_PAUSE)
         } else {
             Duration::ZERO
         }
@@ -118,13 +118,13 @@ mod tests {
         let beat = StepBeat::default();
         let mut pace = Pace::new(0.02, beat.clone());
         let spent = Duration::from_millis(1);
-        assert_eq!(pace.rest_after(spent), Duration::ZERO);
+        assert_eq!(pace.pause_after(spent), Duration::ZERO);
         beat.begin();
-        assert_eq!(pace.rest_after(spent), Duration::from_millis(49));
-        assert_eq!(pace.rest_after(spent), Duration::from_millis(49));
+        assert_eq!(pace.pause_after(spent), Duration::from_millis(49));
+        assert_eq!(pace.pause_after(spent), Duration::from_millis(49));
         beat.end();
         assert!(pace.is_busy());
-        assert_eq!(pace.rest_after(spent), Duration::ZERO);
+        assert_eq!(pace.pause_after(spent), Duration::ZERO);
         beat.begin();
         beat.end();
         assert!(pace.is_busy() && !pace.is_busy());
@@ -135,8 +135,8 @@ mod tests {
         let beat = StepBeat::default();
         beat.begin();
         let second = Duration::from_secs(1);
-        assert_eq!(Pace::new(0.0, beat.clone()).rest_after(second), MAX_REST);
-        assert_eq!(Pace::new(1.0, beat).rest_after(second), Duration::ZERO);
+        assert_eq!(Pace::new(0.0, beat.clone()).pause_after(second), MAX_PAUSE);
+        assert_eq!(Pace::new(1.0, beat).pause_after(second), Duration::ZERO);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Page-aligned memory for buffers, so that a device can pin each buffer alone.
+//! Page-aligned memory for buffers, so that a device can pin each buffer separately.
 
 use std::io;
 use std::ops::{Deref, DerefMut};

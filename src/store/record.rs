@@ -23,7 +23,7 @@
 use crate::{Geometry, HostBlock, Plane};
 use souffleur_state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 
-/// The alignment in bytes: headers and payloads are padded to a multiple.
+/// Alignment of headers and payloads, in bytes.
 pub(super) const ALIGN: usize = 4096;
 /// The version of the file formats in a fingerprint's folder; it is part of the fingerprint.
 pub(super) const VERSION: u32 = 1;
@@ -57,7 +57,7 @@ pub(super) struct RecordName {
     pub kind: BlockKind,
 }
 
-/// The header of a block's record, with the CRC-32 of each of its planes.
+/// Writes the header of a block's record; `sums` has the CRC-32 of each plane.
 pub(super) fn header(
     size: &RecordSize,
     fingerprint: &Fingerprint,

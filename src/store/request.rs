@@ -19,7 +19,7 @@ pub struct Find {
     pub tokens: Arc<[u32]>,
     /// The number of leading blocks that the prefix tree already has.
     pub from: usize,
-    /// The executor's prefill rate at that depth, in tokens per second; `None` before the first measurement.
+    /// The executor's prefill rate at depth `from`, in tokens per second; `None` before the first measurement.
     pub prefill_tokens_per_s: Option<f64>,
 }
 
@@ -35,7 +35,7 @@ pub struct Fetch {
     pub timeout: Duration,
 }
 
-/// Hands over a filled block to be written. Answered by [`Answer::Committed`].
+/// Requests that a filled block is written. Answered by [`Answer::Committed`].
 #[derive(Debug)]
 pub struct Commit {
     pub ticket: Ticket,
@@ -60,7 +60,6 @@ pub enum TierState {
     Identifying,
     /// The index of the records on the disk is being rebuilt.
     Recovering,
-    /// The store serves requests.
     Serving {
         keys: Keys,
         /// Records on the disk now.
@@ -105,7 +104,7 @@ pub enum Answer {
 /// Loaded blocks with verified checksums. Dropping them returns the buffers.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// The indices of the blocks in the path: from the first requested one, at least one.
+    /// The indices of the loaded blocks in the path: at least one block, from the first requested one on.
     pub blocks: Range<usize>,
     /// Keys and values of the blocks, in order.
     pub kv: Vec<HostBlock>,
@@ -187,7 +186,7 @@ impl Outcome {
     }
 }
 
-/// The receiver of answers: called on the I/O thread, it must not wait.
+/// Receives answers on the I/O thread; must not block.
 pub type Sink = Box<dyn Fn(Answer) + Send>;
 
 impl fmt::Debug for Find {

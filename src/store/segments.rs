@@ -1,4 +1,4 @@
-//! The record slots of one block kind: equal parts of files of at most 1 GiB, with one record each.
+//! The record slots of one block kind: each file, of at most 1 GiB, is divided into equal slots of one record each.
 //!
 //! A slot is live (holds a record), dirty (free, but its old bytes still occupy disk space) or clean (free,
 //! and occupies none).
@@ -30,7 +30,7 @@ pub(super) struct Segments {
     kind: BlockKind,
     size: RecordSize,
     slots_per_file: u64,
-    /// The most recently used last.
+    /// Open files by number, the most recently used last.
     open: Vec<(u64, Arc<dyn DataFile>)>,
     /// Slots found at startup, by file number.
     found: BTreeMap<u64, u64>,
@@ -243,7 +243,7 @@ impl Segments {
         }
     }
 
-    /// The file of a slot, and its offset there.
+    /// The number of a slot's file, and the slot's offset in the file.
     fn place(&self, slot: u64) -> (u64, u64) {
         let number = slot / self.slots_per_file;
         (number, slot % self.slots_per_file * self.size.slot())

@@ -56,7 +56,7 @@ counts! {
     /// Lookups whose blocks would be computed faster than loaded.
     too_slow,
     foreign_removed,
-    /// Average rate at which records are read, in bytes a second; 0 before the first.
+    /// Average rate at which records are read, in bytes a second; 0 before the first read.
     read_bytes_per_s,
 }
 

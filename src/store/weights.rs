@@ -1,8 +1,8 @@
 //! Hashes a model's weight files, for the fingerprint of an engine, and caches the hashes.
 //!
 //! Hashing takes about a second per gigabyte. Hashes are cached next to the store, by file attributes that identify an
-//! unchanged file. The attributes also show whether the hashed files are the loaded ones: they are recorded before the
-//! files are loaded, and a hash is used only if they are still the same afterwards.
+//! unchanged file. The attributes are recorded before the files are loaded, and a hash is used only if they are
+//! unchanged afterwards: the hashed files are then the loaded files.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,14 +16,13 @@ use crate::files::{Files, SystemFiles};
 /// Bytes to hash between two checks of [`Stop`].
 const PIECE_BYTES: usize = 1 << 20;
 /// The largest number of cached hashes: the oldest are dropped.
-const MAX_KEPT: usize = 1024;
-const MAX_KEPT_BYTES: u64 = 1 << 20;
+const MAX_HASHES: usize = 1024;
+const MAX_CACHE_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
     #[error("failed to read {} to hash the weights: {error}", path.display())]
     Unreadable { path: PathBuf, error: io::Error },
-    /// A file changed since it was loaded.
     #[error(
         "{} changed while the model was loaded, so the loaded weights are unknown: restart the engine",
         path.display()
@@ -54,10 +53,10 @@ impl WeightFiles {
     }
 }
 
-/// Returns the SHA-256 of the hashes of unchanged files, in order. Takes known hashes from the file `kept`, and adds
-/// new ones to it; if `kept` cannot be read or written, all files are hashed again next time.
-pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
-    let mut cache = Kept::read(kept);
+/// Returns the SHA-256 of the hashes of unchanged files, in order. Takes known hashes from the file `cached`, and adds
+/// new hashes to this file; if it cannot be read or written, all files are hashed again next time.
+pub fn digest(files: &WeightFiles, cached: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
+    let mut cache = HashCache::read(cached);
     let mut all = Sha256::new();
     for (path, seen) in &files.0 {
         let unreadable = |error| DigestError::Unreadable {
@@ -87,7 +86,7 @@ pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32],
         };
         all.update(hash.as_bytes());
     }
-    cache.write(kept);
+    cache.write(cached);
     Ok(all.finalize().into())
 }
 
@@ -129,15 +128,15 @@ fn identity(_: &fs::Metadata) -> Option<String> {
     None
 }
 
-/// Hashes by identity, the newest last.
-struct Kept {
+/// Hashes by file identity, the newest last.
+struct HashCache {
     lines: Vec<(String, String)>,
     is_changed: bool,
 }
 
-impl Kept {
+impl HashCache {
     fn read(path: &Path) -> Self {
-        let bytes = SystemFiles.read(path, MAX_KEPT_BYTES).unwrap_or_default();
+        let bytes = SystemFiles.read(path, MAX_CACHE_BYTES).unwrap_or_default();
         let text = String::from_utf8(bytes).unwrap_or_default();
         let is_hash = |hash: &str| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
         let lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -159,7 +158,7 @@ impl Kept {
     fn put(&mut self, identity: Option<String>, hash: &str) {
         if let Some(identity) = identity {
             self.lines.push((identity, hash.to_owned()));
-            let n_old = self.lines.len().saturating_sub(MAX_KEPT);
+            let n_old = self.lines.len().saturating_sub(MAX_HASHES);
             self.lines.drain(..n_old);
             self.is_changed = true;
         }
@@ -187,24 +186,24 @@ mod tests {
         let files = names.iter().map(|name| folder.join(name)).collect();
         let files = WeightFiles::look(files);
         let stop = Stop::default();
-        digest(&files, &folder.join("kept/weights"), &stop).expect("they can be read")
+        digest(&files, &folder.join("kept/weights"), &stop).expect("the files can be read")
     }
 
     #[test]
     fn the_hash_depends_on_the_contents_and_the_order() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let write = |name: &str, text: &str| {
-            fs::write(folder.path().join(name), text).expect("it can be written");
+            fs::write(folder.path().join(name), text).expect("the file can be written");
         };
         write("a", "one");
         write("b", "two");
         let first = hashed(folder.path(), &["a", "b"]);
         assert_eq!(first, hashed(folder.path(), &["a", "b"]), "kept");
         assert_ne!(first, hashed(folder.path(), &["b", "a"]));
-        fs::remove_file(folder.path().join("kept/weights")).expect("it was written");
+        fs::remove_file(folder.path().join("kept/weights")).expect("the cache file exists");
         assert_eq!(first, hashed(folder.path(), &["a", "b"]), "not kept");
         write("c", "six");
-        fs::rename(folder.path().join("c"), folder.path().join("b")).expect("same folder");
+        fs::rename(folder.path().join("c"), folder.path().join("b")).expect("the file is renamed");
         assert_ne!(first, hashed(folder.path(), &["a", "b"]));
         write("kept/weights", "what \u{1} is this\n\n");
         write("b", "two");
@@ -214,7 +213,7 @@ mod tests {
     #[test]
     fn cached_hashes_are_used_without_reading_the_files() {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        fs::write(folder.path().join("a"), "one").expect("it can be written");
+        fs::write(folder.path().join("a"), "one").expect("the file can be written");
         let first = hashed(folder.path(), &["a"]);
         let stop = Stop::default();
         stop.set();
@@ -225,7 +224,7 @@ mod tests {
         assert!(matches!(unkept, Err(DigestError::Stopped)));
         let missing = WeightFiles::look(vec![folder.path().join("none")]);
         let error = digest(&missing, &folder.path().join("other"), &Stop::default());
-        let error = error.expect_err("there is no such file").to_string();
+        let error = error.expect_err("the file does not exist").to_string();
         assert!(error.contains("none to hash the weights"), "{error}");
     }
 
@@ -237,24 +236,24 @@ mod tests {
         let kept = at("kept/weights");
         let hash = |files: &WeightFiles| digest(files, &kept, &Stop::default());
         for name in ["a", "b"] {
-            fs::write(at(name), "one").expect("it can be written");
+            fs::write(at(name), "one").expect("the file can be written");
         }
         let seen = WeightFiles::look(vec![at("a"), at("b")]);
-        let first = hash(&seen).expect("they are the same");
-        // Replaces a file by one of the same size; the hash of the old one is cached.
-        fs::write(at("c"), "two").expect("it can be written");
-        fs::rename(at("c"), at("b")).expect("same folder");
-        let error = hash(&seen).expect_err("one file is another");
+        let first = hash(&seen).expect("the files are unchanged");
+        // Replaces a file by one of the same size; the old file's hash is cached.
+        fs::write(at("c"), "two").expect("the file can be written");
+        fs::rename(at("c"), at("b")).expect("the file is renamed");
+        let error = hash(&seen).expect_err("a file was replaced");
         assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
         assert!(error.to_string().contains("restart the engine"), "{error}");
-        // A new file with equal bytes is also refused: the loaded bytes may have been others.
-        fs::write(at("c"), "one").expect("it can be written");
-        fs::rename(at("c"), at("b")).expect("same folder");
+        // A new file with equal bytes is also refused: the loaded bytes may have differed.
+        fs::write(at("c"), "one").expect("the file can be written");
+        fs::rename(at("c"), at("b")).expect("the file is renamed");
         assert!(matches!(hash(&seen), Err(DigestError::Changed { .. })));
         let again = WeightFiles::look(vec![at("a"), at("b")]);
-        assert_eq!(hash(&again).expect("they are the same"), first);
-        fs::remove_file(at("a")).expect("it is there");
-        let error = hash(&again).expect_err("one file is gone").to_string();
+        assert_eq!(hash(&again).expect("the files are unchanged"), first);
+        fs::remove_file(at("a")).expect("the file exists");
+        let error = hash(&again).expect_err("a file was removed").to_string();
         assert!(error.contains("a to hash the weights"), "{error}");
         assert!(again.are_at(&[at("a"), at("b")]) && !again.are_at(&[at("b"), at("a")]));
     }

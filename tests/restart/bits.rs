@@ -1,4 +1,4 @@
-//! After a kill, a prompt whose K/V comes from the store gives the tokens and log probabilities of a computed one, bit
+//! After a kill, a prompt with K/V from the store gives the same tokens and log probabilities as a computed prompt, bit
 //! for bit.
 
 use souffleur::kernels::cpu::Isa;
@@ -25,7 +25,7 @@ const WITHOUT_STATES: [&str; 9] = [
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
 /// The subset of models and page sizes that each run of the tests covers.
-const SOME: [(&str, u32); 11] = [
+const DEFAULT_CASES: [(&str, u32); 11] = [
     ("souffleur-tiny", 1),
     ("souffleur-tiny", 16),
     ("souffleur-tiny", 64),
@@ -51,13 +51,13 @@ fn check(name: &str, page_size: u32, isa: Isa) {
     first.kill();
     let second = launch.start_serving();
     let got = second.ask(&prompt(1));
-    assert_eq!(got.said, expected.said, "{what}");
+    assert_eq!(got.output, expected.output, "{what}");
     assert_eq!((got.device, second.damages()), (0, 0), "{what}");
     let source = r#"cache_source="storage_file""#;
     let counted = second.metric("sglang:cached_tokens_total", source);
     assert_eq!(counted as u64, got.stored, "{what}");
     let again = second.ask(&prompt(1));
-    assert_eq!(again.said, expected.said, "{what}");
+    assert_eq!(again.output, expected.output, "{what}");
     if WITH_STATES.contains(&name) {
         // The loaded tokens end with a block for which a state was saved.
         let is_block = got.stored.is_multiple_of(BLOCK_TOKENS) && got.stored <= STORED_TOKENS;
@@ -74,7 +74,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
 fn a_prompt_has_the_same_output_after_a_kill() {
     let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
     if kills().is_none() {
-        for (name, page_size) in SOME {
+        for (name, page_size) in DEFAULT_CASES {
             check(name, page_size, path);
         }
         return;

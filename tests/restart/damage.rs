@@ -1,4 +1,4 @@
-//! Files that change between two runs of a server: damage is a counted miss, and never changes an output.
+//! Changes a store's files between two runs of a server: damage is counted as a miss, and never changes an output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ const ALIGN: usize = 4096;
 /// The file of records of keys and values.
 const RECORDS: &str = "seg-kv-0000";
 /// Runs of the server within which all damage is repaired.
-const MAX_LIVES: usize = 3;
-/// The magic bytes of a header, and the offset of the block's number in the header.
+const MAX_RUNS: usize = 3;
+/// The magic bytes of a header; `BLOCK_AT` is the offset of the block's number in the header.
 const MAGIC: &[u8] = b"SFKVBLK1";
 const BLOCK_AT: usize = 112;
 
@@ -23,7 +23,7 @@ struct Files(PathBuf);
 
 impl Files {
     fn of(root: &Path) -> Self {
-        let entries = fs::read_dir(root).expect("the file exists");
+        let entries = fs::read_dir(root).expect("the folder can be read");
         let mut folders = entries.filter_map(|entry| {
             let path = entry.expect("the entry can be read").path();
             path.is_dir().then_some(path)
@@ -55,7 +55,7 @@ impl Files {
     }
 }
 
-/// A damage, the tokens that are still found, and whether reading it counts as damage.
+/// A name, a change of the files, the tokens that are still found, and whether reads count the change as damage.
 type Damage = (&'static str, fn(&Files), u64, bool);
 
 const DAMAGES: [Damage; 12] = [
@@ -138,7 +138,6 @@ const DAMAGES: [Damage; 12] = [
     ),
 ];
 
-/// Swaps the two records.
 fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
     let (low, high) = (first.min(second), first.max(second));
     let (before, after) = bytes.split_at_mut(high);
@@ -151,19 +150,19 @@ fn damaged_blocks_are_computed_again_and_found_in_a_later_run() {
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model("qwen3")).stored(folder.path());
     let server = launch.start_serving();
-    let said = server.ask(&prompt(1)).said;
+    let output = server.ask(&prompt(1)).output;
     server.wait_until_written(STORED_TOKENS);
     server.kill();
     for (what, damage, tokens, is_counted) in DAMAGES {
         damage(&Files::of(folder.path()));
         let mut server = launch.start_serving();
         let mut found = server.ask(&prompt(1));
-        assert_eq!((found.stored, &found.said), (tokens, &said), "{what}");
+        assert_eq!((found.stored, &found.output), (tokens, &output), "{what}");
         assert_eq!(server.damages() > 0, is_counted, "{what}");
         let misses = server.metric("souffleur_prefix_misses_total", "stored_damaged");
         assert_eq!(misses > 0.0, is_counted, "{what}");
         // Blocks after a damaged one are read in the next run, and may be damaged too.
-        for _ in 0..MAX_LIVES {
+        for _ in 0..MAX_RUNS {
             if found.stored == STORED_TOKENS {
                 break;
             }
@@ -171,7 +170,7 @@ fn damaged_blocks_are_computed_again_and_found_in_a_later_run() {
             server.kill();
             server = launch.start_serving();
             found = server.ask(&prompt(1));
-            assert_eq!(found.said, said, "after {what}");
+            assert_eq!(found.output, output, "after {what}");
         }
         assert_eq!(found.stored, STORED_TOKENS, "after {what}");
     }

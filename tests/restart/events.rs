@@ -12,9 +12,9 @@ use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 fn stored(server: &Server) -> Vec<(Value, Value)> {
     let info = get(server.addr, "/server_info").ok();
     let port = info["kv_events"]["replay_endpoint_port_base"].as_u64();
-    let port = port.expect("a replay port") as u16;
+    let port = port.expect("the setting is a port") as u16;
     let batches = Peer::connect(port, "REQ").ask(0);
-    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let list = |value: &Value| value.as_array().expect("the value is a list").clone();
     let events = batches.iter().flat_map(|batch| list(&batch.payload[1]));
     let events = events.filter(|event| event["type"] == "BlockStored");
     let blocks = events.flat_map(|event| {

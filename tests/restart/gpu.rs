@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use crate::server::Launch;
 use crate::{STORED_TOKENS, model, prompt};
 
-/// Both runs compute the same second chunk: on a GPU, bits depend on the number of rows of a product.
+/// Both runs compute the same last chunk: on a GPU, bits depend on the number of rows in a matrix product.
 const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"];
 
 #[test]
@@ -22,7 +22,7 @@ fn a_prompt_has_the_same_output_after_a_kill_on_a_gpu_and_the_cpu_finds_no_block
     let second = launch.start_serving();
     let got = second.ask(&prompt(1));
     assert_eq!((got.device, got.stored), (0, STORED_TOKENS));
-    assert_eq!(got.said, expected.said);
+    assert_eq!(got.output, expected.output);
     assert_eq!(second.damages(), 0);
     second.kill();
     let on_cpu = stored.start_serving();

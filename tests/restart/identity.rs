@@ -6,14 +6,14 @@ use std::path::Path;
 use souffleur::kernels::cpu::Isa;
 use tempfile::TempDir;
 
-use crate::server::{Answer, Launch, Said};
+use crate::server::{Answer, Launch, Output};
 use crate::{STORED_TOKENS, model, prompt};
 
 /// A folder with the blocks of one prompt, the launch that fills it, and the output.
 struct Stored {
     folder: TempDir,
     launch: Launch,
-    said: Said,
+    output: Output,
 }
 
 impl Stored {
@@ -21,13 +21,13 @@ impl Stored {
         let folder = TempDir::new().expect("a folder can be made");
         let launch = Launch::new(model).stored(folder.path());
         let server = launch.start_serving();
-        let said = server.ask(&prompt(1)).said;
+        let output = server.ask(&prompt(1)).output;
         server.wait_until_written(STORED_TOKENS);
         server.kill();
         Self {
             folder,
             launch,
-            said,
+            output,
         }
     }
 
@@ -39,13 +39,13 @@ impl Stored {
     /// Checks that the original launch finds the blocks.
     fn assert_found(&self) {
         let found = self.ask(&self.launch);
-        assert_eq!((found.stored, &found.said), (STORED_TOKENS, &self.said));
+        assert_eq!((found.stored, &found.output), (STORED_TOKENS, &self.output));
     }
 }
 
 /// The output of a server without a store.
-fn computed(launch: &Launch) -> Said {
-    launch.start().ask(&prompt(1)).said
+fn computed(launch: &Launch) -> Output {
+    launch.start().ask(&prompt(1)).output
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn another_type_page_or_kernel_path_loads_nothing() {
         let expected = computed(&other);
         let found = stored.ask(&other.stored(stored.folder.path()));
         assert_eq!(found.stored, 0, "other {index}");
-        assert_eq!(found.said, expected, "other {index}");
+        assert_eq!(found.output, expected, "other {index}");
     }
     stored.assert_found();
 }
@@ -87,7 +87,7 @@ fn flags_that_change_no_bit_find_everything() {
     for flags in flags {
         let found = stored.ask(&stored.launch.clone().args(flags));
         assert_eq!(found.stored, STORED_TOKENS, "{flags:?}");
-        assert_eq!(found.said, stored.said, "{flags:?}");
+        assert_eq!(found.output, stored.output, "{flags:?}");
     }
 }
 
@@ -112,15 +112,18 @@ fn other_weights_under_the_same_name_load_nothing() {
     fs::write(&file, &others).expect("the file can be written");
     let expected = computed(&Launch::new(folder.path()));
     let found = stored.ask(&stored.launch);
-    assert_eq!((found.stored, found.said), (0, expected));
-    // Another folder with the first weights is the first model, whatever its name.
+    assert_eq!((found.stored, found.output), (0, expected));
+    // A copy of the first weights in another folder counts as the same model.
     let elsewhere = TempDir::new().expect("a folder can be made");
     copy_folder(folder.path(), elsewhere.path());
     let copied = elsewhere.path().join("model.safetensors");
     fs::write(copied, &weights).expect("the file can be written");
     let launch = Launch::new(elsewhere.path()).stored(stored.folder.path());
     let found = stored.ask(&launch);
-    assert_eq!((found.stored, &found.said), (STORED_TOKENS, &stored.said));
+    assert_eq!(
+        (found.stored, &found.output),
+        (STORED_TOKENS, &stored.output)
+    );
 }
 
 #[test]
@@ -128,17 +131,17 @@ fn a_salt_separates_users_across_a_restart() {
     let folder = TempDir::new().expect("a folder can be made");
     let launch = Launch::new(&model("qwen3")).stored(folder.path());
     let first = launch.start_serving();
-    let said = first.ask_salted(&prompt(1), "a").said;
+    let output = first.ask_salted(&prompt(1), "a").output;
     first.wait_until_written(STORED_TOKENS);
     first.kill();
-    // Each request is the first of a run: later ones are not loaded if recomputing them is as fast.
-    let second_life = |salt| launch.start_serving().ask_salted(&prompt(1), salt);
+    // Each request is the first after a start: later prompts are not loaded if recomputing them is as fast.
+    let ask_after_restart = |salt| launch.start_serving().ask_salted(&prompt(1), salt);
     for other in ["b", ""] {
-        let other = second_life(other);
-        assert_eq!((other.stored, &other.said), (0, &said));
+        let other = ask_after_restart(other);
+        assert_eq!((other.stored, &other.output), (0, &output));
     }
-    let same = second_life("a");
-    assert_eq!((same.stored, same.said), (STORED_TOKENS, said));
+    let same = ask_after_restart("a");
+    assert_eq!((same.stored, same.output), (STORED_TOKENS, output));
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn without_the_secret_of_the_store_nothing_is_found() {
         .expect("the secret can be changed");
         let server = stored.launch.start_serving();
         let found = server.ask(&prompt(1));
-        assert_eq!((found.stored, &found.said), (0, &stored.said));
+        assert_eq!((found.stored, &found.output), (0, &stored.output));
         server.wait_until_written(STORED_TOKENS);
         server.kill();
         stored.assert_found();

@@ -1,4 +1,5 @@
-//! Kills servers under load at any moment: blocks of answers older than five seconds are found, and all are right.
+//! Kills servers under load at random moments: a restarted server finds the blocks of answers older than five seconds,
+//! and all its outputs are right.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +12,15 @@ use crate::server::{Launch, Server, call};
 use crate::{BLOCK_TOKENS, kills, model, number};
 
 /// Number of kills if `SOUFFLEUR_RESTART_KILLS` is not set.
-const FEW: u64 = 2;
+const DEFAULT_KILLS: u64 = 2;
 /// Number of prompts that are answered and written before the load during which the server is killed.
-const SETTLED: u32 = 6;
+const WRITTEN_PROMPTS: u32 = 6;
 /// Answers older than this are written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 /// Token ids of prompts are less than this.
 const VOCABULARY: u32 = 2000;
-/// Maximum number of prompts in the load.
-const MOST: u32 = 8;
-/// Disk space for some of the rounds: later blocks replace earlier ones.
+const MAX_LOAD_PROMPTS: u32 = 8;
+/// Disk space for the blocks of a few rounds: later blocks replace earlier ones.
 const DISK_BYTES: &str = "50331648";
 
 /// A prompt of a dozen blocks and some more tokens, long enough to be worth loading. No two prompts begin alike.
@@ -48,7 +48,12 @@ impl Reference {
     fn check(&self, server: &Server, seed: u32) -> u64 {
         let prompt = long_prompt(seed);
         let (expected, got) = (self.0.ask(&prompt), server.ask(&prompt));
-        assert_eq!(got.said, expected.said, "prompt {seed}\n{}", server.log());
+        assert_eq!(
+            got.output,
+            expected.output,
+            "prompt {seed}\n{}",
+            server.log()
+        );
         got.stored + got.device
     }
 }
@@ -79,7 +84,7 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
 }
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
+    for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the entry can be read").path();
         if path.is_dir() {
             files(&path, found)
@@ -94,7 +99,7 @@ fn damage(folder: &Path, random: &mut fastrand::Rng) -> String {
     let mut found = Vec::new();
     files(folder, &mut found);
     found.sort();
-    let path = random.choice(&found).expect("there are files");
+    let path = random.choice(&found).expect("the store has files");
     let mut bytes = fs::read(path).expect("the entry can be read");
     let at = random.usize(..bytes.len().max(1));
     let what = random.u8(..4);
@@ -122,26 +127,26 @@ fn blocks_of_answers_before_a_kill_are_found_and_right() {
     let launch = launch.args(&["--kv-disk-bytes", DISK_BYTES]);
     let launch = launch.args(&["--max-total-tokens", "16384"]);
     let mut next = 0;
-    for kill in 0..kills().unwrap_or(FEW) {
-        let settled = next..next + SETTLED;
-        next = settled.end + MOST;
+    for kill in 0..kills().unwrap_or(DEFAULT_KILLS) {
+        let written = next..next + WRITTEN_PROMPTS;
+        next = written.end + MAX_LOAD_PROMPTS;
         let server = launch.start_serving();
         let mut tokens = 0;
-        for seed in settled.clone() {
+        for seed in written.clone() {
             tokens += block_tokens(&long_prompt(seed));
             reference.check(&server, seed);
         }
         server.wait_at_most(WRITTEN_WITHIN, "all answers are written", || {
             server.written_tokens() >= tokens
         });
-        kill_under_load(server, settled.end..next, &mut random);
+        kill_under_load(server, written.end..next, &mut random);
         let is_damaged = kill % 3 == 2;
         if is_damaged {
             // Shown if the test fails.
             eprintln!("kill {kill}: {}", damage(folder.path(), &mut random));
         }
         let server = launch.start_serving();
-        let found: u64 = settled
+        let found: u64 = written
             .clone()
             .map(|seed| reference.check(&server, seed))
             .sum();
@@ -150,8 +155,8 @@ fn blocks_of_answers_before_a_kill_are_found_and_right() {
             "kill {kill}: {found} of {tokens} tokens are found\n{}",
             server.log()
         );
-        // Some prompts of the load, if they were written.
-        for seed in settled.end..next {
+        // The prompts of the load, of which some may have been written.
+        for seed in written.end..next {
             reference.check(&server, seed);
         }
         let is_intact = is_damaged || kill > 1 || server.damages() == 0;

@@ -1,4 +1,4 @@
-//! A server that is killed and restarted on the same KV store: black box, with real processes and real files.
+//! Tests of servers that are killed and restarted on the same KV store, with real processes and real files.
 //!
 //! `SOUFFLEUR_RESTART_KILLS` sets the number of kills of a server under load (default: 2); if set, the other tests run
 //! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` sets the seed of the random moments of kills.
@@ -26,7 +26,6 @@ mod zmq_peer;
 
 use std::path::{Path, PathBuf};
 
-/// Tokens of a block.
 const BLOCK_TOKENS: u64 = 64;
 /// Tokens in the whole blocks of [`prompt`].
 const STORED_TOKENS: u64 = 2 * BLOCK_TOKENS;
@@ -54,7 +53,6 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
-/// The number of kills, if it is set.
 fn kills() -> Option<u64> {
     number("SOUFFLEUR_RESTART_KILLS")
 }

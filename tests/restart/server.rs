@@ -13,10 +13,8 @@ use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 
 use crate::http::{get, post};
 
-/// Timeout of waits.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Memory of the emulated GPU.
 const GPU_BYTES: &str = "2147483648";
 
 /// The settings of all servers here, unless a flag overrides them.
@@ -48,7 +46,6 @@ impl Launch {
         }
     }
 
-    /// Adds flags.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.args.extend(args.iter().map(OsString::from));
         self
@@ -131,8 +128,8 @@ impl Launch {
     /// Starts the server and waits until it accepts requests; the store may not be ready.
     pub fn start(&self) -> Server {
         let mut child = self.command().spawn().expect("the binary runs");
-        let log = Log::of(child.stderr.take().expect("piped"));
-        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let log = Log::of(child.stderr.take().expect("the stream is piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("the stream is piped"));
         let address = address(&mut stdout);
         let addr = address.unwrap_or_else(|printed| {
             let status = child.wait();
@@ -174,7 +171,7 @@ fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
             return Err(printed);
         }
         if let Some((_, rest)) = printed[start..].split_once("curl -N http://") {
-            let address = rest.split('/').next().expect("an address");
+            let address = rest.split('/').next().expect("an address is printed");
             return Ok(address.parse().expect("an IP address and a port"));
         }
     }
@@ -207,16 +204,17 @@ impl Log {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct Output {
     tokens: Value,
     logprobs: Value,
 }
 
 #[derive(Clone, Debug)]
 pub struct Answer {
-    pub said: Said,
-    /// Prompt tokens that came from files, and from memory.
+    pub output: Output,
+    /// Prompt tokens whose K/V came from files.
     pub stored: u64,
+    /// Prompt tokens whose K/V was in memory.
     pub device: u64,
 }
 
@@ -248,7 +246,7 @@ impl Server {
         self.answer(&call(prompt))
     }
 
-    /// As [`Self::ask`], in the namespace of a salt.
+    /// Like [`Self::ask`], in the namespace of a salt.
     #[track_caller]
     pub fn ask_salted(&self, prompt: &[u32], salt: &str) -> Answer {
         let mut call = call(prompt);
@@ -262,18 +260,18 @@ impl Server {
         let cached = &reply["sglext"]["cached_tokens_details"];
         let (stored, device) = (cached["storage"].as_u64(), cached["device"].as_u64());
         let choice = &mut reply["choices"][0];
-        let said = Said {
+        let output = Output {
             tokens: choice["token_ids"].take(),
             logprobs: choice["logprobs"]["token_logprobs"].take(),
         };
-        for list in [&said.tokens, &said.logprobs] {
+        for list in [&output.tokens, &output.logprobs] {
             assert_eq!(list.as_array().map(Vec::len), Some(8), "{reply}");
         }
         Answer {
-            said,
+            output,
             // The field is missing for a request that loaded nothing.
             stored: stored.unwrap_or(0),
-            device: device.expect("a count"),
+            device: device.expect("the field is a count"),
         }
     }
 
@@ -316,13 +314,12 @@ impl Server {
         });
     }
 
-    /// Waits until a condition holds.
     #[track_caller]
     pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
-        self.wait_at_most(PATIENCE, what, holds);
+        self.wait_at_most(TIMEOUT, what, holds);
     }
 
-    /// As [`Self::wait_until`], with an explicit limit.
+    /// Like [`Self::wait_until`], with an explicit limit.
     #[track_caller]
     pub fn wait_at_most(&self, limit: Duration, what: &str, holds: impl Fn() -> bool) {
         let started = Instant::now();

@@ -1,15 +1,18 @@
-//! Unusable folders: the engine serves without a store, and logs why. Also flags that are invalid for a store.
+//! With an unusable store folder, the engine serves without a store and logs why. Flags invalid for a store are errors.
 
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::server::{Launch, Said};
+use crate::server::{Launch, Output};
 use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 
-fn computed(seed: u32) -> Said {
-    Launch::new(&model("qwen3")).start().ask(&prompt(seed)).said
+fn computed(seed: u32) -> Output {
+    Launch::new(&model("qwen3"))
+        .start()
+        .ask(&prompt(seed))
+        .output
 }
 
 fn stored(folder: &Path) -> Launch {
@@ -20,17 +23,17 @@ fn stored(folder: &Path) -> Launch {
 fn a_second_engine_on_the_same_folder_serves_without_a_store_and_logs_why() {
     let folder = TempDir::new().expect("a folder can be made");
     let first = stored(folder.path()).start_serving();
-    let said = first.ask(&prompt(1)).said;
+    let output = first.ask(&prompt(1)).output;
     first.wait_until_written(STORED_TOKENS);
     let second = stored(folder.path()).start();
     // The second engine answers while it waits for the folder, and after that wait has timed out.
-    assert_eq!(second.ask(&prompt(1)).said, said);
+    assert_eq!(second.ask(&prompt(1)).output, output);
     second.wait_until("the second engine gives up", || {
         second.log().contains("another engine uses the KV store")
     });
     assert_eq!(second.store()["serves"], false);
     let other = second.ask(&prompt(2));
-    assert_eq!((other.stored, other.said), (0, computed(2)));
+    assert_eq!((other.stored, other.output), (0, computed(2)));
     assert_eq!(second.written_tokens(), 0);
     second.kill();
     // The first engine is unaffected.
@@ -58,17 +61,17 @@ fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
     let folder = TempDir::new().expect("a folder can be made");
     // One record of 36 KiB and the beginning of the next.
     let full = stored(folder.path()).with_files_of(2 * 40).start_serving();
-    assert_eq!(full.ask(&prompt(1)).said, computed(1));
+    assert_eq!(full.ask(&prompt(1)).output, computed(1));
     full.wait_until("a write fails", || {
         let unwritten = "souffleur_kv_store_unwritten_tokens_total";
         full.metric(unwritten, "failed") > 0.0
     });
-    assert_eq!(full.ask(&prompt(2)).said, computed(2));
+    assert_eq!(full.ask(&prompt(2)).output, computed(2));
     full.kill();
-    let roomy = stored(folder.path()).start_serving();
-    let found = roomy.ask(&prompt(1));
-    assert_eq!((found.stored, found.said), (BLOCK_TOKENS, computed(1)));
-    assert_eq!(roomy.damages(), 0);
+    let unlimited = stored(folder.path()).start_serving();
+    let found = unlimited.ask(&prompt(1));
+    assert_eq!((found.stored, found.output), (BLOCK_TOKENS, computed(1)));
+    assert_eq!(unlimited.damages(), 0);
 }
 
 /// Checks that the engine serves without a store, and logs the reason.
@@ -77,7 +80,7 @@ fn check_serves_without_store(folder: &Path, reason: &str) {
     let server = stored(folder).start();
     server.wait_until("the log has the reason", || server.log().contains(reason));
     let answer = server.ask(&prompt(1));
-    assert_eq!((answer.stored, answer.said), (0, computed(1)));
+    assert_eq!((answer.stored, answer.output), (0, computed(1)));
     assert_eq!(server.store()["serves"], false);
 }
 

@@ -1,5 +1,5 @@
-//! A child process saves until it is killed; then every found block has the saved contents, and the blocks saved
-//! last are found.
+//! Kills a process that saves blocks: later, every found block has the saved contents, and the last saved blocks are
+//! found.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use souffleur_store::Outcome;
 
 use crate::world::{BLOCKS, DISK_BYTES, World};
 
-/// Tells the child the folder of the store.
+/// Environment variable: the folder of the child's store.
 const FOLDER: &str = "SOUFFLEUR_STORE_FOLDER";
-/// Tells the child its first prompt.
+/// Environment variable: the number of the child's first prompt.
 const FIRST: &str = "SOUFFLEUR_STORE_FIRST";
-/// Maximum number of prompts that a child saves: it is killed long before.
+/// Maximum number of prompts that a child saves: it is killed long before that.
 const PROMPTS: u32 = 10_000;
 /// Maximum number of the child's saves in flight.
-const UNDER_WAY: usize = 4;
+const MAX_IN_FLIGHT: usize = 4;
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
@@ -34,7 +34,7 @@ fn a_child_saves_until_it_is_killed() {
     };
     let world = World::open(Path::new(&folder));
     let first = number(FIRST, 0) as u32;
-    let mut under_way = 0;
+    let mut in_flight = 0;
     let report = || {
         let (ticket, outcome) = world.saved();
         if outcome == Outcome::Written {
@@ -48,14 +48,14 @@ fn a_child_saves_until_it_is_killed() {
         for (block, place) in world.path(prompt).into_iter().enumerate() {
             let ticket = u64::from(prompt) * BLOCKS as u64 + block as u64;
             world.save(place, Ticket::new(ticket));
-            under_way += 1;
-            if under_way == UNDER_WAY {
+            in_flight += 1;
+            if in_flight == MAX_IN_FLIGHT {
                 report();
-                under_way -= 1;
+                in_flight -= 1;
             }
         }
     }
-    (0..under_way).for_each(|_| report());
+    (0..in_flight).for_each(|_| report());
 }
 
 /// Runs the child until it has saved `saves` blocks. Returns the last block that it printed.
@@ -72,10 +72,10 @@ fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the test can be run again");
-    let out = child.stdout.take().expect("piped");
+    let out = child.stdout.take().expect("stdout is piped");
     let lines = BufReader::new(out).lines().map_while(Result::ok);
     let mut saved = lines.filter_map(|line| {
-        // The test harness writes text before the first one, on the same line.
+        // The test harness writes text before the first `saved`, on the same line.
         let (_, text) = line.split_once("saved ")?;
         let (prompt, block) = text.split_once(' ')?;
         Some((prompt.parse().ok()?, block.parse().ok()?))
@@ -93,15 +93,15 @@ fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
 
 /// Changes a byte of a random file of the store.
 fn damage(folder: &Path, random: &mut fastrand::Rng) {
-    let folders = std::fs::read_dir(folder).expect("a folder");
+    let folders = std::fs::read_dir(folder).expect("the folder can be read");
     let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
     let files = folders.filter(|path| path.is_dir()).flat_map(|path| {
-        let files = std::fs::read_dir(path).expect("a folder");
+        let files = std::fs::read_dir(path).expect("the folder can be read");
         files.filter_map(|entry| Some(entry.ok()?.path()))
     });
     let mut files: Vec<PathBuf> = files.collect();
     files.sort();
-    let path = random.choice(&files).expect("there are files");
+    let path = random.choice(&files).expect("the store has files");
     let mut bytes = std::fs::read(path).expect("the file can be read");
     if !bytes.is_empty() {
         let at = random.usize(..bytes.len());
@@ -134,7 +134,7 @@ fn after_a_kill_the_store_finds_the_saved_blocks_and_nothing_else() {
             );
         }
         let stats = world.store.stats();
-        // After the first damage, there may be some that no read has found yet.
+        // After the first damage, damaged records may remain that no read has found.
         assert!(stats.damaged == 0 || kill >= 2, "kill {kill}: {stats:?}");
         assert!(stats.disk_bytes <= DISK_BYTES);
         assert!(world.store.shut_down());

@@ -12,7 +12,6 @@ use souffleur_store::{
     Loaded, Needs, Outcome, Plane, PrefetchTimeout, Store, StoreConfig, TierState,
 };
 
-/// Blocks of a prompt.
 pub const BLOCKS: usize = 8;
 const TOKENS: usize = 64;
 const PLANE_BYTES: usize = 3001;
@@ -20,8 +19,7 @@ const PLANES: u32 = 3;
 /// Space for about 340 records.
 pub const DISK_BYTES: u64 = 5 << 20;
 const HOST_BUFFERS: u64 = 32;
-/// Timeout of waits for the store.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub struct World {
     pub store: Store,
@@ -60,7 +58,7 @@ impl World {
         let store = store.expect("the store starts");
         let keys = loop {
             match answers
-                .recv_timeout(PATIENCE)
+                .recv_timeout(TIMEOUT)
                 .expect("the store reports its state")
             {
                 Answer::State(TierState::Serving { keys, .. }) => break keys,
@@ -89,12 +87,12 @@ impl World {
             place,
             block,
         };
-        self.store.commit(commit).expect("the queue has room");
+        self.store.commit(commit).expect("the queue has space");
     }
 
     /// The next answer to a save.
     pub fn saved(&self) -> (Ticket, Outcome) {
-        match self.answers.recv_timeout(PATIENCE).expect("an answer") {
+        match self.answers.recv_timeout(TIMEOUT).expect("an answer") {
             Answer::Committed { ticket, outcome } => (ticket, outcome),
             other => panic!("{other:?}"),
         }
@@ -109,8 +107,8 @@ impl World {
             from: 0,
             prefill_tokens_per_s: None,
         };
-        self.store.find(find).expect("the queue has room");
-        let found = match self.answers.recv_timeout(PATIENCE).expect("an answer") {
+        self.store.find(find).expect("the queue has space");
+        let found = match self.answers.recv_timeout(TIMEOUT).expect("an answer") {
             Answer::Found { path, .. } => path,
             other => panic!("{other:?}"),
         };
@@ -122,10 +120,10 @@ impl World {
             ticket: Ticket::new(1),
             blocks: 0..found.len(),
             path: found.clone(),
-            timeout: PATIENCE,
+            timeout: TIMEOUT,
         };
-        self.store.fetch(fetch).expect("the queue has room");
-        match self.answers.recv_timeout(PATIENCE).expect("an answer") {
+        self.store.fetch(fetch).expect("the queue has space");
+        match self.answers.recv_timeout(TIMEOUT).expect("an answer") {
             Answer::Fetched { loaded, .. } => check(&loaded, &found),
             Answer::Late { .. } => 0,
             other => panic!("{other:?}"),

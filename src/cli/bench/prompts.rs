@@ -123,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn text_has_as_many_words_as_asked_for() {
+    fn text_has_the_requested_number_of_words() {
         let mut prompts = Prompts::new(1, 1);
         assert_eq!(prompts.text(17).split(' ').count(), 17);
         assert_eq!(prompts.text(0), "");
     }
 
     #[test]
-    fn arrivals_come_at_the_rate_on_average() {
+    fn arrivals_have_the_requested_rate_on_average() {
         let mut prompts = Prompts::new(1, 1);
         let sum: f64 = (0..10_000).map(|_| prompts.arrival_gap_s(4.0)).sum();
         assert!((sum / 10_000.0 - 0.25).abs() < 0.01, "{sum}");

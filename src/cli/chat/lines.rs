@@ -26,9 +26,9 @@ pub enum Line {
 }
 
 pub struct Lines {
-    asked: mpsc::Sender<()>,
-    read: channel::UnboundedReceiver<Line>,
-    is_edited: bool,
+    requests: mpsc::Sender<()>,
+    lines: channel::UnboundedReceiver<Line>,
+    has_editor: bool,
 }
 
 enum Source {
@@ -39,52 +39,50 @@ enum Source {
 impl Lines {
     /// Starts the thread. Uses a line editor if stdin and stdout are terminals.
     pub fn start() -> Result<Self, Failure> {
-        let is_edited = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let (asked, questions) = mpsc::channel();
-        let (answers, read) = channel::unbounded_channel();
-        let answer = move || {
-            let mut source = Source::open(is_edited);
-            for () in questions {
+        let has_editor = io::stdin().is_terminal() && io::stdout().is_terminal();
+        let (requests, received) = mpsc::channel();
+        let (read, lines) = channel::unbounded_channel();
+        let serve = move || {
+            let mut source = Source::open(has_editor);
+            for () in received {
                 let line = match &mut source {
                     Ok(source) => source.read(),
                     Err(reason) => Line::Failed(reason.clone()),
                 };
-                if answers.send(line).is_err() {
+                if read.send(line).is_err() {
                     return;
                 }
             }
         };
-        let spawned = thread::Builder::new()
-            .name("lines".to_owned())
-            .spawn(answer);
+        let spawned = thread::Builder::new().name("lines".to_owned()).spawn(serve);
         spawned.map_err(|error| {
             Failure::failed(format_args!(
                 "failed to start the thread that reads input: {error}"
             ))
         })?;
         Ok(Self {
-            asked,
-            read,
-            is_edited,
+            requests,
+            lines,
+            has_editor,
         })
     }
 
-    /// True if stdin and stdout are terminals.
-    pub fn is_edited(&self) -> bool {
-        self.is_edited
+    /// Whether a line editor is used: stdin and stdout are terminals.
+    pub fn has_editor(&self) -> bool {
+        self.has_editor
     }
 
     pub async fn next(&mut self) -> Line {
-        match self.asked.send(()) {
-            Ok(()) => self.read.recv().await.unwrap_or(Line::End),
+        match self.requests.send(()) {
+            Ok(()) => self.lines.recv().await.unwrap_or(Line::End),
             Err(_) => Line::End,
         }
     }
 }
 
 impl Source {
-    fn open(is_edited: bool) -> Result<Self, String> {
-        if !is_edited {
+    fn open(has_editor: bool) -> Result<Self, String> {
+        if !has_editor {
             Ok(Self::Stdin)
         } else {
             let editor = DefaultEditor::new();

@@ -91,22 +91,22 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     let mut signals = Signals::install().map_err(Failure::failed)?;
     let terminal = Terminal::now();
     let mut lines = Lines::start()?;
-    if lines.is_edited() {
+    if lines.has_editor() {
         signals = signals.with_hang_up().map_err(Failure::failed)?;
     }
     let mut screen = Screen::new();
     let mut conversation = Conversation::new(args.system.as_deref());
-    if lines.is_edited() {
+    if lines.has_editor() {
         screen.note(&format!(
             "{}: Ctrl-C stops an answer, Ctrl-D ends the chat, \\ at the end of a line continues it on the next",
             partner.name()
         ));
     }
-    while !screen.is_gone() {
+    while !screen.is_closed() {
         let line = tokio::select! {
             line = lines.next() => line,
             signal = signals.next() => {
-                if lines.is_edited() {
+                if lines.has_editor() {
                     terminal.restore();
                 }
                 signal.exit()
@@ -137,7 +137,7 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
         match ended {
             Ok(ending) => ending.explain(&mut screen),
             // An interactive chat continues: the next request may succeed.
-            Err(reason) if lines.is_edited() => screen.note(&reason),
+            Err(reason) if lines.has_editor() => screen.note(&reason),
             Err(reason) => return Err(Failure::Failed(reason)),
         }
     }
@@ -181,7 +181,7 @@ async fn show_answer(
             Piece::End { is_cut: true } => return Ok(Ending::Cut),
             Piece::End { is_cut: false } => return Ok(Ending::Whole),
         }
-        if screen.is_gone() {
+        if screen.is_closed() {
             break;
         }
     }

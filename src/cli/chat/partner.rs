@@ -283,7 +283,7 @@ mod tests {
             ),
             (&["data: nonsense\n\n"], "nonsense"),
         ] {
-            let error = read_all(parts).await.expect_err("it is not complete");
+            let error = read_all(parts).await.expect_err("the stream is incomplete");
             assert!(error.contains(reason), "{error}");
         }
     }

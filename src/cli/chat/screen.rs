@@ -10,8 +10,7 @@ pub struct Screen {
     is_terminal: bool,
     has_colours: bool,
     is_thinking: bool,
-    /// Stdout was closed.
-    is_gone: bool,
+    is_closed: bool,
 }
 
 impl Screen {
@@ -24,13 +23,13 @@ impl Screen {
             is_terminal,
             has_colours: is_terminal && !forbidden,
             is_thinking: false,
-            is_gone: false,
+            is_closed: false,
         }
     }
 
     /// True once stdout is closed, for example by the reader of a pipe.
-    pub fn is_gone(&self) -> bool {
-        self.is_gone
+    pub fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     pub fn text(&mut self, text: &str) {
@@ -38,7 +37,7 @@ impl Screen {
         self.put_model_text(text);
     }
 
-    /// Shows reasoning, but only on a terminal, where it can be told from the answer.
+    /// Shows reasoning on a terminal only: in a file, it would look like a part of the answer.
     pub fn thought(&mut self, text: &str) {
         if !self.is_terminal {
             return;
@@ -85,8 +84,8 @@ impl Screen {
 
     fn put(&mut self, text: &str) {
         let put = self.out.write_all(text.as_bytes());
-        let is_gone = put.and_then(|()| self.out.flush()).is_err();
-        self.is_gone |= is_gone;
+        let is_closed = put.and_then(|()| self.out.flush()).is_err();
+        self.is_closed |= is_closed;
     }
 }
 

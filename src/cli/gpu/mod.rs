@@ -74,7 +74,7 @@ fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
     let extent = if tiny { Extent::Tiny } else { Extent::Full };
     let mut has_rates = false;
     let print = &mut |rates: &Rates, timing: Timing| {
-        // Printed first, so that an interrupted run has them.
+        // The rates are printed first, so that the output of an interrupted run has them.
         if extent == Extent::Full && !std::mem::replace(&mut has_rates, true) {
             say_rates(rates);
         }

@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn the_error_for_an_invalid_line_names_it() {
         let Err(Failure::Failed(reason)) = read(Path::new("x.jsonl"), "{}\n") else {
-            panic!("it is refused");
+            panic!("the line is refused");
         };
         assert!(reason.starts_with("x.jsonl, line 1: "), "{reason}");
     }

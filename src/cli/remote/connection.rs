@@ -76,7 +76,6 @@ impl Connector {
             .unwrap_or(if self.tls.is_some() { 443 } else { 80 });
         let connected = TcpStream::connect(format!("{host}:{port}")).await;
         let stream = connected.map_err(|error| format!("failed to connect: {error}"))?;
-        // Requests are sent without delay.
         stream
             .set_nodelay(true)
             .map_err(|error| error.to_string())?;

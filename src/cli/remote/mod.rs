@@ -24,7 +24,7 @@ pub const DONE: &str = "[DONE]";
 
 pub type Body = Pin<Box<dyn Stream<Item = Result<Bytes, String>>>>;
 
-/// A server. Redirects are not followed, so that no other host gets the key.
+/// A server. Redirects are not followed, so that no other host gets the API key.
 #[derive(Clone)]
 pub struct Remote {
     connector: Connector,
@@ -34,7 +34,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Parses the address, which the flag `flag` gives. All requests send the key, if there is one.
+    /// Parses the address given by the flag `flag`. All requests send the API key, if there is one.
     pub fn new(flag: &str, url: &str, bearer: Option<HeaderValue>) -> Result<Self, Failure> {
         let (url, uri) = checked(flag, url)?;
         let connector = Connector::new(&uri).map_err(Failure::Failed)?;
@@ -79,7 +79,7 @@ impl Remote {
         Ok((status, answer.into_body().read(BODY_BYTES).await?))
     }
 
-    /// Sends a JSON body. Returns the body of the response as a stream. If the server refuses, the error quotes it.
+    /// Sends a JSON body. Returns the response's body as a stream. The error of a refused request quotes the answer.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
         let answer = self.send(Method::POST, path, body).await?;
         let (status, body) = (answer.status(), answer.into_body());

@@ -37,12 +37,12 @@ impl Secret {
     }
 }
 
-/// The value of the Authorization header, with the key of the flag, else of the environment.
+/// The value of the Authorization header, with the key from the flag, or else from the environment.
 pub fn header(flag: Option<&Secret>) -> Result<Option<HeaderValue>, Failure> {
     bearer(flag, std::env::var(KEY_VARIABLE).ok())
 }
 
-/// As [`header`]; an empty `variable` counts as unset.
+/// Like [`header`]; an empty `variable` counts as unset.
 fn bearer(flag: Option<&Secret>, variable: Option<String>) -> Result<Option<HeaderValue>, Failure> {
     let variable = variable.filter(|key| !key.is_empty()).map(Secret::from);
     let (name, key) = match (flag, &variable) {

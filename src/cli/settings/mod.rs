@@ -29,7 +29,7 @@ const OTHER_VARIABLES: [&str; 5] = [
 ];
 const FLAG_SOURCE: &str = "flag";
 const ENV_SOURCE: &str = "environment";
-/// The usual variable for the log filter of Rust programs, and the name of this source.
+/// The usual variable for the log filter of Rust programs; also the name of this configuration source.
 const RUST_LOG: &str = "RUST_LOG";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl Settings {
         }
         let mut warnings = Vec::new();
         let environment: Vec<(String, String)> = environment.into_iter().collect();
-        // Merged first, so that this program's own variables override it in any order.
+        // RUST_LOG is merged first, so that this program's own variables override it in any order.
         if let Some((_, value)) = environment.iter().find(|(name, _)| name == RUST_LOG) {
             match log::of_rust_log(value) {
                 Ok(None) => (),
@@ -173,7 +173,7 @@ enum EnvVariable {
     Foreign,
 }
 
-/// Parses the value of an environment variable as that of its flag.
+/// Parses the value of an environment variable like the value of its flag.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
 struct OneFlag {

@@ -135,8 +135,8 @@ fn parameters_of_a_policy_are_json_in_every_source() {
     let env = [("SOUFFLEUR_RADIX_EVICTION_POLICY_CONFIG", json)];
     let flags = ["--radix-eviction-policy", "tlru"];
     let settings = load(None, &env, &flags).expect("the settings are good");
-    let policy = settings.engine.eviction_policy().expect("it is usable");
-    let parameters = policy.expect("there is a cache").parameters();
+    let policy = settings.engine.eviction_policy().expect("a valid policy");
+    let parameters = policy.expect("the cache is enabled").parameters();
     assert_eq!(
         (parameters.threshold, parameters.next_prompt_estimate),
         (4096, 200)
@@ -214,7 +214,7 @@ fn an_api_key_can_be_set_in_every_source_and_is_never_shown() {
         (None, &[], &["--api-key", ""], "--api-key"),
     ] {
         check_error(file, env, args, &[source, "must be"]);
-        let error = load(file, env, args).expect_err("it is no key");
+        let error = load(file, env, args).expect_err("the key is invalid");
         assert!(!error.contains("123456") && !error.contains(bad), "{error}");
     }
 }
@@ -291,7 +291,7 @@ fn a_missing_file_is_named() {
         ..AllFlags::default()
     };
     let error = Settings::load(&flags, [])
-        .expect_err("there is no such file")
+        .expect_err("the file does not exist")
         .to_string();
     assert!(error.contains("/nonexistent/x.toml"), "{error}");
 }
@@ -320,7 +320,6 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
     let known = "souffleur=trace,h2=off,span[{a=1}]=info,debug";
     assert_eq!(level(file, &[rust_log], &[]), known);
     assert_eq!(level(file, &[("RUST_LOG", " ")], &[]), "error");
-    // Both orders of the variables.
     let own = ("SOUFFLEUR_LOG_LEVEL", "warn");
     assert_eq!(level(file, &[rust_log, own], &[]), "warn");
     assert_eq!(level(file, &[own, rust_log], &[]), "warn");
@@ -331,7 +330,7 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
 #[test]
 fn an_invalid_rust_log_is_a_warning() {
     let env = [("RUST_LOG".to_owned(), "a=b=c".to_owned())];
-    let (settings, warnings) = Settings::load(&flags(&[]), env).expect("it starts");
+    let (settings, warnings) = Settings::load(&flags(&[]), env).expect("the settings are good");
     assert_eq!(settings, Settings::default());
     assert!(
         matches!(&warnings[..], [one] if one.contains("RUST_LOG is \"a=b=c\" and is ignored")),

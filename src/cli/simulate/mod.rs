@@ -35,7 +35,6 @@ use report::{CurvePoint, Run};
 /// Pool sizes of a curve, in percent of the keys and values of all prompts.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
-/// The model if none is given.
 const DEFAULT_SHAPE: &str = "llama-3.1-8b";
 
 /// Flags of the command.
@@ -68,8 +67,8 @@ pub struct SimulateArgs {
     )]
     kv_tokens: Vec<usize>,
     /// Size of the KV store on disk in bytes, or with K, M, G or T in powers of 1024; 0 for none; a comma-separated
-    /// list makes one run per size (and per size of the pool). Without it, --kv-disk-path and --kv-disk-bytes say
-    /// whether there is one. Nothing is written
+    /// list makes one run per size (and per size of the pool). By default, --kv-disk-path and --kv-disk-bytes set the
+    /// size. The simulation writes no blocks to a disk
     #[arg(
         long,
         value_name = "BYTES",

@@ -85,8 +85,8 @@ fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> Drawn {
     ];
     panel(&panels[1], ("seconds", "requests"), &requests, false)?;
     let latencies = [
-        ("TTFT", spread(&outcome.ttft_s()), BLUE),
-        ("E2E", spread(&outcome.e2e_s()), ORANGE),
+        ("TTFT", percentiles(&outcome.ttft_s()), BLUE),
+        ("E2E", percentiles(&outcome.e2e_s()), ORANGE),
     ];
     panel(
         &panels[2],
@@ -225,7 +225,7 @@ fn thinned(moments: &[Moment]) -> Vec<Moment> {
     moments.chunks(together).filter_map(largest).collect()
 }
 
-fn spread(samples: &[f64]) -> Vec<(f64, f64)> {
+fn percentiles(samples: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |percent: u32| {

@@ -82,7 +82,7 @@ pub fn print_curve(page_size: PageSize, eviction: EvictionPolicy, curve: &[Curve
     let header = [
         "KV tokens",
         "pages",
-        "of the unique",
+        "of unique tokens",
         "hit rate",
         "evicted nodes",
         "too long",

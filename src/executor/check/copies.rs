@@ -2,7 +2,7 @@
 
 use super::Check;
 use super::limits::Limits;
-use super::states::granted;
+use super::states::check_slot;
 use souffleur_base::ids::Ticket;
 use souffleur_state::step::{BlockCopies, BlockLoad, BlockSave, BlockSource};
 
@@ -17,7 +17,7 @@ impl Check<'_> {
             let pages = match from {
                 BlockSource::Pages(pages) => pages,
                 BlockSource::State(slot) => {
-                    granted(*slot, self.limits.n_state_slots).map_err(failed)?;
+                    check_slot(*slot, self.limits.n_state_slots).map_err(failed)?;
                     continue;
                 }
             };
@@ -32,7 +32,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks a load, after the table's edits, and counts its tokens as computed.
+    /// Checks a load after the page table's edits, and counts the loaded tokens as computed.
     pub(super) fn load(&mut self, load: &BlockLoad) -> Result<(), String> {
         let block_tokens = self.block_tokens()?;
         self.take(load.ticket)?;
@@ -51,12 +51,12 @@ impl Check<'_> {
                 "positions {first} to {end} are not whole pages of {page_size}"
             ));
         }
-        let row = self.outlook(load.row)?;
+        let row = self.planned_row(load.row)?;
         if row.has_vectors || windows.is_some() {
             return Err("the row has vectors or windows, which blocks do not contain".to_owned());
         }
         if row.live != load.states.first().copied() {
-            return Err("the row has a different state, or none".to_owned());
+            return Err("the row has a different state than the load, or none".to_owned());
         }
         if first != row.computed || row.sampled_tokens > 0 {
             return Err(format!(
@@ -126,7 +126,7 @@ mod tests {
         Rows::new(4, limits)
     }
 
-    /// A row of 40 tokens starts with a cached page; the next 28 tokens are loaded, from within the first block on.
+    /// A row of 40 tokens, whose first page is cached, and a load of its next 28 tokens, which begins within a block.
     fn plan() -> StepPlan {
         let prefix: Arc<[PageId]> = [PageId::new(1)].into();
         let mut run = PageRun::empty();
@@ -242,7 +242,7 @@ mod tests {
         let mut rows = rows(Some(16));
         let copies = first.copies.as_mut().expect("the plan has copies");
         copies.loads[0].positions = 4..16;
-        rows.check(&first).expect("the rest comes later");
+        rows.check(&first).expect("a load may end within a row");
         rows.start(&first.starts[0]);
         for delta in &first.table {
             rows.edit(delta);
@@ -256,7 +256,7 @@ mod tests {
         let copies = second.copies.as_mut().expect("the plan has copies");
         copies.loads[0].skip_tokens = 0;
         copies.loads[0].positions = 16..32;
-        rows.check(&second).expect("it continues the first load");
+        rows.check(&second).expect("the second load continues");
         let copies = second.copies.as_mut().expect("the plan has copies");
         copies.loads[0].positions = 4..32;
         copies.loads[0].skip_tokens = 4;

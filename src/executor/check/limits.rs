@@ -9,11 +9,11 @@ pub(crate) struct Limits {
     pub(crate) vocab_size: usize,
     /// Values in a vector that replaces a token's embedding.
     pub(crate) hidden_size: usize,
-    /// States that can be granted; `None` where no layer keeps one.
+    /// Number of state slots; `None` if no layer keeps a state.
     pub(crate) n_state_slots: Option<usize>,
-    /// Window pages that can be granted; `None` where no layer has a window.
+    /// `None` if no layer has a sliding window.
     pub(crate) windows: Option<WindowLimits>,
-    /// Length above which a row uses the RoPE of long sequences; `None` where all rows use the same.
+    /// Sequence length above which a row uses the RoPE for long sequences; `None` if all lengths use the same RoPE.
     pub(crate) long_above: Option<usize>,
     /// Tokens of a block that is copied to or from the store; `None` without a store.
     pub(crate) block_tokens: Option<usize>,

@@ -1,4 +1,4 @@
-//! Checks a step plan before anything is written: refuses one that contradicts itself or the rows.
+//! Checks a step plan before the step writes anything: rejects a plan that contradicts itself or the rows' state.
 
 mod copies;
 mod limits;
@@ -16,7 +16,7 @@ use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// A row as it will be once the plan's starts and table edits are applied.
 #[derive(Clone, Copy)]
-struct Outlook {
+struct PlannedRow {
     seq: SeqId,
     n_pages: usize,
     n_tokens: usize,
@@ -29,13 +29,12 @@ struct Outlook {
     has_work: bool,
 }
 
-/// The tickets that a plan names; reused, so that steps allocate nothing.
 type Tickets = FxHashSet<Ticket>;
 
-/// The rows that a plan touches; reused, so that steps allocate nothing.
+/// Working memory of the checks, reused so that steps allocate nothing.
 #[derive(Default)]
 pub(super) struct Scratch {
-    touched: FxHashMap<RowId, Outlook>,
+    touched: FxHashMap<RowId, PlannedRow>,
     slots: Slots,
     tickets: Tickets,
 }
@@ -43,7 +42,7 @@ pub(super) struct Scratch {
 struct Check<'a> {
     rows: &'a [Option<Row>],
     limits: &'a Limits,
-    touched: &'a mut FxHashMap<RowId, Outlook>,
+    touched: &'a mut FxHashMap<RowId, PlannedRow>,
     slots: &'a mut Slots,
     tickets: &'a mut Tickets,
 }
@@ -92,8 +91,8 @@ pub(super) fn check(
     scratch.slots.check_sources()
 }
 
-impl Outlook {
-    /// Checks that the row has the tokens for the work from `first` to `end`.
+impl PlannedRow {
+    /// Checks that the row has the tokens that the work at positions `first..end` needs.
     fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
         match work.work {
             RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
@@ -104,7 +103,7 @@ impl Outlook {
                 if work.sample && (end < self.n_tokens || self.sampled_tokens > 0) =>
             {
                 Err(format!(
-                    "a prefill samples after {end} of {} tokens: it must end at the last, and be the first to sample",
+                    "a prefill samples after {end} of {} tokens: it must end at the last token, and sample first",
                     self.n_tokens
                 ))
             }
@@ -123,12 +122,12 @@ impl Outlook {
 }
 
 impl Check<'_> {
-    fn outlook(&mut self, row: RowId) -> Result<&mut Outlook, String> {
+    fn planned_row(&mut self, row: RowId) -> Result<&mut PlannedRow, String> {
         let known = self
             .rows
             .get(row.index())
             .and_then(Option::as_ref)
-            .map(|known| Outlook {
+            .map(|known| PlannedRow {
                 seq: known.seq,
                 n_pages: known.n_pages,
                 n_tokens: known.tokens.len(),
@@ -155,13 +154,13 @@ impl Check<'_> {
     fn start(&mut self, start: &RowStart) -> Result<(), String> {
         let max_row = self.rows.len() - 1;
         if !(1..=max_row).contains(&start.row.index()) {
-            return Err(format!("it is outside 1 to {max_row}"));
+            return Err(format!("the row id is outside 1 to {max_row}"));
         }
         let n_tokens = start.tokens.len();
         let computed = start.prefix.len() * self.limits.page_size;
         if n_tokens == 0 || start.prompt_tokens as usize > n_tokens || computed >= n_tokens {
             return Err(format!(
-                "it has {n_tokens} tokens, {} of them prompt, {computed} cached: at least one must be left to compute",
+                "the row has {n_tokens} tokens ({} prompt, {computed} cached): at least one must be left to compute",
                 start.prompt_tokens
             ));
         }
@@ -172,14 +171,14 @@ impl Check<'_> {
             .find(|token| **token as usize >= vocab_size)
         {
             return Err(format!(
-                "it has token {token}, but the vocabulary size is {vocab_size}"
+                "the row has token {token}, but the vocabulary size is {vocab_size}"
             ));
         }
         self.vectors(start)?;
         self.pages(start.prefix.iter())?;
         self.fits(start.prefix.len())?;
         self.slots.start(start, self.limits.n_state_slots)?;
-        let outlook = Outlook {
+        let planned = PlannedRow {
             seq: start.seq,
             n_pages: start.prefix.len(),
             n_tokens,
@@ -187,13 +186,13 @@ impl Check<'_> {
             computed,
             has_vectors: start.vectors.is_some(),
             live: start.state.map(|state| state.live),
-            windows: RowWindows::behind(start.prefix.len(), self.limits),
+            windows: RowWindows::after_prefix(start.prefix.len(), self.limits),
             starts: true,
             has_work: false,
         };
-        match self.touched.insert(start.row, outlook) {
+        match self.touched.insert(start.row, planned) {
             None => Ok(()),
-            Some(_) => Err("it starts twice in one step".to_owned()),
+            Some(_) => Err("the row starts twice in one step".to_owned()),
         }
     }
 
@@ -207,7 +206,7 @@ impl Check<'_> {
             Ok(())
         } else {
             Err(format!(
-                "it has {} vectors of {} values, expected {} of {}",
+                "the row has {} vectors of {} values, expected {} of {}",
                 has.0, has.1, wanted.0, wanted.1
             ))
         }
@@ -237,16 +236,16 @@ impl Check<'_> {
             TableDelta::Append { row, pages } => {
                 self.pages(pages.iter().copied())
                     .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
-                let outlook = self.outlook(*row)?;
-                outlook.n_pages += pages.len();
-                let n_pages = outlook.n_pages;
+                let planned = self.planned_row(*row)?;
+                planned.n_pages += pages.len();
+                let n_pages = planned.n_pages;
                 self.fits(n_pages)
                     .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
             }
             TableDelta::Remap { row, from, pages } => {
                 self.pages(pages.iter())
                     .map_err(|reason| format!("row {row} cannot be remapped: {reason}"))?;
-                let n_pages = self.outlook(*row)?.n_pages;
+                let n_pages = self.planned_row(*row)?.n_pages;
                 let end = *from as usize + pages.len();
                 if end > n_pages {
                     return Err(format!(
@@ -256,16 +255,16 @@ impl Check<'_> {
             }
             TableDelta::AppendWindows { row, pages } => {
                 let limits = self.limits;
-                self.outlook(*row)?
+                self.planned_row(*row)?
                     .windows
                     .append(pages, limits)
                     .map_err(|reason| format!("row {row} cannot grow: {reason}"))?;
             }
             TableDelta::Windows { row, from, pages } => {
                 let limits = self.limits;
-                self.outlook(*row)?
+                self.planned_row(*row)?
                     .windows
-                    .name(*from as usize, pages, limits)
+                    .remap(*from as usize, pages, limits)
                     .map_err(|reason| format!("row {row} {reason}"))?;
             }
         }
@@ -275,12 +274,12 @@ impl Check<'_> {
     fn work(&mut self, work: &StepRow) -> Result<(), String> {
         let limits = self.limits;
         let page_size = limits.page_size;
-        let row = self.outlook(work.row)?;
+        let row = self.planned_row(work.row)?;
         if row.seq != work.seq {
             return Err(format!("the row holds sequence {}", row.seq));
         }
         if std::mem::replace(&mut row.has_work, true) {
-            return Err("it has two pieces of work in one step".to_owned());
+            return Err("the row has two pieces of work in one step".to_owned());
         }
         let positions = work.work.positions();
         let (first, end) = (positions.start as usize, positions.end as usize);
@@ -319,7 +318,7 @@ impl Check<'_> {
             }
             None => {}
         }
-        let row = self.outlook(work.row)?;
+        let row = self.planned_row(work.row)?;
         if first > row.computed {
             return Err(format!(
                 "the work begins at position {first}, but the row has only {} computed positions",

@@ -1,4 +1,4 @@
-//! Checks a plan's states: none is written twice, or both read and written.
+//! Checks a plan's state slots: a step writes each slot at most once, and reads no slot that it writes.
 
 use rustc_hash::FxHashSet;
 
@@ -19,42 +19,45 @@ impl Slots {
         self.written.clear();
     }
 
-    /// Checks the state of a row that starts. The error continues a sentence about the row.
+    /// Checks the state slots of a row that starts.
     pub(super) fn start(&mut self, start: &RowStart, n_slots: Option<usize>) -> Result<(), String> {
         let state = match (start.state, n_slots) {
             (None, None) => return Ok(()),
             (Some(state), Some(_)) => state,
             (None, Some(_)) => {
                 return Err(
-                    "it starts without a state, but layers of the model keep one".to_owned(),
+                    "the row starts without a state, but layers of the model keep one".to_owned(),
                 );
             }
             (Some(state), None) => {
                 return Err(format!(
-                    "it starts with state {}, but no layer of the model keeps one",
+                    "the row starts with state {}, but no layer of the model keeps one",
                     state.live
                 ));
             }
         };
         match (state.from, start.prefix.is_empty()) {
             (None, false) => {
-                let reason = "it starts after cached pages without the state that follows them";
+                let reason =
+                    "the row starts after cached pages without the state that follows them";
                 return Err(reason.to_owned());
             }
             (Some(from), true) => {
-                return Err(format!("it starts from state {from} without cached pages"));
+                return Err(format!(
+                    "the row starts from state {from} without cached pages"
+                ));
             }
             _ => {}
         }
         self.write(state.live, n_slots)?;
         if let Some(from) = state.from {
-            granted(from, n_slots)?;
+            check_slot(from, n_slots)?;
             self.read.insert(from);
         }
         Ok(())
     }
 
-    /// Checks the state of a row in the step, and its copies.
+    /// Checks the slot of a row's live state, and the slots that the step copies this state to.
     pub(super) fn work(
         &mut self,
         work: &StepRow,
@@ -88,7 +91,7 @@ impl Slots {
     }
 
     pub(super) fn write(&mut self, slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
-        granted(slot, n_slots)?;
+        check_slot(slot, n_slots)?;
         if self.written.insert(slot) {
             Ok(())
         } else {
@@ -97,8 +100,7 @@ impl Slots {
     }
 }
 
-/// Checks that a slot is in the range that can be granted.
-pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
+pub(super) fn check_slot(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
     let n_slots = n_slots.unwrap_or(0);
     if (1..=n_slots).contains(&slot.index()) {
         Ok(())

@@ -1,4 +1,4 @@
-//! Checks a row's window pages: each token that a step writes or sees has one.
+//! Checks a row's sliding-window pages: every token that a step writes or attends to needs a page.
 
 use super::limits::Limits;
 use souffleur_base::ids::PageId;
@@ -8,13 +8,13 @@ use souffleur_state::pool::window_pool::WindowLimits;
 #[derive(Clone, Copy)]
 pub(super) struct RowWindows {
     pub(super) n_pages: usize,
-    /// Index of the first mapped page: earlier ones are the dummy page, or were returned.
+    /// Index of the first mapped page: earlier entries are the dummy page or freed pages.
     pub(super) first: usize,
 }
 
 impl RowWindows {
     /// The window pages of a row that starts after a prefix of `n_prefix_pages` pages.
-    pub(super) fn behind(n_prefix_pages: usize, limits: &Limits) -> Self {
+    pub(super) fn after_prefix(n_prefix_pages: usize, limits: &Limits) -> Self {
         let n_pages = match limits.windows {
             Some(_) => n_prefix_pages,
             None => 0,
@@ -25,7 +25,6 @@ impl RowWindows {
         }
     }
 
-    /// Appends pages. The error continues a sentence about the row, here and below.
     pub(super) fn append(&mut self, pages: &[PageId], limits: &Limits) -> Result<(), String> {
         check_pages(pages.iter().copied(), limits)?;
         self.n_pages += pages.len();
@@ -38,8 +37,8 @@ impl RowWindows {
         }
     }
 
-    /// Replaces pages from an index on.
-    pub(super) fn name(
+    /// Replaces pages from index `from` on. The error completes a sentence that begins with "row N".
+    pub(super) fn remap(
         &mut self,
         from: usize,
         pages: &PageRun,

@@ -5,7 +5,7 @@ use souffleur_kernels::cpu::Tensor;
 use souffleur_kernels::cpu::{CpuBackend, Isa, Kernel, Lanes, dispatch};
 use souffleur_state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 
-/// Logits of a [`Part`].
+/// Number of logits in a [`Part`].
 const PART: usize = 16 << 10;
 
 /// A part of a row of logits, and its argmax.
@@ -16,8 +16,8 @@ pub(super) struct Part {
     peak: Peak,
 }
 
-/// Finds the peaks of these rows of logits, up to `vocab_size`, on all threads, and appends them to `peaks` in order.
-/// `parts` is scratch memory.
+/// Finds the largest of the first `vocab_size` logits in each of `rows`, on all threads, and appends them to `peaks` in
+/// the order of `rows`. `parts` is scratch memory.
 pub(super) fn argmax(
     backend: &mut CpuBackend,
     logits: &Tensor,

@@ -1,4 +1,4 @@
-//! Copies blocks of K/V to and from the store's buffers: by the kernel threads, at the beginning of a step.
+//! Copies KV blocks to and from the KV store's buffers, on the kernel threads, at the start of a step.
 
 use super::CpuExecutor;
 use crate::host::{BlockPort, Host, LoadedPart, Wanted};
@@ -7,10 +7,10 @@ use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
 use souffleur_state::tiers::BlockKind;
 
 impl CpuExecutor {
-    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
+    /// Connects the executor to a KV store with blocks of `block_tokens` tokens.
     ///
     /// # Errors
-    /// The page size does not divide a block, or a layer, which the error names, keeps data that blocks cannot hold.
+    /// The page size does not divide a block, or blocks cannot hold the data of a layer; the error names the layer.
     pub fn with_store(
         mut self,
         block_tokens: usize,
@@ -33,14 +33,13 @@ impl CpuExecutor {
         Ok(self)
     }
 
-    /// Tells the store whether a step is computing.
     pub(super) fn tell_host(&mut self, computes: bool) {
         if let Some(host) = &mut self.host {
             host.port.computes(computes);
         }
     }
 
-    /// Copies blocks to buffers. Without a free buffer a block is not saved: the store finds nothing by its ticket.
+    /// Copies blocks to buffers. A block without a free buffer is not saved: the store finds nothing under its ticket.
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {
         let Some(host) = &mut self.host else {
             return;

@@ -1,4 +1,4 @@
-//! Descriptions of models (weights, KV layout, matrices) for the memory plan, read before memory is taken.
+//! Describes a model's weights, KV layout and matrices for the memory plan, before memory is allocated.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use souffleur_model::loader::{Checkpoint, LoadFormat};
 use souffleur_model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use souffleur_model::weights::TensorSpec;
 
-/// A model and the memory that it needs, known before memory is taken.
+/// A model and the memory that it needs.
 #[derive(Clone, Debug)]
 pub struct CpuDescription {
     pub config: ModelConfig,
     pub dtype: Dtype,
     pub kv_dtype: KvDtype,
     pub weights_bytes: u64,
-    /// Bytes of the weights on a device without kernels for quantised blocks.
+    /// Bytes of the weights on a device that decodes quantised blocks, as it has no kernels for them.
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
@@ -33,7 +33,7 @@ pub struct LoadedMatrix {
     pub elements: u64,
     /// Fewest bytes that a matrix product reads: blocks as stored in the file, without padding.
     pub bytes: u64,
-    /// As `bytes`, on a device without kernels for quantised blocks.
+    /// Like `bytes`, on a device that decodes quantised blocks.
     pub decoded_bytes: u64,
     pub product: WeightProduct,
 }
@@ -58,8 +58,7 @@ impl CpuDescription {
     }
 }
 
-/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape
-/// and dtype is checked.
+/// Describes the model in a folder, with KV in the weights' data type. Checks every tensor's name, shape and dtype.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -114,14 +113,14 @@ pub fn matrices(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> 
     tensors.filter_map(matrix).collect()
 }
 
-/// The bytes that loaded weights take with the formats of a model that runs in `dtype`.
+/// Bytes of the loaded weights of a model that computes in `dtype`.
 fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
     let rule = FormatRule::new(dtype, quantization);
     let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);
     checkpoint.weights_bytes(quantization, in_blocks)
 }
 
-/// Bytes that float32, whose products are exact, adds to block-quantised weights; 0 for other types.
+/// Bytes by which block-quantised weights grow in float32, which expands them for exact products; 0 for other types.
 pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
     match checkpoint.dtype {
         Dtype::F32 => {

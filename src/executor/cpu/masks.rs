@@ -10,7 +10,7 @@ use souffleur_state::step::StepPlan;
 const MASK_COST: usize = 1 << 20;
 
 impl CpuExecutor {
-    /// Computes the masks of the rows among `wanted` that sample, on all threads.
+    /// Computes the masks of all rows in `wanted` that sample, on all threads.
     ///
     /// This runs after the forward pass, not in parallel: the compute threads occupy all cores, and an additional
     /// thread would delay each of their barriers.

@@ -39,7 +39,7 @@ use souffleur_state::step::{
 
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// `None` for the file's element type.
+    /// `None` for the checkpoint's data type.
     pub dtype: Option<Dtype>,
     pub kv_dtype: Option<KvDtype>,
     pub quantization: Option<Quantization>,
@@ -47,9 +47,9 @@ pub struct CpuOptions {
     /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
     pub n_pages: usize,
     pub page_size: usize,
-    /// Compute threads, the executor's own among them.
+    /// Compute threads, including the executor's own thread.
     pub threads: usize,
-    /// Pins the threads to cores, if the process may use as many cores.
+    /// Pins each thread to a core, if the process may use at least `threads` cores.
     pub pin_threads: bool,
     /// Whether the threads, the weights and the pool are partitioned among NUMA nodes; the results are the same.
     pub numa: Numa,
@@ -61,11 +61,11 @@ pub struct CpuOptions {
     /// with a window keep all tokens.
     pub n_window_pages: usize,
     pub isa: Option<Isa>,
-    /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
+    /// Whether attention reads the pages of a shared prefix once for all rows of a step; the results are the same.
     pub shared_prefix: bool,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,
-    /// Which queries attend to some keys only, as [`CpuDescription::sparsify`] returned it for this model.
+    /// Double sparsity, as [`CpuDescription::sparsify`] returned it for this model.
     pub sparsity: Option<ModelSparsity>,
 }
 
@@ -78,7 +78,7 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 pub struct CpuExecutor {
     model: Decoder<CpuBackend>,
     backend: CpuBackend,
-    /// The step's tokens, and the tokens whose output is read; reused by later steps.
+    /// The step's tokens; `read_batch` has those whose logits or states are read. Later steps reuse both.
     batch: CpuBatch,
     read_batch: CpuBatch,
     rows: Rows,
@@ -88,7 +88,6 @@ pub struct CpuExecutor {
     vocab_size: usize,
     eos_token_ids: Arc<[u32]>,
     kv_layout: KvLayout,
-    /// The store that blocks are saved to and loaded from, if any.
     host: Option<Host>,
     readout: readout::Readout,
     results: SpentResults,
@@ -190,14 +189,14 @@ impl CpuExecutor {
         })
     }
 
-    /// Runs one step like [`Executor::run`] and shows each row of raw logits that the step needs.
+    /// Runs one step like [`Executor::run`], and passes each row of raw logits that the step needs to `probe`.
     pub fn run_observed(
         &mut self,
         plan: &StepPlan,
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
-        // A step without rows only copies, to free buffers for writes, so the store need not pause.
+        // A step without rows only copies blocks, so the store's threads need not pause.
         let computes = !plan.rows.is_empty();
         self.tell_host(computes);
         let output = self.run_checked(plan, probe);
@@ -252,7 +251,7 @@ impl CpuExecutor {
         self.rows.keep_states()
     }
 
-    /// Runs a prompt alone, `chunk` tokens in a step, and shows the logits of every position in order.
+    /// Runs a prompt alone, `chunk` tokens in a step, and passes the logits of each position to `on_logits`, in order.
     ///
     /// Overwrites the K/V of the first pages, the first row and the first state: for comparing models only.
     ///
@@ -330,12 +329,12 @@ impl CpuExecutor {
         self.backend.fill_with_noise();
     }
 
-    /// For measurements: turns double sparsity off, so that all queries see all keys, or on again.
+    /// For measurements: disables double sparsity if `is_on`, so that all queries see all keys, else enables it again.
     pub fn attend_to_all(&mut self, is_on: bool) {
         self.backend.attend_to_all(is_on);
     }
 
-    /// Runs texts in turn, as [`Self::score`] does, and sums up the magnitudes of query and key channels.
+    /// Runs texts one after another, like [`Self::score`], and sums the magnitudes of query and key channels.
     pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
         self.backend.calibrate();
         for text in texts {
@@ -344,7 +343,7 @@ impl CpuExecutor {
         Ok(self.backend.calibrate().unwrap_or_default())
     }
 
-    /// Runs texts as [`Self::calibrate`] does, and measures the share of the best keys that labels find.
+    /// Runs texts like [`Self::calibrate`], and measures the share of the best keys that the labels select.
     pub fn recall(
         &mut self,
         texts: &[&[u32]],
@@ -359,7 +358,7 @@ impl CpuExecutor {
         Ok(counted.and_then(|recall| recall.share()))
     }
 
-    /// The residual stream of the tokens that are read, in their order.
+    /// Runs the model, and returns the residual stream of the tokens in [`Readout::tokens`](readout::Readout::tokens).
     fn forward(&mut self) -> Tensor {
         let tokens = self.readout.tokens();
         let some = tokens.len() < self.batch.n_tokens();
@@ -375,7 +374,7 @@ impl CpuExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
-        // The longest that the row can become, so that no step allocates.
+        // Reserves pages for the row's maximum length, so that no step allocates.
         let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let most_pages = most_tokens.div_ceil(self.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);
@@ -386,7 +385,7 @@ impl CpuExecutor {
             let windows = self.backend.window_table_mut().row_mut(start.row);
             windows.clear();
             windows.reserve(most_pages.min(self.n_pages));
-            // An edit of the table sets the pages that queries see.
+            // A table delta of the same plan sets the pages that queries see.
             windows.resize(start.prefix.len(), PageId::new(0));
         }
         let (prompt, output) = start.counted_tokens();

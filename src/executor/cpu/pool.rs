@@ -6,7 +6,7 @@ use souffleur_base::kv_layout::{KvDtype, KvLayout};
 use souffleur_model::loader::Checkpoint;
 use souffleur_model::sparsity::ModelSparsity;
 
-/// Refuses sizes that leave nothing to grant, or that exceed the range of ids.
+/// Refuses sizes of 0, and pools that exceed 32-bit ids or the address space.
 pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
     let CpuOptions {
         n_pages,
@@ -57,7 +57,7 @@ pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<Kv
     let windowed = layout.windowed(&checkpoint.config.windows);
     windowed.ok_or_else(|| {
         LoadError::Memory(format!(
-            "n_window_pages is {}, expected 0: no layer of the model has a window, or windows differ",
+            "n_window_pages is {}, expected 0: no layer of the model has a window, or window sizes differ",
             options.n_window_pages
         ))
     })
@@ -132,7 +132,7 @@ mod tests {
         assert!(check_states(0, &KvLayout::new(Vec::new())).is_ok());
         assert!(check_states(3, &layout(4096)).is_ok());
         let error = |n_slots, bytes| {
-            let error = check_states(n_slots, &layout(bytes)).expect_err("it is refused");
+            let error = check_states(n_slots, &layout(bytes)).expect_err("the pool is refused");
             error.to_string()
         };
         let none = error(0, 4096);

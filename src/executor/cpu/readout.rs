@@ -1,4 +1,4 @@
-//! The CPU executor's readout: from the residual stream to sampled tokens and log probabilities.
+//! Computes sampled tokens and log probabilities from the model's output in the CPU executor.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use souffleur_state::sampling::{
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 use souffleur_state::step::{RowResult, RowVerdict, StepPlan};
 
-/// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
+/// Limit of rows of logits computed at once: enough for a batch of decodes, and little memory for a long prompt.
 pub const LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Default)]
@@ -26,14 +26,14 @@ struct Reading {
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,
-    /// The tokens of `wanted` in the step; later, rows of the model's output.
+    /// Token indices of `wanted` in the step; after the forward pass, row indices in the model's output.
     tokens: Vec<u32>,
-    /// Rows of logits whose argmax is the next token, and these argmaxes.
+    /// Rows of logits whose argmax is the next token; `peaks` has their argmaxes, `parts` the argmaxes of row parts.
     peaked: Vec<usize>,
     peaks: Vec<Peak>,
-    /// Parts of the `peaked` rows.
     parts: Vec<Part>,
     readings: Vec<Reading>,
+    /// One for each thread.
     lanes: Vec<Lane>,
 }
 
@@ -52,14 +52,14 @@ impl Readout {
             .extend(self.wanted.iter().map(|wanted| wanted.token));
     }
 
-    /// The tokens of the step that are read, ascending; until [`CpuExecutor::read_out`].
+    /// Indices of the step's tokens that are read, ascending; valid until [`CpuExecutor::read_out`].
     pub(super) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 }
 
 impl CpuExecutor {
-    /// Computes the logits of `hidden`, the tokens that [`Readout::find`] found, samples, and fills in the results.
+    /// Computes logits from `hidden` for the tokens of [`Readout::find`], samples, and fills in the results.
     pub(super) fn read_out(
         &mut self,
         plan: &StepPlan,
@@ -94,7 +94,7 @@ impl CpuExecutor {
         self.readout = readout;
     }
 
-    /// Adds states to the embeddings of their rows.
+    /// Adds normed hidden states to the embeddings of their rows.
     fn pool(
         &mut self,
         plan: &StepPlan,
@@ -111,7 +111,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Reads rows of logits on all threads, independently of each other.
+    /// Samples tokens and computes log probabilities from rows of logits, on all threads.
     fn read(
         &mut self,
         plan: &StepPlan,
@@ -210,7 +210,7 @@ impl RowSampling {
         self.grammar.as_ref().and_then(|grammar| grammar.mask())
     }
 
-    /// The next token is the argmax of the raw logits.
+    /// Whether the next token is the argmax of the raw logits.
     fn takes_peak(&self) -> bool {
         self.mask().is_none() && self.sampler.takes_peak()
     }

@@ -1,4 +1,4 @@
-//! The inputs of a step's CUDA kernels, in device buffers.
+//! The inputs of a step's CUDA kernels, in device buffers at fixed addresses, which CUDA graphs record.
 
 use crate::cuda::options::CudaOptions;
 use crate::cuda::readings::SAMPLED_WORDS;
@@ -6,20 +6,19 @@ use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
 use souffleur_kernels::cuda::params::Segment;
 use souffleur_kernels::cuda::sampling::{DecodeRow, SampleWork};
 
-/// The inputs of a step's kernels, at addresses that graphs keep.
 pub(super) struct StepArrays {
-    /// One for each token of the step.
+    /// `tokens`, `positions` and `slots` have one element for each token of the step.
     pub(super) tokens: DeviceBuffer<u32>,
     pub(super) positions: DeviceBuffer<u32>,
     pub(super) slots: DeviceBuffer<u32>,
-    /// One for each row that decodes.
+    /// Each of the next three arrays has one element for each row that decodes.
     pub(super) decode_segments: DeviceBuffer<Segment>,
     pub(super) decode_rows: DeviceBuffer<u32>,
     pub(super) sample_works: DeviceBuffer<u32>,
-    /// One for each row of logits.
+    /// [`SAMPLED_WORDS`] words for each row of logits.
     pub(super) sampled: DeviceBuffer<u32>,
-    /// Grows when a step needs more, and so does the workspace. Neither comes from the activation arena, where a
-    /// graph's logits occupy memory that no handle reserves.
+    /// Grows when a step needs more, like `logprob_space`. Neither is in the activation arena, because a graph's logits
+    /// occupy arena memory that no handle reserves.
     pub(super) logprobs: DeviceBuffer<u32>,
     pub(super) logprob_space: DeviceBuffer<u8>,
 }

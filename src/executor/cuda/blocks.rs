@@ -1,12 +1,12 @@
-//! Copies blocks of K/V between the pool and the store's buffers, in parallel with the steps.
+//! Copies KV blocks between the device's pool and the KV store's buffers, in parallel with the steps.
 //!
-//! **Saves** have their own stream. After the steps that wrote a block, it gathers the block's pages into staging
-//! memory and copies that to the buffer, while the step with the save computes. A step that gets one of the pages
-//! meanwhile waits for the copy; this is rare. **Loads** have another stream, which copies a block to the device once a
-//! slot is free; the compute stream scatters it to the pages of its row, in step order.
+//! **Saves** run on their own stream. After the steps that wrote a block, this stream gathers the block's pages into
+//! staging memory and copies them from there to a buffer, while the step that saves the block computes. A step that is
+//! granted one of these pages before the copy ends waits for the copy; this is rare. **Loads** run on another stream,
+//! which copies a block to a free slot on the device; the compute stream scatters the block to its row's pages.
 //!
-//! The first launch that meets a buffer pins it, at most one buffer for each launch; the driver stages copies of
-//! unpinned ones. A buffer belongs to its step until its copies have ended.
+//! Each launch pins at most one new buffer; the driver stages the copies of unpinned buffers. A buffer belongs to its
+//! step until its copies have ended.
 
 mod held;
 mod steps;
@@ -25,25 +25,24 @@ use souffleur_kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Event, 
 use souffleur_state::step::{BlockLoad, BlockSave, BlockSource};
 use souffleur_state::tiers::BlockKind;
 
-/// Blocks that are on the device before they are scattered: one is copied while another one waits for its step.
+/// Slots on the device for loaded blocks: a block is copied to one slot while blocks in other slots are scattered.
 pub(super) const LOAD_SLOTS: usize = 4;
-/// Staged blocks outside of the pool: those of the ring, and the one being saved.
+/// Blocks of staging memory outside of the pool: the load slots, and one for saves.
 const STAGED_BLOCKS: u64 = LOAD_SLOTS as u64 + 1;
 
-/// Bytes of the device that copies of blocks take.
+/// Bytes of device memory in which block copies are staged.
 pub fn staging_bytes(layout: &KvLayout, block_tokens: usize) -> u64 {
     let block = layout.bytes_per_token().saturating_mul(block_tokens as u64);
     block.saturating_mul(STAGED_BLOCKS)
 }
 
-/// Why a step is lost although its launch has begun.
+/// Why a step failed after its launch had begun.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error(transparent)]
     Operation(#[from] CudaFailure),
-    /// The store does not have the blocks that the step loads.
     #[error("the KV store no longer has the blocks to load into row {row} (ticket {ticket})")]
     MissingBlocks { ticket: Ticket, row: RowId },
 }
@@ -53,15 +52,15 @@ pub(super) struct BlockCopier {
     block_tokens: usize,
     block_bytes: usize,
     saving: Arc<Stream>,
-    /// On the compute stream, recorded after the work that may have written the saved pages.
+    /// Recorded on the compute stream after the work that may have written the saved pages.
     written: Event,
-    copied: Vec<Event>,
-    /// The block that is being saved: the stream gathers the next one when this one is copied.
+    spare_events: Vec<Event>,
+    /// Staging memory of the block that is being saved.
     gathered: DeviceBuffer<u8>,
     pub(super) loading: LoadRing,
     /// Whether a refused copy has been logged.
     has_warned: bool,
-    /// Dropped last, since it keeps the buffers' memory.
+    /// Dropped last: it keeps the buffers' memory allocated.
     pinned: PinnedBuffers,
 }
 
@@ -100,7 +99,7 @@ impl BlockCopier {
             block_bytes,
             saving: Arc::new(device.stream(Priority::Low)?),
             written: device.event()?,
-            copied: Vec::new(),
+            spare_events: Vec::new(),
             gathered: device.alloc(block_bytes)?,
             loading: LoadRing::new(device, LOAD_SLOTS, block_bytes)?,
             has_warned: false,
@@ -116,7 +115,7 @@ impl BlockCopier {
         backend: &CudaBackend,
         compute: &Stream,
     ) -> Result<Option<Saves>, DriverError> {
-        let copied = match self.copied.pop() {
+        let copied = match self.spare_events.pop() {
             Some(event) => event,
             None => compute.device().event()?,
         };
@@ -130,7 +129,7 @@ impl BlockCopier {
         self.saving.wait(&self.written)?;
         for BlockSave { ticket, from } in saves {
             let BlockSource::Pages(pages) = from else {
-                // No layer of these executors keeps a state.
+                // CUDA executors support no layers that keep a state.
                 continue;
             };
             let Some(mut buffer) = self.port.take_buffer(BlockKind::Kv) else {
@@ -165,9 +164,9 @@ impl BlockCopier {
         backend: &CudaBackend,
     ) -> Result<(), DriverError> {
         let to = self.pinned.pin(buffer, self.block_bytes);
-        // SAFETY: the pages were checked; the stream waits for their last writer, and their next one for `copied`.
+        // SAFETY: page ids were checked; the stream waits for the pages' last writer, and their next one for `copied`.
         unsafe { backend.gather_block(&self.saving, pages, self.gathered.ptr()) }?;
-        // SAFETY: the buffer is its step's until `copied` was reached, and as long as a block.
+        // SAFETY: the buffer has the length of a block, and belongs to its step until `copied` is reached.
         unsafe {
             self.saving
                 .read_back_bytes(to, &self.gathered, 0..self.block_bytes)
@@ -196,8 +195,8 @@ impl BlockCopier {
             // The buffer is held before its copy begins.
             held.hold(buffer);
             let slot = self.loading.next_slot();
-            // SAFETY: the buffer is held until the copy has ended, and as long as a block.
-            unsafe { slot.bring(held.stream(), from, self.block_bytes) }?;
+            // SAFETY: the buffer has the length of a block, and is held until the copy has ended.
+            unsafe { slot.upload(held.stream(), from, self.block_bytes) }?;
             compute.wait(&slot.copied)?;
             let block = (slot.device.ptr(), self.block_tokens);
             // SAFETY: the row owns the pages of these positions, so no other row writes them; the slot is refilled only
@@ -253,14 +252,14 @@ impl LoadRing {
 impl LoadSlot {
     /// # Safety
     /// As for [`Stream::upload_bytes`].
-    unsafe fn bring(
+    unsafe fn upload(
         &self,
         stream: &Stream,
         from: *const u8,
         len: usize,
     ) -> Result<(), DriverError> {
         stream.wait(&self.read)?;
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { stream.upload_bytes((&self.device, 0), from, len) }?;
         stream.record(&self.copied)
     }

@@ -1,13 +1,13 @@
-//! Measures the device's busy time per step, and its idle time between two decodes.
+//! Measures the device's busy time in each step, and its idle time before decodes.
 //!
-//! Only time before a decode counts as waiting: a decode follows other work of the same requests at once, while a
-//! prefill may come after an idle period. Measuring never fails a step.
+//! Only idle time before a decode counts: a decode could follow the previous step at once, while a prefill may follow
+//! a time without requests. A failed measurement does not fail the step.
 
 use souffleur_kernels::cuda::driver::{Device, DriverError, Event, Stream};
 use souffleur_metrics::GpuMetrics;
 use souffleur_state::step::PIPELINE_DEPTH;
 
-/// More than steps in flight, as the lap before them is still needed.
+/// More than the steps in flight: the lap before them is still needed.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
 pub(super) struct StepClock {
@@ -48,7 +48,7 @@ impl StepClock {
         compute.record(&lap.began)
     }
 
-    /// Ends the lap, after the step's work was launched. Returns its index, for [`Self::measure`] once results arrived.
+    /// Ends the lap after the step's work was launched. Returns the lap's index for [`Self::measure`].
     pub(super) fn end(&mut self, compute: &Stream) -> Result<usize, DriverError> {
         let lap = self.next;
         self.next = (lap + 1) % N_LAPS;

@@ -1,4 +1,4 @@
-//! Which models the CUDA kernels support, by family and by an allow-list of configuration fields.
+//! Rejects models that the CUDA kernels do not support, by their family and their configuration fields.
 
 use souffleur_base::error::LoadError;
 use souffleur_model::config::ModelConfig;
@@ -19,7 +19,7 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
     )))
 }
 
-/// The pattern names every field, so adding a field fails to compile until it is handled here.
+/// The pattern names every field, so that a new field fails to compile until it is handled here.
 fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
     let ModelConfig {
         architecture: _,
@@ -90,18 +90,18 @@ mod tests {
     }
 
     fn fixture(name: &str) -> ModelConfig {
-        ModelConfig::read(&models().join(name)).expect("it is read")
+        ModelConfig::read(&models().join(name)).expect("the config parses")
     }
 
     #[test]
     fn a_dense_family_with_a_field_of_another_is_refused() {
         let dense = fixture("qwen3");
-        check_model(&dense).expect("it runs");
+        check_model(&dense).expect("the model is supported");
         let with_sinks = ModelConfig {
             sinks: true,
             ..dense
         };
-        let error = check_model(&with_sinks).expect_err("it is refused");
+        let error = check_model(&with_sinks).expect_err("the model is refused");
         assert!(error.to_string().contains("attention sinks"), "{error}");
     }
 
@@ -120,14 +120,14 @@ mod tests {
             architecture: fixture("gpt-oss").architecture,
             ..dense
         };
-        check_model(&config).expect_err("its gates are clamped");
+        check_model(&config).expect_err("clamped gates are refused");
     }
 
     #[test]
     fn families_without_kernels_are_refused_by_name() {
         let mut refused = Vec::new();
-        for entry in fs::read_dir(models()).expect("fixtures") {
-            let name = entry.expect("readable").file_name();
+        for entry in fs::read_dir(models()).expect("the fixtures exist") {
+            let name = entry.expect("the entry can be read").file_name();
             let name = name.to_str().expect("plain names").to_owned();
             let config = fixture(&name);
             let Err(error) = check_model(&config) else {

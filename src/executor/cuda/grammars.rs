@@ -37,8 +37,8 @@ impl RowGrammars {
         self.rows[row.index()].as_mut()
     }
 
-    /// Notes which rows sample by their grammars. Returns whether any does.
-    pub(super) fn note(&self, readings: &mut [Reading]) -> bool {
+    /// Marks the readings that a grammar constrains, and returns whether there are any.
+    pub(super) fn mark(&self, readings: &mut [Reading]) -> bool {
         if self.len == 0 {
             return false;
         }

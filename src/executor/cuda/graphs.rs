@@ -1,10 +1,10 @@
-//! CUDA graphs of decodes, one for each bucket of row counts.
+//! CUDA graphs of decode steps, one for each padded batch size (bucket).
 
 use std::collections::BTreeMap;
 
 use souffleur_kernels::cuda::driver::{DevicePtr, Graph};
 
-/// Buckets up to this size are powers of two, larger ones multiples of it.
+/// Buckets up to this size are powers of two; larger buckets are multiples of it.
 const STEP: usize = 8;
 
 pub(super) struct DecodeGraph {
@@ -19,7 +19,6 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    /// Buckets for up to `max_rows` rows, nothing recorded.
     pub(super) fn new(max_rows: usize) -> Self {
         Self {
             buckets: buckets(max_rows),
@@ -53,7 +52,7 @@ impl Graphs {
     }
 }
 
-/// 1, 2, 4, 8, 16, 24, 32 and so on (SGLang's), and `max_rows` itself.
+/// Batch sizes 1, 2, 4, 8, 16, 24, 32 and so on, as in SGLang, and `max_rows`.
 fn buckets(max_rows: usize) -> Vec<usize> {
     let small = [1, 2, 4].into_iter();
     let large = (STEP..=max_rows).step_by(STEP);

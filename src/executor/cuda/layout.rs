@@ -1,4 +1,4 @@
-//! Lays out a step plan as lists for the device.
+//! Converts a step plan to the lists that CUDA kernels read.
 
 use crate::cuda::list_buffer::{ListBuffer, Section};
 use crate::cuda::readings::{Logprobs, Reading};
@@ -22,7 +22,7 @@ pub(super) struct Layout {
     /// Indices of the plan's rows in the order of the step's tokens: decodes first.
     pub(super) order: Vec<usize>,
     pub(super) wanted: Vec<Wanted>,
-    /// One for each row of logits.
+    /// One for each entry of `wanted`.
     pub(super) readings: Vec<Reading>,
     /// Vectors that replace tokens' embeddings.
     pub(super) vectors: Vec<VectorRun>,
@@ -38,22 +38,22 @@ pub(super) struct Lists {
     pub(super) starts: Option<StartLists>,
     pub(super) table_runs: Section<TableRun>,
     pub(super) table_pages: Section<u32>,
-    /// With padding up to the bucket, if the step runs as a graph.
+    /// Padded to the graph's batch size, if the step runs as a graph.
     pub(super) decode_rows: Section<DecodeRow>,
     pub(super) prefill_segments: Section<Segment>,
     pub(super) prefill_tokens: Section<u32>,
     pub(super) tiles: Section<Tile>,
     pub(super) wanted_tokens: Section<u32>,
-    /// The same tokens as rows of one query each, if the last layer runs for them alone.
+    /// `wanted_tokens` as segments of one query each, if the last layer runs only for them.
     pub(super) reads: Option<Section<Segment>>,
-    /// The indices of `wanted`, if some entries are states: these are not read together with logits.
+    /// Indices of `wanted`, if some entries are states: states and logits are read separately.
     pub(super) places: Section<u32>,
-    /// One for each row of logits; with padding like `decode_rows`.
+    /// One for each entry of `wanted`, padded like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
     pub(super) logprob_works: Section<LogprobWork>,
     pub(super) logprob_ids: Section<u32>,
-    /// Number of log probabilities, and the most tokens ranked for one row.
+    /// Number of log probabilities; `max_top` is the largest number of tokens ranked for one row.
     pub(super) n_logprobs: usize,
     pub(super) max_top: u32,
     pub(super) needs_host: bool,
@@ -64,12 +64,12 @@ pub(super) struct StepShape {
     pub(super) vocab_size: usize,
     pub(super) padded_rows: usize,
     pub(super) logit_rows: usize,
-    /// Most tokens for which the last layer runs alone.
+    /// If the step reads at most this many tokens, its last layer runs only for them.
     pub(super) read_rows: usize,
 }
 
 impl Layout {
-    /// Sorts decodes first. Returns the number of rows that decode, and of query tokens of prefills.
+    /// Sorts decodes first. Returns the number of decodes and the number of prefill tokens.
     pub(super) fn sort(&mut self, plan: &StepPlan) -> (usize, usize) {
         let decodes = |work: &RowWork| matches!(work, RowWork::Decode { .. });
         let rows = || plan.rows.iter().enumerate();
@@ -110,7 +110,7 @@ impl Layout {
         find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
         let pools = self.wanted.iter().any(|wanted| wanted.pools);
         if pools {
-            // Logits are numbered in parts of a fixed size, which states between them would shift.
+            // Rows of logits are numbered within parts of a fixed size; states between them would shift the numbers.
             self.wanted.sort_by_key(|wanted| wanted.pools);
         }
         let wanted_tokens = self
@@ -229,7 +229,7 @@ impl Layout {
         (self.lists.list(self.segments.iter().copied()), tokens)
     }
 
-    /// Tiles with the longest contexts first, so that the last ones to begin are the quickest.
+    /// Sorts tiles by descending context length, so that the tiles that start last are the fastest.
     fn tiles(&mut self, queries_per_tile: usize) -> Section<Tile> {
         self.tiles.clear();
         for (index, segment) in (0..).zip(&self.segments) {
@@ -274,7 +274,8 @@ impl Layout {
         self.lists.list(works)
     }
 
-    /// Finds the values to read of each row of logits. Returns the number of log probabilities and the largest top.
+    /// Lists the values that the step reads from each row of logits. Returns the number of log probabilities and the
+    /// largest number of tokens ranked for one row.
     fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
         self.readings.clear();
         self.logprobs.clear();
@@ -289,12 +290,12 @@ impl Layout {
             };
             let logprobs = match &work.logprobs {
                 None => Logprobs::Unwanted,
-                Some(wish) if ranked(wish, shape.vocab_size) > MAX_TOP => {
+                Some(wish) if n_ranked(wish, shape.vocab_size) > MAX_TOP => {
                     let wish = wish.clone();
                     Logprobs::Host { token, wish }
                 }
                 Some(wish) => {
-                    let top = ranked(wish, shape.vocab_size);
+                    let top = n_ranked(wish, shape.vocab_size);
                     let (first_out, n_ids) = (n_logprobs, wish.token_ids.len());
                     self.logprobs.push(LogprobWork {
                         logits_row: (index % shape.logit_rows) as u32,
@@ -328,7 +329,7 @@ impl Layout {
     }
 }
 
-fn ranked(wish: &LogprobWish, vocab_size: usize) -> u32 {
+fn n_ranked(wish: &LogprobWish, vocab_size: usize) -> u32 {
     wish.top.min(vocab_size as u32)
 }
 

@@ -40,19 +40,18 @@ impl ListBuffer {
         Section::new(first_word, len)
     }
 
-    /// Begins a list of words whose parts come from several places; [`ListBuffer::end`] ends it.
+    /// Begins a list of words for [`Self::extend`] and [`Self::end`]. Returns the list's first word.
     pub(super) fn begin(&mut self) -> usize {
         self.words
             .resize(self.words.len().next_multiple_of(ALIGNMENT), 0);
         self.words.len()
     }
 
-    /// Adds to the list that was begun.
     pub(super) fn extend(&mut self, items: impl IntoIterator<Item = u32>) {
         self.words.extend(items);
     }
 
-    /// Ends the list that began at this word.
+    /// Ends the list that begins at `first_word`.
     pub(super) fn end(&self, first_word: usize) -> Section<u32> {
         Section::new(first_word, self.words.len() - first_word)
     }

@@ -1,4 +1,4 @@
-//! Log probabilities: computed by kernels up to the number of tokens that they can rank, else on the host.
+//! Computes log probabilities: with kernels, or on the host if a request ranks more tokens than kernels can.
 
 use super::CudaExecutor;
 use super::layout::Lists;
@@ -19,7 +19,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Computes the log probabilities of rows of logits, from list entry `first_work` on; returns the next one.
+    /// Computes log probabilities of rows of logits, from list entry `first_work` on. Returns the next entry's index.
     pub(super) fn find_logprobs(
         &mut self,
         rows: &LogitRows,
@@ -61,7 +61,7 @@ impl CudaExecutor {
         Ok(first_work + n_works)
     }
 
-    /// Ranks more tokens than the kernels can: waits for the step and reads its rows of logits.
+    /// Ranks tokens on the host for readings with [`Logprobs::Host`]: waits for the step and reads its logits.
     pub(super) fn rank_on_host(
         &mut self,
         rows: &LogitRows,

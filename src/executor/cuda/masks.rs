@@ -1,8 +1,8 @@
-//! Token masks of rows whose output follows a grammar, for the CUDA sampler.
+//! Computes token masks for the CUDA sampler, for rows whose output follows a grammar.
 //!
-//! Grammars live on the host, and need the tokens of the step before. So a step with such rows runs its forward pass
-//! without a graph; while the device computes, the host waits for the tokens of the step before, advances the grammars
-//! and writes the masks; then the device samples. Other steps are not delayed.
+//! Grammars run on the host and need the previous step's tokens. A step with such rows launches its forward pass
+//! without a graph. While the device computes, the host waits for the previous step's tokens, advances the grammars and
+//! writes the masks; then the device samples. Steps without grammars are not delayed.
 
 use crate::cuda::grammars::RowGrammars;
 use crate::cuda::readings::SAMPLED_WORDS;
@@ -36,7 +36,7 @@ impl Masks {
 }
 
 impl CudaExecutor {
-    /// Starts the grammars of the rows that start. If one of them had a grammar, all grammars are advanced first.
+    /// Sets the grammars of the rows that start. If such a row already has a grammar, all grammars are advanced first.
     pub(super) fn start_grammars(&mut self, plan: &StepPlan) -> Result<(), DriverError> {
         let starts = plan.starts.iter();
         if starts.clone().any(|start| self.grammars.has(start.row)) {

@@ -1,16 +1,15 @@
 //! The CUDA executor: runs steps on one GPU.
 //!
-//! Three streams: one computes, one copies the inputs of steps to the device, one copies results back; events order
-//! them. A step is launched without waiting for the previous one. The token sampled last, which is a
-//! decode's input, the page table, which plans edit, and each row's sampler are on the device already, so that the host
-//! may lag by a step.
+//! Three streams, ordered by events: one computes, one copies the inputs of steps to the device, and one copies results
+//! back. A step is launched without waiting for the previous step's results: the tokens sampled last (the inputs of
+//! decodes), the page table and the samplers are on the device.
 //!
-//! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
-//! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
+//! Decode steps run as CUDA graphs, one for each bucket of batch sizes; rows on the dummy page pad steps to buckets.
+//! Steps with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
 //!
-//! With a store, two more streams copy blocks of K/V: `blocks.rs`.
+//! With a KV store, two more streams copy KV blocks: see `blocks.rs`.
 
-// Launches take addresses; each states why they are valid.
+// Kernel launches take raw addresses; each launch states why they are valid.
 #![allow(unsafe_code)]
 
 mod arrays;
@@ -64,10 +63,11 @@ use souffleur_model::loader::{Checkpoint, LoadProgress, Loader};
 use souffleur_state::sampling::TokenLogprobs;
 use souffleur_state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
 
-/// Words of a step's lists at first; the ring grows when a step brings more.
+/// Initial words of an upload slot for a step's lists.
 const UPLOAD_WORDS: usize = 64 << 10;
-/// Words for masks at first.
+/// Initial words of an upload slot for masks.
 const MASK_WORDS: usize = 4 << 10;
+
 pub struct CudaExecutor {
     /// Dropped first: graphs refer to buffers of all other fields.
     graphs: Graphs,
@@ -86,15 +86,14 @@ pub struct CudaExecutor {
     layout: Layout,
     results: SpentResults,
     under_way: VecDeque<DeviceStep>,
-    /// Emptied readings of earlier steps.
+    /// Cleared vectors, reused for the readings of later steps.
     spent_readings: Vec<Vec<Reading>>,
-    /// Whether a step was lost, so that the context is checked before the next one.
+    /// Whether a step was lost: the CUDA context is then checked before the next step.
     is_suspect: bool,
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
-    /// Copies blocks to and from the store, if there is one. Dropped last: it keeps the memory of the store's buffers
-    /// until the context that has it pinned has ended.
+    /// Dropped last: the memory of the store's buffers must outlive the CUDA context in which it is pinned.
     blocks: Option<BlockCopier>,
 }
 
@@ -107,14 +106,14 @@ struct DeviceStep {
     lap: usize,
     /// Log probabilities that the host ranked, by index of the reading.
     ranked: Vec<(usize, TokenLogprobs)>,
-    /// Whether a row samples by a grammar.
+    /// Whether a grammar constrains a row of the step.
     follows_grammars: bool,
     /// Whether the rows' verdicts are known, and their grammars have advanced.
     has_verdicts: bool,
 }
 
 impl CudaExecutor {
-    /// Loads the model in a folder: checks it, takes the memory, copies the weights and records the graphs.
+    /// Loads the model in a folder: checks it, copies the weights, allocates the pool and records the graphs.
     pub fn load(
         device: Device,
         dir: &Path,
@@ -126,7 +125,7 @@ impl CudaExecutor {
         Self::load_with(device, &modules, dir, options, progress)
     }
 
-    /// As [`Self::load`], with kernels from the caller.
+    /// Like [`Self::load`], with kernels from the caller.
     pub fn load_with(
         device: Device,
         modules: &Modules,
@@ -229,7 +228,7 @@ impl CudaExecutor {
     }
 
     /// # Panics
-    /// If the context is lost: this thread cannot recover it, and its supervisor makes a new executor.
+    /// If the CUDA context is lost: this thread cannot recover it, and the supervisor makes a new executor.
     fn check_context(&mut self) {
         if std::mem::take(&mut self.is_suspect)
             && let Err(error) = self.device.synchronize()
@@ -260,7 +259,7 @@ impl CudaExecutor {
             .reserve_counts(&plan.starts, &self.compute)
             .map_err(not_launched)?;
         if moved {
-            // Graphs refer to the old address.
+            // Graphs refer to the old address of the counts.
             self.graphs.forget();
         }
         let bucket = if n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
@@ -289,7 +288,7 @@ impl CudaExecutor {
             .map_err(|failure| self.lose(failure))
     }
 
-    /// Whether graphs cover a row's work: a sampled token, and log probabilities that kernels compute.
+    /// Whether a graph can run a row's work: it samples without a grammar, and kernels compute its log probabilities.
     fn graph_covers(&self, row: &StepRow) -> bool {
         let top = row.logprobs.as_ref().map_or(0, |wish| wish.top);
         row.sample && top.min(self.vocab_size as u32) <= MAX_TOP && !self.grammars.constrains(row)
@@ -362,8 +361,8 @@ impl Executor for CudaExecutor {
     fn is_finished(&mut self) -> bool {
         // `finish` reports a failure.
         self.under_way.front().is_none_or(|step| {
-            let is_there = self.readbacks.is_there(&step.readback);
-            is_there.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
+            let is_copied = self.readbacks.is_copied(&step.readback);
+            is_copied.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
         })
     }
 
@@ -373,7 +372,7 @@ impl Executor for CudaExecutor {
         };
         let blocks = std::mem::take(&mut step.blocks);
         let output = self.take_results(step).map_err(|error| self.lose(error))?;
-        // Before the step's output is returned: notify the store of the blocks that the step has saved.
+        // The store must get the step's saved blocks before the step's output is returned.
         self.end_blocks(blocks).map_err(|error| self.lose(error))?;
         Ok(output)
     }

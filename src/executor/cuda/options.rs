@@ -11,12 +11,12 @@ use souffleur_kernels::cuda::sampling::MAX_VOCAB;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_model::loader::LoadFormat;
 
-/// Rows of logits that are computed at once, if graphs do not need more.
+/// Most rows of logits that are computed at once, unless graphs need more.
 const LOGIT_ROWS: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Elements of matrices, activations and KV; see [`element_of`].
+    /// Element type of matrices, activations and KV; see [`element_of`].
     pub element: ElementType,
     pub load_format: LoadFormat,
     pub n_pages: usize,
@@ -28,7 +28,7 @@ pub struct CudaOptions {
     /// Most query tokens of a step.
     pub step_tokens: usize,
     pub gemm: GemmWish,
-    /// Most rows of a decode that runs as a graph; 0 for none.
+    /// Most rows of a decode step that runs as a CUDA graph; 0 disables graphs.
     pub graph_rows: usize,
     pub placement: Placement,
     pub plan: Option<MemoryPlan>,
@@ -41,7 +41,7 @@ impl CudaOptions {
         LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
     }
 
-    /// Tokens for which the last layer can run alone: at most the rows of one decode, and of one product of logits.
+    /// If a step reads at most this many tokens, its last layer runs only for them.
     pub(super) fn read_rows(&self) -> usize {
         self.logit_rows().min(self.max_rows)
     }
@@ -51,17 +51,17 @@ impl CudaOptions {
 pub enum DtypeOrigin {
     /// The checkpoint's own type.
     Stored,
-    /// The user named it.
+    /// The type that the user requested.
     AskedFor,
 }
 
-/// The elements that a checkpoint's dtype runs in.
+/// The element type in which CUDA kernels compute for a model of type `dtype`.
 ///
-/// There are no kernels for float16. A float16 checkpoint runs in bfloat16, which has more range and three bits fewer;
-/// a user who names float16 gets the error below.
+/// There are no kernels for float16. A float16 checkpoint runs in bfloat16, which has a larger range and three bits
+/// less precision.
 ///
 /// # Errors
-/// [`LoadError::Device`] for a float16 that the user named.
+/// [`LoadError::Device`] for float16 that the user requested.
 pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, LoadError> {
     match dtype {
         Dtype::F32 => Ok(ElementType::F32),

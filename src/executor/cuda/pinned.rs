@@ -1,4 +1,4 @@
-//! The store's buffers as the device sees them: pinned, so that copies are asynchronous to the launching thread.
+//! Pins the KV store's buffers, so that copies do not block the launching thread.
 
 use std::any::Any;
 use std::collections::hash_map::Entry;
@@ -9,12 +9,12 @@ use rustc_hash::FxHashMap;
 use crate::host::HostBuffer;
 use souffleur_kernels::cuda::driver::{Device, Pinning};
 
-/// The store's buffers used so far, by address. The store's memory limit bounds their number.
+/// The store's buffers used so far, by address; `None` for a buffer that could not be pinned. The store's memory limit
+/// bounds their number.
 pub(super) struct PinnedBuffers {
     by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Whether the current launch has pinned no buffer yet.
     may_pin: bool,
     has_warned: bool,
 }
@@ -30,13 +30,12 @@ impl PinnedBuffers {
         }
     }
 
-    /// A launch begins, which may pin a buffer.
     pub(super) fn begin_launch(&mut self) {
         self.may_pin = true;
     }
 
-    /// Pins a buffer that is new, if the launch has pinned none yet: pinning takes milliseconds, in which no step is
-    /// launched. Returns the address of its bytes. Unpinned buffers are copied too: the driver then copies in parts,
+    /// Pins a new buffer, unless the launch has already pinned one: pinning delays the launch by milliseconds. Returns
+    /// the address of the buffer's bytes. An unpinned buffer can also be copied, but the driver then copies it in parts
     /// while the thread waits.
     ///
     /// # Panics
@@ -51,7 +50,7 @@ impl PinnedBuffers {
             if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
                 self.owners.push(owner);
             }
-            // SAFETY: the owner, which keeps the memory in place, is dropped after the pinning.
+            // SAFETY: the owner keeps the memory in place, and is dropped after the pinning.
             let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
                 && !std::mem::replace(&mut self.has_warned, true)

@@ -1,4 +1,4 @@
-//! Reads tokens and log probabilities of rows from the device's results.
+//! Reads the rows' tokens and log probabilities from the device's results.
 
 use std::sync::Arc;
 
@@ -6,9 +6,7 @@ use souffleur_base::ids::RowId;
 use souffleur_kernels::cuda::sampling::{Sampled, TokenLogprob};
 use souffleur_state::sampling::{LogprobWish, TokenLogprobs};
 
-/// Words of [`Sampled`].
 pub(super) const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
-/// Words of a log probability.
 pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();
 
 #[derive(Clone, Debug)]
@@ -17,9 +15,9 @@ pub(super) struct Reading {
     pub(super) work: usize,
     pub(super) row: RowId,
     pub(super) sample: bool,
-    /// Whether the row samples by the grammar that it had when the step was launched.
+    /// Whether the grammar that the row had at the step's launch constrains its token.
     pub(super) follows_grammar: bool,
-    /// Where the row's log probabilities are read, if it has any.
+    /// Where the row's log probabilities are computed, if it needs any.
     pub(super) logprobs: Logprobs,
 }
 
@@ -34,7 +32,7 @@ pub(super) enum Logprobs {
     },
     /// The kernels cannot rank enough tokens: the host reads the row of logits.
     Host {
-        /// The prompt's next token; unknown where a token is sampled.
+        /// The prompt's next token; 0 where a token is sampled.
         token: u32,
         wish: Arc<LogprobWish>,
     },

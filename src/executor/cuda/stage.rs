@@ -1,4 +1,4 @@
-//! Copies to the device and back through pinned memory, on separate streams.
+//! Copies a step's inputs to the device and its results back through pinned memory, on separate streams.
 //!
 //! Both rings have one slot more than steps can be in flight, so that in steady state no step waits for a slot; events
 //! still check that a slot is free.
@@ -21,7 +21,7 @@ pub(super) struct UploadRing {
 struct UploadSlot {
     host: PinnedBuffer<u32>,
     device: DeviceBuffer<u32>,
-    /// Recorded after the copy from `host`: the host writes there only after it.
+    /// Recorded after the copy from `host`; the CPU writes to `host` only once this event is reached.
     copied: Event,
     /// Recorded after the last kernel that reads `device`: the next copy to `device` waits for it.
     read: Event,
@@ -29,12 +29,12 @@ struct UploadSlot {
 
 pub(super) struct Uploaded {
     slot: usize,
-    /// The words' address, valid for work that the compute stream gets from now on.
+    /// Address of the words, valid for work launched on the compute stream after the upload.
     pub(super) start: DevicePtr<u32>,
 }
 
 impl UploadRing {
-    /// A ring for up to `n_words` words at once; it grows when a step brings more.
+    /// A ring whose slots have `n_words` words at first, and grow when a step needs more.
     pub(super) fn new(
         device: &Device,
         n_slots: usize,
@@ -48,7 +48,7 @@ impl UploadRing {
         })
     }
 
-    /// Copies words to the device, ahead of the work that `compute` is given next.
+    /// Copies words to the device. Work launched on `compute` afterwards waits for the copy.
     pub(super) fn upload(
         &mut self,
         words: &[u32],
@@ -91,7 +91,7 @@ impl UploadRing {
         }
     }
 
-    /// Marks the point after all work on `compute` that reads the words.
+    /// Frees the slot once all work launched on `compute` so far has ended.
     pub(super) fn release(&self, uploaded: Uploaded, compute: &Stream) -> Result<(), DriverError> {
         compute.record(&self.slots[uploaded.slot].read)
     }
@@ -136,7 +136,7 @@ pub(super) struct ReadbackPart<'a> {
 }
 
 impl ReadbackRing {
-    /// A ring for up to `n_words` words at once; it grows when a step brings more.
+    /// A ring whose slots have `n_words` words at first, and grow when a step needs more.
     pub(super) fn new(
         device: &Device,
         n_slots: usize,
@@ -150,7 +150,7 @@ impl ReadbackRing {
         })
     }
 
-    /// Begins to read back parts, contiguously, as they are after all work that `compute` was given.
+    /// Begins to copy `parts` to the host, contiguously, after all work launched on `compute` so far.
     pub(super) fn begin(
         &mut self,
         parts: &[ReadbackPart<'_>],
@@ -159,7 +159,7 @@ impl ReadbackRing {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
-        // The last step on this slot was read, as steps finish in order, so its copies have ended.
+        // Steps finish in order, so the last step on this slot was read and its copies have ended.
         slot.copied.synchronize()?;
         let n_words: usize = parts.iter().map(|part| part.words.len()).sum();
         if slot.host.len() < n_words {
@@ -172,7 +172,7 @@ impl ReadbackRing {
         }
         compute.record(&slot.written)?;
         self.stream.wait(&slot.written)?;
-        // SAFETY: `host` is read only when `copied` was reached, which `words` waits for, and freed after it.
+        // SAFETY: `host` is read or freed only once `copied` is reached; `words` waits for it.
         unsafe {
             self.stream
                 .read_back(&slot.host, 0, &slot.device, 0..n_words)
@@ -184,7 +184,7 @@ impl ReadbackRing {
         })
     }
 
-    pub(super) fn is_there(&self, readback: &Readback) -> Result<bool, DriverError> {
+    pub(super) fn is_copied(&self, readback: &Readback) -> Result<bool, DriverError> {
         self.slots[readback.slot].copied.is_reached()
     }
 

@@ -1,4 +1,4 @@
-//! Launches a step's kernels: edits, forward pass, sampling, log probabilities; or a recorded graph.
+//! Launches a step's kernels (page table edits, forward pass, sampling, log probabilities), or its CUDA graph.
 
 use std::ops::Range;
 
@@ -28,12 +28,12 @@ pub(super) struct LogitRows {
 }
 
 impl CudaExecutor {
-    /// Records the decodes of all buckets, the largest first. Each runs once before it is recorded: a first launch may
-    /// choose or load kernels, which recording cannot.
+    /// Records a graph for every bucket, the largest first. Each decode runs once before it is recorded: its first
+    /// launch may choose or load kernels, which is impossible while recording.
     pub(super) fn record_graphs(&mut self) -> Result<(), CudaFailure> {
         for bucket in self.graphs.buckets().to_vec().into_iter().rev() {
             let (rows, works) = (&self.arrays.decode_rows, &self.arrays.sample_works);
-            // Row 0 everywhere: padding.
+            // Row 0 is padding.
             self.compute.fill(rows, 0..rows.len(), 0)?;
             self.compute.fill(works, 0..works.len(), 0)?;
             self.decode(bucket)?;
@@ -55,8 +55,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// A decode of the rows in [`StepArrays`](crate::cuda::arrays::StepArrays), as graphs record it. Returns
-    /// the address of the logits.
+    /// Launches a decode of the rows in [`StepArrays`](crate::cuda::arrays::StepArrays), the work that graphs record.
+    /// Returns the address of the logits.
     fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
@@ -147,8 +147,8 @@ impl CudaExecutor {
             n_runs: lists.table_runs.len() as u32,
             table_stride: self.backend.table_stride() as u32,
         };
-        // SAFETY: rows and pages were checked, a row's pages are no more than the longest sequence has, and the lists
-        // have the lengths given; all of it is used on this stream only.
+        // SAFETY: rows and pages were checked, a row has at most the pages of the longest sequence, and the lists have
+        // the lengths given; all buffers are used on this stream only.
         unsafe { self.kernels.edit_table(&self.compute, &params) }
     }
 
@@ -172,7 +172,7 @@ impl CudaExecutor {
         let Some(recorded) = self.graphs.get(bucket) else {
             return Ok(());
         };
-        // SAFETY: everything that it names belongs to this executor, which drops graphs first.
+        // SAFETY: all buffers that the graph uses belong to this executor, which drops graphs first.
         unsafe { recorded.graph.launch(&self.compute) }?;
         let rows = LogitRows {
             logits: recorded.logits,
@@ -266,7 +266,7 @@ impl CudaExecutor {
 
     /// The masks of a step, if one of its rows follows a grammar.
     fn masks_of_step(&mut self, lists: &Lists) -> Result<Option<MaskedWorks>, CudaFailure> {
-        if !self.grammars.note(&mut self.layout.readings) {
+        if !self.grammars.mark(&mut self.layout.readings) {
             return Ok(None);
         }
         let words = &self.layout.lists.words()[lists.sample_works.words()];
@@ -321,7 +321,7 @@ impl CudaExecutor {
             page_size: self.options.page_size as u32,
             reserved: 0,
         };
-        // SAFETY: the arrays hold as many rows as there are, the plan's rows and positions were checked; all of it is
+        // SAFETY: the arrays have space for all rows, and the plan's rows and positions were checked; all buffers are
         // used on this stream only.
         unsafe { self.kernels.begin_decode(&self.compute, &params) }
     }
@@ -377,8 +377,8 @@ impl CudaExecutor {
             mask_words: masks.mask_words as u32,
             ..self.samplers.sample_params()
         };
-        // SAFETY: a work for each row of logits, workspaces of the sizes that the shape says, a place for each result;
-        // all of it is used on this stream only.
+        // SAFETY: each row of logits has a work and a place for its result, and the workspaces have the sizes of
+        // `shape`; all buffers are used on this stream only.
         Ok(unsafe { self.kernels.sample(&self.compute, &params) }?)
     }
 

@@ -17,7 +17,7 @@ const ROWS: u32 = 2;
 const PROMPT_TOKENS: u32 = 8;
 const STEPS: u64 = 12;
 /// From this step on, every slot of a ring holds the lists of a decode, so kernels can read stale lists without faults.
-const FIRST_PLANTED: u64 = 5;
+const FIRST_FAULTY_STEP: u64 = 5;
 
 fn options() -> CudaOptions {
     CudaOptions {
@@ -29,7 +29,7 @@ fn options() -> CudaOptions {
         context_tokens: 64,
         step_tokens: 32,
         gemm: GemmWish::Own,
-        // Kernels read the lists where they were uploaded; a graph has copies.
+        // Without graphs, kernels read the uploaded lists themselves; graphs read copies.
         graph_rows: 0,
         placement: Placement::WHOLE,
         plan: None,
@@ -38,10 +38,10 @@ fn options() -> CudaOptions {
 }
 
 fn executor(ordinal: usize) -> CudaExecutor {
-    // The driver grows to the highest ordinal that was requested.
+    // The emulated driver has devices up to the highest ordinal requested.
     souffleur_cusim::Device::new(ordinal);
     let device = Device::open(ordinal).unwrap();
-    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    // SAFETY: the emulated driver accepts this text as an image with every kernel.
     let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
     CudaExecutor::load_with(device, &modules, &dir, &options(), &mut |_, _| {}).unwrap()
@@ -86,7 +86,7 @@ fn plan(step: u64) -> StepPlan {
             grammar: None,
             vectors: None,
             pooling: None,
-            // Random, so that no token is likely to follow itself.
+            // The high temperature makes it unlikely that a token repeats.
             sampling: Arc::new(SamplingParams {
                 sampling_seed: Some(u64::from(row)),
                 temperature: 2.0,
@@ -105,10 +105,10 @@ fn plan(step: u64) -> StepPlan {
 
 /// The synchronisation that is removed from each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Planted {
-    Nothing,
-    /// The nth wait of a stream for an event, counted from 1: the upload waits for the slot's last readers, the kernels
-    /// for the upload, the readback for the kernels.
+enum SkippedWait {
+    None,
+    /// The nth wait of a stream for an event. 1: the upload waits for the slot's last readers. 2: the kernels wait for
+    /// the upload. 3: the readback waits for the kernels.
     StreamWait(u64),
     /// The host writes to pinned memory that was not copied yet.
     UploadWait,
@@ -116,24 +116,23 @@ enum Planted {
     ReadbackWait,
 }
 
-/// A variant of the executor under test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     upload_slots: usize,
     readback_slots: usize,
     hurries_copies: bool,
-    planted: Planted,
+    skipped: SkippedWait,
 }
 
 /// All synchronisations in place, copies as late as possible.
-const AS_IT_IS: Case = Case {
+const DEFAULT_CASE: Case = Case {
     upload_slots: N_SLOTS,
     readback_slots: N_SLOTS,
     hurries_copies: false,
-    planted: Planted::Nothing,
+    skipped: SkippedWait::None,
 };
 
-/// The tokens of all steps; each is launched before the results of the previous one are read.
+/// The tokens of all steps; each step is launched before the results of the previous one are read.
 fn tokens(ordinal: usize, case: Case) -> Vec<Vec<u32>> {
     let mut executor = executor(ordinal);
     let emulated = souffleur_cusim::Device::new(ordinal);
@@ -142,16 +141,16 @@ fn tokens(ordinal: usize, case: Case) -> Vec<Vec<u32>> {
     emulated.hurry_copies(case.hurries_copies);
     let mut outputs = Vec::new();
     for step in 0..STEPS {
-        let is_planted = step >= FIRST_PLANTED;
-        let plant = |fault, nth| emulated.plan(fault, if is_planted { nth } else { 0 });
-        match case.planted {
-            Planted::StreamWait(nth) => plant(Fault::StreamWait, nth),
-            Planted::UploadWait => plant(Fault::HostWait, 1),
+        let is_faulty = step >= FIRST_FAULTY_STEP;
+        let inject = |fault, nth| emulated.plan(fault, if is_faulty { nth } else { 0 });
+        match case.skipped {
+            SkippedWait::StreamWait(nth) => inject(Fault::StreamWait, nth),
+            SkippedWait::UploadWait => inject(Fault::HostWait, 1),
             _ => {}
         }
         executor.launch(&plan(step)).unwrap();
-        if case.planted == Planted::ReadbackWait {
-            plant(Fault::HostWait, 1);
+        if case.skipped == SkippedWait::ReadbackWait {
+            inject(Fault::HostWait, 1);
         }
         if step > 0 {
             outputs.push(executor.finish().unwrap());
@@ -166,12 +165,12 @@ fn tokens(ordinal: usize, case: Case) -> Vec<Vec<u32>> {
 
 #[test]
 fn rings_of_any_length_are_guarded_by_their_events() {
-    let expected = tokens(11, AS_IT_IS);
+    let expected = tokens(11, DEFAULT_CASE);
     for (upload_slots, hurries_copies) in [(N_SLOTS, true), (1, false), (1, true)] {
         let case = Case {
             upload_slots,
             hurries_copies,
-            ..AS_IT_IS
+            ..DEFAULT_CASE
         };
         assert_eq!(tokens(11, case), expected, "{case:?}");
     }
@@ -179,37 +178,37 @@ fn rings_of_any_length_are_guarded_by_their_events() {
 
 #[test]
 fn every_missing_wait_of_a_step_is_detected() {
-    let expected = tokens(12, AS_IT_IS);
+    let expected = tokens(12, DEFAULT_CASE);
     let one_upload_slot = Case {
         upload_slots: 1,
-        ..AS_IT_IS
+        ..DEFAULT_CASE
     };
     let cases = [
         Case {
-            planted: Planted::UploadWait,
+            skipped: SkippedWait::UploadWait,
             ..one_upload_slot
         },
         Case {
-            planted: Planted::StreamWait(1),
+            skipped: SkippedWait::StreamWait(1),
             hurries_copies: true,
             ..one_upload_slot
         },
         Case {
-            planted: Planted::StreamWait(2),
-            ..AS_IT_IS
+            skipped: SkippedWait::StreamWait(2),
+            ..DEFAULT_CASE
         },
         Case {
-            planted: Planted::StreamWait(3),
-            ..AS_IT_IS
+            skipped: SkippedWait::StreamWait(3),
+            ..DEFAULT_CASE
         },
         Case {
-            planted: Planted::ReadbackWait,
-            ..AS_IT_IS
+            skipped: SkippedWait::ReadbackWait,
+            ..DEFAULT_CASE
         },
-        // Results of the step in flight overwrite those of the step before.
+        // With one slot, a step in flight overwrites the results of the previous step.
         Case {
             readback_slots: 1,
-            ..AS_IT_IS
+            ..DEFAULT_CASE
         },
     ];
     for case in cases {
@@ -231,7 +230,7 @@ fn a_third_step_is_refused() {
 /// A rejected plan may be launched again, but not one whose rows have advanced: a step without upload memory is lost.
 #[test]
 fn an_upload_without_memory_loses_the_step() {
-    let expected = tokens(14, AS_IT_IS);
+    let expected = tokens(14, DEFAULT_CASE);
     let mut executor = executor(14);
     executor.run(&plan(0)).unwrap();
     executor.uploads = UploadRing::new(&executor.device, N_SLOTS, 1).unwrap();

@@ -1,7 +1,7 @@
 //! Saves and loads blocks of hashes, in place of K/V.
 //!
-//! Each hash covers all tokens up to its position, so the next step that reads the context detects a block of another
-//! prefix, at another position or of another time.
+//! Each hash covers all tokens up to its position, so the next step that reads the context detects a stale block, and a
+//! block of another prefix or position.
 
 use super::refusal::rejected;
 use super::{FAKE_TOKEN_BYTES, FakeExecutor};
@@ -39,7 +39,10 @@ impl FakeExecutor {
                 }
             };
             if pages.len() * page_size != host.block_tokens {
-                let reason = format!("save {ticket} has {} pages", pages.len());
+                let reason = format!(
+                    "save {ticket} has {} pages, which are not a block",
+                    pages.len()
+                );
                 return Err(StepError::Rejected(reason));
             }
             let slots = pages.iter().flat_map(|page| {
@@ -101,7 +104,9 @@ impl FakeExecutor {
         if !is_there || hashes.len() != load.positions.len() {
             let (seq, ticket) = (row.seq, load.ticket);
             self.rows.insert(load.row, row);
-            return Err(StepError::Lost(format!("{ticket} of {seq} is missing")));
+            return Err(StepError::Lost(format!(
+                "load {ticket} of {seq} is missing"
+            )));
         }
         if row.tokens.len() <= load.positions.end as usize {
             return Err(rejected(row.seq, "has no token left to compute"));

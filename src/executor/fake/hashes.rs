@@ -1,4 +1,4 @@
-//! The hashes that replace K/V, and the numbers made from them.
+//! The hashes that the fake executor keeps in place of K/V, and the logits and states derived from them.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub(super) fn fake_state(hash: u64, hidden_size: usize) -> Vec<f32> {
     values.map(|value| 2.0 * value - 1.0).collect()
 }
 
-/// The token after those with this hash.
+/// The next token after the tokens with this hash.
 pub(super) fn sample(hash: u64, seed: u64, vocab_size: u32) -> u32 {
     (mix(hash, seed as u32) >> 33) as u32 % vocab_size
 }

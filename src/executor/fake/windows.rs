@@ -1,4 +1,4 @@
-//! The fake executor's window pages: the second group of pages, of sliding-window layers.
+//! The fake executor's pages for sliding-window layers.
 
 use std::ops::Range;
 
@@ -24,8 +24,8 @@ impl FakeWindows {
         }
     }
 
-    /// Checks the hashes of earlier tokens that the queries of `positions` see, and writes those of the positions.
-    /// `pages` are the row's; unmapped ones are the dummy page.
+    /// Checks the hashes of earlier tokens that the queries of `positions` see, and writes the hashes of `positions`.
+    /// Unmapped entries of `pages` are the dummy page.
     pub(super) fn attend(
         &mut self,
         seq: SeqId,
@@ -52,7 +52,7 @@ impl FakeWindows {
                 *kv = hash;
             } else if *kv != hash {
                 return Err(StepError::Lost(format!(
-                    "window K/V of {seq} at {position} belongs to another sequence"
+                    "window K/V of {seq} at position {position} belongs to another sequence"
                 )));
             }
         }

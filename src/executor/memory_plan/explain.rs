@@ -61,7 +61,6 @@ impl MemoryPlan {
         lines
     }
 
-    /// The part of the pool that states take, and that of layers with a window.
     fn parts_of_pool(&self) -> impl Iterator<Item = String> {
         let wish = &self.wish;
         let states = (self.state_slots > 0).then(|| {
@@ -127,7 +126,7 @@ impl MemoryPlan {
                  {DEFAULT_SHARE_PERCENT} % of the available memory",
                 wish.context_tokens
             ),
-            PoolLimit::Room => {
+            PoolLimit::FreeMemory => {
                 format!(
                     "the memory that weights and a reserve of {} leave",
                     Bytes(self.budget.reserve_bytes)

@@ -1,6 +1,6 @@
-//! The memory plan (SGLang's `profile_max_num_token`): how many tokens of K/V a device holds, and why.
+//! Plans how many tokens of K/V fit in a device's memory, like SGLang's `profile_max_num_token`.
 //!
-//! Arithmetic on values; only [`available_bytes`] reads the machine.
+//! Only [`available_bytes`] depends on the machine; all other functions compute from their arguments.
 
 mod budget;
 mod bytes;
@@ -27,7 +27,7 @@ use souffleur_state::pool::window_pool::WindowLimits;
 const DEFAULT_SHARE_PERCENT: u64 = 25;
 /// Share of a GPU's free memory that weights and KV pool take together by default.
 const DEFAULT_GPU_FRACTION: f64 = 0.9;
-/// `mem_fraction_static` is given in thousandths.
+/// Suggested values of `mem_fraction_static` are rounded to thousandths.
 const FRACTION_STEPS: f64 = 1000.0;
 
 /// The limit that decided the size of the KV pool.
@@ -35,16 +35,16 @@ const FRACTION_STEPS: f64 = 1000.0;
 pub enum PoolLimit {
     /// `mem_fraction_static`.
     Fraction,
-    /// The default's fraction of a GPU.
+    /// The default fraction of a GPU's memory.
     DefaultFraction,
     /// `max_total_tokens`.
     MaxTotalTokens,
-    /// The default's share of the available memory.
+    /// The default share of the host's available memory.
     DefaultShare,
-    /// The default's number of full-length sequences.
+    /// The default number of full-length sequences.
     DefaultContexts,
     /// The memory that weights and reserve leave.
-    Room,
+    FreeMemory,
     /// The number of page ids.
     PageIds,
 }
@@ -53,11 +53,11 @@ pub enum PoolLimit {
 pub struct MemoryPlan {
     pub budget: MemoryBudget,
     pub wish: MemoryWish,
-    /// Tokens that the KV pool holds, whole pages.
+    /// Capacity of the KV pool in tokens: whole pages.
     pub max_total_tokens: u64,
-    /// Pages that can be granted: one fewer than the pool has, for the dummy page.
+    /// Pages of the KV pool, without the dummy page.
     pub n_pages: u32,
-    /// Window pages that can be granted; 0 where layers with windows keep all tokens, or no layer has a window.
+    /// Window pages without the dummy page; 0 if no layer has a window, or layers with windows keep all tokens.
     pub window_pages: u32,
     /// States of sequences that the KV pool holds, including a dummy; 0 where no layer has a state.
     pub state_slots: u64,
@@ -99,14 +99,14 @@ impl MemoryPlan {
                 fraction_tokens(&budget, &wish, free_after, fraction)?,
                 PoolLimit::Fraction,
             )],
-            None => free_choice(&budget, &wish, free_after)?,
+            None => default_limits(&budget, &wish, free_after)?,
         };
         if let Some(tokens) = wish.max_total_tokens {
             candidates.push((requested_tokens(&wish, tokens)?, PoolLimit::MaxTotalTokens));
         }
         let takes_memory = wish.kv_bytes_per_token > 0 || wish.windows.is_some();
         if !takes_memory && wish.max_total_tokens.is_none() {
-            // Where no layer keeps keys, tokens take no memory, but the record of their pages does.
+            // Tokens take no KV memory if no layer keeps keys, but the bookkeeping of their pages takes host memory.
             candidates.push((wish.default_contexts(), PoolLimit::DefaultContexts));
         }
         candidates.push((MAX_PAGES * u64::from(wish.page_size), PoolLimit::PageIds));
@@ -135,7 +135,7 @@ impl MemoryPlan {
     pub fn check_loaded(&self, free_bytes: u64) -> Result<(), LoadError> {
         let Self { budget, .. } = self;
         let kept = match self.limit {
-            // The user set it: it may eat into the reserve.
+            // A fraction that the user set may use part of the reserve.
             PoolLimit::Fraction => 0,
             _ => budget.reserve_bytes,
         };
@@ -231,14 +231,14 @@ fn fraction_tokens(
     )))
 }
 
-/// Without a fraction: the tokens that fit, and by default no more than a modest share of the memory.
-fn free_choice(
+/// Limits of the pool without `mem_fraction_static`: the tokens that fit, and the defaults.
+fn default_limits(
     budget: &MemoryBudget,
     wish: &MemoryWish,
     free_after: u64,
 ) -> Result<Vec<(u64, PoolLimit)>, LoadError> {
-    let room = free_after.saturating_sub(budget.reserve_bytes);
-    if room < wish.smallest_pool_bytes() {
+    let pool_bytes = free_after.saturating_sub(budget.reserve_bytes);
+    if pool_bytes < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
             _ if budget.store_bytes > 0 => format!(
                 "the KV store's buffers take {} of the headroom: lower kv_host_bytes",
@@ -260,8 +260,8 @@ fn free_choice(
             wish.smallest_pool(),
         )));
     }
-    let fitting = wish.tokens_in(room);
-    let mut candidates = vec![(fitting, PoolLimit::Room)];
+    let fitting = wish.tokens_in(pool_bytes);
+    let mut candidates = vec![(fitting, PoolLimit::FreeMemory)];
     if let Some(asked) = wish.max_total_tokens {
         let (wanted, most) = (
             wish.whole_pages(asked),
@@ -279,7 +279,7 @@ fn free_choice(
         candidates.extend(tokens.map(|tokens| (tokens, PoolLimit::DefaultFraction)));
         return Ok(candidates);
     }
-    // By default other programs keep most of the memory: the tokens of a larger pool may never be used.
+    // By default, most of the host's memory is left to other programs: a larger pool may never be used.
     let share =
         (u128::from(budget.free_before_bytes) * u128::from(DEFAULT_SHARE_PERCENT) / 100) as u64;
     let at_least_one_page = u64::from(wish.page_size);
@@ -323,7 +323,8 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
     ((safe * FRACTION_STEPS).floor() / FRACTION_STEPS).max(0.0)
 }
 
-/// The most running requests. SGLang's default: 2,048 to 4,096, by the contexts in the pool; fewer with states.
+/// Limit of running requests. The default is SGLang's: 2,048 to 4,096, depending on how many contexts fit in the pool;
+/// fewer if requests have states.
 fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
     let most = match wish.state_bytes {
@@ -338,7 +339,7 @@ fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u3
     }
 }
 
-/// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.
+/// Memory that this process can still allocate, in bytes: the machine's available memory, within the cgroup's limit.
 ///
 /// # Errors
 /// [`LoadError::Memory`] when the system does not report it.
@@ -352,8 +353,8 @@ pub fn available_bytes() -> Result<u64, LoadError> {
         system.process(pid)?.cgroup_limits()
     });
     let groups = [system.cgroup_limits(), own_group].into_iter().flatten();
-    // Not the cgroup's `free_memory`, which counts the page cache as used: the kernel drops the cache before it refuses
-    // memory, and a build, or reading the weights once, fills the limit with it.
+    // The cgroup's `free_memory` counts the page cache as used, but the kernel drops this cache before it refuses
+    // memory. Reading the weights once can fill the whole limit with page cache.
     let left_in_groups = groups.map(|group| group.total_memory.saturating_sub(group.rss));
     Ok(left_in_groups.fold(system.available_memory(), u64::min))
 }

@@ -4,7 +4,7 @@ use super::bytes::Bytes;
 use super::slots::StateSlots;
 use super::wish::MemoryWish;
 
-/// Sequences of full length that the KV pool holds at most by default on a CPU.
+/// Largest default size of the KV pool on a CPU, in sequences of full length.
 pub(super) const DEFAULT_CONTEXTS: u64 = 32;
 /// `PageId` is a `u32`, and page 0 is the dummy page.
 pub(super) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
@@ -13,7 +13,7 @@ impl MemoryWish {
     /// Bytes of a pool for `tokens` tokens, including the dummy page, window pages and states.
     pub(super) fn pool_bytes(&self, tokens: u64) -> u64 {
         let page_bytes = self.page_bytes(tokens);
-        let states = StateSlots::of(self).map_or(0, |states| states.bytes_beside(page_bytes));
+        let states = StateSlots::of(self).map_or(0, |states| states.bytes_for_pages(page_bytes));
         let windows = self.window_bytes(tokens);
         page_bytes.saturating_add(states).saturating_add(windows)
     }

@@ -10,8 +10,8 @@ const ACTIVATION_BYTES: u64 = 4;
 /// Host memory that stays free: activations and logits of the largest step, and headroom for the process.
 ///
 /// # Units
-/// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
-/// whose logits are held at once.
+/// `step_tokens` is the limit of query tokens in a step (`chunked_prefill_size` and decodes); `logit_rows` is the limit
+/// of tokens whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
     // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An
     // output that is scaled before it is added needs memory in addition to the residual.
@@ -42,8 +42,8 @@ fn mixer_width(config: &ModelConfig) -> usize {
     attention.max(states.map_or(0, |states| states.activations(config.hidden_size)))
 }
 
-/// Additional activations of a token in latent attention, in elements: queries of low rank and as projected, the heads'
-/// parts of them, values.
+/// Additional activations of a token in latent attention, in elements: low-rank queries, projected queries, the heads'
+/// parts of the queries, and values.
 fn latent_width(config: &ModelConfig) -> usize {
     config.latent.as_ref().map_or(0, |latent| {
         let shape = latent.shape(config);
@@ -52,8 +52,8 @@ fn latent_width(config: &ModelConfig) -> usize {
     })
 }
 
-/// Activations of a token for per-layer inputs, in elements: those of all layers and, while they are made, the
-/// projection that is added; in a layer gates and their product.
+/// Activations of a token for per-layer inputs, in elements: the inputs of all layers, the projection that is added to
+/// them, and one layer's gates and their product.
 fn inputs_width(config: &ModelConfig) -> usize {
     let inputs = config.layer_inputs();
     inputs.map_or(0, |inputs| {
@@ -61,8 +61,8 @@ fn inputs_width(config: &ModelConfig) -> usize {
     })
 }
 
-/// Activations of a token in a feed-forward block, in elements: gate, up and their product; with experts those of each
-/// routed expert, their inputs, the shared normed input, and the router's logits.
+/// Activations of a token in a feed-forward block, in elements: gate, up and their product; with experts, these and the
+/// input of each routed expert, the shared normed input, and the router's logits.
 fn feed_forward_width(config: &ModelConfig) -> usize {
     let widths = (0..config.num_hidden_layers).map(|layer| config.intermediate_in(layer));
     let mlp = 3 * widths.max().unwrap_or(0);
@@ -73,7 +73,7 @@ fn feed_forward_width(config: &ModelConfig) -> usize {
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
     match config.fourth() {
-        // MLP and experts are live at once, and so are their results and the sum of both.
+        // In Gemma 4, the activations of MLP and experts exist at once, like their results and the sum of both.
         Some(_) => mlp + experts + 3 * config.hidden_size,
         None => mlp.max(experts),
     }

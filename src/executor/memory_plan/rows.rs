@@ -7,9 +7,9 @@ use souffleur_base::error::LoadError;
 const MOST_REQUESTS: u32 = 4096;
 
 impl MemoryPlan {
-    /// Divides the memory where page tables and activations take memory for each request that may run. `budget` gives
-    /// the memory by request count. Without `max_running_requests` the plan reserves as many as its pool then runs, at
-    /// most 4,096: a reserve for more would be memory that no request uses.
+    /// Like [`Self::new`], with a reserve that grows with the number of requests: `budget` returns the memory budget
+    /// for a number of requests. Without `max_running_requests`, finds the largest number, at most 4,096, that the
+    /// pool left by its reserve can run.
     ///
     /// # Errors
     /// Those of [`Self::new`], and of `budget`.

@@ -1,17 +1,17 @@
-//! The memory plan's number of recurrent state slots, in addition to pages.
+//! Computes the number of recurrent state slots in the memory plan.
 
 use super::wish::MemoryWish;
 
-/// Default number of running requests where each has a state.
+/// Default limit of running requests for models with recurrent states.
 const DEFAULT_ROWS: u32 = 16;
-/// Least number of states for each row, including its own.
+/// Fewest states for each running request, including the request's own state.
 const SLOTS_PER_ROW: u64 = 3;
-/// Bytes of pages for each byte of cached states, where that gives more states than [`SLOTS_PER_ROW`].
+/// Bytes of pages for each byte of cached states, if this gives more states than [`SLOTS_PER_ROW`].
 const PAGE_PARTS: u64 = 4;
-/// Slots for the states of rows that belong to no sequence.
+/// The dummy slot, for rows that belong to no sequence.
 const DUMMY_SLOTS: u64 = 1;
 
-/// The states of an engine: its rows' and the cache's.
+/// The recurrent states of running requests and of the prefix cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateSlots {
     slot_bytes: u64,
@@ -59,7 +59,7 @@ impl StateSlots {
         self.least().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
-    pub(super) fn bytes_beside(self, page_bytes: u64) -> u64 {
+    pub(super) fn bytes_for_pages(self, page_bytes: u64) -> u64 {
         self.for_pages(page_bytes).saturating_mul(self.slot_bytes)
     }
 
@@ -72,16 +72,16 @@ impl StateSlots {
         if let Some(fixed) = self.fixed() {
             return without(fixed);
         }
-        let room = without(self.rows);
+        let left = without(self.rows);
         let part = self.slot_bytes.saturating_mul(PAGE_PARTS);
-        let shared = room / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
-        // One more byte of pages than that would need one more state.
+        let shared = left / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
+        // With more bytes of pages than this, one more state is needed.
         let below_next = part.saturating_mul(shared.saturating_add(1)) - 1;
-        let with_share = (room - shared * self.slot_bytes).min(below_next);
+        let with_share = (left - shared * self.slot_bytes).min(below_next);
         without(self.least()).min(with_share)
     }
 
-    /// The number of states if it does not depend on the pages: the user's, or without a cache one for each row.
+    /// The number of states, if it does not depend on the pages: the user's number, or one per row without a cache.
     fn fixed(self) -> Option<u64> {
         self.asked.or((!self.caches).then_some(self.rows))
     }
@@ -91,7 +91,7 @@ impl StateSlots {
     }
 }
 
-/// Number of running requests where each has a state. One of `states`, if set, is left for the cache.
+/// Limit of running requests for models with recurrent states. One of `states`, if set, is left for the cache.
 pub(super) fn rows(asked: Option<u32>, states: Option<u64>) -> u32 {
     let left = states.map_or(DEFAULT_ROWS, |states| {
         u32::try_from(states.saturating_sub(1)).unwrap_or(DEFAULT_ROWS)
@@ -126,7 +126,7 @@ mod tests {
         };
         assert_eq!(asked(9).for_pages(0), 10);
         assert!(asked(4).check().is_ok());
-        let refused = asked(3).check().expect_err("a row has none");
+        let refused = asked(3).check().expect_err("a row has no state");
         assert!(refused.ends_with("max_running_requests"), "{refused}");
     }
 
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(asked(9, 4).page_bytes_in(170), 100);
         assert_eq!(asked(9, 4).page_bytes_in(60), 0);
         assert!(asked(5, 4).check().is_ok());
-        let refused = asked(4, 4).check().expect_err("none is left");
+        let refused = asked(4, 4).check().expect_err("no state is left");
         assert!(refused.contains("is 4, expected at least 5"), "{refused}");
         let by_default = [2, 9, 100].map(|states| rows(None, Some(states)));
         assert_eq!(by_default, [1, 8, DEFAULT_ROWS]);
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_fifth_of_the_pool_is_for_cached_states_or_two_for_each_row() {
         let slots = |rows, slot_bytes, page_bytes| states(slot_bytes, rows).for_pages(page_bytes);
-        // 80 of pages and 20 of states that take 2 each: ten in addition to those of the rows, and the dummy.
+        // 80 bytes of pages allow 20 bytes of cached states: 10 states of 2 bytes, plus the rows' states and the dummy.
         assert_eq!(slots(4, 2, 80), 4 + 10 + 1);
         assert_eq!(slots(6, 2, 80), 3 * 6 + 1);
         assert_eq!(slots(5, 2, 80), 3 * 5 + 1);
@@ -167,13 +167,13 @@ mod tests {
                 let page_bytes = slots.page_bytes_in(bytes);
                 if page_bytes > 0 {
                     assert!(
-                        page_bytes + slots.bytes_beside(page_bytes) <= bytes,
+                        page_bytes + slots.bytes_for_pages(page_bytes) <= bytes,
                         "{slots:?} in {bytes}"
                     );
                 }
                 let more = page_bytes + 1;
                 assert!(
-                    more + slots.bytes_beside(more) > bytes,
+                    more + slots.bytes_for_pages(more) > bytes,
                     "{slots:?} in {bytes}"
                 );
             }

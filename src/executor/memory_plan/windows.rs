@@ -1,16 +1,16 @@
-//! The memory plan's number of window pages, in addition to full-attention pages.
+//! Computes the number of sliding-window pages in the memory plan.
 
 /// Additional pages of a sequence: for the end of its prefix, and for decodes after it.
 const LOOSE_PAGES: u64 = 8;
 
-/// The layers of a model that see no more than the last tokens.
+/// The sliding-window layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WindowWish {
     /// K/V of one token in these layers, in bytes.
     pub kv_bytes_per_token: u64,
     /// Tokens that a query sees.
     pub tokens: u64,
-    /// Most tokens of a prefill's extent, which are all in window pages at once.
+    /// Largest chunk of a prefill, in tokens: window pages hold the whole chunk at once.
     pub chunk_tokens: u64,
     /// Tokens in window pages for each token in full-attention pages, above 0 and at most 1.
     pub per_token: f64,
@@ -24,7 +24,7 @@ impl WindowWish {
             .saturating_add(self.tokens.saturating_mul(2))
             .saturating_add(page_size.saturating_mul(LOOSE_PAGES));
         let share = (tokens as f64 * self.per_token) as u64;
-        // Window pages have no token that full-attention pages lack.
+        // Every token in window pages is also in full-attention pages.
         let wanted = least.max(share).min(tokens);
         wanted.next_multiple_of(page_size.max(1))
     }

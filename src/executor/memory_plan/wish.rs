@@ -6,7 +6,7 @@ use super::windows::WindowWish;
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (SGLang's cell size), except layers with window pages.
     pub kv_bytes_per_token: u64,
-    /// The layers with window pages, if there are any; no layer has a state then.
+    /// The sliding-window layers, if there are any; a model with such layers has no states.
     pub windows: Option<WindowWish>,
     /// States of one sequence in all layers, in bytes; 0 where no layer has one.
     pub state_bytes: u64,
@@ -17,10 +17,10 @@ pub struct MemoryWish {
     pub mem_fraction_static: Option<f64>,
     pub max_total_tokens: Option<u64>,
     pub max_running_requests: Option<u32>,
-    /// States of running requests and of cached prefixes, where layers have states.
+    /// Number of recurrent states, of running requests and cached prefixes together.
     pub max_states: Option<u64>,
-    /// Prefixes are cached, and states with them.
+    /// Whether prefixes are cached, together with their states.
     pub caches_prefixes: bool,
-    /// Distance of the states that long prefills save, in tokens; 0 for none at regular distances.
+    /// Distance between the states that long prefills save, in tokens; 0 saves none at regular distances.
     pub state_interval_tokens: Option<usize>,
 }

@@ -14,16 +14,14 @@ struct Disk {
     folders: BTreeSet<PathBuf>,
     locks: BTreeSet<PathBuf>,
     advised: Vec<(Range<u64>, Advice)>,
-    /// The number of changes so far.
     n_changes: usize,
-    /// The number of the change at which the machine crashes: half of this change happens, and no later one.
+    /// The number of the change during which the machine crashes: half of the change's bytes are written.
     dies_at: Option<usize>,
     /// The size of the disk in bytes; `None` if unlimited.
-    room: Option<u64>,
+    capacity: Option<u64>,
     can_punch: bool,
-    /// Whether reads fail.
     is_unreadable: bool,
-    /// Writes since [`MemoryFiles::begin_journal`], and the files before them.
+    /// Writes since [`MemoryFiles::begin_journal`], and the files before these writes.
     journal: Option<Journal>,
 }
 
@@ -98,8 +96,8 @@ impl MemoryFiles {
         self.disk().n_changes
     }
 
-    pub fn set_room(&self, bytes: Option<u64>) {
-        self.disk().room = bytes;
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.disk().capacity = bytes;
     }
 
     pub fn forbid_punching(&self) {
@@ -114,7 +112,6 @@ impl MemoryFiles {
         self.disk().advised.clone()
     }
 
-    /// The total length of all files.
     pub fn bytes(&self) -> u64 {
         let disk = self.disk();
         disk.files.values().map(|bytes| bytes.len() as u64).sum()
@@ -161,7 +158,10 @@ impl Disk {
         let all: usize = self.files.values().map(Vec::len).sum();
         let file = self.files.entry(path.to_owned()).or_default();
         let grows = (offset + bytes.len()).saturating_sub(file.len());
-        if self.room.is_some_and(|room| (all + grows) as u64 > room) {
+        if self
+            .capacity
+            .is_some_and(|capacity| (all + grows) as u64 > capacity)
+        {
             return Err(ErrorKind::StorageFull.into());
         }
         if file.len() < offset + part {
@@ -216,7 +216,10 @@ impl Files for MemoryFiles {
         if disk.is_dying() {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        if disk.room.is_some_and(|room| bytes.len() as u64 > room) {
+        if disk
+            .capacity
+            .is_some_and(|capacity| bytes.len() as u64 > capacity)
+        {
             return Err(ErrorKind::StorageFull.into());
         }
         disk.files.insert(path.to_owned(), bytes.to_vec());
@@ -242,7 +245,7 @@ impl Files for MemoryFiles {
         let disk = self.disk();
         let inside = disk.files.iter().filter(|(p, _)| p.parent() == Some(path));
         let bytes: usize = inside.map(|(_, bytes)| bytes.len()).sum();
-        // The length of a folder's file `time` is the time of its last write.
+        // In tests, the length of a folder's file `time` is the time of the folder's last write.
         let written = disk.files.get(&path.join("time")).map_or(0, Vec::len);
         Ok((bytes as u64, written as u64))
     }

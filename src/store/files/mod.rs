@@ -13,14 +13,12 @@ use std::path::Path;
 pub(crate) use memory::MemoryFiles;
 pub(crate) use system::SystemFiles;
 
-/// A lock that is held until this is dropped.
+/// A lock that is held until the value is dropped.
 pub(crate) type Lock = Box<dyn Any + Send>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// The range is read soon.
     WillNeed,
-    /// The range is not read soon.
     DontNeed,
 }
 

@@ -1,4 +1,4 @@
-//! The store's file operations on the operating system's file system.
+//! The KV store's file operations on a real file system.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -151,7 +151,6 @@ fn open_past_cache(_: &Path) -> Option<File> {
 
 struct SystemFile {
     file: File,
-    /// See [`open_past_cache`].
     past_cache: Option<File>,
 }
 
@@ -254,14 +253,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("file");
         let files = SystemFiles;
-        files.create(&path, b"first").expect("it is new");
-        files.create(&path, b"second").expect("it stays");
+        files.create(&path, b"first").expect("no I/O error");
+        files.create(&path, b"second").expect("no I/O error");
         assert_eq!(files.read(&path, 5).ok().as_deref(), Some(&b"first"[..]));
-        files.replace(&path, b"third").expect("it can be replaced");
+        files.replace(&path, b"third").expect("no I/O error");
         assert_eq!(files.read(&path, 5).ok().as_deref(), Some(&b"third"[..]));
         assert!(files.read(&path, 4).is_err());
-        assert_eq!(files.list(folder.path()).expect("it is there"), ["file"]);
-        let (bytes, written) = files.usage(folder.path()).expect("it is there");
+        assert_eq!(files.list(folder.path()).expect("no I/O error"), ["file"]);
+        let (bytes, written) = files.usage(folder.path()).expect("no I/O error");
         assert!(bytes >= 5 && written > 1_600_000_000);
     }
 
@@ -270,19 +269,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = SystemFiles
             .open(&folder.path().join("file"))
-            .expect("it can be made");
+            .expect("no I/O error");
         let bytes: Vec<u8> = (0..4 * ALIGN).map(|i| (i / 7) as u8).collect();
         let start = bytes.as_ptr().align_offset(ALIGN);
         let mut expected = vec![0; 5 * ALIGN];
-        // The kernel has the first of these bytes in its page cache when the next write bypasses it.
+        // The first write is still in the page cache when the second write bypasses the cache.
         let (aligned, other) = (start..start + 2 * ALIGN, 3..ALIGN);
         for (part, at) in [(other.clone(), 10), (aligned, ALIGN), (other, ALIGN + 1)] {
             file.write_past_cache(&bytes[part.clone()], at as u64)
-                .expect("there is room");
+                .expect("the disk has space");
             expected[at..][..part.len()].copy_from_slice(&bytes[part]);
         }
         let mut found = vec![0; 3 * ALIGN];
-        file.read_at(&mut found, 0).expect("it is there");
+        file.read_at(&mut found, 0).expect("no I/O error");
         assert!(found == expected[..3 * ALIGN]);
     }
 
@@ -293,14 +292,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let inner = folder.path().join("a/b");
         let files = SystemFiles;
-        files.make_folder(&inner).expect("it can be made");
-        files.open(&inner.join("open")).expect("it can be made");
+        files.make_folder(&inner).expect("no I/O error");
+        files.open(&inner.join("open")).expect("no I/O error");
         files
             .create(&inner.join("create"), b"x")
-            .expect("it is new");
-        let _lock = files.lock(&inner.join("lock")).expect("it can be made");
+            .expect("no I/O error");
+        let _lock = files.lock(&inner.join("lock")).expect("no I/O error");
         let mode = |path: &Path| {
-            let found = fs::metadata(path).expect("it is there");
+            let found = fs::metadata(path).expect("no I/O error");
             found.permissions().mode() & 0o777
         };
         assert_eq!(mode(&inner), 0o700);
@@ -310,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_held_once_and_given_back_on_drop() {
+    fn a_lock_is_held_once_and_released_on_drop() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("lock");
-        let lock = SystemFiles.lock(&path).expect("it can be made");
+        let lock = SystemFiles.lock(&path).expect("no I/O error");
         assert!(lock.is_some());
-        assert!(SystemFiles.lock(&path).expect("it is there").is_none());
+        assert!(SystemFiles.lock(&path).expect("no I/O error").is_none());
         drop(lock);
-        assert!(SystemFiles.lock(&path).expect("it is there").is_some());
+        assert!(SystemFiles.lock(&path).expect("no I/O error").is_some());
     }
 }

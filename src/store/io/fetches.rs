@@ -1,8 +1,8 @@
-//! Fetches of blocks from the disk. The I/O thread serves one fetch at a time: it reads some records, while the
-//! operating system reads ahead, then polls its requests.
+//! Fetches blocks from the disk. The I/O thread serves one fetch at a time: it reads some records, while the operating
+//! system reads ahead, then polls its requests.
 //!
 //! A fetch takes as many free buffers as its blocks need, but leaves a quarter of all buffers to saves; a later fetch
-//! loads the rest. If too few buffers are free, the fetch waits for them until its deadline.
+//! loads the remaining blocks. If too few buffers are free, the fetch waits for buffers until its deadline.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,18 +18,17 @@ const ROUND_SHARE: usize = 4;
 /// Readahead distance in bytes: enough to keep a disk busy, and little enough that the advice does not block.
 const AHEAD_BYTES: usize = 64 << 20;
 
-/// Bytes to read between two polls of the requests (at least one block): a slow disk takes a fifth of a second for
-/// them.
-const TURN_BYTES: usize = 32 << 20;
+/// Bytes to read between two polls of the requests, but at least one block: a slow disk takes 0.2 s.
+const POLL_BYTES: usize = 32 << 20;
 
-/// Whether a fetch will meet its deadline is estimated after each `1 / JUDGED_AFTER` of its timeout.
-const JUDGED_AFTER: u32 = 8;
+/// How often per timeout a fetch is checked for whether it will meet its deadline.
+const CHECKS_PER_TIMEOUT: u32 = 8;
 
 pub(super) struct Running {
     pub fetch: Fetch,
-    asked: Instant,
+    requested: Instant,
     pub deadline: Instant,
-    /// `None` as long as it waits for buffers.
+    /// `None` while the fetch waits for buffers.
     begun: Option<Begun>,
 }
 
@@ -56,7 +55,7 @@ enum Step {
 }
 
 #[derive(Clone, Copy)]
-struct Room {
+struct Available {
     now: usize,
     /// Buffers that would be free if no other fetch had any.
     most: usize,
@@ -64,11 +63,11 @@ struct Room {
 
 impl Worker<'_> {
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let running = Running {
-            deadline: asked + fetch.timeout,
+            deadline: requested + fetch.timeout,
             fetch,
-            asked,
+            requested,
             begun: None,
         };
         if self.fetches.len() < MAX_FETCHES {
@@ -107,7 +106,7 @@ impl Worker<'_> {
         let begun = match &mut running.begun {
             Some(begun) => begun,
             none => {
-                let waited = now.saturating_duration_since(running.asked);
+                let waited = now.saturating_duration_since(running.requested);
                 match self.begin(fetch) {
                     Ok(begun) => none.insert(begun),
                     Err(step) => return step,
@@ -120,13 +119,13 @@ impl Worker<'_> {
         if at >= begun.end {
             return Step::Ends(begun.short);
         }
-        // While the engine computes, reads take one core only.
+        // While the engine computes, one block is read at a time, which takes one core.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
-        let soon = blocks_of_turn(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
+        let soon = blocks_until_check(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
         let most = if self.pace.is_busy() {
             1
         } else {
-            (TURN_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE)
+            (POLL_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE)
         };
         let kv = self.pools.of(BlockKind::Kv);
         let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
@@ -136,7 +135,7 @@ impl Worker<'_> {
             return Step::Ends(Some(Short::Memory));
         }
         let end = at + blocks.len();
-        // Not at the first read, which shows whether more reads will follow.
+        // Not before the first read: its speed shows whether more reads will follow.
         if !begun.kv.is_empty() {
             self.read_ahead(fetch, begun, end);
         }
@@ -153,10 +152,10 @@ impl Worker<'_> {
         }
     }
 
-    /// Advises the kernel to read ahead, from the blocks that are read now.
-    fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, asked: usize) {
+    /// Advises the kernel to read ahead the blocks that are read now, up to `end`, and the blocks after them.
+    fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, end: usize) {
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
-        let until = asked.saturating_add((AHEAD_BYTES / block_bytes).max(1));
+        let until = end.saturating_add((AHEAD_BYTES / block_bytes).max(1));
         let until = until.min(begun.end);
         let from = begun.ahead.max(fetch.blocks.start + begun.kv.len());
         for place in fetch.path.get(from..until).unwrap_or_default() {
@@ -165,7 +164,7 @@ impl Worker<'_> {
         begun.ahead = begun.ahead.max(until);
     }
 
-    /// Decides how many blocks to fetch, and takes the window and state buffers that the last of them needs.
+    /// Decides how many blocks to fetch, and takes the window and state buffers that the last block needs.
     fn begin(&mut self, fetch: &Fetch) -> Result<Begun, Step> {
         let geometry = self.tier.geometry();
         let (needs, block_tokens) = (geometry.needs, geometry.block_tokens);
@@ -173,18 +172,18 @@ impl Worker<'_> {
         let start = fetch.blocks.start;
         let wanted = fetch.blocks.end.min(path.len());
         let index = self.tier.index();
-        let there = index.prefix(&path[..wanted]);
-        let room = self.room(BlockKind::Kv);
+        let stored = index.prefix(&path[..wanted]);
+        let available = self.available(BlockKind::Kv);
         let end_within = |blocks: usize| {
-            let end = there.min(start.saturating_add(blocks));
+            let end = stored.min(start.saturating_add(blocks));
             index.usable(path, end, &needs, block_tokens)
         };
-        let enough = (room.most / ROUND_SHARE)
+        let enough = (available.most / ROUND_SHARE)
             .max(1)
-            .min(there.saturating_sub(start));
-        let end = end_within(room.now);
-        if end <= start || room.now < enough {
-            if end_within(room.most) > start {
+            .min(stored.saturating_sub(start));
+        let end = end_within(available.now);
+        if end <= start || available.now < enough {
+            if end_within(available.most) > start {
                 return Err(Step::Waits);
             }
             let is_there = end_within(usize::MAX) > start;
@@ -215,12 +214,12 @@ impl Worker<'_> {
         })
     }
 
-    fn room(&self, kind: BlockKind) -> Room {
+    fn available(&self, kind: BlockKind) -> Available {
         let counts = self.pools.of(kind).map(|pool| pool.counts());
         let counts = counts.unwrap_or_default();
         let most = counts.total - (counts.total / SAVES_SHARE).max(1).min(counts.total);
         let used = counts.fetching + counts.ready;
-        Room {
+        Available {
             now: most.saturating_sub(used).min(counts.free),
             most,
         }
@@ -228,12 +227,12 @@ impl Worker<'_> {
 
     /// Takes `n` buffers, or no buffer.
     fn take_all(&self, kind: BlockKind, n: usize) -> Result<Vec<HostBlock>, Step> {
-        let room = self.room(kind);
-        if n > room.most {
+        let available = self.available(kind);
+        if n > available.most {
             return Err(Step::Ends(Some(Short::Memory)));
         }
-        // Checks first: a buffer that is taken and returned at once would wake this thread again.
-        if n > room.now {
+        // Checks the number first: a buffer that is taken and returned at once would wake this thread again.
+        if n > available.now {
             return Err(Step::Waits);
         }
         let pool = self.pools.of(kind);
@@ -252,7 +251,7 @@ impl Worker<'_> {
         short.map_or(Ok(()), Err)
     }
 
-    /// Reads consecutive records and notes the rate. Returns the number of records before a failure, and its reason.
+    /// Reads consecutive records and measures the rate. Returns the number of records before a failure, and the reason.
     fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -297,7 +296,7 @@ impl Worker<'_> {
                 }
             }
         };
-        self.say(answer);
+        self.send_answer(answer);
     }
 
     /// Reads the window and state records needed to resume after the last block, or after an earlier one that has them.
@@ -357,15 +356,15 @@ impl Worker<'_> {
 }
 
 /// Blocks to read before the deadline is checked again, from the rate so far: few on a slow disk.
-fn blocks_of_turn(done: usize, spent: Duration, timeout: Duration) -> usize {
-    let turn_s = timeout.as_secs_f64() / f64::from(JUDGED_AFTER);
+fn blocks_until_check(done: usize, spent: Duration, timeout: Duration) -> usize {
+    let turn_s = timeout.as_secs_f64() / f64::from(CHECKS_PER_TIMEOUT);
     (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
 }
 
-/// True if a fetch with `done` of `all` blocks will miss its deadline. The engine then computes the others sooner.
+/// True if a fetch with `done` of `all` blocks will miss its deadline: computing the other blocks is then faster.
 fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
     let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
-    done < all && spent * JUDGED_AFTER > timeout && all_s > timeout.as_secs_f64()
+    done < all && spent * CHECKS_PER_TIMEOUT > timeout && all_s > timeout.as_secs_f64()
 }
 
 #[cfg(test)]
@@ -391,7 +390,7 @@ mod tests {
     fn on_a_slow_disk_the_deadline_is_checked_after_each_block() {
         let turn = |done, spent_ms| {
             let [spent, timeout] = [spent_ms, 1280].map(Duration::from_millis);
-            blocks_of_turn(done, spent, timeout)
+            blocks_until_check(done, spent, timeout)
         };
         assert_eq!((turn(0, 0), turn(1, 150), turn(1, 300)), (0, 1, 0));
         assert!(turn(1, 5) > 30 && turn(4, 0) > 1000);

@@ -1,5 +1,5 @@
-//! The I/O thread of the KV store. It answers lookups from memory, and reads blocks before it writes others. It polls
-//! its requests between any two reads or parts of writes. While the engine computes, writes pause most of the time.
+//! The I/O thread of the KV store: answers lookups from memory, and reads and writes blocks; reads have priority. The
+//! thread polls its requests after each read and each part of a write. While the engine computes, writes mostly pause.
 
 mod fetches;
 
@@ -32,8 +32,8 @@ const MAX_FETCHES: usize = 256;
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Timeout for a folder's lock: somewhat longer than a store takes to stop.
-const LOCK_PATIENCE: Duration = Duration::from_secs(8);
-const LOCK_EVERY: Duration = Duration::from_millis(50);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(8);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Requests that are handled before reads and writes.
 pub(super) enum Urgent {
@@ -43,7 +43,7 @@ pub(super) enum Urgent {
     Cancel(Ticket),
 }
 
-pub(super) struct Doors {
+pub(super) struct Channels {
     pub urgent: Receiver<Urgent>,
     pub commits: Receiver<Commit>,
     pub buffers_freed: Receiver<()>,
@@ -52,22 +52,22 @@ pub(super) struct Doors {
     pub _running: Sender<()>,
 }
 
-pub(super) struct Beginning {
+pub(super) struct Startup {
     pub files: Box<dyn Files>,
     pub setup: TierSetup,
     pub identify: Identify,
     pub pools: BlockPools,
     pub shared: Arc<Shared>,
-    /// As [`StoreConfig::write_share`](crate::StoreConfig::write_share).
+    /// See [`StoreConfig::write_share`](crate::StoreConfig::write_share).
     pub write_share: f64,
 }
 
-pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError> {
-    beginning.setup.check()?;
+pub(super) fn start(startup: Startup, channels: Channels) -> Result<(), StoreError> {
+    startup.setup.check()?;
     let thread = std::thread::Builder::new().name("souffleur-store".to_owned());
     let spawned = thread.spawn(move || {
-        let shared = beginning.shared.clone();
-        let ended = catch_unwind(AssertUnwindSafe(|| serve(beginning, &doors)));
+        let shared = startup.shared.clone();
+        let ended = catch_unwind(AssertUnwindSafe(|| serve(startup, &channels)));
         shared.is_serving.store(false, Ordering::Release);
         let panicked = ended.is_err();
         let reason = match ended {
@@ -76,28 +76,28 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
             Err(_) => "the KV store thread panicked: please report this bug".to_owned(),
         };
         tracing::warn!(%reason, "KV store thread ended");
-        (doors.sink)(Answer::State(TierState::Off { reason, panicked }));
+        (channels.sink)(Answer::State(TierState::Off { reason, panicked }));
     });
     spawned.map(drop).map_err(StoreError::Thread)
 }
 
-fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
-    let Beginning {
+fn serve(startup: Startup, channels: &Channels) -> Result<(), String> {
+    let Startup {
         files,
         setup,
         identify,
         pools,
         shared,
         write_share,
-    } = beginning;
-    let say = |state| (doors.sink)(Answer::State(state));
-    say(TierState::Identifying);
+    } = startup;
+    let report = |state| (channels.sink)(Answer::State(state));
+    report(TierState::Identifying);
     let parts = identify(&shared.stop);
     if shared.stop.is_set() {
         return Ok(());
     }
     let parts = parts?;
-    say(TierState::Recovering);
+    report(TierState::Recovering);
     let Some(folder) = wait_for_folder(&*files, &setup, &parts, &shared)? else {
         return Ok(());
     };
@@ -110,15 +110,15 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
         scan = tier.scan(rest, HEADERS_AT_ONCE)?;
     }
     shared.is_serving.store(true, Ordering::Release);
-    say(TierState::Serving {
+    report(TierState::Serving {
         keys: tier.keys().clone(),
         records: tier.index().len(),
     });
     let mut worker = Worker {
         tier,
-        doors,
+        channels,
         pace: Pace::new(write_share, pools.beat().clone()),
-        rests_until: None,
+        paused_until: None,
         pools,
         shared,
         fetches: VecDeque::new(),
@@ -138,7 +138,7 @@ fn wait_for_folder(
     parts: &FingerprintParts,
     shared: &Shared,
 ) -> Result<Option<Folder>, String> {
-    let until = Instant::now() + LOCK_PATIENCE;
+    let until = Instant::now() + LOCK_TIMEOUT;
     while !shared.stop.is_set() {
         let opened = Folder::open(files, &setup.root, parts.clone(), &setup.geometry)?;
         if opened.is_some() {
@@ -151,14 +151,14 @@ fn wait_for_folder(
                 engine, or run it without a store"
             ));
         }
-        std::thread::sleep(LOCK_EVERY);
+        std::thread::sleep(LOCK_POLL_INTERVAL);
     }
     Ok(None)
 }
 
 struct Worker<'a> {
     tier: DiskTier,
-    doors: &'a Doors,
+    channels: &'a Channels,
     pools: BlockPools,
     shared: Arc<Shared>,
     /// In order of arrival; the first one is served.
@@ -166,7 +166,7 @@ struct Worker<'a> {
     writing: Option<OngoingWrite>,
     pace: Pace,
     /// Nothing is written before this time.
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
     cost: CostModel,
 }
 
@@ -179,8 +179,8 @@ struct OngoingWrite {
 impl Worker<'_> {
     fn run(&mut self) {
         while !self.shared.stop.is_set() {
-            while let Ok(urgent) = self.doors.urgent.try_recv() {
-                self.take(urgent);
+            while let Ok(urgent) = self.channels.urgent.try_recv() {
+                self.handle(urgent);
             }
             if !self.fetch_some() && !self.work_in_background() {
                 self.wait();
@@ -188,59 +188,59 @@ impl Worker<'_> {
         }
     }
 
-    /// Waits for work, or for the end of a rest.
+    /// Waits for work, or for the end of a pause.
     fn wait(&mut self) {
         let deadlines = self.fetches.iter().map(|running| running.deadline);
-        let moments = deadlines.chain(self.rests_until);
+        let moments = deadlines.chain(self.paused_until);
         let first = moments
             .min()
             .map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = first.unwrap_or(IDLE).min(IDLE);
-        let doors = self.doors;
+        let channels = self.channels;
         let none = crossbeam_channel::never();
-        let commits = match self.rests_until {
+        let commits = match self.paused_until {
             Some(_) => &none,
-            None => &doors.commits,
+            None => &channels.commits,
         };
         select! {
-            recv(doors.urgent) -> urgent => if let Ok(urgent) = urgent {
-                self.take(urgent);
+            recv(channels.urgent) -> urgent => if let Ok(urgent) = urgent {
+                self.handle(urgent);
             },
             recv(commits) -> commit => if let Ok(commit) = commit {
                 self.begin_write(commit);
             },
-            recv(doors.buffers_freed) -> _ => (),
-            default(timeout) => if timeout == IDLE && self.rests_until.is_none() {
+            recv(channels.buffers_freed) -> _ => (),
+            default(timeout) => if timeout == IDLE && self.paused_until.is_none() {
                 let watch = Stopwatch::start();
                 self.tier.sync();
-                self.rest(&watch);
+                self.pause_after(&watch);
             },
         }
     }
 
-    /// Does a piece of background work: writes a part of a block, or makes a buffer ahead of its use. False if there is
-    /// nothing to do, or while background work pauses.
+    /// Does a piece of background work: writes a part of a block, or allocates a buffer before it is needed. False if
+    /// there is nothing to do, or while background work pauses.
     fn work_in_background(&mut self) -> bool {
         let now = Instant::now();
-        self.rests_until = self.rests_until.filter(|until| now < *until);
-        if self.rests_until.is_some() {
+        self.paused_until = self.paused_until.filter(|until| now < *until);
+        if self.paused_until.is_some() {
             return false;
         }
         let watch = Stopwatch::start();
         let has_worked = self.write_some() || self.pools.make_ahead();
         if has_worked {
-            self.rest(&watch);
+            self.pause_after(&watch);
         }
         has_worked
     }
 
     /// Schedules a pause after work, if the engine computes.
-    fn rest(&mut self, watch: &Stopwatch) {
-        let rest = self.pace.rest_after(watch.spent());
-        self.rests_until = (!rest.is_zero()).then(|| Instant::now() + rest);
+    fn pause_after(&mut self, watch: &Stopwatch) {
+        let pause = self.pace.pause_after(watch.spent());
+        self.paused_until = (!pause.is_zero()).then(|| Instant::now() + pause);
     }
 
-    fn take(&mut self, urgent: Urgent) {
+    fn handle(&mut self, urgent: Urgent) {
         match urgent {
             Urgent::Find(find) => self.find(&find),
             Urgent::Fetch(fetch) => self.begin_fetch(fetch),
@@ -275,7 +275,7 @@ impl Worker<'_> {
         let blocks = index.usable(&path, path.len(), &needs, block_tokens);
         let is_next = |_: &BlockPlace| blocks == path.len();
         let miss = next.filter(is_next);
-        let miss = miss.and_then(|place| self.tier.gone.why(place.key));
+        let miss = miss.and_then(|place| self.tier.dropped.why(place.key));
         let n_new = blocks.saturating_sub(find.from);
         let n_windows = needs.window_blocks(blocks, block_tokens).len();
         let bytes = n_new as u64 * kv + n_windows as u64 * window + state;
@@ -284,7 +284,7 @@ impl Worker<'_> {
         if n_new > 0 && !pays {
             self.shared.counts.too_slow.add(1);
         }
-        self.say(Answer::Found {
+        self.send_answer(Answer::Found {
             seq: find.seq,
             path: path.into(),
             blocks,
@@ -296,7 +296,7 @@ impl Worker<'_> {
     /// Writes a part of the current or the next commit. False if there is no commit.
     fn write_some(&mut self) -> bool {
         if self.writing.is_none() {
-            let Ok(commit) = self.doors.commits.try_recv() else {
+            let Ok(commit) = self.channels.commits.try_recv() else {
                 return false;
             };
             self.begin_write(commit);
@@ -320,7 +320,7 @@ impl Worker<'_> {
                     writing,
                 });
             }
-            Err(outcome) => self.written(ticket, block, outcome),
+            Err(outcome) => self.finish_write(ticket, block, outcome),
         }
     }
 
@@ -337,7 +337,7 @@ impl Worker<'_> {
         };
         let done = self.tier.write_more(writing, (block, way), Instant::now());
         match done {
-            Some(outcome) => self.written(begun.ticket, begun.block, outcome),
+            Some(outcome) => self.finish_write(begun.ticket, begun.block, outcome),
             None => self.writing = Some(begun),
         }
     }
@@ -348,13 +348,13 @@ impl Worker<'_> {
         }
     }
 
-    fn written(&self, ticket: Ticket, block: HostBlock, outcome: Outcome) {
+    fn finish_write(&self, ticket: Ticket, block: HostBlock, outcome: Outcome) {
         // Frees the buffer before the answer is sent.
         drop(block);
-        self.committed(ticket, outcome);
+        self.answer_commit(ticket, outcome);
     }
 
-    fn committed(&self, ticket: Ticket, outcome: Outcome) {
+    fn answer_commit(&self, ticket: Ticket, outcome: Outcome) {
         let counts = &self.shared.counts;
         match outcome {
             Outcome::Written | Outcome::Ended => (),
@@ -363,31 +363,31 @@ impl Worker<'_> {
             Outcome::NoSpace => counts.no_space.add(1),
             Outcome::Failed => counts.failed_writes.add(1),
         }
-        self.say(Answer::Committed { ticket, outcome });
+        self.send_answer(Answer::Committed { ticket, outcome });
     }
 
     /// Answers all pending requests: cancels fetches, and writes commits until [`DRAIN_PATIENCE`] has passed.
     fn drain(&mut self) {
         let deadline = Instant::now() + DRAIN_PATIENCE;
         self.shared.is_serving.store(false, Ordering::Release);
-        while let Ok(urgent) = self.doors.urgent.try_recv() {
-            self.take(urgent);
+        while let Ok(urgent) = self.channels.urgent.try_recv() {
+            self.handle(urgent);
         }
         while let Some(running) = self.fetches.pop_front() {
             self.end(running, Some(Short::Cancelled));
         }
         self.write_rest();
-        while let Ok(commit) = self.doors.commits.try_recv() {
+        while let Ok(commit) = self.channels.commits.try_recv() {
             if Instant::now() < deadline {
                 self.begin_write(commit);
                 self.write_rest();
             } else {
-                self.committed(commit.ticket, Outcome::Ended)
+                self.answer_commit(commit.ticket, Outcome::Ended)
             }
         }
     }
 
-    fn say(&self, answer: Answer) {
-        (self.doors.sink)(answer);
+    fn send_answer(&self, answer: Answer) {
+        (self.channels.sink)(answer);
     }
 }

@@ -13,19 +13,19 @@ fn pools(bytes: usize, host_bytes: u64) -> BlockPools {
         ..geometry(false, 0)
     };
     let (freed, _) = crossbeam_channel::bounded(1);
-    BlockPools::new(&geometry, host_bytes, &freed).expect("they fit")
+    BlockPools::new(&geometry, host_bytes, &freed).expect("the buffers fit")
 }
 
 fn pool(bytes: usize, host_bytes: u64) -> BlockPool {
     let pools = pools(bytes, host_bytes);
-    pools.of(BlockKind::Kv).expect("there is the kind").clone()
+    pools.of(BlockKind::Kv).expect("the pool exists").clone()
 }
 
 #[test]
 fn buffers_share_no_page() {
     for bytes in [1, 1000, 4096, 4097, 3 * 4096] {
         let pool = pool(bytes, 1 << 20);
-        let take = |_| pool.take(BlockUse::Saving).expect("one is free");
+        let take = |_| pool.take(BlockUse::Saving).expect("a buffer is free");
         let mut blocks: Vec<HostBlock> = (0..9).map(take).collect();
         let mut ranges = Vec::new();
         for block in &mut blocks {
@@ -94,7 +94,7 @@ fn large_buffers_are_made_before_they_are_needed() {
 fn a_failed_allocation_gives_no_buffer() {
     // More than the address space.
     let pools = pools(1 << 60, 1 << 62);
-    let pool = pools.of(BlockKind::Kv).expect("there is the kind");
+    let pool = pools.of(BlockKind::Kv).expect("the pool exists");
     assert!(pool.take(BlockUse::Saving).is_none());
     assert!(!pools.make_ahead());
     let counts = pool.counts();

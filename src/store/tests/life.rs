@@ -24,7 +24,7 @@ fn requests_are_refused_before_the_fingerprint_is_known() {
     assert_eq!(world.counts(BlockKind::Kv).free, 4);
     known
         .send(Err("the weights are gone".to_owned()))
-        .expect("it waits");
+        .expect("the store thread waits");
     match world.answer() {
         Answer::State(TierState::Off { reason, .. }) => assert_eq!(reason, "the weights are gone"),
         other => panic!("{other:?}"),
@@ -44,7 +44,7 @@ fn a_stop_interrupts_the_identification() {
         }
         Err("stopped".to_owned())
     }));
-    identifying.recv_timeout(PATIENCE).expect("it begins");
+    identifying.recv_timeout(TIMEOUT).expect("identify begins");
     assert!(world.store.take().is_some_and(Store::shut_down));
 }
 
@@ -62,10 +62,10 @@ fn a_stopping_store_answers_everything() {
             place: *place,
             block,
         };
-        world.store().commit(commit).expect("there is room");
+        world.store().commit(commit).expect("the queue has space");
         tickets.insert(ticket);
     }
-    let store = world.store.take().expect("it runs");
+    let store = world.store.take().expect("the store runs");
     let pools = store.pools().clone();
     assert!(store.shut_down());
     while let Ok(answer) = world.answers.try_recv() {
@@ -99,7 +99,7 @@ fn bounds_too_small_for_a_block_are_errors() {
         let identify: Identify = Box::new(|_| Err("not asked".to_owned()));
         let sink: Sink = Box::new(|_| ());
         let started = Store::start_on(files, config, geometry(true, 0), identify, sink);
-        started.err().expect("it does not fit").to_string()
+        started.err().expect("the block does not fit").to_string()
     };
     // Two buffers of each kind, of a page each.
     let few = start(4 * PAGE_BYTES - 1, 1 << 30);

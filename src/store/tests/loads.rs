@@ -15,7 +15,7 @@ fn blocks_are_loaded_after_a_restart() {
     assert_eq!((&*found, blocks, worth), (&path[..], 5, 5));
     assert_eq!(world.find(1, 9, None).1, 0);
     let (loaded, short) = world.fetch(&path, 2);
-    let loaded = loaded.expect("it is there");
+    let loaded = loaded.expect("some blocks");
     assert_eq!((loaded.blocks.clone(), short), (2..5, None));
     assert_eq!(world.counts(BlockKind::Kv).ready, 3);
     drop(loaded);
@@ -43,19 +43,19 @@ fn a_long_prefix_is_loaded_in_rounds_and_saves_keep_their_share() {
         world.save(*place, BlockKind::Kv);
     }
     let (first, short) = world.fetch(&path, 0);
-    let first = first.expect("it is there");
+    let first = first.expect("some blocks");
     assert_eq!((first.blocks.clone(), short), (0..6, Some(Short::Memory)));
-    // The next round waits for buffers; saves have theirs.
-    let second = world.ask(&path, 6, PATIENCE);
+    // The second fetch waits for buffers; the buffers for saves are still free.
+    let second = world.request(&path, 6, TIMEOUT);
     let other = world.path(1, 1)[0];
     assert_eq!(world.save(other, BlockKind::Kv), Outcome::Written);
     drop(first);
-    let (ticket, loaded, _) = world.fetched(&path);
+    let (ticket, loaded, _) = world.wait_for_fetch(&path);
     assert_eq!(ticket, second);
     // The second fetch began with the buffers that were returned by then.
-    let mut end = loaded.expect("it is there").blocks.end;
+    let mut end = loaded.expect("some blocks").blocks.end;
     while end < 9 {
-        let next = world.fetch(&path, end).0.expect("it is there");
+        let next = world.fetch(&path, end).0.expect("some blocks");
         assert_eq!(next.blocks.start, end);
         end = next.blocks.end;
     }
@@ -68,13 +68,13 @@ fn a_fetch_ends_by_its_deadline_or_when_it_is_cancelled() {
     for place in &path {
         world.save(*place, BlockKind::Kv);
     }
-    world.ask(&path, 0, Duration::ZERO);
-    let (_, late, _) = world.fetched(&path);
+    world.request(&path, 0, Duration::ZERO);
+    let (_, late, _) = world.wait_for_fetch(&path);
     assert_eq!(late.err(), Some(Short::Deadline));
-    let held = world.fetch(&path, 0).0.expect("it is there");
-    let waiting = world.ask(&path, 0, PATIENCE);
-    world.store().cancel(waiting).expect("there is room");
-    let (ticket, late, _) = world.fetched(&path);
+    let held = world.fetch(&path, 0).0.expect("some blocks");
+    let waiting = world.request(&path, 0, TIMEOUT);
+    world.store().cancel(waiting).expect("the queue has space");
+    let (ticket, late, _) = world.wait_for_fetch(&path);
     assert_eq!((ticket, late.err()), (waiting, Some(Short::Cancelled)));
     drop(held);
     let gone = world.path(3, 2);
@@ -97,7 +97,7 @@ fn a_damaged_block_cuts_a_fetch_short() {
         .change(&segment, |bytes| bytes[2 * 8192 + 4096 + 5] ^= 1);
     let (loaded, short) = world.fetch(&path, 0);
     assert_eq!(short, Some(Short::Damaged));
-    assert_eq!(loaded.expect("the first two are intact").blocks, 0..2);
+    assert_eq!(loaded.expect("two blocks are intact").blocks, 0..2);
     assert_eq!(world.find(0, 4, None).1, 2);
     assert_eq!(world.missed.get(), Some(StoredMiss::Damaged));
     assert_eq!(world.store().stats().damaged, 1);
@@ -122,14 +122,14 @@ fn sequences_resume_only_after_blocks_with_a_state() {
     let (found, blocks, worth) = world.find(0, 6, None);
     assert_eq!((found.len(), blocks, worth), (6, 5, 5));
     let (loaded, short) = world.fetch(&found[..blocks], 0);
-    assert_eq!((loaded.expect("it is there").blocks, short), (0..5, None));
+    assert_eq!((loaded.expect("some blocks").blocks, short), (0..5, None));
     // The last state is damaged: the fetch ends at the state before it.
     let segment = world.files.path("seg-state");
     world
         .files
         .change(&segment, |bytes| bytes[8192 + 4096] ^= 1);
     let (loaded, short) = world.fetch(&found[..blocks], 0);
-    let loaded = loaded.expect("there is a state before");
+    let loaded = loaded.expect("an earlier block has a state");
     assert_eq!((loaded.blocks.clone(), short), (0..2, Some(Short::Damaged)));
     drop(loaded);
     assert_eq!(
@@ -143,7 +143,7 @@ fn sequences_resume_only_after_blocks_with_a_state() {
 }
 
 #[test]
-fn windows_are_loaded_of_the_last_blocks_only() {
+fn only_the_last_blocks_windows_are_loaded() {
     let mut world = World::new(geometry(false, 6), 32 * PAGE_BYTES);
     let path = world.path(0, 5);
     for place in &path {
@@ -152,14 +152,14 @@ fn windows_are_loaded_of_the_last_blocks_only() {
     for block in [1, 2, 3] {
         world.save(path[block], BlockKind::Window);
     }
-    // After four blocks of 4 tokens, the window covers 5 more tokens: those of the last two blocks.
+    // The window of the next token covers the 5 tokens before it, which are in the last two of four blocks.
     assert_eq!(world.find(0, 5, None).1, 4);
     let (loaded, _) = world.fetch(&path[..4], 0);
-    let loaded = loaded.expect("it is there");
+    let loaded = loaded.expect("some blocks");
     assert_eq!((loaded.kv.len(), loaded.window.len()), (4, 2));
     drop(loaded);
     let (loaded, _) = world.fetch(&path[..4], 3);
-    assert_eq!(loaded.expect("it is there").window.len(), 1);
+    assert_eq!(loaded.expect("some blocks").window.len(), 1);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn the_kernel_is_advised_of_coming_reads_and_of_written_records() {
     for place in &path {
         world.save(*place, BlockKind::Kv);
     }
-    let loaded = world.fetch(&path, 0).0.expect("it is there");
+    let loaded = world.fetch(&path, 0).0.expect("some blocks");
     assert_eq!(loaded.blocks, 0..3);
     world.restart();
     let advised_of = |wanted: Advice| {

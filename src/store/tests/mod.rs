@@ -22,7 +22,7 @@ const STATE_BYTES: usize = 600;
 /// Memory that a buffer of each kind takes, in bytes.
 const PAGE_BYTES: u64 = 4096;
 /// Longer than any test takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn geometry(state: bool, window_tokens: usize) -> Geometry {
     let plane = |bytes| -> Arc<[Plane]> {
@@ -98,7 +98,7 @@ impl World {
         let sink: Sink = Box::new(move |answer| drop(sink.send(answer)));
         let files = Box::new(self.files.clone());
         let store = Store::start_on(files, config, self.geometry.clone(), identify, sink);
-        self.store = Some(store.expect("it fits"));
+        self.store = Some(store.expect("the store starts"));
         self.answers = answers;
     }
 
@@ -118,28 +118,28 @@ impl World {
     }
 
     fn restart(&mut self) {
-        let store = self.store.take().expect("it runs");
+        let store = self.store.take().expect("the store runs");
         assert!(store.shut_down());
         self.start();
     }
 
     fn store(&self) -> &Store {
-        self.store.as_ref().expect("it runs")
+        self.store.as_ref().expect("the store runs")
     }
 
     fn answer(&self) -> Answer {
-        let answer = self.answers.recv_timeout(PATIENCE);
-        answer.expect("an answer comes")
+        let answer = self.answers.recv_timeout(TIMEOUT);
+        answer.expect("the store answers")
     }
 
     fn path(&self, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
-        let keys = self.keys.as_ref().expect("it serves");
+        let keys = self.keys.as_ref().expect("the store serves");
         keys.path(&Namespace::default(), &tokens(prompt, blocks))
     }
 
     fn take(&self, kind: BlockKind) -> HostBlock {
-        let pool = self.store().pools().of(kind).expect("there is the kind");
-        pool.take(BlockUse::Saving).expect("one is free")
+        let pool = self.store().pools().of(kind).expect("the pool exists");
+        pool.take(BlockUse::Saving).expect("a buffer is free")
     }
 
     fn save(&mut self, place: BlockPlace, kind: BlockKind) -> Outcome {
@@ -152,7 +152,7 @@ impl World {
             place,
             block,
         };
-        self.store().commit(commit).expect("there is room");
+        self.store().commit(commit).expect("the queue has space");
         match self.answer() {
             Answer::Committed {
                 ticket: answered,
@@ -178,7 +178,7 @@ impl World {
             from: 0,
             prefill_tokens_per_s: rate,
         };
-        self.store().find(find).expect("there is room");
+        self.store().find(find).expect("the queue has space");
         match self.answer() {
             Answer::Found {
                 seq,
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, path: &[BlockPlace], from: usize, timeout: Duration) -> Ticket {
+    fn request(&mut self, path: &[BlockPlace], from: usize, timeout: Duration) -> Ticket {
         self.next += 1;
         let fetch = Fetch {
             seq: SeqId::new(7),
@@ -204,12 +204,15 @@ impl World {
             blocks: from..path.len(),
             timeout,
         };
-        self.store().fetch(fetch).expect("there is room");
+        self.store().fetch(fetch).expect("the queue has space");
         Ticket::new(self.next)
     }
 
     /// Waits for the answer to a fetch, and checks that its bytes are the saved ones.
-    fn fetched(&self, path: &[BlockPlace]) -> (Ticket, Result<Loaded, Short>, Option<Short>) {
+    fn wait_for_fetch(
+        &self,
+        path: &[BlockPlace],
+    ) -> (Ticket, Result<Loaded, Short>, Option<Short>) {
         match self.answer() {
             Answer::Fetched {
                 ticket,
@@ -230,14 +233,14 @@ impl World {
         path: &[BlockPlace],
         from: usize,
     ) -> (Result<Loaded, Short>, Option<Short>) {
-        let asked = self.ask(path, from, PATIENCE);
-        let (ticket, loaded, short) = self.fetched(path);
+        let asked = self.request(path, from, TIMEOUT);
+        let (ticket, loaded, short) = self.wait_for_fetch(path);
         assert_eq!(ticket, asked);
         (loaded, short)
     }
 
     fn counts(&self, kind: BlockKind) -> BlockCounts {
-        let pool = self.store().pools().of(kind).expect("there is the kind");
+        let pool = self.store().pools().of(kind).expect("the pool exists");
         let counts = pool.counts();
         let used = counts.saving + counts.fetching + counts.ready;
         assert_eq!(counts.free + used, counts.total, "{counts:?}");

@@ -1,8 +1,8 @@
 //! The disk tier of the KV store: keeps record files, index and log consistent.
 
+mod eviction;
 mod reading;
 mod recovery;
-mod room;
 #[cfg(test)]
 mod tests;
 mod writing;
@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::dropped::DroppedBlocks;
 use crate::files::Files;
 use crate::folder::Folder;
-use crate::gone::Gone;
 use crate::log::{IndexLog, LogEntry};
 use crate::record::RecordSize;
 use crate::segments::Segments;
@@ -27,10 +27,10 @@ pub(crate) use writing::Writing;
 
 /// Bytes written between two syncs.
 const SYNC_BYTES: u64 = 64 << 20;
-/// How long writes pause after a failed one.
+/// How long writes pause after a failed write.
 const PAUSE: Duration = Duration::from_secs(60);
 /// The shortest time between two warnings of damage.
-const LOG_EVERY: Duration = Duration::from_secs(60);
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub(super) struct TierSetup {
@@ -41,7 +41,7 @@ pub(super) struct TierSetup {
 }
 
 impl TierSetup {
-    /// Checks that there are blocks, and at least one record of each kind fits.
+    /// Checks that the model has KV blocks, and that one record of each kind fits on the disk.
     pub fn check(&self) -> Result<(), StoreError> {
         if self.geometry.payload_bytes(BlockKind::Kv) == 0 {
             return Err(StoreError::NoBlocks);
@@ -77,7 +77,7 @@ pub(super) struct DiskTier {
     /// Writes are refused before this time.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
-    pub(crate) gone: Gone,
+    pub(crate) dropped: DroppedBlocks,
     shared: Arc<Shared>,
 }
 
@@ -119,7 +119,7 @@ impl DiskTier {
             unsynced_bytes: 0,
             paused_until: None,
             logged_at: None,
-            gone: Gone::default(),
+            dropped: DroppedBlocks::default(),
             shared,
         })
     }
@@ -173,22 +173,22 @@ impl DiskTier {
     }
 
     fn forget(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
-        let gone = self.index.remove(key, kind)?;
-        self.segments[kind.index()].free(gone.location);
+        let removed = self.index.remove(key, kind)?;
+        self.segments[kind.index()].free(removed.location);
         let entry = LogEntry::Drop(key, kind);
         self.log.append(&*self.files, &entry);
-        self.show();
-        Some(gone)
+        self.update_counts();
+        Some(removed)
     }
 
     /// Records why the keys and values of a block were dropped.
-    fn note_gone(&mut self, key: BlockKey, kind: BlockKind, why: StoredMiss) {
+    fn record_drop(&mut self, key: BlockKey, kind: BlockKind, why: StoredMiss) {
         if kind == BlockKind::Kv {
-            self.gone.note(key, why);
+            self.dropped.record(key, why);
         }
     }
 
-    fn note_put(&mut self, key: BlockKey, kind: BlockKind) {
+    fn log_put(&mut self, key: BlockKey, kind: BlockKind) {
         if let Some(stored) = self.index.get(key, kind) {
             self.log.append(&*self.files, &LogEntry::Put(stored));
         }
@@ -205,7 +205,7 @@ impl DiskTier {
     }
 
     fn warn_of_damage(&mut self, place: &BlockPlace, error: Option<io::Error>, now: Instant) {
-        let logged = self.logged_at.is_some_and(|at| now < at + LOG_EVERY);
+        let logged = self.logged_at.is_some_and(|at| now < at + WARNING_INTERVAL);
         if logged {
             return;
         }
@@ -215,7 +215,7 @@ impl DiskTier {
         tracing::warn!(?key, %error, "failed to read a KV store record: recomputing its tokens");
     }
 
-    fn show(&self) {
+    fn update_counts(&self) {
         let counts: &Counts = &self.shared.counts;
         counts.records.set(self.index.len() as u64);
         counts.disk_bytes.set(self.bytes());

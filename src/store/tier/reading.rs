@@ -37,13 +37,13 @@ impl DiskTier {
                     let bytes = block.bytes().len() as u64;
                     self.shared.counts.read_bytes.add(bytes);
                 }
-                // The system started no thread; the record may be intact.
+                // No thread could be started; the record may be intact.
                 None => return (n_good, Some(Short::Memory)),
                 Some(found) => {
                     self.shared.counts.damaged.add(1);
                     self.warn_of_damage(place, found.err(), now);
                     self.forget(place.key, block.kind());
-                    self.note_gone(place.key, block.kind(), StoredMiss::Damaged);
+                    self.record_drop(place.key, block.kind(), StoredMiss::Damaged);
                     return (n_good, Some(Short::Damaged));
                 }
             }
@@ -83,8 +83,9 @@ impl DiskTier {
             let reader = self.segments[kind.index()].reader(&*self.files, slot);
             jobs.push((reader, place, block));
         }
-        let print = &self.folder.fingerprint;
-        let read = |(reader, place, block): Job<'_>| read_record(&reader?, print, place, block);
+        let fingerprint = &self.folder.fingerprint;
+        let read =
+            |(reader, place, block): Job<'_>| read_record(&reader?, fingerprint, place, block);
         let is_large = |(_, _, block): &Job<'_>| block.bytes().len() >= MIN_SHARED_BYTES;
         if jobs.len() <= 1 || !jobs.iter().all(is_large) {
             return jobs.into_iter().map(|job| Some(read(job))).collect();
@@ -112,13 +113,13 @@ type Job<'a> = (io::Result<SlotReader>, &'a BlockPlace, &'a mut HostBlock);
 /// Reads and checks a record. False if the slot holds another record, or a damaged one.
 fn read_record(
     reader: &SlotReader,
-    print: &Fingerprint,
+    fingerprint: &Fingerprint,
     place: &BlockPlace,
     block: &mut HostBlock,
 ) -> io::Result<bool> {
     let kind = block.kind();
     let header = reader.header()?;
-    let name = record::read_header(&header, reader.size(), print, kind, block.planes());
+    let name = record::read_header(&header, reader.size(), fingerprint, kind, block.planes());
     let expected = RecordName {
         place: *place,
         kind,

@@ -1,4 +1,4 @@
-//! Rebuilds the disk tier's index at a start: from the log, or by a scan of the headers of all slots.
+//! Rebuilds the disk tier's index at startup: from the log, or by a scan of the headers of all slots.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl DiskTier {
             found.map(move |slot| (kind, slot))
         };
         let mut slots: Vec<(BlockKind, u64)> = BlockKind::ALL.into_iter().flat_map(of).collect();
-        // `scan` pops from the end.
+        // `scan` pops slots from the end.
         slots.reverse();
         Ok(Some(Scan {
             slots,
@@ -55,8 +55,8 @@ impl DiskTier {
         let segments = &mut self.segments[kind.index()];
         let header = segments.read_header(&*self.files, slot).ok()?;
         let planes = self.setup.geometry.planes(kind);
-        let print = &self.folder.fingerprint;
-        let name = record::read_header(&header, segments.size(), print, kind, planes)?;
+        let fingerprint = &self.folder.fingerprint;
+        let name = record::read_header(&header, segments.size(), fingerprint, kind, planes)?;
         Some(StoredBlock {
             place: name.place,
             kind,
@@ -75,16 +75,16 @@ impl DiskTier {
             let live = self.index.iter().filter(|record| record.kind == kind);
             let live: BTreeSet<u64> = live.map(|record| record.location).collect();
             let settled = self.segments[kind.index()].settle(&*self.files, &live);
-            settled.map_err(|error| self.sentence(&error))?;
+            settled.map_err(|error| self.read_error(&error))?;
         }
-        self.remove_useless_others();
-        self.scan_others();
+        self.remove_unusable_folders();
+        self.scan_other_folders();
         self.shrink();
         if self.bytes() > self.limit() {
-            self.remove_all().map_err(|error| self.sentence(&error))?;
+            self.remove_all().map_err(|error| self.read_error(&error))?;
         }
         self.rewrite_log();
-        self.show();
+        self.update_counts();
         Ok(())
     }
 
@@ -94,8 +94,8 @@ impl DiskTier {
         records.sort_by_key(|record| (record.used, record.place.block, record.location));
         let files = &*self.files;
         let path = self.folder.log();
-        let print = &self.folder.fingerprint;
-        match IndexLog::create(files, &path, print, records.into_iter()) {
+        let fingerprint = &self.folder.fingerprint;
+        match IndexLog::create(files, &path, fingerprint, records.into_iter()) {
             Ok(log) => self.log = log,
             Err(error) => {
                 tracing::debug!(%error, "failed to write the KV store's index log");
@@ -107,12 +107,12 @@ impl DiskTier {
 
     /// Rewrites the log if many of its entries are stale.
     pub(super) fn rewrite_log_if_due(&mut self) {
-        if self.log.is_due(self.index.len()) {
+        if self.log.needs_rewrite(self.index.len()) {
             self.rewrite_log();
         }
     }
 
-    fn sentence(&self, error: &std::io::Error) -> String {
+    fn read_error(&self, error: &std::io::Error) -> String {
         let shown = self.folder.path.display();
         format!("failed to read the KV store {shown}: {error}")
     }

@@ -7,9 +7,9 @@ use crate::segments::Way;
 use crate::{HostBlock, Outcome, record};
 use souffleur_state::tiers::{BlockKind, BlockPlace, Stored};
 
-/// The least bytes of a part, which ends with a plane: small enough to stay in the CPU cache between checksum and copy.
+/// Least bytes of a part, which has whole planes: small enough to stay in the CPU cache between checksum and copy.
 const PART_BYTES: usize = 256 << 10;
-/// The least bytes of a part in direct writes, which copy nothing: a disk is faster with few long writes.
+/// Least bytes of a part in direct writes, which need no CPU cache: a disk is faster with few long writes.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Writing {
@@ -44,7 +44,7 @@ impl DiskTier {
         if self.paused_until.is_some_and(|until| now < until) {
             return Err(Outcome::NoSpace);
         }
-        let slot = self.make_room(place, kind).ok_or(Outcome::NoSpace)?;
+        let slot = self.take_slot(place, kind).ok_or(Outcome::NoSpace)?;
         Ok(Writing {
             place: *place,
             kind,
@@ -138,7 +138,7 @@ impl DiskTier {
             segments.free(*slot);
             return outcome;
         }
-        self.note_put(place.key, *kind);
+        self.log_put(place.key, *kind);
         self.unsynced_bytes += bytes;
         self.written_since_scan += bytes;
         let counts = &self.shared.counts;
@@ -148,7 +148,7 @@ impl DiskTier {
             self.sync();
         }
         self.rewrite_log_if_due();
-        self.show();
+        self.update_counts();
         Outcome::Written
     }
 }

@@ -33,7 +33,7 @@ impl Load {
     }
 }
 
-/// The loads of a round, with prompts clipped to the model's longest.
+/// The loads of a round, with prompts cut to the longest that the model allows.
 pub fn loads(args: &OfflineArgs, model: &ModelInfo) -> Vec<Load> {
     let load = |streams, prompt_tokens: u32, output_tokens| Load {
         streams,
@@ -59,7 +59,7 @@ pub fn first(tokens: &[u32]) -> u32 {
     tokens.first().copied().unwrap_or(1)
 }
 
-/// The longest prompt that leaves room for `output_tokens`; at least one token.
+/// The longest prompt after which `output_tokens` fit in the context and the KV pool; at least one token.
 pub fn longest_prompt(model: &ModelInfo, output_tokens: u32) -> u32 {
     let pool = model.max_total_tokens.saturating_sub(2 * model.page_size);
     let tokens = model.context_length.min(pool);

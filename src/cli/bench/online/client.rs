@@ -171,7 +171,7 @@ mod tests {
             "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\n",
             "data: [DONE]\n\n",
         ];
-        let answer = read_all(&parts).await.expect("it is complete");
+        let answer = read_all(&parts).await.expect("the stream is complete");
         assert_eq!(answer.chunks.len(), 2);
         assert!(answer.chunks.is_sorted());
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
             (&["data: nonsense\n\n"], "nonsense"),
             (&["data: [DONE]\n\n"], "without a token"),
         ] {
-            let error = read_all(parts).await.expect_err("it is not complete");
+            let error = read_all(parts).await.expect_err("the stream is incomplete");
             assert!(error.contains(reason), "{error}");
         }
         let broken = vec![Ok(token.as_bytes()), Err("reset by peer".to_owned())];

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_follow_each_other_at_the_rate() {
+    fn arrivals_have_the_requested_rate() {
         let sent = sent("--num-prompts 2000 --random-input-len 1 --request-rate 100");
         assert_eq!(sent[0].at, Duration::ZERO);
         assert!(sent.is_sorted_by_key(|arrival| arrival.at));

@@ -1,4 +1,4 @@
-//! The store's buffers that copies on a stream still use.
+//! Holds buffers of the KV store until the copies on a stream that use them have ended.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Held {
         self.buffers.push(buffer);
     }
 
-    /// Gives the buffers back; the caller knows that the copies have ended.
+    /// Returns the buffers. Their copies must have ended.
     pub(super) fn release(mut self) -> Vec<Box<dyn HostBuffer>> {
         std::mem::take(&mut self.buffers)
     }
@@ -38,7 +38,7 @@ impl Drop for Held {
         if self.buffers.is_empty() || self.stream.synchronize().is_ok() {
             return;
         }
-        // The context is lost and its copies may still run: the memory is leaked instead of reused.
+        // The context is lost and copies may still run: the memory is leaked instead of reused.
         for buffer in self.buffers.drain(..) {
             buffer.abandon();
         }

@@ -1,4 +1,4 @@
-//! Orders a step's block copies among its launches.
+//! Begins and ends the block copies of a step, in order with its kernel launches.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use souffleur_kernels::cuda::driver::{DriverError, Stream};
 use souffleur_state::step::{StepPlan, TableDelta};
 
 impl CudaExecutor {
-    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
+    /// Connects the executor to a KV store with blocks of `block_tokens` tokens.
     ///
     /// # Errors
     /// Blocks are not whole pages, the kernel cannot copy the model's heads, or the device lacks memory for staging.
@@ -30,8 +30,8 @@ impl CudaExecutor {
         Ok(self)
     }
 
-    /// Begins the saves of a step before its own work is launched, and makes that work wait for all saves of pages that
-    /// the step gets.
+    /// Begins a step's saves before its kernels are launched. The kernels wait for all saves of pages that the step is
+    /// granted.
     pub(in crate::cuda) fn save_blocks(
         &mut self,
         plan: &StepPlan,
@@ -69,13 +69,13 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Hands a step's saved blocks to the store and returns the loaded ones, after all of its other work has ended.
+    /// Gives a step's saved blocks and loaded buffers to the store, after all other work of the step has ended.
     pub(in crate::cuda) fn end_blocks(&mut self, step: StepBlocks) -> Result<(), DriverError> {
         let Some(blocks) = &mut self.blocks else {
             return Ok(());
         };
         if let Some(loads) = step.loads {
-            // The scatters run after the copies, and the step's results come after the scatters.
+            // The copies have ended: the step's results, which were read, come after scatters and copies.
             drop(loads.release());
         }
         let Some(saves) = step.saves else {
@@ -83,15 +83,15 @@ impl CudaExecutor {
         };
         saves.copied.synchronize()?;
         for (buffer, ticket) in saves.buffers.release().into_iter().zip(saves.tickets) {
-            // A store that has ended keeps nothing.
+            // A store that has shut down keeps no block.
             let _ = buffer.keep(ticket);
         }
-        blocks.copied.push(saves.copied);
+        blocks.spare_events.push(saves.copied);
         Ok(())
     }
 }
 
-/// Makes a step's work wait for the saves, its own and earlier ones, of pages that the step gets and may write to.
+/// Makes a step's kernels wait for saves, by this step or earlier ones, of pages that the step is granted.
 fn wait_for_saves(
     plan: &StepPlan,
     under_way: &VecDeque<DeviceStep>,

@@ -1,4 +1,4 @@
-//! Sampling state of rows: parameters, counts, biases and bans on the device, and their allocation by the host.
+//! Keeps the sampling state of rows on the device: parameters, token counts, biases and banned tokens.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ struct Held {
     count_slot: Option<u32>,
     _biases: Option<Part>,
     _bans: Option<Part>,
-    /// The tokens that end the row's output, if they are banned while it is too short.
+    /// The tokens that end the row's output, if they are banned until it has `min_new_tokens`.
     ends: Vec<u32>,
 }
 
@@ -74,7 +74,7 @@ impl RowSamplers {
         })
     }
 
-    /// The tokens that a row does not sample before its output is long enough.
+    /// The tokens that a row does not sample before its output has `min_new_tokens`.
     pub(super) fn bans(&self, row: RowId) -> &[u32] {
         &self.held[row.index()].ends
     }
@@ -83,7 +83,7 @@ impl RowSamplers {
         self.states.ptr()
     }
 
-    /// The parameters of a launch that depend on the rows alone.
+    /// The parameters of a launch that do not depend on the step.
     pub(super) fn sample_params(&self) -> SampleParams {
         SampleParams {
             samplers: self.samplers.ptr(),
@@ -96,7 +96,7 @@ impl RowSamplers {
         }
     }
 
-    /// Allocates counts for the tokens of rows that start. Returns whether the counts have moved.
+    /// Reserves token counts for starting rows that have penalties. Returns whether the counts' address has changed.
     pub(super) fn reserve_counts(
         &mut self,
         starts: &[RowStart],
@@ -122,7 +122,7 @@ impl RowSamplers {
         Ok(true)
     }
 
-    /// Writes the lists of rows that start; [`Self::reserve_counts`] was called with them.
+    /// Writes the lists of rows that start. [`Self::reserve_counts`] must have been called for these rows.
     pub(super) fn lay_out(
         &mut self,
         starts: &[RowStart],
@@ -174,9 +174,9 @@ impl RowSamplers {
         let params = &*start.sampling;
         let biases = sorted_biases(params);
         let bans = params.banned_ends(&self.eos_ids, self.vocab_size);
-        let biases = self.keep(bytemuck::cast_slice(&biases), lists, copies)?;
+        let biases = self.allocate(bytemuck::cast_slice(&biases), lists, copies)?;
         let ends = bans;
-        let bans = self.keep(&ends, lists, copies)?;
+        let bans = self.allocate(&ends, lists, copies)?;
         let count_slot = params.has_penalty().then(|| {
             let slot = self.free_slots.pop();
             slot.expect("slots must be reserved for all rows that start")
@@ -215,8 +215,9 @@ impl RowSamplers {
         Ok(sampler)
     }
 
-    /// Finds space for a list on the device, and its number of words; `None` for an empty one.
-    fn keep(
+    /// Allocates device memory for a list, and adds the list to the uploads. Returns memory and number of words; `None`
+    /// for an empty list.
+    fn allocate(
         &mut self,
         list: &[u32],
         lists: &mut ListBuffer,
@@ -236,7 +237,7 @@ impl RowSamplers {
         Ok(Some((part, list.len())))
     }
 
-    /// Starts rows on the device. `copy` copies words that were uploaded.
+    /// Starts rows on the device. `copy` copies a range of uploaded words to an index of a buffer.
     pub(super) fn start(
         &self,
         lists: &StartLists,
@@ -255,8 +256,8 @@ impl RowSamplers {
             n_begins: lists.begins.len() as u32,
             reserved: 0,
         };
-        // SAFETY: rows and slots are in bounds of their arrays, which live as long as this and are used on this stream
-        // only; the uploaded lists have the lengths given.
+        // SAFETY: rows and slots are in bounds of their arrays, which live as long as `self` and are used on this
+        // stream only; the uploaded lists have the lengths given.
         unsafe { kernels.begin_rows(stream, &params) }?;
         if lists.runs.len() == 0 {
             return Ok(());

@@ -81,7 +81,7 @@ impl Gpu {
     fn new() -> Self {
         souffleur_cusim::load();
         let device = Device::open(0).unwrap();
-        // SAFETY: to the emulated driver this text is an image that has every kernel.
+        // SAFETY: the emulated driver accepts this text as an image with every kernel.
         let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
         Self {
             compute: device.stream(Priority::High).unwrap(),
@@ -141,7 +141,7 @@ impl Gpu {
             n_chunks: shape.n_chunks,
             ..self.samplers.sample_params()
         };
-        // SAFETY: everything named was just allocated in the sizes that the shape says, and is read below.
+        // SAFETY: all buffers were just allocated in the sizes of `shape`, and live until the results are read.
         unsafe { self.kernels.sample(&self.compute, &params) }.unwrap();
         self.compute.read(&out, 0..rows.len()).unwrap()
     }
@@ -213,7 +213,7 @@ fn device_and_host_sample_the_same_tokens() {
                     "step {step}, row {row}, {what:?}"
                 );
             }
-            // Both continue from the same token, whatever a NaN gave.
+            // Both samplers record the same token, even where NaN logits gave different ones.
             host.record(sampled.token);
         }
     }
@@ -234,7 +234,7 @@ fn counts_grow_with_the_number_of_rows() {
         gpu.start(std::slice::from_ref(start));
     }
     assert!(gpu.samplers.n_slots >= ROWS as usize);
-    // A row that starts again first gives its slot back.
+    // A row that starts again frees its slot first.
     let n_slots = gpu.samplers.n_slots;
     for _ in 0..3 {
         gpu.start(&starts);

@@ -13,7 +13,7 @@ fn gpu() -> MemoryBudget {
 #[test]
 fn a_gpu_gives_most_of_its_memory() {
     let slots = |bytes: f64| (bytes / f64::from(128 << 10)) as u64 - 16;
-    let plan = MemoryPlan::new(gpu(), wish()).expect("it fits");
+    let plan = MemoryPlan::new(gpu(), wish()).expect("the plan fits");
     let expected = slots(0.9 * (16 * GIB) as f64 - (4 * GIB) as f64);
     assert!(plan.max_total_tokens.abs_diff(expected) <= 16);
     assert_eq!(plan.limit, PoolLimit::DefaultFraction);
@@ -24,15 +24,15 @@ fn a_gpu_gives_most_of_its_memory() {
             && why.contains("512.0 MiB for the page table"),
         "{why}"
     );
-    // A reserve that 0.9 would eat into, and weights that leave less than 0.9: all of the memory is taken.
+    // The default of 0.9 would use part of a large reserve, or is less than large weights: the pool gets the rest.
     for (weights, reserve) in [(4 * GIB, 3 * GIB), (15 * GIB, GIB / 2)] {
         let tight = MemoryBudget {
             weights_bytes: weights,
             reserve_bytes: reserve,
             ..gpu()
         };
-        let plan = MemoryPlan::new(tight, wish()).expect("it fits");
-        assert_eq!(plan.limit, PoolLimit::Room, "{weights}");
+        let plan = MemoryPlan::new(tight, wish()).expect("the plan fits");
+        assert_eq!(plan.limit, PoolLimit::FreeMemory, "{weights}");
     }
     let none = MemoryBudget {
         reserve_bytes: 12 * GIB,
@@ -64,17 +64,17 @@ fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
             ..gpu()
         })
     };
-    let plan = MemoryPlan::by_rows(wish, budget).expect("it fits");
+    let plan = MemoryPlan::by_rows(wish, budget).expect("the plan fits");
     assert_eq!(plan.max_running_requests, 2048, "the pool runs no more");
     assert_eq!(plan.budget.page_table_bytes, TABLE_BYTES * 2049);
-    // Tables for 2,048 requests leave no memory for a pool; those of fewer do.
+    // Page tables for 2,048 requests leave no memory for a pool; tables for fewer requests do.
     let small = |rows| {
         budget(rows).map(|budget| MemoryBudget {
             free_before_bytes: 6 * GIB,
             ..budget
         })
     };
-    let plan = MemoryPlan::by_rows(wish, small).expect("it fits with fewer requests");
+    let plan = MemoryPlan::by_rows(wish, small).expect("the plan fits with fewer requests");
     let rows = plan.max_running_requests;
     assert_eq!(plan.budget.max_rows, rows);
     let wider = MemoryPlan::new(small(rows + 1).expect("a budget"), wish);
@@ -86,7 +86,7 @@ fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
         max_running_requests: Some(7),
         ..wish
     };
-    let plan = MemoryPlan::by_rows(asked, budget).expect("it fits");
+    let plan = MemoryPlan::by_rows(asked, budget).expect("the plan fits");
     assert_eq!(plan.budget.page_table_bytes, TABLE_BYTES * 8);
     let full = |rows| {
         budget(rows).map(|budget| MemoryBudget {
@@ -99,13 +99,13 @@ fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
 
 #[test]
 fn free_memory_after_loading_is_compared_with_the_plan() {
-    let plan = MemoryPlan::new(gpu(), wish()).expect("it fits");
-    plan.check_loaded(12 * GIB).expect("as planned");
+    let plan = MemoryPlan::new(gpu(), wish()).expect("the plan fits");
+    plan.check_loaded(12 * GIB).expect("the plan fits");
     plan.check_loaded(12 * GIB - GIB / 2)
         .expect("0.1 of 16 GiB is more than the reserve");
     let text = plan
         .check_loaded(11 * GIB)
-        .expect_err("too little")
+        .expect_err("too little memory is free")
         .to_string();
     assert!(text.contains("11.0 GiB are free"), "{text}");
     let fraction: f64 = text
@@ -117,7 +117,7 @@ fn free_memory_after_loading_is_compared_with_the_plan() {
         mem_fraction_static: Some(fraction),
         ..wish()
     };
-    let smaller = MemoryPlan::new(gpu(), again).expect("it fits");
+    let smaller = MemoryPlan::new(gpu(), again).expect("the plan fits");
     assert!(
         smaller.kv_bytes + gpu().reserve_bytes <= 11 * GIB,
         "{fraction}"
@@ -128,16 +128,16 @@ fn free_memory_after_loading_is_compared_with_the_plan() {
     );
     let none = plan
         .check_loaded(GIB / 2)
-        .expect_err("too little")
+        .expect_err("too little memory is free")
         .to_string();
     assert!(none.contains("no fraction works"), "{none}");
-    // A fraction that the user set may eat into the reserve, not into memory that the device lacks.
+    // A fraction that the user set may use the reserve, but no more memory than the device has.
     let most = MemoryWish {
         mem_fraction_static: Some(0.99),
         ..wish()
     };
-    let most = MemoryPlan::new(gpu(), most).expect("it fits");
-    most.check_loaded(12 * GIB).expect("it was asked for");
+    let most = MemoryPlan::new(gpu(), most).expect("the plan fits");
+    most.check_loaded(12 * GIB).expect("the pool fits");
     most.check_loaded(11 * GIB)
         .expect_err("the pool alone is larger");
 }

@@ -1,4 +1,4 @@
-//! Tests of memory plans against values computed on paper.
+//! Tests of memory plans against values computed by hand.
 
 mod gpu;
 mod states;
@@ -42,13 +42,13 @@ fn tokens_without_keys_are_bounded_by_contexts() {
     for fraction in [None, Some(0.8)] {
         let mut wish = wish();
         (wish.kv_bytes_per_token, wish.mem_fraction_static) = (0, fraction);
-        let plan = MemoryPlan::new(budget(), wish).expect("it fits");
+        let plan = MemoryPlan::new(budget(), wish).expect("the plan fits");
         let limited = (plan.max_total_tokens, plan.limit);
         assert_eq!(limited, (32 * 8192, PoolLimit::DefaultContexts));
     }
 }
 
-/// Budgets and wishes, the tokens of their pools, and the limits that are the tightest.
+/// Budgets, inputs, and the expected pools: their tokens, and the limits that decide them.
 fn limited_pools() -> Vec<(MemoryBudget, MemoryWish, u64, PoolLimit)> {
     let slots = |bytes: u64| bytes / (128 << 10) - 16;
     let wish = wish();
@@ -71,7 +71,7 @@ fn limited_pools() -> Vec<(MemoryBudget, MemoryWish, u64, PoolLimit)> {
             3200,
             PoolLimit::DefaultContexts,
         ),
-        (big, wish, slots(GIB), PoolLimit::Room),
+        (big, wish, slots(GIB), PoolLimit::FreeMemory),
         (
             budget(),
             MemoryWish {
@@ -118,7 +118,7 @@ fn limited_pools() -> Vec<(MemoryBudget, MemoryWish, u64, PoolLimit)> {
 #[test]
 fn the_tightest_limit_sizes_the_pool() {
     for (budget, wish, tokens, limit) in limited_pools() {
-        let plan = MemoryPlan::new(budget, wish).expect("fits");
+        let plan = MemoryPlan::new(budget, wish).expect("the plan fits");
         assert_eq!(
             (plan.max_total_tokens, plan.limit),
             (tokens, limit),
@@ -227,7 +227,7 @@ fn max_total_tokens_is_clamped_to_the_fraction() {
                 mem_fraction_static: Some(0.5),
                 ..wish()
             };
-            let plan = MemoryPlan::new(budget, wish).expect("it is clamped");
+            let plan = MemoryPlan::new(budget, wish).expect("the plan is clamped");
             let expected = (PoolLimit::Fraction, Some(asked));
             assert_eq!((plan.limit, plan.asked_in_vain()), expected);
             assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
@@ -249,16 +249,19 @@ fn too_many_tokens_are_refused_with_the_number_that_fits() {
     };
     for place in [Place::Host, Place::Gpu(0)] {
         for asked in [90_112, 100_000, u64::MAX] {
-            let error = with(place, asked).expect_err("it does not fit").to_string();
+            let error = with(place, asked).expect_err("too many tokens").to_string();
             let expected = [&format!("max_total_tokens is {asked}"), "90096 tokens fit"];
             for part in expected {
                 assert!(error.contains(part), "{part:?} is not in {error}");
             }
         }
-        let all = with(place, 90_096).expect("the last one fits");
-        assert_eq!((all.max_total_tokens, all.limit), (90_096, PoolLimit::Room));
+        let all = with(place, 90_096).expect("the tokens fit");
+        assert_eq!(
+            (all.max_total_tokens, all.limit),
+            (90_096, PoolLimit::FreeMemory)
+        );
         // Rounding down to whole pages does not count as clamping.
-        let fits = with(place, 1007).expect("it fits");
+        let fits = with(place, 1007).expect("the plan fits");
         assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
     }
 }
@@ -287,7 +290,7 @@ fn running_requests_follow_the_pool() {
 fn the_explanation_names_the_reason() {
     let text = |wish| {
         MemoryPlan::new(budget(), wish)
-            .expect("fits")
+            .expect("the plan fits")
             .explain()
             .join("\n")
     };
@@ -316,7 +319,7 @@ fn the_explanation_names_the_reason() {
 
 #[test]
 fn available_memory_is_more_than_this_test_uses() {
-    assert!(available_bytes().expect("known here") > 1 << 20);
+    assert!(available_bytes().expect("the system reports its memory") > 1 << 20);
 }
 
 #[test]
@@ -338,7 +341,7 @@ fn buffers_of_the_store_are_a_part_of_the_reserve_and_named() {
         store_bytes: GIB / 2,
         ..budget()
     };
-    let plan = MemoryPlan::new(with_store, wish()).expect("it fits");
+    let plan = MemoryPlan::new(with_store, wish()).expect("the plan fits");
     let why = plan.explain().join("\n");
     assert!(
         why.contains("512.0 MiB for buffers of the KV store"),

@@ -13,8 +13,8 @@ fn hybrid() -> MemoryWish {
 
 #[test]
 fn states_take_their_part_of_the_pool() {
-    let plan = MemoryPlan::new(budget(), hybrid()).expect("it fits");
-    // A quarter of 16 GiB; a fifth of that is not more than two cached states for each of 16 rows.
+    let plan = MemoryPlan::new(budget(), hybrid()).expect("the plan fits");
+    // The pool is a quarter of 16 GiB. A fifth of the pool has fewer states than the minimum: two for each of 16 rows.
     assert_eq!(
         (plan.limit, plan.state_slots),
         (PoolLimit::DefaultShare, 49)
@@ -33,14 +33,14 @@ fn states_take_their_part_of_the_pool() {
 
 #[test]
 fn requested_rows_and_tokens_size_the_states() {
-    let plan = |wish| MemoryPlan::new(budget(), wish).expect("it fits");
+    let plan = |wish| MemoryPlan::new(budget(), wish).expect("the plan fits");
     let few_rows = MemoryWish {
         max_running_requests: Some(2),
         ..hybrid()
     };
     let few = plan(few_rows);
     assert_eq!(few.max_running_requests, 2);
-    // One for each row, the dummy, and a fifth of the rest, which states and pages share.
+    // One state for each row, the dummy, and cached states in a fifth of the rest.
     let fifth = (4 * GIB - 3 * 52_690_944) / 5 / 52_690_944;
     assert_eq!(few.state_slots, 3 + fifth);
     assert!(few.kv_bytes <= 4 * GIB);
@@ -53,7 +53,7 @@ fn requested_rows_and_tokens_size_the_states() {
 }
 
 #[test]
-fn a_pool_without_room_for_its_states_is_refused() {
+fn a_pool_too_small_for_its_states_is_refused() {
     let small = MemoryBudget {
         free_before_bytes: 7 * GIB,
         ..budget()
@@ -91,12 +91,12 @@ fn a_requested_number_of_states_sets_rows_and_memory() {
         state_interval_tokens: Some(100),
         ..wish()
     };
-    let plan = MemoryPlan::new(budget(), hybrid(Some(9), None)).expect("it fits");
+    let plan = MemoryPlan::new(budget(), hybrid(Some(9), None)).expect("the plan fits");
     assert_eq!((plan.state_slots, plan.max_running_requests), (10, 8));
-    let limits = plan.state_limits().expect("it has states");
+    let limits = plan.state_limits().expect("the plan has states");
     assert_eq!((limits.total_slots, limits.grid_tokens), (9, 112));
     let refused = MemoryPlan::new(budget(), hybrid(Some(9), Some(9)));
-    let error = refused.expect_err("none is left for the cache").to_string();
+    let error = refused.expect_err("the cache has no state").to_string();
     assert!(
         error.contains("max_mamba_cache_size is 9, expected at least 10"),
         "{error}"

@@ -29,7 +29,7 @@ fn the_least_recently_used_path_is_evicted_from_its_end() {
     }
     assert_eq!(kept(&tier), [2, 0, 3, 3]);
     assert_eq!(tier.shared.counts.read().evicted, 3);
-    let gone = [paths[0][2], paths[1][1], paths[3][0]].map(|place| tier.gone.why(place.key));
+    let gone = [paths[0][2], paths[1][1], paths[3][0]].map(|place| tier.dropped.why(place.key));
     let evicted = Some(StoredMiss::Evicted);
     assert_eq!(gone, [evicted, evicted, None]);
     assert!(world.files.bytes() <= world.setup.disk_bytes + 4096);
@@ -108,10 +108,10 @@ fn a_smaller_bound_holds_from_the_start() {
 fn a_full_disk_stops_saves_but_not_loads() {
     let mut world = World::new(false, PLENTY);
     let (mut tier, path) = world.filled(3);
-    world.files.set_room(Some(world.files.bytes()));
+    world.files.set_capacity(Some(world.files.bytes()));
     let other = self::path(&tier, 1, 2);
     assert_eq!(world.save(&mut tier, &other[0]), Outcome::NoSpace);
-    world.files.set_room(None);
+    world.files.set_capacity(None);
     assert_eq!(
         world.save(&mut tier, &other[0]),
         Outcome::NoSpace,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Saves, uses and evicts blocks. The machine may crash meanwhile.
+/// Saves, uses and evicts blocks. The machine may crash during the workload.
 fn run_workload(world: &World, tier: &mut DiskTier) {
     for prompt in 0..3 {
         let path = path(tier, prompt, 4);
@@ -79,7 +79,7 @@ fn records_are_correct_or_misses_after_a_power_cut() {
         check_all(&after);
         let mut tier = after.open();
         for place in &path[..2] {
-            // These were written before the journal.
+            // The first two blocks were written before the journal began.
             assert_eq!(after.load(&mut tier, place), Ok(()));
         }
     }

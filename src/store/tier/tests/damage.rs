@@ -17,7 +17,7 @@ fn records_survive_a_restart_with_and_without_the_log() {
             world
                 .files
                 .remove_file(&world.files.path("index.log"))
-                .expect("it is there");
+                .expect("the file exists");
         }
         let (mut tier, is_scanned) = world.open_with();
         assert_eq!(is_scanned, !with_log);
@@ -40,19 +40,19 @@ fn a_record_with_any_changed_bit_is_a_miss() {
     let (tier, path) = world.filled(2);
     tier.close();
     let segment = world.files.path("seg-kv");
-    let whole = world.files.read(&segment, PLENTY).expect("it is there");
+    let whole = world.files.read(&segment, PLENTY).expect("the file exists");
     let log = world.files.path("index.log");
     let slot = world.slot(BlockKind::Kv) as usize;
     // The last record is not padded.
     assert_eq!(whole.len(), slot + 4096 + 196);
-    // The second record: its header and its payload.
+    // Changes the second record: each byte of its header and payload.
     for at in slot..whole.len() {
         let bit = 1 << (at % 8);
         for with_log in [true, false] {
             let world = world.restarted(world.files.restarted());
             world.files.change(&segment, |bytes| bytes[at] ^= bit);
             if !with_log {
-                world.files.remove_file(&log).expect("it is there");
+                world.files.remove_file(&log).expect("the file exists");
             }
             let mut tier = world.open();
             assert_eq!(world.load(&mut tier, &path[0]), Ok(()));
@@ -76,7 +76,7 @@ fn a_truncated_file_keeps_the_records_before_the_cut() {
     let (tier, path) = world.filled(3);
     tier.close();
     let segment = world.files.path("seg-kv");
-    let whole = world.files.read(&segment, PLENTY).expect("it is there");
+    let whole = world.files.read(&segment, PLENTY).expect("the file exists");
     let slot = world.slot(BlockKind::Kv) as usize;
     for len in (0..whole.len()).step_by(61) {
         let world = world.restarted(world.files.restarted());
@@ -111,7 +111,7 @@ fn swapped_slots_are_misses_by_the_log_and_hits_by_a_scan() {
         assert_eq!(world.load(&mut tier, place), Err(Short::Damaged));
     }
     let log = again.files.path("index.log");
-    again.files.remove_file(&log).expect("it is there");
+    again.files.remove_file(&log).expect("the file exists");
     let mut tier = again.open();
     for place in &path {
         assert_eq!(again.load(&mut tier, place), Ok(()));
@@ -139,7 +139,7 @@ fn a_bad_log_costs_a_scan_and_nothing_else() {
             assert_eq!(world.load(&mut tier, place), Ok(()));
         }
     }
-    // A log without the last two records: they are not found, and their slots are free.
+    // Records that are not in the log are not found, and their slots are free.
     let old = world.restarted(world.files.restarted());
     old.files.change(&log, |bytes| bytes.truncate(3 * 96));
     let mut tier = old.open();
@@ -157,16 +157,16 @@ fn another_fingerprint_and_another_secret_find_nothing() {
     world.weights = "second";
     let mut other = world.open();
     assert!(other.index().is_empty());
-    // Not even with a copy of the first folder's files.
+    // A copy of the first folder's files is not used either.
     let folder = other.folder.path.clone();
     other.close();
-    let bytes = world.files.read(&segment, PLENTY).expect("it is there");
-    let copy = folder.join(segment.file_name().expect("it has a name"));
+    let bytes = world.files.read(&segment, PLENTY).expect("the file exists");
+    let copy = folder.join(segment.file_name().expect("the file has a name"));
     world.files.change(&copy, |new| *new = bytes);
     world
         .files
         .remove_file(&folder.join("index.log"))
-        .expect("it is there");
+        .expect("the file exists");
     other = world.open();
     assert!(other.index().is_empty());
     assert_eq!(other.shared.counts.read().foreign_removed, 0);
@@ -213,9 +213,9 @@ fn arbitrary_file_damage_never_returns_wrong_bytes() {
         let world = world.restarted(world.files.restarted());
         let paths = world.files.paths();
         for _ in 0..random.usize(1..4) {
-            let path = random.choice(&paths).expect("there are files");
-            let other = random.choice(&paths).expect("there are files");
-            let bytes = world.files.read(other, PLENTY).expect("it is there");
+            let path = random.choice(&paths).expect("the store has files");
+            let other = random.choice(&paths).expect("the store has files");
+            let bytes = world.files.read(other, PLENTY).expect("the file exists");
             world.files.change(path, |file| match random.u8(0..4) {
                 0 => file.truncate(random.usize(..=file.len())),
                 1 => file.extend(std::iter::repeat_n(random.u8(..), random.usize(..9000))),

@@ -56,7 +56,7 @@ impl World {
     fn new(state: bool, disk_bytes: u64) -> Self {
         let geometry = geometry(state);
         let (freed, _) = crossbeam_channel::bounded(1);
-        let pools = BlockPools::new(&geometry, 1 << 20, &freed).expect("they fit");
+        let pools = BlockPools::new(&geometry, 1 << 20, &freed).expect("the buffers fit");
         Self {
             files: MemoryFiles::new(),
             setup: TierSetup {
@@ -80,7 +80,7 @@ impl World {
         DiskTier::open(files, folder, self.setup.clone(), Arc::default())
     }
 
-    /// Opens and recovers a tier. The flag is true if the recovery took a scan.
+    /// Opens and recovers a tier. The flag is true if the recovery needed a scan.
     fn open_with(&self) -> (DiskTier, bool) {
         let mut tier = self.try_open().expect("the folder is free");
         let mut scan = tier.recover().expect("the disk can be read");
@@ -102,8 +102,8 @@ impl World {
     }
 
     fn block(&self, kind: BlockKind) -> HostBlock {
-        let pool = self.pools.of(kind).expect("there is the kind");
-        pool.take(BlockUse::Saving).expect("one is free")
+        let pool = self.pools.of(kind).expect("the pool exists");
+        pool.take(BlockUse::Saving).expect("a buffer is free")
     }
 
     fn save_kind(&self, tier: &mut DiskTier, place: &BlockPlace, kind: BlockKind) -> Outcome {
@@ -182,7 +182,7 @@ fn check_all(world: &World) -> usize {
     let records: Vec<StoredBlock> = tier.index().iter().collect();
     for record in &records {
         let loaded = world.load_kind(&mut tier, &record.place, record.kind);
-        // A damaged record is a miss, and so is one that was dropped with a damaged one.
+        // A record that is damaged, or was dropped with a damaged one, is a miss.
         assert_ne!(loaded, Err(Short::Deadline));
     }
     tier.index().len()

@@ -20,7 +20,7 @@ fn world() -> World {
     };
     let (freed, _) = crossbeam_channel::bounded(1);
     let host_bytes = 8 * geometry.payload_bytes(BlockKind::Kv) as u64;
-    let pools = BlockPools::new(&geometry, host_bytes, &freed).expect("they fit");
+    let pools = BlockPools::new(&geometry, host_bytes, &freed).expect("the buffers fit");
     World {
         files: MemoryFiles::new(),
         setup: TierSetup {

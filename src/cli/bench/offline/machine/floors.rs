@@ -4,7 +4,7 @@
 //! products, the products with recurrent states, reads of cached keys and values, and reads and writes of states. Only
 //! chosen experts count: a step reads the expected number of distinct experts if all were equally likely. Norms,
 //! activations, sampling and embedding lookups are omitted, so that a floor may be too low but not too high. A sparse
-//! query reads all labels, and the keys and values of as few tokens as if all its heads chose the same ones.
+//! query reads all labels, and the keys and values of the chosen tokens, as if all heads chose the same tokens.
 
 mod attention;
 #[cfg(test)]
@@ -20,7 +20,6 @@ use souffleur::state::pool::kv_layout::KvLayout;
 
 use self::attention::{AttentionCost, SparseCost, label_bytes};
 
-/// All kinds of weight products.
 const PRODUCTS: [WeightProduct; 4] = [
     WeightProduct::F32,
     WeightProduct::Bf16,
@@ -58,7 +57,7 @@ impl<T: Copy> ByProduct<T> {
         }
     }
 
-    fn numbers(self) -> [T; 4] {
+    fn to_array(self) -> [T; 4] {
         [self.f32, self.bf16, self.int8, self.blocks]
     }
 }
@@ -69,7 +68,7 @@ pub struct ModelCost {
     layer_elements: ByProduct<u64>,
     /// Elements of the output projection.
     head_elements: ByProduct<u64>,
-    /// Bytes of these matrices without experts, with their scales if they are quantised.
+    /// Bytes of the layers' and the output projection's matrices, without experts, with scales if quantised.
     matrix_bytes: u64,
     /// Bytes of all experts' matrices and their scales.
     expert_bytes: u64,
@@ -77,7 +76,7 @@ pub struct ModelCost {
     attention: Vec<AttentionCost>,
     /// Bytes of the recurrent states of one sequence.
     state_bytes: u64,
-    /// Operations of one token with these states.
+    /// Operations of one token with recurrent states.
     state_ops: u64,
 }
 
@@ -89,7 +88,7 @@ pub struct Extent {
     pub new_tokens: u64,
 }
 
-/// The machine's highest rates, measured in the same minute.
+/// The machine's highest rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
     pub read_bytes_per_s: f64,
@@ -177,7 +176,10 @@ impl ModelCost {
     /// The operations of products with weights, by kind of product.
     pub fn weight_ops(&self, step: &[Extent]) -> [u64; 4] {
         let tokens = new_tokens(step);
-        let (layers, head) = (self.layer_elements.numbers(), self.head_elements.numbers());
+        let (layers, head) = (
+            self.layer_elements.to_array(),
+            self.head_elements.to_array(),
+        );
         std::array::from_fn(|kind| {
             OPS_PER_ELEMENT * (layers[kind] * tokens + head[kind] * step.len() as u64)
         })
@@ -185,7 +187,7 @@ impl ModelCost {
 
     fn weight_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let ops = self.weight_ops(step).into_iter();
-        let rates = peak.weight_ops_per_s.numbers();
+        let rates = peak.weight_ops_per_s.to_array();
         ops.zip(rates).map(|(ops, rate)| ops as f64 / rate).sum()
     }
 
@@ -220,7 +222,7 @@ impl ModelCost {
         (self.expert_bytes as f64 * share) as u64
     }
 
-    /// The least seconds of the step: the time of reading or computing, whichever is longer.
+    /// The least time of the step in seconds: of reading or of computing, whichever takes longer.
     pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
         let computing = self.weight_seconds(step, peak)
@@ -229,7 +231,7 @@ impl ModelCost {
         reading.max(computing)
     }
 
-    /// The least seconds from the first to the last output token, if `streams` streams decode together.
+    /// The least time in seconds from the first to the last output token, if `streams` streams decode together.
     pub fn decode_seconds(
         &self,
         streams: u64,

@@ -16,9 +16,9 @@ use crate::cli::failure::Failure;
 use floors::Peak;
 use gpu::GpuRates;
 
-/// Caches reported as smaller count as this size.
+/// Least size assumed for the last-level cache: some systems report a smaller size or none.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
-/// The size of the buffer, in multiples of the last-level cache: no pass finds data of the previous pass in the cache.
+/// Buffer size as a multiple of the last-level cache: no pass finds data of the previous pass in the cache.
 const CACHES: u64 = 16;
 const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
 /// The buffer takes at most `1 / LARGEST_SHARE` of the available memory.
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Measures only the read bandwidth, with all threads, before every load: it varies with other load on the host.
+    /// Measures only the read bandwidth, with all threads. Used before every load, since other programs affect it.
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { memory, threads } => memory.bytes_per_second(*threads),
@@ -133,7 +133,7 @@ impl Machine {
     }
 }
 
-/// `vpmaddubsw` multiplies this many times as many numbers as `vpmaddwd` in the same time.
+/// Speed of `vpmaddubsw` relative to `vpmaddwd`, in multiplied numbers.
 const PRODUCTS_OF_BYTES: f64 = 2.0;
 
 /// Measures the rates of the machine's best instructions, whatever kernels the engine uses.

@@ -82,7 +82,7 @@ impl<'a> Bench<'a> {
         possible
     }
 
-    /// Runs a load with new prompts, and compares it with the limit at the machine's current read bandwidth.
+    /// Runs a load with new prompts, and compares its rate with the limit at the machine's current read bandwidth.
     pub async fn sample(
         &mut self,
         load: Load,
@@ -103,8 +103,8 @@ impl<'a> Bench<'a> {
         streams::run_all(self.engine, prompts, output).await
     }
 
-    pub fn say(&self, what: String) {
-        self.bar.set_message(what);
+    pub fn show_status(&self, status: String) {
+        self.bar.set_message(status);
         self.bar.tick();
     }
 }

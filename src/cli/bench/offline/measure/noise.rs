@@ -25,7 +25,7 @@ pub struct NoiseRecord {
     sparse_s: Vec<f64>,
 }
 
-/// Measures dense decoding and, with double sparsity, also sparse decoding in turn. The first round is a warm-up.
+/// Measures dense decoding and, with double sparsity, alternates it with sparse decoding. The first round is a warm-up.
 pub fn measure(
     args: &OfflineArgs,
     config: &EngineConfig,

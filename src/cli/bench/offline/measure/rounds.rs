@@ -16,8 +16,7 @@ const WARM_UP: Load = Load {
     output_tokens: 4,
 };
 
-/// Runs all loads once per round; measures the machine at the start of each round. Updates the record and the file
-/// `json` after each sample.
+/// Runs all rounds. Updates the record and the file `json` after each sample.
 pub async fn run(
     bench: &mut Bench<'_>,
     loads: &[Load],
@@ -31,7 +30,7 @@ pub async fn run(
         let rates = bench.machine.measure();
         record.machine.push(rates);
         for (index, load) in loads.iter().enumerate() {
-            bench.say(format!("round {round} of {repeat}: {}", load.name()));
+            bench.show_status(format!("round {round} of {repeat}: {}", load.name()));
             let (samples, waits) = &mut taken[index];
             let before = bench.waits.as_ref().and_then(StepWaits::read);
             samples.extend(bench.sample(*load, &rates).await?);

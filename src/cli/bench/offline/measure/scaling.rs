@@ -19,14 +19,14 @@ const TOKENS_PER_CONTEXT: u32 = 33;
 pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, Failure> {
     let rates = bench.machine.measure();
     let decode_by_context = by_context(bench, args, &rates).await?;
-    let line = through(&decode_by_context, |cost| cost.quartiles.median);
+    let line = fit_line(&decode_by_context, |cost| cost.quartiles.median);
     // Uses one bandwidth for all contexts, so that other load on the host does not distort the line.
     let rates_read = decode_by_context
         .iter()
         .flat_map(|cost| &cost.read_bytes_per_s);
     let read = Quartiles::of(&rates_read.copied().collect::<Vec<_>>());
     let floor_line =
-        read.and_then(|read| through(&decode_by_context, |cost| cost.bytes as f64 / read.median));
+        read.and_then(|read| fit_line(&decode_by_context, |cost| cost.bytes as f64 / read.median));
     let slopes = line.zip(floor_line);
     let slope_fraction = slopes.map(|(line, floor)| floor.slope / line.slope);
     let limit = longest_prompt(bench.engine.model(), 1);
@@ -54,8 +54,7 @@ pub async fn run(bench: &mut Bench<'_>, args: &OfflineArgs) -> Result<Scaling, F
     })
 }
 
-/// Fits a line through a value of each context.
-fn through(costs: &[ContextCost], of: impl Fn(&ContextCost) -> f64) -> Option<Line> {
+fn fit_line(costs: &[ContextCost], of: impl Fn(&ContextCost) -> f64) -> Option<Line> {
     let points = costs
         .iter()
         .map(|cost| (f64::from(cost.context_tokens), of(cost)));
@@ -72,7 +71,7 @@ async fn rows(
     let mut samples = vec![Vec::new(); loads.len()];
     for round in 1..=repeat {
         for (load, samples) in loads.iter().zip(&mut samples) {
-            bench.say(format!(
+            bench.show_status(format!(
                 "scaling, round {round} of {repeat}: {}",
                 load.name()
             ));
@@ -110,11 +109,11 @@ async fn by_context(
     let contexts = contexts(args.scaling.max_context.min(limit));
     let longest = contexts.last().copied().unwrap_or_default();
     let prompt = bench.prompts.ids(longest as usize);
-    let mut taken = vec![Taken::default(); contexts.len()];
+    let mut taken = vec![Measured::default(); contexts.len()];
     for round in 1..=args.repeat {
         for (context, taken) in contexts.iter().zip(&mut taken) {
             let of = args.repeat;
-            bench.say(format!("scaling, round {round} of {of}: context {context}"));
+            bench.show_status(format!("scaling, round {round} of {of}: context {context}"));
             let prompt = prompt[..*context as usize].to_vec();
             let stream = streams::run(bench.engine, prompt, TOKENS_PER_CONTEXT).await?;
             let read_bytes_per_s = bench.machine.read_bytes_per_s();
@@ -146,7 +145,7 @@ async fn by_context(
 }
 
 #[derive(Clone, Default)]
-struct Taken {
+struct Measured {
     samples_s: Vec<f64>,
     floors_s: Vec<f64>,
     read_bytes_per_s: Vec<f64>,
@@ -176,15 +175,15 @@ mod tests {
         let cost = |context_tokens: u32| ContextCost {
             context_tokens,
             samples_s: vec![0.5],
-            quartiles: Quartiles::of(&[0.5]).expect("there is a sample"),
+            quartiles: Quartiles::of(&[0.5]).expect("the list has a sample"),
             floor_s: 0.25,
             bytes: 100 + 3 * u64::from(context_tokens),
             read_bytes_per_s: vec![10.0],
         };
         let costs = [cost(1024), cost(2048), cost(4096)];
-        let line = through(&costs, |cost| cost.bytes as f64 / 10.0);
+        let line = fit_line(&costs, |cost| cost.bytes as f64 / 10.0);
         let line = line.expect("contexts differ");
         assert!((line.slope - 0.3).abs() < 1e-12, "{line:?}");
-        assert_eq!(through(&costs[..1], |cost| cost.floor_s), None);
+        assert_eq!(fit_line(&costs[..1], |cost| cost.floor_s), None);
     }
 }

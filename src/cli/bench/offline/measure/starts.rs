@@ -80,7 +80,7 @@ pub fn measure() -> Result<Start, Failure> {
     }
 }
 
-/// `None` if the child exits before it has printed all lines.
+/// Times the child's output; `None` if the child exits before it has printed all lines.
 fn watch(child: &mut Child, began: Instant) -> Option<Start> {
     let mut lines = BufReader::new(child.stdout.take()?).lines();
     let mut wait_for = |expected: &str| {
@@ -127,7 +127,7 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
     })
 }
 
-/// The first start may create files that later ones find, and has separate rows.
+/// The first start has separate rows, as it may create files that later starts find.
 pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
     let peak = subject.peak(machine, machine.read_bytes_per_s());
     let prompt = Extent {

@@ -12,7 +12,7 @@ use crate::cli::failure::Failure;
 #[derive(Clone, Debug)]
 pub struct Stream {
     began: Instant,
-    /// The time of each event and the number of tokens so far, in order; at least one entry.
+    /// The time of each event with tokens, and the number of tokens so far, in order; never empty.
     seen: Vec<(Instant, u32)>,
 }
 

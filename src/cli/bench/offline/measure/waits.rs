@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_is_a_share_of_decoding_and_waiting() {
+    fn idle_time_is_a_share_of_idle_and_decode_time() {
         let page = "# TYPE souffleur_gpu_seconds_total gauge\n\
             souffleur_gpu_seconds_total{gpu=\"0\",state=\"prefill\"} 9\n\
             souffleur_gpu_seconds_total{gpu=\"0\",state=\"idle_before_decode\"} 0.25\n\
@@ -54,7 +54,7 @@ mod tests {
             decode: 0.75,
             idle: 0.0,
         };
-        let read = parse(page).expect("both are there");
+        let read = parse(page).expect("the page has both metrics");
         assert_eq!(read.share_since(before), Some(0.25));
         assert_eq!(read.share_since(read), None);
         assert_eq!(parse("# nothing"), None);

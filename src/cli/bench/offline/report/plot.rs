@@ -113,7 +113,7 @@ mod tests {
             read_bytes_per_s: None,
         };
         let row = Row::new(load.name(), Unit::TokensPerSecond, Some(load), vec![sample]);
-        row.expect("there is a sample")
+        row.expect("the row has a sample")
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
         let rows: Vec<Row> = (0..4)
             .map(|power| row(1 << power, f64::from(10 << power)))
             .collect();
-        let svg = curve("a model <on a CPU>", &rows).expect("it can be drawn");
+        let svg = curve("a model <on a CPU>", &rows).expect("the rows have a curve");
         assert!(
             svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
             "{svg}"

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fraction_of_a_cost_is_floor_by_value() {
+    fn the_fraction_of_a_cost_is_the_floor_divided_by_the_value() {
         let sample = Sample::of_cost(4.0, Some(1.0));
         assert_eq!(sample.fraction, Some(0.25));
         assert_eq!(Sample::of_cost(4.0, None).fraction, None);
@@ -138,7 +138,7 @@ mod tests {
         };
         let samples = vec![rate(50.0), rate(150.0), rate(100.0)];
         let row = Row::new(load.name(), Unit::TokensPerSecond, Some(load), samples);
-        let row = row.expect("there are samples");
+        let row = row.expect("the row has samples");
         assert_eq!(
             row.cells(),
             [

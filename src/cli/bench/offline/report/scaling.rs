@@ -10,7 +10,7 @@ pub struct Scaling {
     /// Seconds per generated token, for each context.
     pub decode_by_context: Vec<ContextCost>,
     pub line: Option<Line>,
-    /// The line through the bytes that a token reads, divided by the median read bandwidth.
+    /// The line fitted to the floors: the bytes that a token reads, divided by the median read bandwidth.
     pub floor_line: Option<Line>,
     /// The floor line's slope divided by the measured line's slope.
     pub slope_fraction: Option<f64>,
@@ -25,7 +25,7 @@ pub struct ContextCost {
     pub samples_s: Vec<f64>,
     #[serde(flatten)]
     pub quartiles: Quartiles,
-    /// The median of the least seconds per token.
+    /// The median of the floors, in seconds per token.
     pub floor_s: f64,
     pub bytes: u64,
     pub read_bytes_per_s: Vec<f64>,

@@ -15,11 +15,11 @@ use souffleur_model::loader::LoadFormat;
 use world::*;
 
 #[test]
-fn saved_blocks_are_loaded_whenever_copies_run() {
-    let expected = outcome(21, AS_IT_IS);
+fn loaded_blocks_equal_saved_ones_at_any_timing_of_copies() {
+    let expected = outcome(21, DEFAULT_CASE);
     let (tokens, saved) = &expected;
     assert_eq!(saved.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != GONE);
+    let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != FREED);
     assert!(saved.values().all(is_written));
     assert!(saved[&1] != saved[&2] && saved[&2] != saved[&3]);
     // Row 3 has loaded the bytes that row 1 had computed, and continues with the same tokens.
@@ -29,7 +29,7 @@ fn saved_blocks_are_loaded_whenever_copies_run() {
         let case = Case {
             load_slots,
             hurries_copies,
-            ..AS_IT_IS
+            ..DEFAULT_CASE
         };
         assert!(outcome(21, case) == expected, "{case:?}");
     }
@@ -37,26 +37,26 @@ fn saved_blocks_are_loaded_whenever_copies_run() {
 
 #[test]
 fn every_missing_wait_of_a_copy_is_detected() {
-    let expected = outcome(22, AS_IT_IS);
-    let planted = |planted| Case {
-        planted,
-        ..AS_IT_IS
+    let expected = outcome(22, DEFAULT_CASE);
+    let skipped = |skipped| Case {
+        skipped,
+        ..DEFAULT_CASE
     };
     let cases = [
         // The gather does not wait for the step that writes the block.
-        planted(Planted::StreamWait(SAVES_FRESH, 3)),
+        skipped(SkippedWait::StreamWait(SAVES_FRESH, 3)),
         // The step does not wait for the gather of pages that it writes to.
-        planted(Planted::StreamWait(SAVES_AND_REUSES, 4)),
+        skipped(SkippedWait::StreamWait(SAVES_AND_REUSES, 4)),
         // The store gets a buffer that nothing was copied to.
-        planted(Planted::HostWait(SAVES_ALONE, 2)),
+        skipped(SkippedWait::HostWait(SAVES_ALONE, 2)),
         // The scatters do not wait for the copies.
-        planted(Planted::StreamWait(LOADS, 4)),
-        planted(Planted::StreamWait(LOADS, 6)),
+        skipped(SkippedWait::StreamWait(LOADS, 4)),
+        skipped(SkippedWait::StreamWait(LOADS, 6)),
         // The second copy does not wait for the first scatter.
         Case {
             load_slots: 1,
             hurries_copies: true,
-            planted: Planted::StreamWait(LOADS, 5),
+            skipped: SkippedWait::StreamWait(LOADS, 5),
         },
     ];
     for case in cases {
@@ -66,10 +66,10 @@ fn every_missing_wait_of_a_copy_is_detected() {
 
 #[test]
 fn a_refused_copy_loses_only_its_save() {
-    let (expected, _) = outcome(23, AS_IT_IS);
+    let (expected, _) = outcome(23, DEFAULT_CASE);
     let mut run = Run::new(23);
     for step in 0..LOADS {
-        // The first copy is that of the step's lists.
+        // The first copy uploads the step's lists.
         let nth = if step == SAVES_ALONE { 2 } else { 0 };
         run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), nth);
         run.executor.launch(&plan(step)).unwrap();
@@ -77,12 +77,12 @@ fn a_refused_copy_loses_only_its_save() {
     }
     assert_eq!(run.tokens, expected[..LOADS as usize]);
     assert_eq!(run.saved().keys().copied().collect::<Vec<_>>(), [1, 3]);
-    assert_eq!(run.in_hands(), 0);
+    assert_eq!(run.in_use(), 0);
 }
 
 #[test]
 fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
-    let (expected, _) = outcome(24, AS_IT_IS);
+    let (expected, _) = outcome(24, DEFAULT_CASE);
     for is_fetched in [true, false] {
         let mut run = Run::new(24);
         for step in 0..LOADS {
@@ -91,7 +91,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         }
         if is_fetched {
             run.fetch();
-            // After the lists and the first of two blocks.
+            // The third copy fails, after those of the lists and the first of two blocks.
             run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 3);
         }
         let error = run.executor.launch(&plan(LOADS)).unwrap_err();
@@ -103,7 +103,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
             "no longer has the blocks"
         };
         assert!(error.to_string().contains(reason), "{error}");
-        assert_eq!(run.in_hands(), 0);
+        assert_eq!(run.in_use(), 0);
         run.tokens.clear();
         for step in 0..LOADS {
             run.executor.launch(&plan(step)).unwrap();

@@ -25,7 +25,7 @@ fn a_lost_context_loses_only_the_buffers_that_it_may_still_use() {
         let ended = launched.and_then(|_| run.executor.finish());
         let error = ended.map(drop).unwrap_err();
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
-        assert_eq!(run.in_hands(), 0);
+        assert_eq!(run.in_use(), 0);
         assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
         let n_free = run.shelf.free.lock().unwrap().len();
         assert_eq!(n_free, usize::from(last == LOADS));
@@ -64,7 +64,7 @@ fn buffers_stay_pinned_as_long_as_the_executor_lives() {
 
 #[test]
 fn a_launch_pins_one_buffer_and_copies_the_others_from_pageable_memory() {
-    let (_, expected) = outcome(29, AS_IT_IS);
+    let (_, expected) = outcome(29, DEFAULT_CASE);
     for hurries_copies in [false, true] {
         let mut run = Run::new(29);
         run.emulated.hurry_copies(hurries_copies);

@@ -1,4 +1,4 @@
-//! Set-up of the block copy tests: an executor on the emulated GPU, its buffers, and steps that save and load.
+//! Set-up of the block copy tests: an executor on the emulated GPU, a KV store, and steps that save and load blocks.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(super) const PROMPT_TOKENS: u32 = 24;
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const PAGE_BYTES: usize = 4096;
-pub(super) const GONE: u8 = 0xee;
+pub(super) const FREED: u8 = 0xee;
 pub(super) const STEPS: u64 = 9;
 /// The steps that save a block whose pages were just written, a block that no step waits for, and a block whose pages
 /// the same step writes to.
@@ -40,17 +40,17 @@ pub(super) const SAVES_AND_REUSES: u64 = 4;
 /// The step that loads two blocks; the next one saves them again.
 pub(super) const LOADS: u64 = 6;
 
-/// The store's buffers: free ones, saved contents, and those fetched for a step.
+/// A KV store: free buffers, saved contents, and blocks fetched for a step.
 #[derive(Default)]
 pub(super) struct Shelf {
     pub(super) free: Mutex<Vec<Block>>,
     pub(super) saved: Mutex<BTreeMap<u64, Vec<u8>>>,
     pub(super) fetched: Mutex<BTreeMap<u64, Vec<Block>>>,
-    pub(super) in_hands: AtomicUsize,
+    pub(super) in_use: AtomicUsize,
     pub(super) abandoned: AtomicUsize,
 }
 
-/// The memory of a block, in pages that hold nothing else.
+/// The memory of a block, in pages of the operating system that hold nothing else.
 pub(super) struct Block {
     pages: MmapMut,
     len: usize,
@@ -60,7 +60,7 @@ impl Block {
     fn new(len: usize) -> Self {
         let pages = MmapMut::map_anon(len.next_multiple_of(PAGE_BYTES)).unwrap();
         let mut block = Self { pages, len };
-        block.bytes_mut().fill(GONE);
+        block.bytes_mut().fill(FREED);
         block
     }
 
@@ -70,14 +70,14 @@ impl Block {
 }
 
 pub(super) struct ShelfBuffer {
-    /// `None` once the block was given back or abandoned.
+    /// `None` once the block was returned or abandoned.
     block: Option<Block>,
     shelf: Arc<Shelf>,
 }
 
 impl ShelfBuffer {
     fn hand_out(block: Block, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
-        shelf.in_hands.fetch_add(1, Ordering::Relaxed);
+        shelf.in_use.fetch_add(1, Ordering::Relaxed);
         Box::new(Self {
             block: Some(block),
             shelf: shelf.clone(),
@@ -118,10 +118,10 @@ impl HostBuffer for ShelfBuffer {
 impl Drop for ShelfBuffer {
     fn drop(&mut self) {
         if let Some(mut block) = self.block.take() {
-            block.bytes_mut().fill(GONE);
+            block.bytes_mut().fill(FREED);
             self.shelf.free.lock().unwrap().push(block);
         }
-        self.shelf.in_hands.fetch_sub(1, Ordering::Relaxed);
+        self.shelf.in_use.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -170,10 +170,10 @@ pub(super) fn plain_executor(ordinal: usize) -> CudaExecutor {
         plan: None,
         eos_token_ids: [].into(),
     };
-    // The driver grows to the highest ordinal that was requested.
+    // The emulated driver has devices up to the highest ordinal requested.
     souffleur_cusim::Device::new(ordinal);
     let device = Device::open(ordinal).unwrap();
-    // SAFETY: to the emulated driver this text is an image that has every kernel.
+    // SAFETY: the emulated driver accepts this text as an image with every kernel.
     let modules = unsafe { Modules::from_images(&device, |_| b"cusim\0".to_vec()) }.unwrap();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
@@ -190,7 +190,7 @@ pub(super) fn executor(ordinal: usize) -> (CudaExecutor, Arc<Shelf>) {
     (executor.unwrap(), shelf)
 }
 
-/// A row that starts with a prompt of its seed, on private pages.
+/// Adds to the plan a row that starts with a prompt generated from `seed`.
 pub(super) fn begin(
     plan: &mut StepPlan,
     row: u32,
@@ -298,11 +298,11 @@ pub(super) fn plan(step: u64) -> StepPlan {
 
 /// The wait that the test removes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Planted {
-    Nothing,
-    /// The nth wait of a stream for an event in the launch of a step. The first two are those for the step's lists.
+pub(super) enum SkippedWait {
+    None,
+    /// A step, and n: the nth wait of a stream for an event in the step's launch. The first two wait for its lists.
     StreamWait(u64, u64),
-    /// The nth wait of the host for an event at the end of a step. The first one is that for its results.
+    /// A step, and n: the nth wait of the host for an event at the step's end. The first one waits for its results.
     HostWait(u64, u64),
 }
 
@@ -310,13 +310,13 @@ pub(super) enum Planted {
 pub(super) struct Case {
     pub(super) load_slots: usize,
     pub(super) hurries_copies: bool,
-    pub(super) planted: Planted,
+    pub(super) skipped: SkippedWait,
 }
 
-pub(super) const AS_IT_IS: Case = Case {
+pub(super) const DEFAULT_CASE: Case = Case {
     load_slots: LOAD_SLOTS,
     hurries_copies: false,
-    planted: Planted::Nothing,
+    skipped: SkippedWait::None,
 };
 
 /// Tokens of each step, and the bytes of each save.
@@ -342,7 +342,7 @@ impl Run {
         run
     }
 
-    /// Runs steps of each shape on unused pages, so that no buffer grows later: freeing the old one waits for all work.
+    /// Runs steps of each shape on unused pages: a buffer that grows later would free the old one, which waits.
     pub(super) fn warm_up(&mut self) {
         for step in 0..3 {
             let mut plan = empty_plan(step);
@@ -374,7 +374,7 @@ impl Run {
         }
     }
 
-    /// Hands the saved blocks of row 1 to the load of row 3.
+    /// Provides the saved blocks of row 1 to the load of row 3.
     pub(super) fn fetch(&self) {
         let saved = self.shelf.saved.lock().unwrap();
         let run = [2, 3].map(|ticket| {
@@ -401,8 +401,8 @@ impl Run {
         self.shelf.saved.lock().unwrap().clone()
     }
 
-    pub(super) fn in_hands(&self) -> usize {
-        self.shelf.in_hands.load(Ordering::Relaxed)
+    pub(super) fn in_use(&self) -> usize {
+        self.shelf.in_use.load(Ordering::Relaxed)
     }
 }
 
@@ -419,7 +419,7 @@ pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
             run.finish_all();
             run.fetch();
         }
-        if let Planted::StreamWait(at, nth) = case.planted {
+        if let SkippedWait::StreamWait(at, nth) = case.skipped {
             emulated.plan(Fault::StreamWait, if at == step { nth } else { 0 });
         }
         run.executor.launch(&plan(step)).unwrap();
@@ -431,7 +431,7 @@ pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
             continue;
         }
         let oldest = run.executor.under_way[0].step.get();
-        if let Planted::HostWait(at, nth) = case.planted {
+        if let SkippedWait::HostWait(at, nth) = case.skipped {
             emulated.plan(Fault::HostWait, if at == oldest { nth } else { 0 });
         }
         run.finish();
@@ -439,6 +439,6 @@ pub(super) fn outcome(ordinal: usize, case: Case) -> Outcome {
     }
     run.finish_all();
     emulated.hurry_copies(false);
-    assert_eq!(run.in_hands(), 0, "every buffer was given back");
+    assert_eq!(run.in_use(), 0, "every buffer was given back");
     (run.tokens.clone(), run.saved())
 }

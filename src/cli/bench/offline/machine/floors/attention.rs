@@ -4,7 +4,6 @@ use souffleur::state::pool::kv_layout::PagedKv;
 
 use super::Extent;
 
-/// The sizes that determine the cost of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct AttentionCost {
     /// Bytes of the keys and values of one token.
@@ -85,7 +84,7 @@ pub(super) fn label_bytes(pages: &PagedKv) -> u64 {
     (pages.heads * pages.labels * pages.dtype.bytes()) as u64
 }
 
-/// The number of pairs of a query and a key that it attends to: its own or an earlier one, at most `window`.
+/// The number of query-key pairs: each query attends to its own key and to earlier keys, at most `window` in all.
 pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
     let Extent {
         cached_tokens,

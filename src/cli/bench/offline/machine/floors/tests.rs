@@ -34,7 +34,7 @@ fn cost(window: Option<u64>) -> ModelCost {
     }
 }
 
-/// The cost of a model whose keys and values have the type of its weights.
+/// The cost of a model whose keys and values have the data type of its weights.
 fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
     cost_of(config, dtype, quantization, &config.kv_layout(dtype))
 }
@@ -73,7 +73,7 @@ fn a_configuration_gives_the_sizes_of_its_matrices() {
     });
     let text = config.to_string();
     let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-    let config = config.expect("it can be parsed");
+    let config = config.expect("the config parses");
     assert_eq!(of(&config, Dtype::BF16, None), cost(None));
     let wide = of(&config, Dtype::F32, None);
     assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
@@ -101,7 +101,7 @@ fn only_the_expected_share_of_experts_is_read() {
     });
     let text = config.to_string();
     let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-    let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
+    let cost = of(&config.expect("the config parses"), Dtype::BF16, None);
     // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
     let (attention, router, expert) = (384, 32, 384);
     let expected = ByProduct {
@@ -218,7 +218,7 @@ fn states_are_multiplied_once_per_token_and_moved_twice_per_step() {
     });
     let text = config.to_string();
     let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-    let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
+    let cost = of(&config.expect("the config parses"), Dtype::BF16, None);
     let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
     assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
     let step = [extent(10, 2), extent(0, 5)];
@@ -302,7 +302,7 @@ fn block_quantised_matrices_count_with_their_file_size_and_product() {
     });
     let text = config.to_string();
     let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-    let config = config.expect("it can be parsed");
+    let config = config.expect("the config parses");
     let layout = config.kv_layout(Dtype::BF16);
     let matrices = [
         matrix("model.embed_tokens.weight", 800, 656, WeightProduct::Blocks),

@@ -10,13 +10,13 @@ const MAX_BLOCKS: usize = 1 << 15;
 
 /// Recently dropped blocks, in two generations: a full generation is kept until the next one is full.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(super) struct DroppedBlocks {
     young: FxHashMap<BlockKey, StoredMiss>,
     old: FxHashMap<BlockKey, StoredMiss>,
 }
 
-impl Gone {
-    pub fn note(&mut self, key: BlockKey, why: StoredMiss) {
+impl DroppedBlocks {
+    pub fn record(&mut self, key: BlockKey, why: StoredMiss) {
         if self.young.len() >= MAX_BLOCKS {
             self.old = std::mem::take(&mut self.young);
         }
@@ -42,21 +42,21 @@ mod tests {
 
     #[test]
     fn the_last_reason_counts_and_the_oldest_are_forgotten() {
-        let mut gone = Gone::default();
-        gone.note(key(1), StoredMiss::Evicted);
-        gone.note(key(2), StoredMiss::Evicted);
-        gone.note(key(2), StoredMiss::Damaged);
-        assert_eq!(gone.why(key(1)), Some(StoredMiss::Evicted));
-        assert_eq!(gone.why(key(2)), Some(StoredMiss::Damaged));
-        assert_eq!(gone.why(key(3)), None);
+        let mut dropped = DroppedBlocks::default();
+        dropped.record(key(1), StoredMiss::Evicted);
+        dropped.record(key(2), StoredMiss::Evicted);
+        dropped.record(key(2), StoredMiss::Damaged);
+        assert_eq!(dropped.why(key(1)), Some(StoredMiss::Evicted));
+        assert_eq!(dropped.why(key(2)), Some(StoredMiss::Damaged));
+        assert_eq!(dropped.why(key(3)), None);
         for token in 0..MAX_BLOCKS as u32 * 2 {
-            gone.note(key(100 + token), StoredMiss::Evicted);
+            dropped.record(key(100 + token), StoredMiss::Evicted);
         }
-        assert_eq!(gone.why(key(1)), None);
+        assert_eq!(dropped.why(key(1)), None);
         assert_eq!(
-            gone.why(key(100 + MAX_BLOCKS as u32)),
+            dropped.why(key(100 + MAX_BLOCKS as u32)),
             Some(StoredMiss::Evicted)
         );
-        assert!(gone.young.len() + gone.old.len() <= 2 * MAX_BLOCKS);
+        assert!(dropped.young.len() + dropped.old.len() <= 2 * MAX_BLOCKS);
     }
 }

@@ -1,7 +1,7 @@
 //! Enforces the disk tier's space limit, by evicting records and folders.
 //!
-//! Whole folders of other fingerprints are removed first, the least recently written ones before others; then records
-//! of this fingerprint, the least recently used first, each block before its predecessor.
+//! Whole folders of other fingerprints are removed first, starting with the least recently written; then records of
+//! this fingerprint, starting with the least recently used, each block before its predecessor.
 
 use std::io;
 
@@ -28,17 +28,18 @@ impl DiskTier {
         self.setup.disk_bytes.saturating_sub(others)
     }
 
-    /// Evicts until a slot is free for a record. `None` if the record needs the next victim, or after too many victims.
-    pub(super) fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
+    /// Evicts records until a slot is free. `None` if the next victim is a block that `place` needs, or after too many
+    /// victims.
+    pub(super) fn take_slot(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
         let kept = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
-        // So that other records are evicted first.
+        // Marks the block as used, so that other records are evicted first.
         self.index.touch(kept);
         let bytes = self.segments[kind.index()].size().slot();
         if self.bytes() + bytes > self.limit() && self.written_since_scan >= SCAN_BYTES {
-            self.scan_others();
+            self.scan_other_folders();
             self.shrink();
         }
         for _ in 0..MAX_ROUNDS {
@@ -50,7 +51,7 @@ impl DiskTier {
                 if self.bytes() + bytes <= self.limit() {
                     return Some(self.segments[kind.index()].take_clean());
                 }
-                if self.punch() || self.remove_other() {
+                if self.punch() || self.remove_other_folder() {
                     continue;
                 }
             }
@@ -60,10 +61,10 @@ impl DiskTier {
         None
     }
 
-    /// Returns space to the file system until the disk bound holds, if possible.
+    /// Returns space to the file system until the slots fit the limit, if possible.
     pub(super) fn shrink(&mut self) {
         while self.bytes() > self.limit() {
-            if self.remove_other() || self.punch() {
+            if self.remove_other_folder() || self.punch() {
                 continue;
             }
             if !self.can_punch || self.evict(None, None).is_none() {
@@ -87,7 +88,7 @@ impl DiskTier {
             return None;
         }
         self.shared.counts.evicted.add(1);
-        self.note_gone(key, kind, StoredMiss::Evicted);
+        self.record_drop(key, kind, StoredMiss::Evicted);
         self.forget(key, kind)
     }
 
@@ -113,16 +114,16 @@ impl DiskTier {
         }
     }
 
-    pub(super) fn scan_others(&mut self) {
-        let others = self.folder.others(&*self.files);
+    pub(super) fn scan_other_folders(&mut self) {
+        let others = self.folder.other_folders(&*self.files);
         self.foreign_bytes = others.iter().map(|other| other.bytes).sum();
         self.written_since_scan = 0;
-        self.show();
+        self.update_counts();
     }
 
     /// Removes folders that were written with another secret.
-    pub(super) fn remove_useless_others(&mut self) {
-        for other in self.folder.others(&*self.files) {
+    pub(super) fn remove_unusable_folders(&mut self) {
+        for other in self.folder.other_folders(&*self.files) {
             if !other.is_usable && other.remove(&*self.files) {
                 self.shared.counts.foreign_removed.add(1);
             }
@@ -130,16 +131,16 @@ impl DiskTier {
     }
 
     /// Removes the oldest folder of another fingerprint that no engine uses. False if no folder is removed.
-    fn remove_other(&mut self) -> bool {
+    fn remove_other_folder(&mut self) -> bool {
         if self.foreign_bytes == 0 {
             return false;
         }
-        let others = self.folder.others(&*self.files);
+        let others = self.folder.other_folders(&*self.files);
         let removed = others.iter().any(|other| other.remove(&*self.files));
         if removed {
             self.shared.counts.foreign_removed.add(1);
         }
-        self.scan_others();
+        self.scan_other_folders();
         removed
     }
 }
