@@ -14,10 +14,9 @@ pub struct Allocator {
     note: DeathNote,
 }
 
-/// The receiver of grants: the Scheduler, or a host that uses the cache without an engine.
+/// The receiver of grants: the Scheduler, or an actor of a host program that uses the cache without an engine.
 pub enum PlannedTo {
     Scheduler(Mailbox<Box<StepPlanned>>),
-    /// An actor of the host's own in its place.
     Host(Recipient<Box<StepPlanned>>),
 }
 

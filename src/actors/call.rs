@@ -1,6 +1,6 @@
-//! Calls: requests that arrive together and share prompts, with each distinct prompt weighed once.
+//! Calls: requests that arrive together and may share prompts. Each distinct prompt is weighed once.
 //!
-//! The sender of the requests weighs their prompts: examining a large one would delay the Tokenizer.
+//! The sender of a call weighs the prompts, because examining a large one would delay the Tokenizer.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use souffleur_request::sink::EventSink;
 use souffleur_request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
 use souffleur_state::grammar::Constraint;
 
-/// Weight that a grammar adds to that of its prompt, in bytes of text: compiling one takes some milliseconds.
+/// Weight of a grammar, in bytes of text that take as long to encode: compiling takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Weighed {
 }
 
 impl Prompts {
-    /// Requests share a prompt if they share its memory and that of their output form.
+    /// Requests share a prompt if their prompts and output forms are at the same addresses.
     pub fn of<'a>(requests: impl Iterator<Item = &'a GenerateRequest>) -> Self {
         let mut prompts = Self::default();
         let mut known = FxHashMap::default();
@@ -99,7 +99,7 @@ impl Weighed {
 }
 
 impl OutputForm {
-    /// True if a grammar must be compiled for it.
+    /// True if the outputs need a compiled grammar.
     pub(crate) fn is_constrained(&self) -> bool {
         let parsing = self.parsing.as_ref();
         let tools = parsing.and_then(|parsing| parsing.tools.as_deref());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_lists_weigh_something() {
+    fn empty_lists_have_weight() {
         let mut template_kwargs = Map::new();
         template_kwargs.insert("a".to_owned(), serde_json::json!([[], [], {}]));
         let request = GenerateRequest::new(Prompt::Chat(Arc::new(souffleur_request::ChatPrompt {

@@ -1,4 +1,4 @@
-//! Drop guards that report the death of an actor to the Watchdog, and the message that stops an actor in order.
+//! Drop guards that report the death of an actor to the Watchdog, and the message for an orderly stop.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use actix::{Actor, ActorContext, Context, Message, Recipient};
 use crate::messages::ActorDied;
 use souffleur_state::pool::pages::PoolLedger;
 
-/// Unit -> each of its actors: stop, without a report of a death.
+/// Unit -> each of its actors: stop, and report no death.
 #[derive(Clone, Copy, Debug, Message)]
 #[rtype(result = "()")]
 pub struct StopActor;
@@ -33,7 +33,7 @@ impl Obituary {
     }
 
     /// Reports the death now, on behalf of a thread that has ended.
-    pub fn tell(&mut self, panicked: bool) {
+    pub fn report(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
             to.do_send(ActorDied {
                 actor: self.actor,
@@ -46,14 +46,14 @@ impl Obituary {
 
 impl Drop for Obituary {
     fn drop(&mut self) {
-        self.tell(std::thread::panicking());
+        self.report(std::thread::panicking());
     }
 }
 
 /// The [`Obituary`] of an actor or thread whose death ends the whole unit.
 ///
-/// It also closes the pool's ledger: memory that is dropped with the actor is lost with the whole unit, not leaked.
-/// The Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
+/// It also closes the pool's ledger: memory that is dropped with the actor is lost with the whole unit, not leaked. In
+/// the Scheduler the note is the first field, so that it is dropped before the `Pages` and locks.
 pub struct DeathNote {
     obituary: Obituary,
     ledger: Arc<PoolLedger>,
@@ -72,7 +72,7 @@ impl DeathNote {
         }
     }
 
-    /// A note that reports to no Watchdog, for actors wired by a host or a test.
+    /// A note without a Watchdog, for actors that a host program or a test starts.
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
         let obituary = Obituary {
             actor,
@@ -89,7 +89,6 @@ impl DeathNote {
 
 impl Drop for DeathNote {
     fn drop(&mut self) {
-        // Rust drops the field `obituary` after this.
         self.ledger.close();
     }
 }

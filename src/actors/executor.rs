@@ -1,6 +1,6 @@
-//! The Executor actor, and the OS thread that it passes steps to: the thread owns weights, KV buffers and sampler.
+//! The Executor actor, and the OS thread that runs its steps and owns the weights, the KV buffers and the sampler.
 //!
-//! The thread samples tokens through [`souffleur_executor::Executor`]. The channel to it holds two steps, and the
+//! The thread runs steps through [`souffleur_executor::Executor`]. The channel to the thread holds two steps, and the
 //! scheduler never has more than two in flight, so the actor never waits.
 
 use std::collections::VecDeque;
@@ -20,32 +20,32 @@ use souffleur_executor::Launch;
 use souffleur_executor::ended::{EndedRows, SkippedRows};
 use souffleur_state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
-/// Steps between the actor and the thread.
+/// Capacity of the channel from the actor to the thread.
 const QUEUED_STEPS: usize = 2;
 
-/// Time that the thread waits for a step before it polls the device for the end of the one in flight.
+/// Time that the thread waits for the next step before it polls the device for the end of the step in flight.
 const GLANCE: Duration = Duration::from_micros(20);
 
 pub struct Executor {
-    line: LineIn,
+    line: StepSender,
     note: DeathNote,
 }
 
-pub struct LineIn {
+pub struct StepSender {
     steps: Sender<RunStep>,
     /// Ended sequences, which overtake queued steps. The thread reads them before each step, so the channel holds at
     /// most as many ids as the last steps had rows.
     ended: Sender<SeqId>,
 }
 
-struct LineOut {
+struct StepReceiver {
     steps: Receiver<RunStep>,
     ended: Receiver<SeqId>,
 }
 
-/// A thread that has loaded its executor and waits for the mailbox for its answers.
+/// An executor thread that has not received the mailbox for its answers yet.
 pub struct ExecutorThread {
-    line: LineIn,
+    line: StepSender,
     answers: Sender<Answers>,
     thread: JoinHandle<()>,
 }
@@ -60,10 +60,10 @@ pub type ExecutorFactory =
     dyn Fn() -> Result<Box<dyn souffleur_executor::Executor>, LoadError> + Send + Sync;
 
 impl ExecutorThread {
-    /// Starts a thread and loads the executor there; the receiver gets the result. `eos_token_ids` end outputs.
+    /// Starts a thread that loads the executor; the receiver gets the result of loading. `eos_token_ids` end outputs.
     ///
     /// # Errors
-    /// When the thread cannot be started.
+    /// If the thread cannot be started.
     pub fn spawn(
         factory: std::sync::Arc<ExecutorFactory>,
         eos_token_ids: std::sync::Arc<[u32]>,
@@ -83,7 +83,7 @@ impl ExecutorThread {
                 // The receiver is gone if the engine was dropped meanwhile.
                 let _ = loaded.send(Ok(()));
                 if let Ok(answers) = wired.recv() {
-                    let line = LineOut {
+                    let line = StepReceiver {
                         steps: queued,
                         ended: ends,
                     };
@@ -92,7 +92,7 @@ impl ExecutorThread {
             })?;
         Ok((
             Self {
-                line: LineIn { steps, ended },
+                line: StepSender { steps, ended },
                 answers,
                 thread,
             },
@@ -100,9 +100,9 @@ impl ExecutorThread {
         ))
     }
 
-    /// Gives the thread the mailbox for its answers; returns the actor's ends of the channels and the thread to join.
-    pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (LineIn, JoinHandle<()>) {
-        // A thread that died has sent its death note already.
+    /// Gives the thread the mailbox for its answers. Returns the senders for the actor, and the thread to join.
+    pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (StepSender, JoinHandle<()>) {
+        // If the thread has died, the note in the rejected message reports this when it is dropped.
         let _ = self.answers.send(Answers { done, note });
         (self.line, self.thread)
     }
@@ -111,11 +111,11 @@ impl ExecutorThread {
 fn run_steps(
     executor: Box<dyn souffleur_executor::Executor>,
     rows: EndedRows,
-    LineOut { steps, ended }: LineOut,
+    StepReceiver { steps, ended }: StepReceiver,
     answers: Answers,
 ) {
     let Answers { done, mut note } = answers;
-    let mut line = StepLine {
+    let mut line = StepRunner {
         executor,
         rows,
         ended,
@@ -125,16 +125,16 @@ fn run_steps(
     };
     loop {
         match line.next(&steps) {
-            Turn::Launch(step) => line.launch(step),
-            Turn::Finish => line.finish(),
-            Turn::End => break,
+            Action::Launch(step) => line.launch(step),
+            Action::Finish => line.finish(),
+            Action::End => break,
         }
     }
     note.disarm();
 }
 
 /// The executor, and the steps that were launched and not answered yet.
-struct StepLine {
+struct StepRunner {
     executor: Box<dyn souffleur_executor::Executor>,
     /// The rows that steps must skip.
     rows: EndedRows,
@@ -152,34 +152,34 @@ struct LaunchedStep {
     result: Option<Result<StepOutput, StepError>>,
 }
 
-enum Turn {
+enum Action {
     Launch(RunStep),
     Finish,
     End,
 }
 
-impl StepLine {
-    /// Prefers to launch: an answer can wait while the device has nothing to do.
-    fn next(&mut self, steps: &Receiver<RunStep>) -> Turn {
+impl StepRunner {
+    /// Prefers a launch to an answer, because the device must not be idle.
+    fn next(&mut self, steps: &Receiver<RunStep>) -> Action {
         if self.under_way.is_empty() {
-            return steps.recv().map_or(Turn::End, Turn::Launch);
+            return steps.recv().map_or(Action::End, Action::Launch);
         }
         if self.under_way.len() == PIPELINE_DEPTH {
-            return Turn::Finish;
+            return Action::Finish;
         }
         match steps.try_recv() {
-            Ok(step) => return Turn::Launch(step),
-            Err(TryRecvError::Disconnected) => return Turn::Finish,
+            Ok(step) => return Action::Launch(step),
+            Err(TryRecvError::Disconnected) => return Action::Finish,
             Err(TryRecvError::Empty) => {}
         }
         while !self.is_oldest_finished() {
             match steps.recv_timeout(GLANCE) {
-                Ok(step) => return Turn::Launch(step),
-                Err(RecvTimeoutError::Disconnected) => return Turn::Finish,
+                Ok(step) => return Action::Launch(step),
+                Err(RecvTimeoutError::Disconnected) => return Action::Finish,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
-        Turn::Finish
+        Action::Finish
     }
 
     fn is_oldest_finished(&mut self) -> bool {
@@ -190,7 +190,7 @@ impl StepLine {
         is_answered || self.executor.is_finished()
     }
 
-    /// Launches a step. If it ends with its launch, or fails to launch, it is still answered in order of steps.
+    /// Launches a step. Steps are answered in order, even if a step is done at once or fails to launch.
     fn launch(&mut self, RunStep { mut plan, spent }: RunStep) {
         let launched = Instant::now();
         if let Some(rows) = spent {
@@ -225,7 +225,7 @@ impl StepLine {
         }
     }
 
-    /// Answers the oldest step. A step launched while another one runs begins when that one ends.
+    /// Answers the oldest step. A step that was launched while another one ran counts from the end of that other step.
     fn finish(&mut self) {
         let Some(oldest) = self.under_way.pop_front() else {
             return;
@@ -254,7 +254,7 @@ fn is_empty(plan: &StepPlan) -> bool {
 }
 
 impl Executor {
-    pub fn new(line: LineIn, note: DeathNote) -> Self {
+    pub fn new(line: StepSender, note: DeathNote) -> Self {
         Self { line, note }
     }
 }
@@ -269,9 +269,9 @@ impl Handler<Posted<RunStep>> for Executor {
     fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
         let (step, _timer) = posted.open();
         if self.line.steps.try_send(step).is_err() {
-            // The thread is gone (and has sent its note) or a third step came: either way the unit is broken.
+            // Either the thread has ended and its note reported this, or there is a third step: the unit is broken.
             tracing::error!(
-                "cannot hand a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
+                "cannot send a step to the executor thread (its queue is full or it has ended): rebuilding the engine"
             );
             ctx.terminate();
         }
@@ -284,7 +284,7 @@ impl Handler<Posted<SequencesEnded>> for Executor {
     fn handle(&mut self, posted: Posted<SequencesEnded>, _: &mut Context<Self>) {
         let (SequencesEnded { seqs }, _timer) = posted.open();
         for seq in seqs {
-            // A thread that is gone has sent its death note.
+            // If the thread has ended, its note has reported this.
             let _ = self.line.ended.send(seq);
         }
     }

@@ -1,7 +1,7 @@
-//! Mailboxes with metrics: the envelope of a message counts it in the actor's mailbox and times its handling.
+//! Mailboxes with metrics: an envelope counts a message in the actor's mailbox, and times its handler.
 //!
-//! actix does not expose the length of a mailbox, so each message carries a guard that counts it in when it is posted
-//! and out when it is opened, or dropped unopened with its actor.
+//! actix does not expose the length of a mailbox. So the envelope increments a counter when the message is posted, and
+//! decrements it when the message is opened or dropped with its actor.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ impl<M> Mailbox<M>
 where
     M: Message<Result = ()> + Send + 'static,
 {
-    /// The address of `actor`, under the names that the metrics show.
+    /// The address of `actor`, with the names for metric labels.
     pub fn of<A>(actor: &Addr<A>, actor_name: &'static str, message_name: &'static str) -> Self
     where
         A: Actor + Handler<Posted<M>>,
@@ -37,7 +37,7 @@ where
         }
     }
 
-    /// Sends a message. It is lost, and counted out again, when the actor is gone.
+    /// Sends a message. If the actor has stopped, the message is dropped and no longer counted.
     pub fn post(&self, message: M) {
         self.metrics.entered();
         self.to.do_send(Posted {
@@ -103,7 +103,7 @@ impl Drop for HandlerTimer {
     }
 }
 
-/// Counts a message that hosts send as it is, without an envelope.
+/// Counts a message that hosts send without an envelope.
 pub struct InFlight {
     metrics: Arc<MailboxMetrics>,
 }

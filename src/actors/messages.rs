@@ -42,7 +42,7 @@ pub struct Generate {
 }
 
 impl Generate {
-    /// A request on its way to the Tokenizer, counted in its mailbox from now on.
+    /// A single request, which counts as queued in the Tokenizer's mailbox from now on.
     pub fn new(request: GenerateRequest, sink: EventSink, cancel: CancelFlag) -> Self {
         Self::call(vec![Asked {
             request,
@@ -141,7 +141,7 @@ pub enum StoreNews {
         ticket: Ticket,
         /// Blocks fetched, counted from the first requested one.
         blocks: usize,
-        /// Why they are fewer than requested.
+        /// Why fewer blocks than requested were fetched.
         miss: Option<StoredMiss>,
     },
     /// Answers [`StoreOrder::Write`], on success and failure.
@@ -173,7 +173,7 @@ pub struct PinPrefix {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixPinned {
-    /// Names the pin in `UnpinPrefix`.
+    /// Identifies the pin in `UnpinPrefix`.
     pub pin: u64,
     /// Tokens of the prefix that are in the cache and stay there.
     pub tokens: usize,
@@ -192,7 +192,7 @@ pub struct UnpinPrefix {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct PinSoftly {
-    /// Names the pin; `EngineHandle::pin_softly` assigns each pin a unique name.
+    /// Identifies the pin; `EngineHandle::pin_softly` assigns unique names.
     pub name: u64,
     /// A pin that this one replaces, which is released.
     pub replaces: Option<u64>,
@@ -291,7 +291,7 @@ pub struct RunStep {
     pub spent: Option<Vec<RowResult>>,
 }
 
-/// Scheduler -> Executor: sequences that ended while decodes of them were in flight; steps not begun skip them.
+/// Scheduler -> Executor: sequences that ended while decodes of them were in flight. Steps not yet begun skip them.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SequencesEnded {
@@ -305,12 +305,12 @@ pub struct SequencesEnded {
 #[rtype(result = "()")]
 pub struct ActorDied {
     pub actor: &'static str,
-    /// The generation of its unit: a late note from an earlier generation is ignored.
+    /// The generation of the actor's unit: a late report from an earlier generation is ignored.
     pub generation: u64,
     pub panicked: bool,
 }
 
-/// Scheduler -> Watchdog, rare: everything that hosts have set so far, for the unit that is built after a death.
+/// Scheduler -> Watchdog, rare: all settings made by hosts so far, for the unit that is built after a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
 pub struct HostSettings {
@@ -338,11 +338,11 @@ impl std::fmt::Debug for StepDone {
     }
 }
 
-/// The mailbox addresses that a request needs, as recipients, which hide the actors.
+/// The addresses of the current actors, as recipients, which hide the actor types.
 ///
-/// They are the addresses of the current actors. When one of these dies all are rebuilt, and old doors are closed: a
-/// request that is sent through them fails with `engine_down`, `send` returns `MailboxError::Closed`, and a one-way
-/// message (a cancel) is dropped, since no request of that generation is left. `EngineHandle::doors` returns new ones.
+/// When an actor dies, all are rebuilt, and the old addresses are closed: a request that is sent to them fails with
+/// `engine_down`, `send` returns `MailboxError::Closed`, and a one-way message (a cancel) is dropped, since no request
+/// of that generation is left. `EngineHandle::doors` returns the new addresses.
 #[derive(Clone)]
 pub struct Doors {
     pub generate: Recipient<Generate>,
@@ -363,7 +363,7 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// False once their actors have stopped: take new ones.
+    /// False once the actors have stopped and new addresses are needed.
     pub fn are_open(&self) -> bool {
         self.generate.connected()
     }

@@ -1,8 +1,7 @@
-//! A prefix index without an engine: the RadixCache and the Allocator, driven by an actor of the host.
+//! A prefix index without an engine: the RadixCache and the Allocator, driven by an actor of the host program.
 //!
-//! An actor of the host replaces the Scheduler. It sends plans and receives [`StepPlanned`]; it owns the pages and
-//! locks that it was granted and hands them back in the settlements of a later plan. Plans run one at a time: the next
-//! is sent after the last was answered.
+//! The host's actor replaces the Scheduler. It sends plans and receives [`StepPlanned`]. It owns the granted pages and
+//! locks, and returns them in the settlements of a later plan. It sends a plan only after the last one was answered.
 
 use std::sync::Arc;
 
@@ -20,11 +19,11 @@ use souffleur_state::pool::pools::Pools;
 
 #[derive(Clone, Copy, Debug)]
 pub struct IndexCapacity {
-    /// Pages, granted and cached ones together.
+    /// Total number of pages.
     pub pages: u32,
     /// Maximum number of sequences that hold private pages at once.
     pub rows: u32,
-    /// Tokens a page: prefixes differ by whole pages.
+    /// Tokens per page. Prefixes are cached in whole pages.
     pub page_size: PageSize,
 }
 
@@ -40,7 +39,7 @@ impl PrefixIndex {
     /// Starts both actors on the calling Arbiter; `planned` receives the answer to every plan.
     ///
     /// # Panics
-    /// Outside an actix System, as every start of an actor.
+    /// Outside an actix System.
     pub fn start(
         capacity: IndexCapacity,
         policy: EvictionPolicy,
@@ -72,7 +71,7 @@ impl PrefixIndex {
         self.plan.post(Box::new(plan));
     }
 
-    /// The recipient of queries for the cached part of a prompt. They change nothing, and need no plan.
+    /// The recipient of queries for the cached part of a prompt. Queries change nothing, and need no plan.
     pub fn peek(&self) -> Recipient<PeekPrefix> {
         self.peek.clone()
     }

@@ -1,4 +1,4 @@
-//! The RadixCache actor, the only owner of the prefix tree: answers matches and runs the tree's leg of plans.
+//! The RadixCache actor, the only owner of the prefix tree: runs the tree's part of each plan, and answers queries.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use souffleur_state::cache::radix_tree::RadixTree;
 use souffleur_state::control::plan_step;
 use souffleur_state::control::probe_prefixes;
 
-/// Poll interval while the publisher of events has to catch up.
+/// Interval between calls of the feed while the publisher of events has to catch up.
 const FEED_INTERVAL: Duration = Duration::from_millis(10);
 
 pub struct RadixCache {
     cache: RadixTree,
     allocator: Mailbox<Box<ReservePages>>,
-    /// The Scheduler; a host that plans by itself has none.
+    /// `None` in a prefix index without an engine.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     feed: Option<ChangeFeed>,
-    /// A timer will call the feed, in addition to plans.
+    /// A timer for the next call of the feed is set.
     feeds_later: bool,
     metrics: CacheMetrics,
     note: DeathNote,
@@ -41,14 +41,14 @@ impl RadixCache {
         }
     }
 
-    pub fn answering(self, scheduler: Mailbox<Box<PrefixesProbed>>) -> Self {
+    pub fn with_scheduler(self, scheduler: Mailbox<Box<PrefixesProbed>>) -> Self {
         Self {
             scheduler: Some(scheduler),
             ..self
         }
     }
 
-    pub fn feeding(mut self, feed: Option<ChangeFeed>) -> Self {
+    pub fn with_feed(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
             self.cache.note_changes();
         }

@@ -1,4 +1,4 @@
-//! The unit of failure: five actors and the executor thread, wired together, which start and stop together.
+//! The unit of failure: five actors and the executor thread, which start and stop together, and an optional KV store.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -25,7 +25,7 @@ use souffleur_record::{LogSink, RecordedScheduler};
 use souffleur_state::control::{ControlSetup, ControlStates};
 use souffleur_state::pool::pages::PoolLedger;
 
-/// Stack size of threads that render templates, encode prompts and parse requests: libraries recurse there.
+/// Stack size of threads that render templates, encode prompts and parse requests: their libraries are recursive.
 const TOKENIZER_STACK_BYTES: usize = 16 << 20;
 
 /// The runtime of the Tokenizer's Arbiter, whose blocking threads have large stacks.
@@ -36,15 +36,15 @@ fn tokenizer_runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// Everything that it takes to build a unit, and to build it again.
+/// Everything needed to build a unit, and to rebuild it.
 pub struct Blueprint {
     /// Label of metrics.
     pub model_name: String,
-    /// How the control states begin; its names and sizes have been checked.
+    /// Setup of the scheduler, cache and pools. Its names and sizes have been checked.
     pub control: ControlSetup,
-    /// Where every unit writes its part of the message log, if one is kept.
+    /// The message log, to which every unit writes its part, if one is kept.
     pub record: Option<Arc<LogSink>>,
-    /// Publisher of the changes of every unit's tree, if they are published.
+    /// Publisher of the changes of every unit's cache, if they are published.
     pub kv_events: Option<KvEventPublisher>,
     pub tokenizer: TokenizerSettings,
     pub executor: Arc<ExecutorFactory>,
@@ -72,20 +72,20 @@ pub struct Unit {
     generation: u64,
     doors: Doors,
     stop: Vec<Recipient<StopActor>>,
-    /// Stops last, after the others' last orders.
+    /// Stops last, after the other actors' last orders.
     store: Option<Recipient<StopActor>>,
-    /// `None` once it is awaited.
+    /// `None` once the unit is being stopped.
     executor_thread: Option<JoinHandle<()>>,
     tokenizer_arbiter: Option<Arbiter>,
     ledger: Arc<PoolLedger>,
 }
 
 impl Unit {
-    /// Loads the executor and wires the actors: the control actors on the calling Arbiter, the Tokenizer on another
-    /// one, since encoding a long prompt must not delay a step. `set` is the hosts' earlier settings.
+    /// Loads the executor and starts the actors. The Tokenizer runs on a separate Arbiter, because encoding a long
+    /// prompt must not delay a step. `set` has the settings that hosts made before.
     ///
     /// # Errors
-    /// The executor's error in loading, or the death of its thread.
+    /// If the executor cannot be loaded, or its thread cannot be started or dies.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,
@@ -98,7 +98,7 @@ impl Unit {
         .map_err(|error| StartError::Thread(format!("cannot start a thread: {error}")))?;
         let gone = |_| {
             StartError::Thread(
-                "the thread that makes the executor panicked, see the log".to_owned(),
+                "the thread that loads the executor panicked (see the log)".to_owned(),
             )
         };
         loaded.await.map_err(gone)??;
@@ -114,7 +114,7 @@ impl Unit {
     }
 
     /// Stops the actors after all messages that were sent to them before, and waits until the executor thread has
-    /// ended. Requests inside get their terminal event from their sinks.
+    /// ended. Requests in flight get their terminal event from their sinks.
     pub async fn stop(mut self) {
         self.ledger.close();
         let stopping: Vec<_> = self
@@ -129,7 +129,7 @@ impl Unit {
         let (executor, tokenizer) = (self.executor_thread.take(), self.tokenizer_arbiter.take());
         let (joined, is_joined) = oneshot::channel();
         std::thread::spawn(move || {
-            // A thread that panicked has sent its death note.
+            // If the thread panicked, its note has reported this.
             let _ = executor.map(JoinHandle::join);
             if let Some(arbiter) = tokenizer {
                 arbiter.stop();
@@ -139,7 +139,7 @@ impl Unit {
         });
         let _ = is_joined.await;
         if let Some(store) = self.store.take() {
-            // The store's death ends no other actor.
+            // If the store has died, there is nothing to stop.
             let _ = store.send(StopActor).await;
         }
     }
@@ -184,8 +184,8 @@ fn wire(
         let allocator = Allocator::new(pools, planned, note("allocator")).start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache"))
-            .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
-            .feeding(events)
+            .with_scheduler(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
+            .with_feed(events)
             .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (line, executor_thread) = thread.connect(done, note("executor_thread"));
@@ -209,7 +209,7 @@ fn wire(
         let peek = radix_cache.recipient();
         parts = Some((tokenizer, peek, executor_thread, (stop, store)));
         Scheduler::new(state, links, metrics, note("scheduler"))
-            .keeping(set, keeper)
+            .with_settings(set, keeper)
             .logging_long_requests(blueprint.log_long_requests)
     });
     let (tokenizer, peek, executor_thread, (stop, store)) =

@@ -1,8 +1,8 @@
-//! The Watchdog: when an actor or the executor thread dies, it ends the whole unit and builds a new one.
+//! The Watchdog: stops the whole unit and builds a new one when an actor or the executor thread dies.
 //!
-//! After a half-done handler neither pages nor the tree can be trusted, so the actors live and die together. Every
-//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. A failed
-//! build is tried again after growing waits; then the Watchdog reports failure, since only the host can help.
+//! A handler that panics may leave pages and tree inconsistent, so all actors are replaced together. Every request in
+//! flight gets one `Failed(engine_down)`, which its sink sends when it is dropped with the Tokenizer. A failed build is
+//! retried after growing waits. After the last attempt the Watchdog reports the failure to the host.
 
 use std::sync::{Arc, RwLock};
 
@@ -19,7 +19,7 @@ use souffleur_base::error::{LoadError, StartError};
 use souffleur_metrics::DeathMetrics;
 
 /// The actors and threads whose death ends the unit.
-pub const MORTALS: [&str; 6] = [
+pub const UNIT_MEMBERS: [&str; 6] = [
     "tokenizer",
     "scheduler",
     "radix_cache",
@@ -28,13 +28,13 @@ pub const MORTALS: [&str; 6] = [
     "executor_thread",
 ];
 
-/// Actors and threads whose death is logged and counted, without a rebuild. The next unit has them again.
-pub const DISPENSABLE: [&str; 2] = ["kv_store", "kv_store_thread"];
+/// Actors and threads whose death is logged and counted, without a rebuild. The next unit starts them again.
+pub const STORE_MEMBERS: [&str; 2] = ["kv_store", "kv_store_thread"];
 
 /// Generation of an engine's first unit.
 pub const FIRST_GENERATION: u64 = 1;
 
-/// The doors of the current unit; `None` while there is none.
+/// The addresses of the current unit's actors; `None` while there is no unit.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
 
 /// Why the engine stays down; `None` while rebuilds are tried.
@@ -62,12 +62,12 @@ pub struct Watchdog {
     is_stopping: bool,
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
-    /// Dropped with the watchdog: the holder of the other end learns of its stop.
+    /// Dropped with the watchdog, which notifies the receiver.
     _stopped: oneshot::Sender<()>,
 }
 
 impl Watchdog {
-    /// A watchdog with the first unit still to be handed to it by [`AdoptUnit`].
+    /// A watchdog without a unit. [`AdoptUnit`] brings the first one.
     pub fn new(blueprint: Arc<Blueprint>, doors: DoorSlot, stopped: oneshot::Sender<()>) -> Self {
         Self {
             rules: blueprint.rebuild,
@@ -83,12 +83,12 @@ impl Watchdog {
             is_busy: false,
             is_stopping: false,
             waiting: Vec::new(),
-            metrics: DeathMetrics::register(&[&MORTALS[..], &DISPENSABLE[..]].concat()),
+            metrics: DeathMetrics::register(&[&UNIT_MEMBERS[..], &STORE_MEMBERS[..]].concat()),
             _stopped: stopped,
         }
     }
 
-    /// Becomes ready when this watchdog has stopped trying.
+    /// Gets a reason when the watchdog has given up rebuilding.
     pub fn failure(&self) -> FailureWatch {
         self.failure.subscribe()
     }
@@ -116,7 +116,7 @@ impl Watchdog {
     /// Builds the next unit once the `dead` one, if any, has stopped.
     fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
         self.is_busy = true;
-        // Deaths that follow from this one are reported with the old number.
+        // Deaths that follow from this one are reported with the old generation.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
         let stopped = async move {
@@ -124,7 +124,7 @@ impl Watchdog {
                 dead.stop().await;
             }
         };
-        // A Scheduler that outlives the executor's thread takes settings until it has stopped.
+        // The settings are read after the stop: until then, the old Scheduler may accept new ones.
         let build = move |(), watchdog: &mut Self, ctx: &mut Context<Self>| {
             let begins_with = (survivor(&ctx.address()), watchdog.set.clone());
             Unit::build(blueprint, generation, begins_with).into_actor(watchdog)
@@ -153,7 +153,7 @@ impl Watchdog {
         self.failed_attempts += 1;
         let attempts = self.failed_attempts;
         if let StartError::Load(LoadError::Replaced { .. }) = error {
-            // Waiting does not bring back the model that clients know by this name.
+            // The files hold another model than the one that clients know by this name.
             tracing::error!(%error, "not rebuilding the engine: its model files were replaced; it stays down");
             return self.give_up(&format!("the engine died and will not be rebuilt: {error}"));
         }
@@ -195,7 +195,7 @@ impl Watchdog {
         }));
     }
 
-    /// Stops, if it is to stop and no task is in flight.
+    /// Stops the watchdog if this was requested and no task is in flight.
     fn leave(&mut self, ctx: &mut Context<Self>) {
         if !self.is_stopping || self.is_busy {
             return;
@@ -249,7 +249,7 @@ impl Handler<ActorDied> for Watchdog {
     type Result = ();
 
     fn handle(&mut self, died: ActorDied, ctx: &mut Context<Self>) {
-        if DISPENSABLE.contains(&died.actor) {
+        if STORE_MEMBERS.contains(&died.actor) {
             return self.continue_without_store(&died);
         }
         if self.is_stopping || died.generation != self.generation {
@@ -263,7 +263,7 @@ impl Handler<ActorDied> for Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "an actor died, rebuilding the engine"
+            "an actor or the executor thread died: rebuilding the engine"
         );
         self.rebuild(Some(unit), ctx);
     }

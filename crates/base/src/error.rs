@@ -1,4 +1,4 @@
-//! Error types, one enum for each boundary, with stable `code()`s for JSON and metric labels, and HTTP statuses.
+//! Error types of requests, steps, loading and configuration, with stable codes and HTTP statuses.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Seconds in `Retry-After` after an overload.
 pub const RETRY_AFTER_S: u32 = 1;
 
-/// Displays a number with an exponent if it would have many zeros.
+/// Displays a number without a trailing `.0`, and with an exponent if it is very large or very small.
 pub struct Plain<T>(pub T);
 
 impl<T: fmt::Debug> fmt::Display for Plain<T> {
@@ -68,7 +68,7 @@ impl FieldError {
         }
     }
 
-    /// The same reason, for the field that contains this one.
+    /// Keeps the reason and replaces the field by the one that contains it.
     pub fn within(self, field: impl Into<String>) -> Self {
         let field = field.into();
         Self { field, ..self }
@@ -90,7 +90,7 @@ impl FieldError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTokens {
     Exactly(usize),
-    /// Counting stopped here.
+    /// Counting stopped at this number.
     AtLeast(usize),
 }
 
@@ -141,14 +141,10 @@ pub enum RequestError {
     OutOfMemory,
     /// The operation needs an idle engine.
     #[error(
-        "{running} requests are running and {waiting} are waiting, flushing the cache needs an idle engine: try \
-         again later"
+        "{running} requests are running and {waiting} are waiting, but flushing the cache needs an idle engine: \
+         try again later"
     )]
-    Busy {
-        /// Number of running requests.
-        running: usize,
-        waiting: usize,
-    },
+    Busy { running: usize, waiting: usize },
     #[error("request {what} for {limit_ms} ms, which is its limit ({key}): {remedy}")]
     Timeout {
         /// `waited` or `ran`.
@@ -240,15 +236,15 @@ fn milliseconds(seconds: f64) -> u64 {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum StepError {
-    /// Rejected before any launch: no K/V was written.
+    /// Rejected before any kernel launch: no K/V was written.
     #[error("the executor refused the plan: {0}")]
     Rejected(String),
-    /// Failed after a launch: K/V of this step and later ones is invalid.
+    /// Failed after a kernel launch: K/V of this step and of later steps is invalid.
     #[error("the results are invalid: {0}; send the request again")]
     Lost(String),
 }
 
-/// A model cannot be loaded; nothing was allocated.
+/// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -260,7 +256,7 @@ pub enum LoadError {
     #[error("{}: {reason}", file.display())]
     Format {
         file: PathBuf,
-        /// Names key, value and expectation.
+        /// Names the key, its value and the expected value.
         reason: String,
     },
     #[error("{}: architecture {found:?} is not supported, supported: {supported}", file.display())]
@@ -275,14 +271,14 @@ pub enum LoadError {
         /// The file or folder searched.
         file: PathBuf,
         tensor: String,
-        /// According to the configuration.
+        /// The shape according to the configuration.
         expected: Vec<usize>,
     },
     #[error("{}: tensor {tensor} has shape {got:?}, the configuration expects {expected:?}", file.display())]
     WrongShape {
         file: PathBuf,
         tensor: String,
-        /// According to the configuration.
+        /// The shape according to the configuration.
         expected: Vec<usize>,
         got: Vec<usize>,
     },
@@ -292,7 +288,7 @@ pub enum LoadError {
         file.display()
     )]
     Replaced {
-        /// The file, or the folder that names other files.
+        /// The replaced file, or the model's path if it now names other weight files.
         file: PathBuf,
         what: String,
     },
@@ -318,7 +314,7 @@ pub enum StartError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A thread could not be started, or died while starting.
+    /// A thread could not be started, or exited while starting.
     #[error("failed to start the engine: {0}")]
     Thread(String),
 }
@@ -328,8 +324,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_shown_without_rows_of_zeros() {
-        let shown = [
+    fn very_large_and_small_numbers_are_displayed_with_exponents() {
+        let displayed = [
             Plain(2.0).to_string(),
             Plain(-0.5).to_string(),
             Plain(f64::MIN_POSITIVE).to_string(),
@@ -347,6 +343,6 @@ mod tests {
             "NaN",
             "7",
         ];
-        assert_eq!(shown, expected);
+        assert_eq!(displayed, expected);
     }
 }

@@ -45,8 +45,8 @@ numeric_id! {
     SeqId(u64)
 }
 numeric_id! {
-    /// A request at intake by the Tokenizer. Distinguishes two requests with one [`RequestId`], the second of which
-    /// began just after the first ended. Never reused while the engine lives.
+    /// A request from its intake by the Tokenizer on. Never reused while the engine lives, unlike a [`RequestId`],
+    /// which a client may send again once the request has ended.
     IntakeId(u64)
 }
 numeric_id! {
@@ -59,8 +59,7 @@ numeric_id! {
 }
 
 numeric_id! {
-    /// The recurrent state of a sequence, for all layers that keep one. Slot 0 is for padded rows and is never
-    /// allocated.
+    /// A slot for the recurrent states of one sequence in all layers. Slot 0 is for padded rows and is never allocated.
     StateSlot(u32)
 }
 
@@ -70,11 +69,10 @@ numeric_id! {
 }
 
 impl IntakeId {
-    /// Flag in the numbers of probes. The scheduler and its log identify a request by this number from intake on, also
-    /// in replays.
+    /// The bit that marks health probes. As a part of the id, it is also in the scheduler's message log.
     const PROBE: u64 = 1 << 63;
 
-    /// Marks the number as that of a probe, not of a client's request.
+    /// The id with the mark of a health probe.
     pub const fn of_probe(self) -> Self {
         Self(self.0 | Self::PROBE)
     }

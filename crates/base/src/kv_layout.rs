@@ -1,8 +1,7 @@
 //! The KV layout: the memory that each layer keeps per token or sequence.
 //!
-//! Sizes of pools, the memory plan and the simulation's traffic are computed from a [`KvLayout`]. Nothing else depends
-//! on widths and types of keys and values: page tables, prefix tree, steps, metrics and the message log count tokens,
-//! pages and slots.
+//! Pool sizes, the memory plan and the simulated memory traffic are computed from a [`KvLayout`]. All other parts (page
+//! tables, prefix tree, steps, metrics, message log) count tokens, pages and slots.
 
 mod pages;
 #[cfg(test)]
@@ -12,7 +11,7 @@ use std::fmt;
 
 pub use self::pages::{KvBuffer, KvDtype, PagedKv, SCALE_BYTES, SCALE_GROUP, Values};
 
-/// The per-head parts of a state: they come first, contiguous; the rest is not split by head.
+/// The per-head parts of a state. They are contiguous at its start; the rest of the state is not split by head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateHeads {
     /// 0 if no part is per head.
@@ -32,12 +31,8 @@ pub enum LayerKv {
         tokens: usize,
     },
     /// A state of fixed size for each sequence.
-    State {
-        bytes: u64,
-        /// The heads whose parts the state begins with.
-        heads: StateHeads,
-    },
-    /// Nothing: shares the keys and values of the layer with this index.
+    State { bytes: u64, heads: StateHeads },
+    /// No memory: the layer reads the keys and values of the layer with this index.
     Shared(usize),
 }
 
@@ -95,7 +90,7 @@ impl KvLayout {
         Self { layers }
     }
 
-    /// All layers keep the same, as in multi-head and grouped-query attention.
+    /// The same pages for all layers, as in multi-head and grouped-query attention.
     pub fn uniform(n_layers: usize, pages: PagedKv) -> Self {
         Self::new(vec![LayerKv::Pages(pages); n_layers])
     }
@@ -112,7 +107,7 @@ impl KvLayout {
         }
     }
 
-    /// Adds labels for sparse attention; `labels(layer)` is the number of elements of a head's key to copy as labels.
+    /// Adds label buffers for sparse attention; `labels(layer)` elements of each head's key are copied as labels.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             if let LayerKv::Pages(pages) = layer {
@@ -160,11 +155,10 @@ impl KvLayout {
         self.layers.iter().map(LayerKv::state_bytes).sum()
     }
 
-    /// Byte lengths of the parts of a block of `tokens` tokens, in order: the buffers of each layer. States are not
-    /// included.
+    /// Byte lengths of all layers' buffers, in order, for a block of `tokens` tokens. States are not included.
     ///
     /// # Errors
-    /// Names the first layer whose memory cannot be stored.
+    /// If a layer has window pages, which the KV store does not support.
     pub fn block_planes(&self, tokens: usize) -> Result<Vec<usize>, String> {
         let mut planes = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -184,7 +178,7 @@ impl KvLayout {
         Ok(planes)
     }
 
-    /// Byte lengths of a sequence's states, by layer; 0 for layers without one.
+    /// Byte length of a sequence's state in each layer; 0 for layers without a state.
     pub fn state_planes(&self) -> Vec<usize> {
         let bytes = self.layers.iter().map(LayerKv::state_bytes);
         bytes.map(|bytes| bytes as usize).collect()

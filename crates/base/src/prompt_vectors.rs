@@ -3,8 +3,8 @@
 //! The prefix cache neither serves nor stores the K/V of such prompts. A vector counts as one token, with the id
 //! [`PLACEHOLDER_TOKEN`].
 //!
-//! Requests and row starts carry an `Arc` of the vectors, which only the executor reads; a row drops it after its last
-//! vector. A message log has only their number: a replay runs no model.
+//! Requests and row starts carry the vectors in an `Arc`. Only the executor reads them, and a row drops its `Arc` after
+//! the last vector. The message log records only the number of vectors, because a replay runs no model.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl PromptVectors {
     /// `values` are concatenated vectors.
     ///
     /// # Errors
-    /// [`FieldError`] on `input_embeds` if there is none, if the last one is incomplete, or if a value is not finite.
+    /// [`FieldError`] on `input_embeds` if `values` is empty, ends inside a vector, or has a value that is not finite.
     pub fn new(width: usize, values: Vec<f32>) -> Result<Self, FieldError> {
         if width == 0 || values.is_empty() {
             let text = format!("{FIELD} has no values: send at least one vector");
@@ -64,7 +64,7 @@ impl PromptVectors {
         self.width
     }
 
-    /// The values of these vectors, concatenated.
+    /// The values of a range of vectors, concatenated.
     ///
     /// # Panics
     /// If `vectors` ends after [`Self::len`].
@@ -77,14 +77,15 @@ impl PromptVectors {
     }
 
     /// # Errors
-    /// If the vectors do not have `hidden_size` values.
+    /// If [`Self::width`] is not `hidden_size`.
     pub fn check_width(&self, hidden_size: usize) -> Result<(), FieldError> {
         if self.width == hidden_size {
             Ok(())
         } else {
             let width = self.width;
-            let text =
-                format!("{FIELD} has vectors of {width} values, the model's have {hidden_size}");
+            let text = format!(
+                "{FIELD} has vectors of {width} values, but the model's have {hidden_size}"
+            );
             Err(FieldError::new(FIELD, text))
         }
     }
@@ -102,7 +103,7 @@ pub struct VectorRun {
     /// Index of the first replaced token in the step.
     pub first_token: usize,
     pub prompt: Arc<PromptVectors>,
-    /// The vectors of the prompt, one per token.
+    /// Range of the prompt's vectors, one per token.
     pub vectors: Range<usize>,
 }
 
@@ -118,10 +119,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_vectors_of_finite_values_are_taken() {
-        let taken = PromptVectors::new(2, vec![1.0, -2.0, 0.0, f32::MAX]).expect("valid vectors");
-        assert_eq!((taken.len(), taken.width()), (2, 2));
-        assert_eq!(taken.values(1..2), [0.0, f32::MAX]);
+    fn only_whole_vectors_of_finite_values_are_accepted() {
+        let valid = PromptVectors::new(2, vec![1.0, -2.0, 0.0, f32::MAX]).expect("valid vectors");
+        assert_eq!((valid.len(), valid.width()), (2, 2));
+        assert_eq!(valid.values(1..2), [0.0, f32::MAX]);
         let refused = [
             (2, vec![]),
             (0, vec![1.0]),
@@ -133,6 +134,6 @@ mod tests {
             let error = PromptVectors::new(width, values.clone()).expect_err("invalid vectors");
             assert_eq!(error.field(), FIELD, "{values:?}");
         }
-        assert!(taken.check_width(2).is_ok() && taken.check_width(3).is_err());
+        assert!(valid.check_width(2).is_ok() && valid.check_width(3).is_err());
     }
 }

@@ -6,13 +6,13 @@ use crate::ids::StateSlot;
 pub struct StateStart {
     /// Read and written by the row's steps.
     pub live: StateSlot,
-    /// The state after the prefix, copied to `live` first; `None` zeroes `live`, which holds another sequence's state.
+    /// The state after the cached prefix, copied to `live` first. With `None`, `live` is zeroed instead.
     pub from: Option<StateSlot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSave {
-    /// Number of tokens in the state: more than before the step, at most as many as after it.
+    /// Tokens that the state covers: more than before the step, at most as many as after it.
     pub position: u32,
     pub slot: StateSlot,
 }

@@ -3,7 +3,7 @@
 /// Metadata and tensor descriptions must end before this byte.
 pub(super) const MAX_HEADER_BYTES: usize = 512 << 20;
 
-/// Reads little-endian numbers and strings in order. Errors continue a sentence that begins with the file's name.
+/// Reads little-endian numbers and strings in order. Error texts continue a sentence that begins with the file's name.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -31,7 +31,7 @@ impl<'a> Cursor<'a> {
                 self.at += count;
                 Ok(taken)
             }
-            None => Err(self.short(what)),
+            None => Err(self.out_of_bytes(what)),
         }
     }
 
@@ -60,8 +60,8 @@ impl<'a> Cursor<'a> {
         self.take(length, what)
     }
 
-    /// Reads a number of items of at least `least_bytes` each, and checks it against `limit` and the remaining bytes.
-    pub fn count(&mut self, limit: u64, least_bytes: u64, what: &str) -> Result<usize, String> {
+    /// Reads a count of items, of at least `min_bytes` each. Fails if it exceeds `limit` or the remaining bytes.
+    pub fn count(&mut self, limit: u64, min_bytes: u64, what: &str) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > limit {
             return Err(format!(
@@ -69,16 +69,16 @@ impl<'a> Cursor<'a> {
             ));
         }
         let left = self.left() as u64;
-        if count.saturating_mul(least_bytes) > left {
+        if count.saturating_mul(min_bytes) > left {
             return Err(format!(
                 "{what} is {count}, but the {left} bytes that follow cannot hold that many: the file is incomplete, \
                  download it again"
             ));
         }
-        usize::try_from(count).map_err(|_| self.short(what))
+        usize::try_from(count).map_err(|_| self.out_of_bytes(what))
     }
 
-    fn short(&self, what: &str) -> String {
+    fn out_of_bytes(&self, what: &str) -> String {
         if self.bytes.len() > MAX_HEADER_BYTES {
             return format!(
                 "{what} is beyond byte {MAX_HEADER_BYTES}, the limit for metadata: the file is broken, download it \

@@ -56,7 +56,7 @@ impl From<Dtype> for KvDtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Quantization {
-    /// 8-bit integers with an f32 scale for each output and 128 inputs.
+    /// 8-bit integers with one f32 scale per output and 128 inputs.
     Int8,
     /// GGUF superblocks of 256 inputs: Q6_K for the logits, Q4_K elsewhere.
     Int4,
@@ -65,12 +65,12 @@ pub enum Quantization {
 /// The use of a matrix, which decides its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixRole {
-    /// A product inside the model, or an embedding that is only looked up.
+    /// A projection inside the model, or an embedding that is not also the output projection.
     Inner,
-    /// The output projection, also as a tied embedding.
+    /// The output projection, also if tied to the embedding.
     Logits,
-    /// The router, or gates of a recurrent state's decay: always f32, as a small error would change the chosen experts,
-    /// or accumulate over tokens.
+    /// A router, or gates of a recurrent state's decay. Always f32: a small error would change the chosen experts, or
+    /// accumulate over tokens.
     Router,
 }
 
@@ -106,7 +106,7 @@ impl Quantization {
             .find(|quantization| quantization.name() == name)
     }
 
-    /// Whether matrices that a file has in quantised blocks, of at most 8 bits, stay in their format.
+    /// Whether matrices stored as quantised blocks keep the file's format.
     pub fn keeps_blocks(self) -> bool {
         match self {
             Self::Int8 => false,

@@ -1,4 +1,4 @@
-//! Element types of GGUF, including those without kernels.
+//! GGUF's tensor element types with their block sizes, including types without kernels.
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct ElementType {
@@ -22,7 +22,7 @@ const fn element(
     }
 }
 
-/// All types of GGUF except withdrawn ones.
+/// All types except those that GGUF has removed.
 static TYPES: [ElementType; 34] = [
     element(0, "F32", 1, 4),
     element(1, "F16", 1, 2),

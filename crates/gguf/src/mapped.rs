@@ -28,8 +28,8 @@ impl MappedFile {
         if !opened.metadata().map_err(io)?.is_file() {
             return Err(format_error(&file, "is not a regular file"));
         }
-        // SAFETY: the map is read-only and private to this type, which hands out shared byte slices bound to its own
-        // lifetime, and bytes have no invalid values. The user must not truncate the file meanwhile.
+        // SAFETY: the map is read-only, slices of it do not outlive this type, and bytes have no invalid values. The
+        // user must not truncate the file meanwhile.
         let map = unsafe { Mmap::map(&opened) }.map_err(io)?;
         Ok(Self { file, map })
     }

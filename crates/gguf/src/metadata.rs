@@ -14,7 +14,7 @@ const MAX_KEY_BYTES: u64 = 64 << 10;
 const MAX_TEXT_BYTES: u64 = 16 << 20;
 const MAX_ELEMENTS: u64 = 1 << 24;
 /// The shortest pair: the length of a key, a key of one byte, a type, a value of one byte.
-const LEAST_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
+const MIN_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
 const QUOTED_CHARS: usize = 80;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Kind {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// The size, or the minimum for strings and lists.
+    /// Size of a value; for strings and lists, the smallest size.
     fn bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Flag => 1,
@@ -109,7 +109,7 @@ impl Pairs {
     }
 
     pub fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
-        cursor.count(MAX_PAIRS, LEAST_PAIR_BYTES, "the number of metadata pairs")
+        cursor.count(MAX_PAIRS, MIN_PAIR_BYTES, "the number of metadata pairs")
     }
 }
 
@@ -280,8 +280,8 @@ impl<'a> Metadata<'a> {
         match size.filter(|size| limits.contains(size)) {
             Some(size) => Ok(Some(size)),
             None => {
-                let wish = format!("a whole number from {} to {}", limits.start(), limits.end());
-                Err(self.expected(key, value, wish))
+                let range = format!("a whole number from {} to {}", limits.start(), limits.end());
+                Err(self.expected(key, value, range))
             }
         }
     }
@@ -295,7 +295,7 @@ impl<'a> Metadata<'a> {
             .ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// `None` also for -1, signed or unsigned.
+    /// `None` also for -1 and for `u32::MAX`, which is -1 stored as unsigned.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>, LoadError> {
         const NONE: [i128; 2] = [-1, u32::MAX as i128];
         if let Some(Value::Integer(id)) = self.value(key)
@@ -392,7 +392,7 @@ impl<'a> Metadata<'a> {
     fn list(
         &self,
         key: &str,
-        wish: &str,
+        elements: &str,
         fits: impl Fn(Kind) -> bool,
     ) -> Result<Option<List<'a>>, LoadError> {
         match self.value(key) {
@@ -403,7 +403,7 @@ impl<'a> Metadata<'a> {
                 count: *count,
                 bytes: &self.bytes[bytes.clone()],
             })),
-            Some(other) => Err(self.expected(key, other, format!("a list of {wish}"))),
+            Some(other) => Err(self.expected(key, other, format!("a list of {elements}"))),
         }
     }
 
@@ -414,7 +414,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
+    fn expected(&self, key: &str, got: &Value, expected: impl Display) -> LoadError {
         let got = match got {
             Value::Integer(integer) => integer.to_string(),
             Value::Number(number) => number.to_string(),
@@ -424,7 +424,7 @@ impl<'a> Metadata<'a> {
             )),
             Value::List { of, count, .. } => format!("a list of {count} {of:?}"),
         };
-        self.error(key, format!("is {got}, expected {wish}"))
+        self.error(key, format!("is {got}, expected {expected}"))
     }
 
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
@@ -445,7 +445,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// A name as messages show it: quoted unless it is short and printable.
+/// A name for messages: quoted unless it is short and printable.
 pub fn shown(name: &str) -> String {
     let quoted = quote(name);
     if quoted.len() == name.len() + 2 && !name.contains(char::is_whitespace) {

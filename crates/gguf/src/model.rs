@@ -13,9 +13,9 @@ use crate::metadata::{Metadata, shown};
 use crate::split::open_all;
 use crate::tensors::TensorInfo;
 
-/// Opened and checked; only the headers have been read.
+/// An opened model. Only the headers have been read and checked.
 pub struct Gguf {
-    /// The first holds the metadata.
+    /// The first file has the metadata.
     files: Vec<GgufFile>,
     /// File index and tensor index, by name.
     index: FxHashMap<String, (usize, usize)>,
@@ -55,7 +55,7 @@ impl Gguf {
     /// The default element type of the model and its KV: that of its 16-bit matrices (bfloat16 if it has both
     /// types), else float32 if all matrices are float32, else bfloat16.
     ///
-    /// llama.cpp always keeps KV in float16. Here bfloat16 is the fast path, and has the range of the training.
+    /// llama.cpp always stores KV in float16. Here bfloat16 has the fastest kernels, and the range used in training.
     pub fn dtype(&self) -> Dtype {
         let matrices = self.tensors().filter(|tensor| tensor.shape.len() > 1);
         let names: Vec<&str> = matrices.map(|tensor| tensor.element.name).collect();

@@ -1,4 +1,4 @@
-//! Split models: several files `NAME-00001-of-00003.gguf` in one folder.
+//! Models that are split into several files `NAME-00001-of-00003.gguf` in one folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct PartName {
 }
 
 impl PartName {
-    /// `None` if the name is not that of a part.
+    /// `None` if the name has another form.
     pub fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_suffix(EXTENSION)?;
         let (rest, count) = rest.rsplit_once("-of-")?;
@@ -39,7 +39,7 @@ impl PartName {
         })
     }
 
-    fn of(&self, number: usize) -> String {
+    fn of_part(&self, number: usize) -> String {
         format!("{}-{number:05}-of-{:05}{EXTENSION}", self.stem, self.count)
     }
 }
@@ -52,7 +52,7 @@ pub fn model_name(file_name: &str) -> &str {
     }
 }
 
-/// The one model among the GGUF files of a folder: a single file, or the first part. `None` without any.
+/// The file of the only GGUF model in a folder (the first part of a split one). `None` if there is no GGUF file.
 ///
 /// # Errors
 /// If there are several models, or if the folder cannot be read.
@@ -68,7 +68,7 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
             continue;
         };
         match PartName::parse(name) {
-            Some(part) => models.insert(part.of(0), part.of(1)),
+            Some(part) => models.insert(part.of_part(0), part.of_part(1)),
             None => models.insert(name.to_owned(), name.to_owned()),
         };
     }
@@ -86,12 +86,12 @@ pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     }
 }
 
-/// The paths of a model's files, from the file names; `file` is the only or first one.
+/// The paths of a model's files, derived from the name of `file`, the only or first one.
 pub fn files_of(file: &Path) -> Vec<PathBuf> {
     let name = file.file_name().and_then(|name| name.to_str());
     match name.and_then(PartName::parse) {
         Some(part) if part.number == 1 && part.count <= MAX_PARTS => (1..=part.count)
-            .map(|number| file.with_file_name(part.of(number)))
+            .map(|number| file.with_file_name(part.of_part(number)))
             .collect(),
         _ => vec![file.to_owned()],
     }
@@ -108,11 +108,11 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     let name = part_name(&first, count)?;
     let mut files = vec![first];
     for number in 2..=count {
-        let path = file.with_file_name(name.of(number));
+        let path = file.with_file_name(name.of_part(number));
         if !path.exists() {
             let reason = format!(
                 "is part 1 of {count}, but {} is not in the same folder: download it too",
-                name.of(number)
+                name.of_part(number)
             );
             return Err(format_error(file, reason));
         }
@@ -124,7 +124,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     Ok(files)
 }
 
-/// If the file is a missing part and its folder has others, the error names the part to download.
+/// Fails if the file does not exist and is a part of a split model whose other parts are in the folder.
 fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     let file_name = file.file_name().and_then(|name| name.to_str());
     let Some(name) = file_name
@@ -133,13 +133,13 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     else {
         return Ok(());
     };
-    let there = (1..=name.count.min(MAX_PARTS)).filter(|number| {
-        let part = file.with_file_name(name.of(*number));
+    let present = (1..=name.count.min(MAX_PARTS)).filter(|number| {
+        let part = file.with_file_name(name.of_part(*number));
         part.is_file()
     });
-    let there: Vec<String> = there.map(|number| number.to_string()).collect();
+    let present: Vec<String> = present.map(|number| number.to_string()).collect();
     let (number, count) = (name.number, name.count);
-    let reason = match there.as_slice() {
+    let reason = match present.as_slice() {
         [] => return Ok(()),
         [only] => {
             format!(
@@ -176,7 +176,7 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
         Some(name) if number > 1 && name.number == number => {
             let reason = format!(
                 "is part {number} of {count}: set --model-path to the first part, {}",
-                name.of(1)
+                name.of_part(1)
             );
             Err(format_error(first.path(), reason))
         }
@@ -191,18 +191,18 @@ fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
 }
 
 fn check_part(part: &GgufFile, number: usize, count: usize) -> Result<(), LoadError> {
-    let (its_number, its_count) = (part_number(part.metadata())?, part_count(part)?);
-    if (its_number, its_count) == (number, count) {
+    let (found_number, found_count) = (part_number(part.metadata())?, part_count(part)?);
+    if (found_number, found_count) == (number, count) {
         return Ok(());
     }
     let reason = format!(
-        "is part {its_number} of {its_count} by split.no and split.count, expected part {number} of {count}: download \
-         it again"
+        "is part {found_number} of {found_count} by split.no and split.count, expected part {number} of {count}: \
+         download it again"
     );
     Err(format_error(part.path(), reason))
 }
 
-/// Rejects duplicate tensors, and a total other than the first part's count.
+/// Rejects duplicate tensors, more than [`MAX_TENSORS`], and a number other than `split.tensors.count`.
 fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
     let mut names = FxHashSet::default();
     for file in files {

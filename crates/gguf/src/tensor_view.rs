@@ -8,13 +8,13 @@ use crate::dtype::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
     Plain(Dtype),
-    /// Blocks run along the inputs.
+    /// Each block holds consecutive elements of a row.
     Blocks(BlockType),
 }
 
 impl Stored {
     /// # Panics
-    /// If the row is not whole blocks.
+    /// If `inputs` is not a multiple of the block size.
     #[inline]
     pub fn row_bytes(self, inputs: usize) -> usize {
         match self {
@@ -27,7 +27,7 @@ impl Stored {
 /// The order of a tensor's rows in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As in the model.
+    /// The model's order.
     #[default]
     AsNumbered,
     /// The last `rotary_dim` rows of each head are interleaved: rows i and i + rotary_dim / 2 of the model are
@@ -37,9 +37,8 @@ pub enum RowOrder {
         /// Rotated rows of a head, even.
         rotary_dim: usize,
     },
-    /// Rows of each group: `len` rows from `first` on, of each `period` rows in the file.
+    /// The tensor has `len` of every `period` rows in the file, beginning with row `first` of each period.
     Within {
-        /// Rows of a group in the file.
         period: usize,
         first: usize,
         len: usize,
@@ -79,7 +78,7 @@ pub struct TensorView<'a> {
     pub stored: Stored,
     /// Outermost dimension first. The rows of a vector have one element.
     pub shape: &'a [usize],
-    /// The rows, of [`Stored::row_bytes`] each.
+    /// The stored rows, each of [`Stored::row_bytes`].
     pub bytes: &'a [u8],
     pub order: RowOrder,
 }
@@ -114,17 +113,17 @@ impl<'a> TensorView<'a> {
     }
 
     /// # Panics
-    /// If there is no such row.
+    /// If `row` is out of range.
     #[inline]
     pub fn row(&self, row: usize) -> &'a [u8] {
         let bytes = self.stored.row_bytes(self.width());
         &self.bytes[self.order.stored_row(row) * bytes..][..bytes]
     }
 
-    /// Widens to f32; blocks are decoded.
+    /// Writes a row to `out` as f32, decoding blocks.
     ///
     /// # Panics
-    /// If there is no such row, or `out` is not as long as a row.
+    /// If `row` is out of range, or `out` is not as long as a row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let bytes = self.row(row);
         assert_eq!(out.len(), self.width(), "out must hold one row");
@@ -134,7 +133,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Widens to f32; blocks are decoded.
+    /// All values as f32, with blocks decoded.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.elements()];
         match self.plain_dtype() {

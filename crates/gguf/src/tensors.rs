@@ -8,13 +8,13 @@ use crate::cursor::Cursor;
 use crate::element::ElementType;
 use crate::metadata::shown;
 
-/// Limit for a file, and for all parts of a model.
+/// Limit for a file, and for all parts of a model together.
 pub(super) const MAX_TENSORS: u64 = 1 << 16;
 /// The limit of llama.cpp.
 const MAX_NAME_BYTES: u64 = 63;
 const MAX_DIMENSIONS: u32 = 4;
 /// The shortest description: length of a name, name of one byte, number of dimensions, one size, type, offset.
-const LEAST_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+const MIN_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
@@ -34,7 +34,7 @@ struct Declared {
 }
 
 pub(super) fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
-    cursor.count(MAX_TENSORS, LEAST_INFO_BYTES, "the number of tensors")
+    cursor.count(MAX_TENSORS, MIN_INFO_BYTES, "the number of tensors")
 }
 
 /// Reads the descriptions of `count` tensors, whose data must end by `file_bytes`.
@@ -101,7 +101,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
     })
 }
 
-/// The shape, outermost dimension first, and the bytes; `sizes` are innermost first.
+/// The shape (outermost dimension first) and size in bytes; `sizes` has the innermost dimension first.
 fn checked(
     name: &str,
     sizes: &[u64],

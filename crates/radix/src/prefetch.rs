@@ -1,9 +1,9 @@
 //! A prefetch hint to the processor.
 
-// The only `unsafe` code of this crate: an instruction that reads nothing.
+// The only `unsafe` code of this crate: a prefetch instruction.
 #![allow(unsafe_code)]
 
-/// Has the first cache line of `value` fetched without waiting for it; does nothing where there is no such instruction.
+/// Prefetches the first cache line of `value` into the CPU cache. Does nothing on processors other than x86-64.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! Exchanges blocks between the executor's thread and the store, by ticket.
 //!
-//! The executor never waits for the store and the store never for the executor: one side puts blocks down, and the
-//! other takes them when the message about them arrives, or they are discarded.
+//! The executor and the store never wait for each other: one leaves blocks on the desk, and the other takes them when
+//! the message about them arrives, or they are discarded.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ impl BlockDesk {
         Box::new(DeskPort(self.clone()))
     }
 
-    /// Begins a store with these buffers, and drops all blocks that an earlier unit has left.
+    /// Opens the desk for a store with these buffers, and drops all blocks of an earlier unit.
     pub fn open(&self, pools: BlockPools) {
         *self.lock() = OnDesk {
             pools: Some(pools),
@@ -37,7 +37,7 @@ impl BlockDesk {
         };
     }
 
-    /// Ends the store: steps save nothing more; drops saved blocks. Fetched blocks stay for the steps that load them.
+    /// Stops saving and drops saved blocks, when the store ends. Fetched blocks stay for the steps that load them.
     pub fn close(&self) {
         let mut desk = self.lock();
         let left = (desk.pools.take(), std::mem::take(&mut desk.saved));
@@ -68,7 +68,7 @@ impl BlockDesk {
         pool.and_then(|pool| pool.take(BlockUse::Saving))
     }
 
-    /// Leaves a saved block for the store. False if the block's store has ended meanwhile.
+    /// Leaves a saved block for the store. False if the store to which the block belongs has ended.
     fn put_saved(&self, ticket: Ticket, block: HostBlock) -> bool {
         let mut desk = self.lock();
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(block.kind()));
@@ -80,7 +80,7 @@ impl BlockDesk {
     }
 
     fn lock(&self) -> MutexGuard<'_, OnDesk> {
-        // No operation under the lock can stop halfway.
+        // No operation under the lock can panic halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -271,10 +271,9 @@ mod tests {
         let (mut kept, late) = (taken(), taken());
         kept.bytes_mut().fill(7);
         assert!(kept.keep(Ticket::new(1)));
-        let saved = desk.take_saved(Ticket::new(1)).expect("it was kept");
+        let saved = desk.take_saved(Ticket::new(1)).expect("the block was kept");
         assert_eq!(saved.bytes(), [7; BLOCK_BYTES]);
         drop(saved);
-        // The next unit's store has a ticket of the same number.
         desk.open(pools());
         assert!(!late.keep(Ticket::new(2)));
         assert!(desk.take_saved(Ticket::new(2)).is_none());
@@ -287,7 +286,7 @@ mod tests {
         let (desk, pools) = (BlockDesk::default(), pools());
         desk.open(pools.clone());
         let mut port = desk.port();
-        // All are held at once: one that is dropped can be taken again.
+        // All buffers are held at once, because a dropped one could be taken again.
         let mut take_all =
             || -> Vec<_> { std::iter::from_fn(|| port.take_buffer(BlockKind::Kv)).collect() };
         let all = take_all();

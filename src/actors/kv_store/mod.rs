@@ -1,4 +1,4 @@
-//! The KvStore actor: passes the Scheduler's orders to the KV store and the answers back; answers for a late store.
+//! The KvStore actor: passes the Scheduler's orders to the KV store and the answers back. Answers if the store is late.
 //!
 //! It does no I/O and never waits: the [`Store`] has its own thread. The actor's death ends only the store: the unit
 //! continues without one.
@@ -31,7 +31,7 @@ pub use desk::BlockDesk;
 const GRACE: Duration = Duration::from_millis(500);
 const STATS_EVERY: Duration = Duration::from_secs(2);
 
-/// Everything that it takes to start a store, and to start it again with a new unit.
+/// Everything needed to start a store, and to start it again in a new unit.
 pub struct StoreSetup {
     pub config: StoreConfig,
     pub geometry: Geometry,
@@ -40,12 +40,12 @@ pub struct StoreSetup {
 }
 
 pub struct KvStore {
-    /// Report the deaths of this actor and of the store's thread to the Watchdog; `None` if it does not supervise them.
+    /// Reports of this actor's and the store thread's death to the Watchdog; `None` if it does not supervise them.
     supervised: Option<(Obituary, Obituary)>,
     setup: Arc<StoreSetup>,
     scheduler: Mailbox<StoreNews>,
     store: Option<Store>,
-    /// Names of blocks, while the store serves.
+    /// Computes the keys of blocks; `None` unless the store serves.
     paths: Option<Paths>,
     /// Unanswered requests to the store, and the timers that answer in its place.
     finds: FxHashMap<SeqId, SpawnHandle>,
@@ -70,13 +70,12 @@ impl KvStore {
         }
     }
 
-    /// Reports its own death, and the death of the store's thread.
+    /// Reports the deaths of the actor and of the store's thread.
     pub fn supervised(mut self, own: Obituary, thread: Obituary) -> Self {
         self.supervised = Some((own, thread));
         self
     }
 
-    /// From now on, the end of the actor or the thread is not reported as a death.
     fn disarm(&mut self) {
         if let Some((own, thread)) = &mut self.supervised {
             own.disarm();
@@ -95,7 +94,7 @@ impl KvStore {
             return self.report_found(seq, nothing_found(miss));
         }
         if self.is_late {
-            // No request waits for this answer: its arrival shows that the store answers again.
+            // The request does not wait for the answer, which only shows that the store responds again.
             return self.report_found(seq, nothing_found(Some(StoredMiss::Late)));
         }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;
@@ -127,7 +126,7 @@ impl KvStore {
         self.fetches.insert(ticket, timer);
     }
 
-    /// Lets requests run without the store until it answers again: its disk hangs.
+    /// Lets requests run without the store until it answers again.
     fn note_late(&mut self) {
         if !std::mem::replace(&mut self.is_late, true) {
             tracing::warn!(
@@ -138,12 +137,12 @@ impl KvStore {
 
     fn cancel(&self, ticket: Ticket) {
         if let Some(store) = &self.store {
-            // A store that takes no more orders has dropped the fetch.
+            // If the store accepts no orders, it has dropped the fetch.
             let _ = store.cancel(ticket);
         }
     }
 
-    /// Hands the store the block that a step has copied. A block without a buffer was not copied, and is not written.
+    /// Passes the store a block that a step has copied. Without a free buffer, the block was not copied.
     fn write(&mut self, ticket: Ticket, place: Option<souffleur_state::tiers::BlockPlace>) {
         let saved = self.setup.desk.take_saved(ticket);
         let commit = saved.zip(place).map(|(block, place)| Commit {
@@ -173,7 +172,7 @@ impl KvStore {
             }
             TierState::Off { reason, panicked } => {
                 if let (true, Some((_, thread))) = (panicked, &mut self.supervised) {
-                    thread.tell(panicked);
+                    thread.report(panicked);
                 }
                 tracing::warn!(
                     reason,
@@ -184,7 +183,7 @@ impl KvStore {
         }
     }
 
-    /// Ends the store for the Scheduler, in place of all answers that the store still owes.
+    /// Tells the Scheduler that the store has ended. This replaces all outstanding answers.
     fn end(&mut self) {
         self.setup.desk.close();
         self.paths = None;
@@ -216,9 +215,9 @@ fn nothing_found(miss: Option<StoredMiss>) -> PrefixFound {
 }
 
 /// Sends the store's answers to the actor. Its drop reports that the store's thread has ended, for any reason.
-struct AnswerLine(Mailbox<StoreAnswered>);
+struct AnswerSender(Mailbox<StoreAnswered>);
 
-impl Drop for AnswerLine {
+impl Drop for AnswerSender {
     fn drop(&mut self) {
         let reason = "the KV store's thread has ended or could not be started".to_owned();
         let panicked = std::thread::panicking();
@@ -231,8 +230,8 @@ impl Actor for KvStore {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        let line = AnswerLine(Mailbox::of(&ctx.address(), "kv_store", "StoreAnswered"));
-        let sink: Sink = Box::new(move |answer| line.0.post(StoreAnswered(answer)));
+        let answers = AnswerSender(Mailbox::of(&ctx.address(), "kv_store", "StoreAnswered"));
+        let sink: Sink = Box::new(move |answer| answers.0.post(StoreAnswered(answer)));
         let StoreSetup {
             config,
             geometry,
@@ -244,7 +243,7 @@ impl Actor for KvStore {
                 desk.open(store.pools().clone());
                 self.store = Some(store);
             }
-            // Dropping the line reports that the store is off.
+            // Dropping the sender reports that the store is off.
             Err(error) => tracing::error!(%error, "failed to start the KV store"),
         }
         ctx.run_interval(STATS_EVERY, |actor, _| {
@@ -258,7 +257,7 @@ impl Actor for KvStore {
 impl Drop for KvStore {
     fn drop(&mut self) {
         if let Some((_, thread)) = &mut self.supervised {
-            // The thread ends with the actor.
+            // The thread ends with the actor: this is no death.
             thread.disarm();
         }
         self.setup.desk.close();

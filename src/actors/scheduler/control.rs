@@ -1,4 +1,4 @@
-//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. Policies and pauses outlive a rebuild.
+//! The Scheduler's handlers of host commands: pins, policies, flushes, pauses. A rebuild restores policies and pauses.
 
 use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;
@@ -12,9 +12,9 @@ use souffleur_base::error::RequestError;
 use souffleur_state::scheduler::CacheFlushed;
 
 impl Scheduler {
-    /// Begins with the settings that hosts made before, and reports every later one to `keeper`.
-    pub fn keeping(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
-        // An earlier unit accepted these names, with the same cache.
+    /// Restores the settings that hosts made before, and reports every later change to `keeper`.
+    pub fn with_settings(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
+        // An earlier unit with the same cache accepted these names.
         let set_again = |what: &str, outcome: Result<(), String>| {
             if let Err(reason) = outcome {
                 tracing::error!(
@@ -44,14 +44,14 @@ impl Scheduler {
                 "settings restored after the engine was rebuilt"
             );
         }
-        self.set = set;
+        self.settings = set;
         self.keeper = Some(keeper);
         self
     }
 
-    fn keep(&self) {
+    fn report_settings(&self) {
         if let Some(keeper) = &self.keeper {
-            keeper.do_send(self.set.clone());
+            keeper.do_send(self.settings.clone());
         }
     }
 }
@@ -136,10 +136,10 @@ impl Handler<SetPolicy> for Scheduler {
             let _ = self.state.set_policy(present);
             return Err(about("radix_eviction_policy", reason));
         }
-        self.set.schedule_policy = schedule_policy.or(self.set.schedule_policy.take());
-        self.set.radix_eviction_policy =
-            radix_eviction_policy.or(self.set.radix_eviction_policy.take());
-        self.keep();
+        self.settings.schedule_policy = schedule_policy.or(self.settings.schedule_policy.take());
+        self.settings.radix_eviction_policy =
+            radix_eviction_policy.or(self.settings.radix_eviction_policy.take());
+        self.report_settings();
         self.drive();
         let stats = self.state.stats();
         tracing::info!(
@@ -184,10 +184,10 @@ impl Handler<SetPaused> for Scheduler {
     fn handle(&mut self, set: SetPaused, _: &mut Context<Self>) {
         let SetPaused { paused } = set;
         self.state.set_paused(paused);
-        self.set.paused = paused;
-        self.keep();
+        self.settings.paused = paused;
+        self.report_settings();
         self.drive();
         let change = if paused { "paused" } else { "resumed" };
-        tracing::info!(paused, "generation {change}");
+        tracing::info!(paused, "token generation {change}");
     }
 }

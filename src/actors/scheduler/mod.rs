@@ -1,6 +1,6 @@
-//! The Scheduler actor: owns the queue, the running batch and the plan, and alone opens plans.
+//! The Scheduler actor: owns the queue and the running batch, and plans every step.
 //!
-//! [`state::scheduler::Scheduler`](souffleur_state::scheduler::Scheduler) decides; handlers call it and send the results.
+//! The handlers call [`souffleur_state::scheduler::Scheduler`], which decides, and send the results.
 
 mod control;
 
@@ -47,7 +47,7 @@ pub struct Links {
 
 pub struct Scheduler {
     note: DeathNote,
-    /// Every call that changes it is written to the message log, if one is kept.
+    /// Writes every call that changes the state to the message log, if one is kept.
     state: RecordedScheduler,
     links: Links,
     metrics: SchedulerMetrics,
@@ -60,16 +60,16 @@ pub struct Scheduler {
     /// Query tokens of the steps in flight: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
     prefill_rate: PrefillRate,
-    /// There was work since the last step ended: the executor's wait for the next one is overhead.
+    /// There was work since the last step ended, so the executor's wait for the next step counts as idle time.
     had_work: bool,
     started: Instant,
     /// Time after which, and then interval at which, a request in flight is logged.
     log_long_requests: Option<Duration>,
     /// Time of the last search for long-running requests, in seconds since the start.
     searched_s: f64,
-    /// The hosts' settings, of this generation of the unit and of earlier ones.
-    set: HostSettings,
-    /// Keeps the settings for later generations of the unit.
+    /// The settings that hosts made in this generation of the unit and in earlier ones.
+    settings: HostSettings,
+    /// The Watchdog, which keeps the settings for later generations of the unit.
     keeper: Option<Recipient<HostSettings>>,
 }
 
@@ -95,12 +95,12 @@ impl Scheduler {
             started: Instant::now(),
             log_long_requests: None,
             searched_s: 0.0,
-            set: HostSettings::default(),
+            settings: HostSettings::default(),
             keeper: None,
         }
     }
 
-    /// Logs requests that run for `every`, and again each time it has passed.
+    /// Logs each request in flight whenever a further `every` has passed.
     pub fn logging_long_requests(self, every: Option<Duration>) -> Self {
         Self {
             log_long_requests: every,
@@ -129,7 +129,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends all messages that are due, until the state waits for one. The executor is fed before clients are notified.
+    /// Sends all messages that are due, until the state waits for an answer. The executor comes before clients.
     fn drive(&mut self) {
         loop {
             let next = self.state.next();
@@ -187,7 +187,7 @@ impl Scheduler {
         }
     }
 
-    /// One plan carries out every flush up to a number.
+    /// Answers the flushes that plans have carried out: all up to a number.
     fn answer_flushes(&mut self) {
         for (number, flushed) in self.state.take_flushed() {
             let n_done = self
@@ -398,7 +398,7 @@ impl Handler<Drain> for Scheduler {
         self.drains.push(drain);
         self.send_news();
         Box::pin(async move {
-            // A scheduler that stopped has no requests left either.
+            // A scheduler that has stopped has no requests left.
             let _ = drained.await;
         })
     }

@@ -13,13 +13,14 @@ use souffleur_state::detok::StopTable;
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
-use super::logprob_wishes::refuse_input_logprobs;
+use super::logprob_checks::refuse_input_logprobs;
 use super::prepare::{self, Checked, Prepared};
 
-/// Least backlog allowed for a slow reader of a request, in bytes, however many requests its call has.
+/// Smallest backlog limit of a request, in bytes, even if its call has many requests.
 const MIN_BACKLOG_BYTES: usize = 64 << 10;
 
-pub(super) struct Opening {
+/// A call whose requests are not all read yet.
+pub(super) struct NewCall {
     unread: std::vec::IntoIter<Asked>,
     n_read: usize,
     pub(super) prompts: Prompts,
@@ -32,7 +33,7 @@ pub(super) struct Call {
     pub(super) prompts: Vec<PromptState>,
     pub(super) is_ready: bool,
     n_requests: usize,
-    /// Prompt log probabilities that the requests checked so far want.
+    /// Number of prompt log probabilities for the requests checked so far.
     logprob_entries: usize,
     stops: Option<SharedStops>,
 }
@@ -54,13 +55,13 @@ pub(super) enum PromptState {
     Read(Encoded),
 }
 
-/// The table of the last list of stop strings: most requests of a call have the same list.
+/// The table of the last list of stop strings. Most requests of a call have the same list.
 struct SharedStops {
     strings: Arc<[String]>,
     table: Arc<StopTable>,
 }
 
-impl Opening {
+impl NewCall {
     pub(super) fn new(generate: Generate) -> Self {
         let (asked, prompts, _timer) = generate.open();
         Self {
@@ -79,7 +80,7 @@ impl Opening {
         Some((self.n_read - 1, asked))
     }
 
-    /// Cancels the requests that were not read yet; the intake cancels the others.
+    /// Cancels the requests that were not read yet. The intake cancels the others.
     pub(super) fn cancel_unread(&self) {
         let unread = self.unread.as_slice().iter();
         unread.for_each(|asked| asked.cancel.raise());
@@ -98,18 +99,18 @@ impl Call {
         }
     }
 
-    pub(super) fn can_go_on(&self) -> bool {
+    pub(super) fn can_submit(&self) -> bool {
         let next = self.arrivals.front();
         next.is_some_and(|next| !matches!(self.prompts[next.prompt], PromptState::Waiting))
     }
 
-    /// The next request, its prompt encoded; `None` if the prompt waits in a lane, or no request is left.
+    /// The next request, with its prompt encoded; `None` if the prompt waits in a lane, or if no request is left.
     pub(super) fn next(
         &mut self,
         settings: &TokenizerSettings,
         metrics: &RequestMetrics,
     ) -> Option<Arrival> {
-        if !self.can_go_on() {
+        if !self.can_submit() {
             return None;
         }
         let arrival = self.arrivals.pop_front()?;
@@ -179,7 +180,7 @@ impl Call {
 }
 
 impl Arrival {
-    /// Drops the request's reference to its prompt: the call has one.
+    /// Drops the request's reference to its prompt, because the call has the prompt.
     pub(super) fn new(asked: Asked, prompt: usize) -> Self {
         let Asked {
             mut request,

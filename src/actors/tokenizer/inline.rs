@@ -1,13 +1,13 @@
 //! The limit on text that the Tokenizer encodes inline, on the thread that also serves every stream.
 //!
-//! Another thread costs some ten microseconds, as much as a few words take to encode. So short calls are encoded at
-//! once while they are few; the time that this takes is bounded for any number of short calls.
+//! Passing a prompt to another thread costs about ten microseconds, as much as encoding a few words. So short calls are
+//! encoded inline, within a budget that bounds the time for any number of calls.
 
 use std::time::Instant;
 
 /// Longest text of a call that is encoded on the Tokenizer's thread: about a millisecond.
 const MAX_CALL_BYTES: usize = 1 << 10;
-/// Bytes of text that may be encoded on that thread in a row.
+/// Bytes of text that may be encoded on that thread in one burst.
 const MAX_BYTES: f64 = 2048.0;
 /// Bytes of text that may be encoded on that thread per second: less than a tenth of its time.
 const BYTES_PER_SECOND: f64 = (64 << 10) as f64;

@@ -1,7 +1,7 @@
 //! Intake: admits, encodes and checks clients' calls and submits their requests, in time slices.
 //!
-//! Streams wait while the Tokenizer takes requests in. So a call is only noted when it arrives; a pump opens calls and
-//! submits requests for a millisecond at a time, and yields to the mailbox in between. Calls whose prompts are encoded
+//! Output streams wait while the Tokenizer handles new requests. So an arriving call is only queued. A pump reads calls
+//! and submits requests for a millisecond at a time, and yields to the mailbox in between. Calls with encoded prompts
 //! take turns.
 
 use std::collections::VecDeque;
@@ -23,23 +23,23 @@ use souffleur_state::sampling::SamplingParams;
 use souffleur_state::scheduler::submission::Submission;
 
 use super::Tokenizer;
-use super::call::{Arrival, Call, Encoded, Opening, PromptState, cancelled};
+use super::call::{Arrival, Call, Encoded, NewCall, PromptState, cancelled};
 use super::inline::InlineBudget;
 use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::{CallShare, Live};
 use super::prepare::{self, Prepared};
 
-/// How long the Tokenizer takes requests in before it returns to its mailbox.
+/// Time that the Tokenizer works on the intake before it returns to its mailbox.
 const SLICE: Duration = Duration::from_millis(1);
 /// Requests of one call that are submitted before the next call's.
 const TURN_REQUESTS: usize = 16;
-/// A prompt of more weight is freed on another thread.
+/// Prompts of more weight are freed on another thread.
 const MAX_FREED_INLINE: usize = 64 << 10;
 
 /// The calls that have arrived and have requests left to submit.
 pub(super) struct Intake {
-    /// The first of them may be read in part.
-    arrived: VecDeque<Opening>,
+    /// The first call may be partly read.
+    arrived: VecDeque<NewCall>,
     calls: FxHashMap<CallId, Call>,
     /// The calls whose next request can be submitted.
     ready: VecDeque<CallId>,
@@ -70,7 +70,7 @@ impl Intake {
     /// Cancels all requests in the intake: each ends when its turn comes.
     pub(super) fn cancel_all(&self) {
         self.requests.values().for_each(CancelFlag::raise);
-        self.arrived.iter().for_each(Opening::cancel_unread);
+        self.arrived.iter().for_each(NewCall::cancel_unread);
     }
 
     /// Returns a receiver that is notified when no request is left, at once if there is none.
@@ -92,7 +92,7 @@ impl Intake {
 
     /// Puts a call back, and queues it if its next request can be submitted.
     fn keep(&mut self, id: CallId, mut call: Call) {
-        call.is_ready = call.can_go_on();
+        call.is_ready = call.can_submit();
         if call.is_ready {
             self.ready.push_back(id);
         }
@@ -101,8 +101,8 @@ impl Intake {
 }
 
 impl Tokenizer {
-    pub(super) fn take_in(&mut self, generate: Generate, ctx: &mut Context<Self>) {
-        self.intake.arrived.push_back(Opening::new(generate));
+    pub(super) fn queue_call(&mut self, generate: Generate, ctx: &mut Context<Self>) {
+        self.intake.arrived.push_back(NewCall::new(generate));
         self.pump(ctx);
     }
 
@@ -120,7 +120,7 @@ impl Tokenizer {
             if let Some(opening) = self.intake.arrived.pop_front() {
                 self.read(opening, is_over, ctx);
             } else if let Some(id) = self.intake.ready.pop_front() {
-                self.go_on(id, is_over);
+                self.submit_from(id, is_over);
             } else {
                 self.intake.notify_if_empty();
                 return false;
@@ -132,7 +132,7 @@ impl Tokenizer {
     }
 
     /// Reads a call: its requests are checked and take permits if they have none.
-    fn read(&mut self, mut opening: Opening, is_over: impl Fn() -> bool, ctx: &mut Context<Self>) {
+    fn read(&mut self, mut opening: NewCall, is_over: impl Fn() -> bool, ctx: &mut Context<Self>) {
         while let Some((index, asked)) = opening.next() {
             let mut arrival = Arrival::new(asked, opening.prompts.index_of(index));
             self.metrics.received(arrival.request.is_streaming);
@@ -164,7 +164,7 @@ impl Tokenizer {
         arrival.sink.admit(admission, estimated_tokens)
     }
 
-    fn open(&mut self, opening: Opening, ctx: &mut Context<Self>) {
+    fn open(&mut self, opening: NewCall, ctx: &mut Context<Self>) {
         let arrivals = opening.arrivals;
         self.intake.last_call.0 += 1;
         let id = self.intake.last_call;
@@ -176,7 +176,7 @@ impl Tokenizer {
         self.run_lanes(ctx);
     }
 
-    /// Refuses the prompts that cannot fit, and puts long texts, or short ones when many came lately, in the lanes.
+    /// Refuses prompts that cannot fit, and puts texts that are long or exceed the inline budget into the lanes.
     fn place(
         &mut self,
         id: CallId,
@@ -269,13 +269,13 @@ impl Tokenizer {
         for (index, encoded) in encoded {
             call.prompts[index] = PromptState::Read(encoded);
         }
-        if !call.is_ready && call.can_go_on() {
+        if !call.is_ready && call.can_submit() {
             call.is_ready = true;
             self.intake.ready.push_back(id);
         }
     }
 
-    fn go_on(&mut self, id: CallId, is_over: impl Fn() -> bool) {
+    fn submit_from(&mut self, id: CallId, is_over: impl Fn() -> bool) {
         let Some(mut call) = self.intake.calls.remove(&id) else {
             return;
         };
@@ -381,7 +381,7 @@ impl Tokenizer {
     }
 }
 
-/// Takes requests in, one time slice after another, until none is left.
+/// Works on the intake, one time slice after another, until the rest waits for encoded prompts.
 struct Pump;
 
 impl ActorFuture<Tokenizer> for Pump {
@@ -394,7 +394,7 @@ impl ActorFuture<Tokenizer> for Pump {
         task: &mut TaskContext<'_>,
     ) -> Poll<()> {
         if tokenizer.work(ctx) {
-            // Polls again after the mailbox.
+            // The pump is polled again after the mailbox.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -403,8 +403,8 @@ impl ActorFuture<Tokenizer> for Pump {
     }
 }
 
-/// The opening tokens of the output, which need no sampling. Empty if the request wants log probabilities, which only
-/// sampled tokens have, or if the opening would end the output.
+/// The first output tokens that the grammar forces, which need no sampling. Empty if the request wants log
+/// probabilities, which only sampled tokens have, or if the forced tokens would end the output.
 fn opening(
     grammar: Option<&dyn Grammar>,
     request: &GenerateRequest,

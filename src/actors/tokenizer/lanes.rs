@@ -1,9 +1,8 @@
 //! Schedules the encoding of long prompts on other threads, by weighted fair queueing.
 //!
-//! Encoding cannot be interrupted, so prompts of one size share a thread: a short one waits for short ones only. Within
-//! a lane calls take turns as if each had an equal share of the thread (weighted fair queueing): the turn that such
-//! sharing would end first comes first, so a small call passes a large one that came earlier, and a large one is passed
-//! by no more than its share.
+//! Encoding cannot be interrupted. So each lane, with one thread, encodes prompts of similar size, and a short prompt
+//! never waits for a long one. Within a lane, the next turn is the one that would end first if all calls shared the
+//! thread equally. So a small call overtakes a large one that came earlier, but cannot delay it beyond its equal share.
 
 use std::collections::VecDeque;
 
@@ -19,7 +18,7 @@ const N_LANES: usize = GRAMMAR_LANES.end;
 /// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
 const TURN_BYTES: usize = 32 << 10;
 
-/// Names a call in the Tokenizer.
+/// Identifies a call in the Tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CallId(pub(super) u64);
 
@@ -29,7 +28,7 @@ pub(super) struct Job {
     pub(super) prompt: Prompt,
     pub(super) form: OutputForm,
     pub(super) weight: usize,
-    /// The flags of the requests that it is encoded for.
+    /// The cancel flags of the requests with this prompt.
     pub(super) cancels: Vec<CancelFlag>,
 }
 
@@ -52,17 +51,17 @@ struct Lane {
 struct Flow {
     call: CallId,
     jobs: VecDeque<Job>,
-    /// Virtual time at which its next turn would begin.
+    /// Virtual time at which the call's next turn would begin.
     start: u64,
 }
 
 impl Job {
-    /// True if all its requests are cancelled.
+    /// True if all requests with this prompt are cancelled.
     pub(super) fn is_gone(&self) -> bool {
         self.cancels.iter().all(CancelFlag::is_raised)
     }
 
-    /// How many requests wait for its grammar.
+    /// How many requests wait for the job's grammar.
     pub(super) fn n_grammars(&self) -> usize {
         if self.form.is_constrained() {
             self.cancels.len()
@@ -87,7 +86,7 @@ impl Lanes {
         self.0[lane].add(call, job);
     }
 
-    /// The lane among these in which the fewest jobs run or wait.
+    /// The lane of these with the fewest running and waiting jobs.
     fn least_busy(&self, lanes: std::ops::Range<usize>) -> usize {
         let jobs = |lane: &Lane| {
             let waiting: usize = lane.flows.iter().map(|flow| flow.jobs.len()).sum();
@@ -99,7 +98,7 @@ impl Lanes {
             .unwrap_or(first)
     }
 
-    /// A turn of a lane whose thread is free; its thread is busy from now on.
+    /// A turn of a lane whose thread is free. The lane is busy from now on.
     pub(super) fn next(&mut self) -> Option<Turn> {
         let mut lanes = self.0.iter_mut().enumerate();
         lanes.find_map(|(index, lane)| {
@@ -160,13 +159,13 @@ impl Lane {
 }
 
 impl Flow {
-    /// Virtual time at which its next prompt would be encoded.
+    /// Virtual time at which the next prompt would be encoded.
     fn end(&self) -> u64 {
         let next = self.jobs.front().map_or(0, |job| job.weight);
         self.start + next as u64
     }
 
-    /// The prompts of the next turn, one at least, and their weight.
+    /// The prompts of the next turn, at least one, and their weight.
     fn turn(&mut self) -> (Vec<Job>, usize) {
         let (mut jobs, mut weight) = (Vec::new(), 0);
         while let Some(job) = self.jobs.pop_front() {
@@ -198,11 +197,11 @@ mod tests {
         }
     }
 
-    /// The calls in the order of their turns, each thread free again at once.
+    /// The calls in the order of their turns, if each turn ends at once.
     fn turns(lanes: &mut Lanes, n: usize) -> Vec<u64> {
         let mut calls = Vec::new();
         for _ in 0..n {
-            let turn = lanes.next().expect("something waits");
+            let turn = lanes.next().expect("a job is waiting");
             lanes.finished(turn.lane);
             calls.push(turn.call.0);
         }
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_call_passes_large_ones_that_came_before() {
+    fn a_small_call_overtakes_large_calls_that_came_earlier() {
         let mut lanes = Lanes::new();
         for call in 0..100 {
             lanes.add(CallId(call), job(0, 30_000));
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_many_prompts_shares_with_one_of_few() {
+    fn calls_with_many_and_few_prompts_share_a_lane_equally() {
         let mut lanes = Lanes::new();
         for index in 0..100 {
             lanes.add(CallId(1), job(index, 20_000));
@@ -244,7 +243,7 @@ mod tests {
         let mut passed = 0;
         loop {
             passed += 1;
-            assert!(passed < 100, "the large call never comes");
+            assert!(passed < 100, "the large call starves");
             lanes.add(CallId(passed), job(0, 1000));
             if turns(&mut lanes, 1) == [0] {
                 break;
@@ -280,7 +279,7 @@ mod tests {
         for index in 0..1000 {
             lanes.add(CallId(0), job(index, 100));
         }
-        let turn = lanes.next().expect("something waits");
+        let turn = lanes.next().expect("a job is waiting");
         assert_eq!(turn.jobs.len(), TURN_BYTES / 100);
     }
 }

@@ -24,7 +24,7 @@ const CONTEXT_TOKENS: usize = 5;
 
 pub(super) enum Step {
     Continues,
-    /// Its terminal event was sent.
+    /// The terminal event was sent.
     Ended,
     /// A stop string or the only allowed tool call was completed, and the terminal event was sent; the scheduler does
     /// not know yet.
@@ -40,7 +40,7 @@ pub(super) struct CallShare {
     pub(super) stops: Arc<StopTable>,
     pub(super) backlog_bytes: usize,
     pub(super) parsing: Option<OutputParsing>,
-    /// Something other than its tools constrains its answer.
+    /// The answer has a constraint other than that of its tools.
     pub(super) has_constraint: bool,
     /// The part of the answer (reasoning, content) in which the output starts.
     pub(super) start: OutputStart,
@@ -49,7 +49,7 @@ pub(super) struct CallShare {
 pub(super) struct Live {
     rid: RequestId,
     prompt: Arc<[u32]>,
-    /// `None` once the terminal event is out.
+    /// `None` after the terminal event.
     sink: Option<EventSink>,
     output: OutputText,
     sampling: Arc<SamplingParams>,
@@ -129,7 +129,7 @@ impl Live {
         self.rid
     }
 
-    /// Turns tokens into a delta and sends it, with the terminal event if there is one.
+    /// Decodes tokens and sends them as a delta, with the terminal event if the request has ended.
     pub(super) fn advance(
         &mut self,
         news: RequestTokens,
@@ -166,7 +166,7 @@ impl Live {
         }
         match end.map(|end| *end) {
             None => self.send(delta, metrics),
-            Some(RequestEnd::Finished(reason)) if self.has_what_it_wants(&reason) => {
+            Some(RequestEnd::Finished(reason)) if self.has_result(&reason) => {
                 self.finish(delta, reason, metrics);
                 Step::Ended
             }
@@ -181,12 +181,12 @@ impl Live {
         }
     }
 
-    /// False where the request wants an embedding and the executor made none.
-    fn has_what_it_wants(&self, reason: &FinishReason) -> bool {
+    /// False if the request wants an embedding but the executor returned none.
+    fn has_result(&self, reason: &FinishReason) -> bool {
         !self.wants_embedding || self.embedding.is_some() || *reason == FinishReason::Abort
     }
 
-    /// Pushes tokens into the text, without the token that ended the request unless stops are kept.
+    /// Adds tokens to the text, except a stop token that ended the request, unless `no_stop_trim` is set.
     fn decode(
         &mut self,
         tokens: &[u32],
@@ -343,7 +343,7 @@ impl Live {
     }
 }
 
-/// An output that ended inside one batch of tokens, at a stop string or with its only allowed tool call.
+/// The end of an output inside a batch of tokens, at a stop string or after its only allowed tool call.
 struct Stop {
     kept: usize,
     kept_now: usize,

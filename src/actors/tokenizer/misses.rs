@@ -1,4 +1,4 @@
-//! Diagnosis of cache misses, done by the Tokenizer: it is off the planning path and can decode tokens.
+//! Diagnosis of cache misses. The Tokenizer does it, because it can decode tokens and does not delay planning.
 
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ fn decode_after(before: &[u32], tokens: &[u32], text: &dyn TokenText) -> String 
     let whole = decode(&[before, tokens].concat(), text);
     match whole.strip_prefix(&decode(before, text)) {
         Some(rest) => rest.to_owned(),
-        // A character is spread over both sides.
+        // A character is split between `before` and `tokens`.
         None => decode(tokens, text),
     }
 }

@@ -1,11 +1,11 @@
-//! The Tokenizer actor: encodes prompts, decodes outputs, and alone emits a request's events.
+//! The Tokenizer actor: encodes prompts, decodes outputs, and sends all events of a request.
 
 mod call;
 mod inline;
 mod intake;
 mod lanes;
 mod live;
-mod logprob_wishes;
+mod logprob_checks;
 mod misses;
 mod output;
 mod prepare;
@@ -43,25 +43,25 @@ pub struct TokenizerSettings {
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
-    /// Token patterns at which chats are likely to diverge; `None`, since unused, where no layer keeps a state.
+    /// Token patterns at which chats are likely to diverge; `None` if no layer has states, for which they are used.
     pub turns: Option<TurnMarks>,
-    /// Rows of the output head: larger ids are refused.
+    /// Rows of the output head. Token ids must be smaller.
     pub vocab_size: usize,
     /// Values of each vector in a prompt of vectors; `None` if the executor takes no vectors.
     pub hidden_size: Option<usize>,
     pub limits: IntakeLimits,
-    /// The length (prompt and longest output) above which a sequence uses the rotary embedding of long ones; `None` if
-    /// all sequences use one.
+    /// The length (prompt and longest output) above which a sequence uses the long rotary embedding; `None` if the
+    /// model has only one embedding.
     pub long_above: Option<usize>,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
-    /// Maximum number of log probabilities of one prompt.
+    /// Maximum number of prompt log probabilities of one call.
     pub max_logprob_entries: usize,
     pub timeouts: RequestTimeouts,
-    /// Limits of the history of prompts and evictions; `None` diagnoses no misses.
+    /// Limits of the history of prompts and evictions; `None` to diagnose no misses.
     pub prefix_history: Option<HistoryLimits>,
     pub request_limits: RequestLimits,
-    /// The admission counts: a request that comes without a permit takes one of them.
+    /// Limits the requests in flight. A request without a permit takes one here.
     pub admission: Arc<Admission>,
 }
 
@@ -106,7 +106,7 @@ impl Tokenizer {
         }
     }
 
-    /// Passes one request's tokens on; returns its id and the output tokens kept if a stop string was completed.
+    /// Sends one request's tokens to its client. At a stop string, returns the request's id and number of kept tokens.
     fn pass_on(&mut self, news: RequestTokens) -> Option<(RequestId, usize)> {
         let intake = news.intake;
         // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
@@ -142,7 +142,7 @@ impl Handler<Generate> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, generate: Generate, ctx: &mut Context<Self>) {
-        self.take_in(generate, ctx);
+        self.queue_call(generate, ctx);
     }
 }
 
@@ -195,12 +195,12 @@ impl Handler<CancelAll> for Tokenizer {
 impl Handler<Drain> for Tokenizer {
     type Result = ResponseFuture<()>;
 
-    /// Passed on after all earlier requests, also those still being encoded.
+    /// Passes the message on after all earlier requests, also those still being encoded.
     fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
         let emptied = self.intake.emptied();
         let scheduler = self.links.drain.clone();
         Box::pin(async move {
-            // A Tokenizer or a Scheduler that stopped has no requests left either.
+            // A Tokenizer or a Scheduler that has stopped has no requests left.
             let _ = emptied.await;
             let _ = scheduler.send(drain).await;
         })

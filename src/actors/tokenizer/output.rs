@@ -31,7 +31,7 @@ impl AnswerFormats {
         }
     }
 
-    /// These formats in an engine that is configured not to parse calls: requests with tools get calls as text.
+    /// The same formats in an engine that is configured not to parse calls: requests with tools get calls as text.
     pub fn with_calls_as_text(self) -> Self {
         Self {
             calls_stay_text: true,
@@ -54,7 +54,7 @@ impl AnswerFormats {
         sampling: &SamplingParams,
         start: OutputStart,
     ) -> AnswerForm {
-        // `start` was read from the prompt and determines whether the output begins within reasoning.
+        // Whether the output begins in reasoning is given by `start`, not by the format.
         let reasoning = self.formats.reasoning.map(|format| match format {
             ReasoningFormat::DeepSeekR1 => ReasoningFormat::Think,
             other => other,
@@ -89,7 +89,7 @@ pub(super) struct Beginning<'a> {
     pub(super) context: &'a [u32],
     /// How the output is parsed; `None` for plain text.
     pub(super) parsing: Option<OutputParsing>,
-    /// Something other than tools constrains the output.
+    /// The output has a constraint other than that of its tools.
     pub(super) has_constraint: bool,
     pub(super) start: OutputStart,
 }
@@ -146,7 +146,7 @@ impl OutputText {
         }
     }
 
-    /// Puts all that is left into the last delta.
+    /// Moves all remaining text or pieces into the last delta.
     pub(super) fn finish_into(&mut self, delta: &mut Delta, ending: OutputEnding) {
         match self {
             Self::None => (),

@@ -14,13 +14,13 @@ use souffleur_state::output::{OutputStart, ReasoningFormat};
 use souffleur_state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
-use super::logprob_wishes::{check_entries, check_wish};
+use super::logprob_checks::{check_entries, check_wish};
 
-/// Most bytes that a normalizer may replace by one (NFC composes three characters of three bytes into one).
+/// Largest ratio by which a normalizer shortens a text (NFC composes three characters of three bytes into one).
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
-/// Refuses a prompt that is certainly too long, before time and memory are spent on it. Lets a text pass whose tokens
-/// can be counted, for a more exact error later.
+/// Refuses a prompt that is certainly too long, before time and memory are spent on it. A text whose tokens can be
+/// counted passes here, for a more exact error later.
 pub(super) fn refuse_oversized(
     prompt: &Prompt,
     settings: &TokenizerSettings,
@@ -51,7 +51,7 @@ pub(super) fn refuse_oversized(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
-    /// The prompt, if it is vectors; the tokens are placeholders then.
+    /// The prompt if it consists of vectors. Then `tokens` are placeholders.
     pub(super) vectors: Option<Arc<PromptVectors>>,
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
@@ -60,8 +60,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Requests a state before the last token, so that another output of the same prompt computes that token alone. A
-    /// prompt without anchors leaves one there anyway.
+    /// Requests a state before the last token, so that another output of the same prompt computes only that token.
+    /// Prompts without anchors save this state anyway.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
             let beyond = self.tokens.len() as u32 + 1;
@@ -113,7 +113,7 @@ pub(super) fn prepare(
     refuse_unreadable_calls(form, settings)?;
     let grammar = if form.is_constrained() {
         compile(form, prompt_end, settings, metrics, is_cancelled)
-            .map_err(|error| as_asked(error, is_chat))?
+            .map_err(|error| with_chat_field(error, is_chat))?
     } else {
         None
     };
@@ -127,7 +127,7 @@ pub(super) fn prepare(
     })
 }
 
-/// Replies that a chat's prompt opens after the last words of the user.
+/// Number of replies after the user's last message, including the one that the prompt opens.
 fn replies_since_user(chat: &ChatPrompt) -> usize {
     let messages = chat.messages.as_array().map_or(&[] as &[_], Vec::as_slice);
     let roles = messages.iter().rev().map(|message| &message["role"]);
@@ -150,7 +150,7 @@ fn check_vectors(
 }
 
 /// Names `response_format` in errors about a chat's schema, since chats send schemas in that field.
-fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
+fn with_chat_field(error: RequestError, is_chat: bool) -> RequestError {
     const IN_FORMAT: [&str; 2] = ["json_schema", "json_object"];
     match error {
         RequestError::Field(error) if is_chat && IN_FORMAT.contains(&error.field()) => {
@@ -171,7 +171,7 @@ fn refuse_unreadable_calls(
     if !has_tools || may_stay_text || settings.formats.formats().tool.is_some() {
         return Ok(());
     }
-    let reason = "tools cannot be called: the format in which this model writes calls is not known: start the engine with \
+    let reason = "tools cannot be called, because the format of this model's calls is unknown: start the engine with \
                   --tool-call-parser, or send tool_choice: \"none\"";
     Err(FieldError::new("tools", reason).into())
 }
@@ -222,13 +222,13 @@ fn compile(
 /// The position of a prompt's end relative to the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PromptEnd {
-    /// The prompt is no chat, or the model does not reason.
+    /// The prompt is not a chat, or the model does not reason.
     NoChat,
     /// The output may begin with reasoning.
     BeforeReasoning,
     /// The prompt ends inside of reasoning.
     InReasoning,
-    /// The prompt has closed the reasoning: the output has none.
+    /// The prompt has closed the reasoning, so the output has none.
     AfterReasoning,
     /// The prompt is a sequence of messages, and the output continues it.
     AmongMessages(OutputStart),
@@ -258,7 +258,7 @@ impl PromptEnd {
             None => Self::NoChat,
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
             Some(format) if format.is_open_after(rendered) => Self::InReasoning,
-            // A message that is continued is past its reasoning.
+            // A continued message has ended its reasoning.
             Some(ReasoningFormat::DeepSeekR1) => {
                 if chat.add_generation_prompt {
                     Self::InReasoning
@@ -271,7 +271,8 @@ impl PromptEnd {
     }
 }
 
-/// Refuses a text whose tokens were counted piece by piece: encoding all of it takes some hundred times its bytes.
+/// Refuses a text whose pieces have too many tokens: encoding all of it takes about a hundred times its bytes of
+/// memory.
 fn refuse_too_long(
     beyond: Option<PromptTokens>,
     settings: &TokenizerSettings,
@@ -290,7 +291,7 @@ fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
     text.render_chat(&for_template(chat))
 }
 
-/// Encodes a rendered chat, of which the tokens of the beginning may be known.
+/// Encodes a rendered chat. The tokens of its beginning may be known.
 fn encode_chat(
     text: &TextModel,
     chat: &ChatPrompt,
@@ -334,7 +335,7 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
     }
 }
 
-/// The last parameters of a call that passed the checks: most requests of a call share their lists.
+/// The last parameters of a call that passed the checks. Most requests of a call share their lists.
 #[derive(Default)]
 pub(super) struct Checked(Option<SamplingParams>);
 
@@ -380,8 +381,8 @@ fn without_lists(sampling: &SamplingParams) -> SamplingParams {
     }
 }
 
-/// Clips a checked request to the space after its prompt, and chooses a seed if it has none. `call_entries` counts the
-/// log probabilities of the prompts of its call.
+/// Clips the output length of a checked request to the context left after its prompt, and chooses a seed if it has
+/// none. `call_entries` counts the prompt log probabilities of the call.
 pub(super) fn fit(
     request: &mut GenerateRequest,
     prompt_tokens: usize,
@@ -409,7 +410,7 @@ pub(super) fn fit(
     Ok(sampling)
 }
 
-/// Refuses a request for an embedding that requests more, or that the executor cannot serve.
+/// Refuses an embedding request that also requests output, or that the executor cannot serve.
 fn check_embedding(
     request: &GenerateRequest,
     settings: &TokenizerSettings,

@@ -2,7 +2,7 @@
 //! with serde.
 //!
 //! An invalid value is reported as a [`FieldError`]: the field, and a sentence that names the value, the limit and the
-//! remedy. Values are stored only to the size that their field allows.
+//! remedy. Lists and objects are stored only up to the length that their field allows.
 
 mod shallow;
 mod tree;
@@ -14,8 +14,8 @@ pub use tree::{Tree, count_values};
 
 use crate::error::FieldError;
 
-/// The largest integer up to which f64 is exact: 2^53.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// 2^53: f64 represents all integers up to it exactly.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 const TOKEN_ID: &str = "a token id from 0 to 4294967295";
 
 /// A field's value and its name in errors.
@@ -64,7 +64,7 @@ impl<'a> Field<'a> {
         seconds.ok_or_else(|| self.must_be("a number of seconds above 0"))
     }
 
-    /// Numbers above `u32::MAX` are clipped to it, as no context is longer.
+    /// Clips larger numbers to `u32::MAX`: no context is longer.
     pub fn token_limit(self) -> Result<u32, FieldError> {
         let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
         let number = self.value.as_f64().filter(whole);
@@ -118,8 +118,9 @@ impl<'a> Field<'a> {
     }
 
     fn whole(self) -> Option<i64> {
-        let from_float =
-            |number: f64| (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64);
+        let from_float = |number: f64| {
+            (number.fract() == 0.0 && number.abs() <= MAX_EXACT).then_some(number as i64)
+        };
         let value = self.value;
         value.as_i64().or_else(|| from_float(value.as_f64()?))
     }
@@ -146,7 +147,7 @@ impl Integer for i64 {
     const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 }
 
-/// Moves the string out of `value`, as it may be as long as the request.
+/// Moves the string out of `value`, because a copy could be as large as the request.
 pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
     match value {
         Shallow::Text(text) => Ok(text),
@@ -164,7 +165,7 @@ pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
     }
 }
 
-/// Rejects too many entries; the list or map itself may be truncated.
+/// Rejects too many entries; `count` includes entries that were not stored.
 pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result<(), FieldError> {
     if count <= limit {
         Ok(())

@@ -14,14 +14,14 @@ pub enum Shallow {
     Number(Number),
     Text(String),
     List {
-        /// The first items up to the limit, without their contents.
+        /// The first items up to the limit. Lists and objects among them have no contents.
         items: Vec<Shallow>,
         len: usize,
         /// Whether every item is null, false or an empty list.
         is_nothing: bool,
     },
     Map {
-        /// The first entries up to the limit, without their contents.
+        /// The first entries up to the limit. Lists and objects among them have no contents.
         entries: Vec<(String, Shallow)>,
         len: usize,
     },
@@ -105,7 +105,7 @@ impl Shallow {
     }
 }
 
-/// Truncated for errors, as it may be as long as the request.
+/// For errors: strings are truncated, lists and objects only described.
 impl fmt::Display for Shallow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -119,7 +119,7 @@ impl fmt::Display for Shallow {
     }
 }
 
-/// Displays a client's text in quotes, truncated to a line.
+/// Displays a client's text in quotes, truncated to 48 characters.
 pub struct Cut<'a>(pub &'a str);
 
 impl fmt::Display for Cut<'_> {
@@ -275,12 +275,12 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        let value: Shallow = serde_json::from_str(text).expect("it is JSON");
+        let value: Shallow = serde_json::from_str(text).expect("the text is JSON");
         assert_eq!(value.to_string(), expected);
     }
 
     #[test]
-    fn values_are_shown_short() {
+    fn long_values_are_truncated_when_displayed() {
         check("null", "null");
         check("-1.5", "-1.5");
         check("100000000000000000000", "1e+20");
@@ -294,7 +294,7 @@ mod tests {
     fn keep_limits_the_number_of_stored_items() {
         let text = "[1, 2, 3, [4, 5]]";
         let read = Keep(2).deserialize(&mut serde_json::Deserializer::from_str(text));
-        let Shallow::List { items, len, .. } = read.expect("it is JSON") else {
+        let Shallow::List { items, len, .. } = read.expect("the text is JSON") else {
             panic!("the value is not a list")
         };
         assert_eq!((items.len(), len), (2, 4));

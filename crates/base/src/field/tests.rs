@@ -13,7 +13,7 @@ fn shallow(value: Value) -> Shallow {
         keep,
         &mut serde_json::Deserializer::from_str(&text),
     );
-    read.expect("it is JSON")
+    read.expect("the text is JSON")
 }
 
 /// Reads `value` as the field `x`; `expected` is the result or the error's reason.
@@ -50,7 +50,7 @@ fn integers_have_the_bounds_of_their_type_and_may_be_floats() {
     );
     let large = |field: Field<'_>| field.integer::<i64>();
     check(json!(i64::MIN), large, "-9223372036854775808");
-    check(json!(EXACT), large, "9007199254740992");
+    check(json!(MAX_EXACT), large, "9007199254740992");
     check(
         json!(1e16),
         large,
@@ -106,10 +106,10 @@ fn limits_count_all_entries_of_lists_and_maps() {
 }
 
 #[test]
-fn a_long_value_is_shown_short() {
+fn long_values_are_truncated_in_errors() {
     let error = Field::new("x", &shallow(json!("y".repeat(100_000)))).must_be("short");
     assert!(error.to_string().len() < 100, "{error}");
-    let error = check_bytes("x", &"y".repeat(9), 8).expect_err("it is too long");
+    let error = check_bytes("x", &"y".repeat(9), 8).expect_err("the text is too long");
     assert_eq!(
         error,
         FieldError::new("x", "x has 9 bytes, limit is 8: shorten it")

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// An upper bound of the number of values in a JSON text, including itself, without parsing.
+/// An upper bound on the number of values in a JSON text, the outermost one included, without parsing.
 pub fn count_values(text: &[u8]) -> usize {
     let (mut count, mut in_text, mut escaped) = (1, false, false);
     for byte in text {
@@ -20,10 +20,10 @@ pub fn count_values(text: &[u8]) -> usize {
     count
 }
 
-/// A [`Value`] whose parts all occur in the source text.
+/// A [`Value`] that was parsed without serde_json's raw values.
 ///
-/// `Value`'s own deserialiser replaces an object with serde_json's private raw-value key by the JSON inside that key's
-/// text. With that key a client could bypass limits on the number of values.
+/// The deserialiser of `Value` takes an object with serde_json's private raw-value key for a raw value, and parses the
+/// JSON in that key's string. With that key a client could bypass limits on the number of values.
 #[derive(Debug, PartialEq)]
 pub struct Tree(pub Value);
 
@@ -94,17 +94,17 @@ mod tests {
     #[test]
     fn a_tree_equals_the_value_of_serde_json() {
         let text = r#"{"a": [1, -2, 1.5, 1e300, 18446744073709551615, true, null, "\u00e4"], "b": {}, "a b": [[]]}"#;
-        let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
+        let Tree(tree) = serde_json::from_str(text).expect("the text is JSON");
         assert_eq!(
             tree,
-            serde_json::from_str::<Value>(text).expect("it is JSON")
+            serde_json::from_str::<Value>(text).expect("the text is JSON")
         );
     }
 
     #[test]
     fn text_of_the_raw_value_key_is_not_parsed() {
         let text = r#"{"\u0024serde_json::private::RawValue": "[[0], [0]]"}"#;
-        let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
+        let Tree(tree) = serde_json::from_str(text).expect("the text is JSON");
         let inside = tree.as_object().and_then(|object| object.values().next());
         assert_eq!(inside.and_then(Value::as_str), Some("[[0], [0]]"));
     }

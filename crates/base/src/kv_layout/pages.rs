@@ -12,7 +12,7 @@ pub enum KvDtype {
     F32,
     F16,
     BF16,
-    /// With a scale for each [`SCALE_GROUP`] of elements.
+    /// One scale per [`SCALE_GROUP`] elements.
     Int8,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for PagedKv {
         write!(f, "{heads} head{plural}, keys of {key_dim}, ")?;
         match self.values {
             Values::Own { dim } => write!(f, "values of {dim}")?,
-            Values::InKeys { dim } => write!(f, "their first {dim} the values")?,
+            Values::InKeys { dim } => write!(f, "values in their first {dim}")?,
         }
         if self.labels > 0 {
             write!(f, ", labels of {}", self.labels)?;
@@ -142,8 +142,8 @@ impl fmt::Display for PagedKv {
     }
 }
 
-/// A buffer of a layer's pages, with one slot for each token of the pool. The layout determines the size of a slot, not
-/// the slot of a token.
+/// A buffer of a layer's pages, with one slot for each token of the pool. The layout only determines the size of a
+/// slot; page tables determine which slot a token has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
     /// `k`, `v`, `label` or `scale`.

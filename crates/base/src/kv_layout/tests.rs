@@ -12,7 +12,7 @@ fn pages(heads: usize, key_dim: usize, values: Values) -> PagedKv {
     }
 }
 
-/// Qwen3.5-9B: three layers of gated delta net, then one of attention, eight times over.
+/// Qwen3.5-9B: eight times three layers of gated delta net and one of attention.
 fn hybrid() -> KvLayout {
     let state = LayerKv::State {
         bytes: 4 * (32 * 128 * 128 + 3 * 8192),
@@ -26,7 +26,7 @@ fn hybrid() -> KvLayout {
 }
 
 #[test]
-fn sizes_are_those_of_published_models() {
+fn sizes_match_published_models() {
     let own = |dim| Values::Own { dim };
     let latent = pages(1, 576, Values::InKeys { dim: 512 });
     let table = [
@@ -43,7 +43,7 @@ fn sizes_are_those_of_published_models() {
 }
 
 #[test]
-fn windows_of_one_size_have_pages_of_their_own() {
+fn layers_with_equal_windows_get_window_pages() {
     let own = pages(4, 256, Values::Own { dim: 256 });
     let gemma = KvLayout::uniform(34, own);
     // Gemma 3 4B: five layers with a window, then one without.
@@ -64,7 +64,7 @@ fn windows_of_one_size_have_pages_of_their_own() {
 }
 
 #[test]
-fn a_block_has_every_buffer_of_its_tokens() {
+fn block_planes_are_the_buffers_of_all_layers() {
     let latent = pages(1, 96, Values::InKeys { dim: 64 });
     let own = pages(2, 128, Values::Own { dim: 64 });
     let int8 = PagedKv {
@@ -115,7 +115,7 @@ fn values_in_keys_have_no_buffer() {
 }
 
 #[test]
-fn labels_are_a_third_buffer_of_the_layers_that_have_them() {
+fn layers_with_labels_have_a_third_buffer() {
     let layout = hybrid().with_labels(|layer| if layer == 7 { 32 } else { 0 });
     let labels = 4 * 32 * 2;
     assert_eq!(layout.bytes_per_token(), 32_768 + labels);
@@ -138,7 +138,7 @@ fn quantised_layers_count_their_scales() {
     };
     let own = |dim| Values::Own { dim };
     let table = [
-        // 0.531 of bfloat16: a byte per element, and two bytes for 32 of them.
+        // One byte per element and a two-byte scale per 32 elements: 0.531 of the size in bfloat16.
         (pages(8, 128, own(128)), 8 * 2 * (128 + 4 * 2)),
         (pages(1, 576, Values::InKeys { dim: 512 }), 576 + 18 * 2),
         (pages(4, 80, own(96)), 4 * (80 + 96 + 6 * 2)),
@@ -173,6 +173,6 @@ fn kinds_of_layers_are_counted_and_described() {
     let latent = pages(1, 576, Values::InKeys { dim: 512 });
     assert_eq!(
         latent.to_string(),
-        "1 head, keys of 576, their first 512 the values, bfloat16"
+        "1 head, keys of 576, values in their first 512, bfloat16"
     );
 }

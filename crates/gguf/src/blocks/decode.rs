@@ -61,7 +61,7 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
 /// Unpacks the codes of a block whose 32 values are signed codes times the scale.
 ///
 /// # Panics
-/// If the type has other codes.
+/// If the type is neither Q8_0 nor Q5_0.
 pub(super) fn signed_codes(block_type: BlockType, block: &[u8], out: &mut [i8; 32]) {
     match block_type {
         BlockType::Q8_0 => {
@@ -95,7 +95,7 @@ pub fn half_power(e: u8) -> f32 {
     })
 }
 
-/// Decodes the low nibbles of sixteen bytes, then the high ones.
+/// Decodes sixteen bytes: the low nibbles are the first sixteen inputs, the high nibbles the others.
 fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(16);
     for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
@@ -104,7 +104,7 @@ fn halves(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// Decodes as [`halves`] does, with the fifth bits in a preceding word.
+/// Decodes 5-bit codes: a word with the fifth bits, then nibbles as in [`halves`].
 fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let upper = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
     let fifth = |input: usize| ((upper >> input & 1) << 4) as u8;
@@ -154,7 +154,7 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The code, from 0 to 63.
+/// The code of an input in a Q6_K block, from 0 to 63.
 pub fn q6_k_code(block: &[u8], input: usize) -> u8 {
     let (n, k, l) = (input / 128, input / 32 % 4, input % 32);
     let low = block[64 * n + 32 * (k & 1) + l] >> (4 * (k >> 1)) & 15;
@@ -170,7 +170,7 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The code of Q2_K, or the lower two bits of one of Q3_K.
+/// The code of an input in Q2_K, or the lower two bits of its code in Q3_K.
 fn two_bits(codes: &[u8], input: usize) -> u8 {
     let (n, k, l) = (input / 128, input / 32 % 4, input % 32);
     codes[32 * n + l] >> (2 * k) & 3
@@ -185,7 +185,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 6-bit scale of sixteen inputs.
+/// The 6-bit scale of a Q3_K sub-block of sixteen inputs.
 #[inline]
 pub fn q3_k_scale(packed: &[u8], index: usize) -> u8 {
     let low = packed[index % 8] >> (4 * (index / 8)) & 15;
@@ -203,7 +203,7 @@ fn q3_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 6-bit scale of 32 inputs.
+/// The 6-bit scale of an IQ4_XS sub-block of 32 inputs.
 #[inline]
 pub fn iq4_xs_scale(block: &[u8], sub_block: usize) -> u8 {
     let upper = u16::from_le_bytes([block[2], block[3]]) >> (2 * sub_block) & 3;

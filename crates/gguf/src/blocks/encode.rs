@@ -1,8 +1,8 @@
 //! Quantises values to superblocks of Q4_K and Q6_K.
 //!
-//! Sub-blocks are the lanes of all loops, so no sum crosses lanes: the output is the same on every instruction set,
-//! however it is vectorised. For each sub-block the encoder tries a few scales around the one that reaches its
-//! largest value, refits scale and minimum to the codes of each by least squares, and keeps the best.
+//! No sum crosses vector lanes, which are sub-blocks, so the output is the same on every instruction set. For each
+//! sub-block, the encoder tries a few scales around the one that just covers the largest value. It computes the codes
+//! for each scale, refits scale and minimum to the codes by least squares, and keeps the best fit.
 
 use half::f16;
 
@@ -14,23 +14,23 @@ const Q6_K_BYTES: usize = 210;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, half to even.
 const MAGIC: f32 = 12_582_912.0;
-/// Q4_K's candidates for the number of steps in a sub-block's range. More than fifteen clip the ends of the range.
+/// Candidates for the number of steps in the range of a Q4_K sub-block. With more than fifteen, codes are clipped.
 const RANGE_STEPS: [f32; 5] = [14.0, 14.7, 15.4, 16.1, 17.0];
-/// Q6_K's candidates for the code of a sub-block's largest magnitude. Codes beyond 32 clip it.
+/// Candidates for the code of the largest magnitude in a Q6_K sub-block. Codes beyond 32 are clipped.
 const LARGEST_CODES: [f32; 5] = [30.0, 31.0, 32.0, 33.0, 34.0];
 
-/// Encodes a superblock. A value that is not finite, or exceeds the range of f16 scales, makes all of its values NaN,
-/// so that the error shows in the results.
+/// Encodes a superblock. If a value is not finite or exceeds the range of f16 scales, all values of the superblock
+/// become NaN, so that the error is visible in the results.
 ///
 /// # Panics
-/// If the type is neither Q4_K nor Q6_K, or `out` is not as long as its superblock.
+/// If the type is neither Q4_K nor Q6_K, or `out` is not as long as an encoded superblock.
 #[inline(always)]
 pub fn encode(block: BlockType, values: &[f32; SUPER_BLOCK], out: &mut [u8]) {
     let expected = "out has the bytes of one superblock";
     match block {
         BlockType::Q4K => q4_k(values, out.try_into().expect(expected)),
         BlockType::Q6K => q6_k(values, out.try_into().expect(expected)),
-        other => unreachable!("{} is not encoded", other.name()),
+        other => unreachable!("{} cannot be encoded", other.name()),
     }
 }
 
@@ -38,7 +38,7 @@ pub fn encode(block: BlockType, values: &[f32; SUPER_BLOCK], out: &mut [u8]) {
 fn q4_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q4_K_BYTES]) {
     let x: Transposed<32, 8> = transposed(values);
     out.fill(0);
-    if !are_in_reach(&x) {
+    if !are_encodable(&x) {
         out[..2].copy_from_slice(&f16::NAN.to_le_bytes());
         return;
     }
@@ -72,7 +72,7 @@ fn q4_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q4_K_BYTES]) {
 fn q6_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q6_K_BYTES]) {
     let x: Transposed<16, 16> = transposed(values);
     out.fill(0);
-    if !are_in_reach(&x) {
+    if !are_encodable(&x) {
         out[208..].copy_from_slice(&f16::NAN.to_le_bytes());
         return;
     }
@@ -85,7 +85,7 @@ fn q6_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q6_K_BYTES]) {
     out[208..].copy_from_slice(&d.to_le_bytes());
     let mut codes = [0u32; SUPER_BLOCK];
     for j in 0..16 {
-        // This clips only values that f16 does not resolve.
+        // The clamp matters only if `scale` is too small for the precision of f16.
         let s = round(clamp(scale[j] * reciprocal(d.to_f32()), -127.0, 127.0));
         out[192 + j] = s as i8 as u8;
         let inverse = reciprocal(d.to_f32() * s);
@@ -104,7 +104,7 @@ fn q6_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q6_K_BYTES]) {
     }
 }
 
-/// Values by input of a sub-block, then by sub-block.
+/// Values indexed by input within the sub-block, then by sub-block.
 type Transposed<const INPUTS: usize, const LANES: usize> = [[f32; LANES]; INPUTS];
 
 #[inline(always)]
@@ -121,22 +121,22 @@ fn transposed<const INPUTS: usize, const LANES: usize>(
 }
 
 #[inline(always)]
-fn are_in_reach<const INPUTS: usize, const LANES: usize>(x: &Transposed<INPUTS, LANES>) -> bool {
-    let mut nothing = [0f32; LANES];
+fn are_encodable<const INPUTS: usize, const LANES: usize>(x: &Transposed<INPUTS, LANES>) -> bool {
+    let mut zeros = [0f32; LANES];
     for x in x {
         for j in 0..LANES {
-            // Above 3e8 the product is infinite, and then NaN.
-            nothing[j] += x[j] * 1e30 * 0.0;
+            // Above 3e8, `x * 1e30` is infinite, and zero times infinity is NaN.
+            zeros[j] += x[j] * 1e30 * 0.0;
         }
     }
     let mut finite = true;
-    for nothing in nothing {
-        finite &= nothing == 0.0;
+    for zero in zeros {
+        finite &= zero == 0.0;
     }
     finite
 }
 
-/// A value is about `scale * code - min`, neither of them negative.
+/// The fit of each sub-block: a value is about `scale * code - min`. Scales and minima are not negative.
 struct Ranges {
     scale: [f32; 8],
     min: [f32; 8],
@@ -177,19 +177,19 @@ fn fit_ranges(x: &Transposed<32, 8>) -> Ranges {
             let spread = INPUTS * squares[j] - codes[j] * codes[j];
             let fitted = (INPUTS * products[j] - codes[j] * sum[j]) / spread;
             let lowest = (sum[j] - fitted * codes[j]) / INPUTS;
-            // Without a minimum if the best one would be positive.
+            // The format has no positive lowest value: fit the scale alone.
             let (fitted, lowest) = if lowest > 0.0 {
                 (products[j] / squares[j], 0.0)
             } else {
                 (fitted, lowest)
             };
-            // With equal codes there is nothing to fit.
+            // With equal codes, the least-squares fit divides by zero.
             let (fitted, lowest) = if spread > 0.0 {
                 (fitted, lowest)
             } else {
                 (step[j], low[j])
             };
-            // The reduction of the squared error from the sum of squares.
+            // The sum of squares of the values, less the squared error of the fit.
             let gain = fitted * (2.0 * products[j] - fitted * squares[j])
                 + lowest * (2.0 * (sum[j] - fitted * codes[j]) - INPUTS * lowest);
             let is_better = gain > best[j];
@@ -218,7 +218,7 @@ fn fit_signed(x: &Transposed<16, 16>) -> [f32; 16] {
     for largest in LARGEST_CODES {
         let mut inverse = [0f32; 16];
         for j in 0..16 {
-            // The extreme value gets a negative code: these reach further than the positive ones.
+            // The extreme value gets a negative code, because codes range from -32 to 31.
             inverse[j] = reciprocal(extreme[j] / -largest);
         }
         let (mut squares, mut products) = ([0f32; 16], [0f32; 16]);
@@ -240,20 +240,20 @@ fn fit_signed(x: &Transposed<16, 16>) -> [f32; 16] {
     scale
 }
 
-/// An f16 scale for all values, and each value as a six-bit multiple of it.
+/// An f16 scale for all values, and each value as a six-bit multiple of the scale.
 #[inline(always)]
 fn six_bits(values: &[f32; 8]) -> (f16, [f32; 8]) {
     let mut largest = 0f32;
     for value in values {
         largest = max(largest, *value);
     }
-    let over = nearest(largest / 63.0);
-    let inverse = reciprocal(over.to_f32());
+    let scale = nearest(largest / 63.0);
+    let inverse = reciprocal(scale.to_f32());
     let mut codes = [0f32; 8];
     for (code, value) in codes.iter_mut().zip(values) {
         *code = round(clamp(value * inverse, 0.0, 63.0));
     }
-    (over, codes)
+    (scale, codes)
 }
 
 /// Compiles to two instructions.
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn values_on_the_grid_of_a_block_stay_there() {
+    fn encoding_decoded_values_again_changes_little() {
         for block in TYPES {
             let values = recoded(block, &gauss(SUPER_BLOCK, 0.5));
             let error = relative_error(&values, &recoded(block, &values));
@@ -369,7 +369,7 @@ mod tests {
                 let error = relative_error(&values, &recoded(block, &values));
                 assert!(error < 0.01, "{}, {value}: {error}", block.name());
             }
-            // The smallest f16 scale is too large.
+            // The scale that fits is below the smallest f16.
             let error = relative_error(&[1e-5], &recoded(block, &[1e-5; SUPER_BLOCK])[..1]);
             assert!(error < 0.05, "{}: {error}", block.name());
         }
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_finite_show_as_nan() {
+    fn blocks_with_values_that_are_not_finite_become_nan() {
         for block in TYPES {
             for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = gauss(2 * SUPER_BLOCK, 0.02);

@@ -1,7 +1,8 @@
-//! Quantised block formats of GGUF: consecutive inputs of an output share a scale, and often a minimum.
+//! Quantised block formats of GGUF: in a block, consecutive weights of a row share a scale, and often a minimum.
 //!
 //! [`BlockType`] has the types and their sizes; [`BlockType::decode`] matches llama.cpp and the `gguf` package bit for
-//! bit (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the nibbles of a byte.
+//! bit (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the nibbles of a byte. T is
+//! [`IQ4_VALUES`], F is [`MXFP4_VALUES`].
 //!
 //! | type | block | value |
 //! |---|---|---|
@@ -14,7 +15,7 @@
 //! | Q2_K | 16 bytes: low s, high m; 64 bytes of two-bit codes; f16 d, f16 dmin | (d s) q - dmin m |
 //! | Q3_K | 32 bytes of third bits, 64 of two-bit codes, 12 bytes of 6-bit scales, f16 d | (d (s - 32)) (q - 4) |
 //! | IQ4_NL | as Q4_0 | d T\[q\] |
-//! | IQ4_XS | f16 d, 2 + 4 bytes of 6-bit scales, 128 bytes as eight of IQ4_NL | (d (s - 32)) T\[q\] |
+//! | IQ4_XS | f16 d, 2 + 4 bytes of 6-bit scales, 128 bytes as in eight blocks of IQ4_NL | (d (s - 32)) T\[q\] |
 //! | MXFP4 | e (power of two), 16 bytes as Q4_0 | 2^(e - 128) F\[q\] |
 //! | Affine4 | f16 s, u8 z, 16 bytes as Q4_0; not in GGUF: groups of AWQ, GPTQ and compressed-tensors | s (q - z) |
 
@@ -50,11 +51,11 @@ pub enum BlockType {
     Q6K,
     /// 4-bit indices into a table of values, 32 inputs per scale.
     Iq4Nl,
-    /// 4-bit indices into a table of values, 32 inputs per scale, with a scale over 256 inputs.
+    /// 4-bit indices into a table of values, 32 inputs per 6-bit scale, 256 inputs per f16 scale.
     Iq4Xs,
     /// 4-bit floats, 32 inputs per power of two.
     Mxfp4,
-    /// 4 bits around a zero point, 32 inputs per scale: groups of AWQ, GPTQ and compressed-tensors, in no GGUF file.
+    /// 4 bits around a zero point, 32 inputs per scale. Not in GGUF: for groups of AWQ, GPTQ and compressed-tensors.
     Affine4,
 }
 
@@ -157,7 +158,7 @@ impl BlockType {
     }
 
     /// # Panics
-    /// If the row is not whole blocks.
+    /// If `inputs` is not a multiple of the block size.
     #[inline]
     pub fn row_bytes(self, inputs: usize) -> usize {
         assert!(
@@ -168,7 +169,7 @@ impl BlockType {
         inputs / self.inputs() * self.bytes()
     }
 
-    /// The codes of a block whose values are its f16 scale times a signed byte.
+    /// The codes of a block whose values are signed codes times the block's f16 scale.
     ///
     /// # Panics
     /// If the type is neither Q8_0 nor Q5_0, or the block too short.
@@ -179,7 +180,7 @@ impl BlockType {
     /// Decodes whole blocks.
     ///
     /// # Panics
-    /// If `out` does not have as many values as the blocks.
+    /// If `blocks` ends inside a block, or `out` does not have as many values as the blocks.
     pub fn decode(self, blocks: &[u8], out: &mut [f32]) {
         let n_blocks = blocks.len() / self.bytes();
         assert!(
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names_are_unique() {
+    fn ids_and_names_are_unique() {
         for block in BlockType::ALL {
             assert_eq!(
                 block.gguf_id().and_then(BlockType::from_gguf_id),

@@ -1,4 +1,4 @@
-//! Tests of malformed files: each is rejected before memory is allocated for the sizes that it claims.
+//! Tests that malformed GGUF files are rejected with an error that names the fault.
 
 use super::*;
 

@@ -22,7 +22,7 @@ fn pair(first: &File, second: &File) -> tempfile::TempDir {
 #[test]
 fn parts_are_one_model_named_by_its_first_file() {
     let dir = pair(&part(1, 2, &["t"]), &part(2, 2, &["u", "v"]));
-    let gguf = Gguf::open(&dir.path().join(FIRST)).expect("both parts are there");
+    let gguf = Gguf::open(&dir.path().join(FIRST)).expect("both parts are in the folder");
     assert_eq!(gguf.tensors().count(), 3);
     let v = gguf.tensor("v").expect("tensor v is in the second part");
     assert_eq!(
@@ -40,7 +40,7 @@ fn parts_are_one_model_named_by_its_first_file() {
 }
 
 #[test]
-fn wrong_parts_are_refused() {
+fn missing_and_inconsistent_parts_are_rejected() {
     let open = |dir: tempfile::TempDir| Gguf::open(&dir.path().join(FIRST));
     let alone = folder(&[(FIRST, &part(1, 2, &["t"]).bytes())]);
     refused(

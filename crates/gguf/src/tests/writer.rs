@@ -1,4 +1,4 @@
-//! Writer of valid and broken GGUF files for tests, also those of other crates. It shares no code with the reader.
+//! Writes valid and broken GGUF files for the tests of this and other crates. It shares no code with the reader.
 
 #[derive(Clone, Debug)]
 pub enum Value {
@@ -17,7 +17,7 @@ pub enum Value {
     U64(u64),
     I64(i64),
     F64(f64),
-    /// A type and the following bytes, valid or not.
+    /// A type id and the bytes of a value, valid or not.
     Raw(u32, Vec<u8>),
 }
 
@@ -69,7 +69,7 @@ pub struct Tensor {
     pub sizes: Vec<u64>,
     pub type_id: u32,
     pub data: Vec<u8>,
-    /// The offset in the header, if it is not the true one.
+    /// A wrong offset for the header.
     pub offset: Option<u64>,
 }
 
@@ -94,11 +94,11 @@ impl Tensor {
 #[derive(Clone, Debug)]
 pub struct File {
     pub version: u32,
-    /// Of tensor data; the caller writes `general.alignment` if it is not 32.
+    /// Alignment of tensor data. The caller adds the key `general.alignment` if it is not 32.
     pub alignment: usize,
     pub pairs: Vec<(Vec<u8>, Value)>,
     pub tensors: Vec<Tensor>,
-    /// The numbers of tensors and pairs in the header, if they are not the true ones.
+    /// Wrong numbers of tensors and of pairs for the header.
     pub claimed: (Option<u64>, Option<u64>),
 }
 

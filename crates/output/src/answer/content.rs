@@ -29,8 +29,8 @@ impl ContentStops {
         self.table.is_empty()
     }
 
-    /// Returns whether a stop string ends in `more`, the whitespace held after all text so far. Unless text came since
-    /// the last call, `more` begins with that call's whitespace.
+    /// Returns whether a stop string ends in `more`, the whitespace that the engine holds after all text so far. If no
+    /// text was pushed since the last call, `more` must begin with the last call's `more`.
     pub(super) fn end_in(&mut self, more: &str) -> bool {
         if more.is_empty() {
             self.ahead = None;

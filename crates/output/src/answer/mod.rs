@@ -41,8 +41,8 @@ pub struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// Starts the answer of a request with these options, the table of its stop strings and the last few tokens of
-    /// its prompt, as in [`TextStream::new`].
+    /// Starts an answer. `stops` is the table of the request's stop strings, `context` the last few tokens of the
+    /// prompt, as in [`TextStream::new`].
     pub fn new(
         options: TextOptions,
         stops: Arc<StopTable>,
@@ -86,7 +86,7 @@ impl AnswerStream {
             let text = self.text.cut();
             self.push_text(&text).or_else(|| {
                 self.engine.push_marker(token, &mut self.found);
-                self.settle()
+                self.emit_pieces()
             })
         } else {
             self.text.push(token, tokenizer);
@@ -102,8 +102,8 @@ impl AnswerStream {
         })
     }
 
-    /// Counts the token that ended the output, which contributes no text, as in [`TextStream::leave_out`]. It may end a
-    /// call.
+    /// Counts the token that ended the output, which contributes no text, as in [`TextStream::leave_out`]. The token
+    /// may end a call.
     pub fn leave_out(&mut self, token: u32) {
         if self.has_stopped {
             return;
@@ -113,7 +113,7 @@ impl AnswerStream {
             let text = self.text.cut();
             if self.push_text(&text).is_none() {
                 self.engine.push_end(token, &mut self.found);
-                self.settle();
+                self.emit_pieces();
             }
         }
     }
@@ -129,7 +129,7 @@ impl AnswerStream {
             let mut stop = self.push_text(&text);
             if stop.is_none() {
                 self.engine.finish(ending, &mut self.found);
-                stop = self.settle();
+                stop = self.emit_pieces();
             }
             if stop.is_none() {
                 self.flush_content();
@@ -157,27 +157,27 @@ impl AnswerStream {
     fn push_text(&mut self, text: &str) -> Option<String> {
         if self.stops.is_empty() {
             self.engine.push_text(text, &mut self.found);
-            return self.settle();
+            return self.emit_pieces();
         }
-        // Each character apart: whitespace that completes a stop string must end the answer before later text drops it.
+        // One character at a time: whitespace that completes a stop string must end the answer before it is dropped.
         let mut bytes = [0; 4];
         text.chars().find_map(|c| {
             (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.found);
-            self.settle().or_else(|| self.settle_held())
+            self.emit_pieces().or_else(|| self.emit_held())
         })
     }
 
     /// Emits the engine's held whitespace if this completes a stop string, and returns that string.
-    fn settle_held(&mut self) -> Option<String> {
+    fn emit_held(&mut self) -> Option<String> {
         if !self.stops.end_in(self.engine.held_whitespace()) {
             return None;
         }
         self.engine.release_whitespace(&mut self.found);
-        self.settle()
+        self.emit_pieces()
     }
 
     /// Emits the engine's pieces up to a stop string, and returns that string.
-    fn settle(&mut self) -> Option<String> {
+    fn emit_pieces(&mut self) -> Option<String> {
         let mut found = std::mem::take(&mut self.found);
         let mut stop = None;
         for piece in found.drain(..) {

@@ -6,7 +6,7 @@ use crate::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat}
 const OPEN: u32 = 256;
 const CLOSE: u32 = 257;
 const THINK: u32 = 258;
-const THOUGHT: u32 = 259;
+const THINK_END: u32 = 259;
 
 /// One token per byte, and four marker tokens.
 struct Bytes;
@@ -16,7 +16,7 @@ fn marker(token: u32) -> Option<&'static str> {
         OPEN => "<tool_call>",
         CLOSE => "</tool_call>",
         THINK => "<think>",
-        THOUGHT => "</think>",
+        THINK_END => "</think>",
         _ => return None,
     })
 }
@@ -39,7 +39,7 @@ fn tokens(text: &str) -> Vec<u32> {
     let mut tokens = Vec::new();
     let mut rest = text;
     while let Some(next) = rest.bytes().next() {
-        let found = (OPEN..=THOUGHT).find(|&id| marker(id).is_some_and(|m| rest.starts_with(m)));
+        let found = (OPEN..=THINK_END).find(|&id| marker(id).is_some_and(|m| rest.starts_with(m)));
         tokens.push(found.unwrap_or(u32::from(next)));
         let len = found.and_then(marker).map_or(1, str::len);
         rest = if rest.is_char_boundary(len) {
@@ -59,7 +59,7 @@ fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
         tool: Some(ToolFormat::Hermes),
         reasoning: Some(ReasoningFormat::Think),
     };
-    let find = |text: &str| (OPEN..=THOUGHT).find(|&id| marker(id) == Some(text));
+    let find = |text: &str| (OPEN..=THINK_END).find(|&id| marker(id) == Some(text));
     let tool = Tool {
         name: "seat".to_owned(),
         description: None,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
-/// Decodes tokens to text. The tokenizer implements this, and so do the tables of tests.
+/// Decodes tokens to text. Implemented by the tokenizer, and by small vocabularies in tests.
 pub trait TokenText {
     /// Returns the tokens' text as one string, as the tokenizer decodes a whole output: invalid UTF-8 becomes U+FFFD,
     /// unknown ids decode to nothing.
@@ -23,7 +23,7 @@ pub trait TokenText {
     ) -> String;
 }
 
-/// How an output becomes text, by the names of SGLang's sampling parameters.
+/// Options of detokenization, named as SGLang's sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
     pub skip_special_tokens: bool,
@@ -85,8 +85,8 @@ impl TextStream {
 
     /// Adds the next output token. Returns the stop string that it completes, if any; later tokens are ignored.
     ///
-    /// Of several stop strings, the one that ends first wins, and the longest of those that end together: as if the
-    /// text came byte by byte, whatever the tokens. The text ends before the stop string, or after (`no_stop_trim`).
+    /// Of several stop strings, the one that ends first wins, and the longest of those that end together, however the
+    /// text is divided into tokens. The text ends before the stop string, or after it (`no_stop_trim`).
     pub fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> Option<StopMatch> {
         if self.stopped {
             return None;
@@ -114,8 +114,8 @@ impl TextStream {
         })
     }
 
-    /// Counts an output token without text: the EOS or stop token that ended the output, unless `no_stop_trim` keeps it
-    /// (then [`push`](Self::push) it).
+    /// Counts an output token without text: the EOS or stop token that ended the output. With `no_stop_trim`,
+    /// [`push`](Self::push) it instead.
     pub fn leave_out(&mut self) {
         self.output_tokens += usize::from(!self.stopped);
     }
@@ -125,7 +125,7 @@ impl TextStream {
         std::mem::replace(&mut self.text, held)
     }
 
-    /// Takes the text so far, including held text: later text does not continue it. The next token keeps the context of
+    /// Takes the text so far, including held text, which later text cannot change. The next token keeps the context of
     /// earlier tokens.
     pub fn cut(&mut self) -> String {
         let tail = self.window.flush();

@@ -54,8 +54,8 @@ impl StopMatcher {
         }
     }
 
-    /// Searches the next piece up to the first byte that completes a stop string; the longest of several wins. A match
-    /// ends the search: do not call it again.
+    /// Searches the next piece up to the first byte that completes a stop string; the longest of several wins. Do not
+    /// call it again after a match.
     pub fn find(&mut self, piece: &str) -> Option<Found> {
         let stops = self.table.stops.as_slice();
         if stops.is_empty() {

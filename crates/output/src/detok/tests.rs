@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A small vocabulary that decodes as byte-level tokenizers do, or as metaspace tokenizers do.
+/// A small vocabulary with byte-level or metaspace decoding.
 struct Table {
     pieces: Vec<Vec<u8>>,
     /// `▁` decodes to a space, which is dropped at the start of the text.
@@ -51,7 +51,7 @@ impl Table {
         }
     }
 
-    /// One id more than the table has: unknown ids have no text.
+    /// All ids, and one unknown id, which has no text.
     fn ids(&self) -> std::ops::RangeInclusive<u32> {
         0..=self.pieces.len() as u32
     }
@@ -95,7 +95,7 @@ impl TokenText for ByteFallback {
     }
 }
 
-/// The parameters of a request that its text depends on.
+/// The request parameters that affect the text.
 #[derive(Default)]
 struct Params {
     stop: Vec<String>,
@@ -183,7 +183,7 @@ fn an_incomplete_character_is_emitted_at_the_end() {
 }
 
 #[test]
-fn emitted_text_stays_when_a_run_of_byte_tokens_turns_invalid() {
+fn emitted_text_is_kept_when_byte_tokens_become_invalid() {
     let (deltas, rest, _) = stream(&stop_at(&[]), &ByteFallback, &[0xc3, 0xa9, 0xff, 300, 300]);
     assert_eq!(deltas, ["", "é", "", "\u{fffd} x", " x"]);
     assert_eq!(rest, "");
@@ -247,7 +247,7 @@ fn a_stop_token_counts_but_has_no_text() {
 }
 
 #[test]
-fn special_tokens_show_only_if_asked_for() {
+fn special_tokens_have_text_only_on_request() {
     let table = Table::metaspace();
     let shown = Params::skip_special_tokens(false);
     assert_eq!(

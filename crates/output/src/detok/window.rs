@@ -1,4 +1,4 @@
-//! A sliding window of the last tokens, decoded together with the next one.
+//! Decodes tokens one at a time, each together with a sliding window of the last tokens.
 //!
 //! A single token has no fixed text: SentencePiece drops the space of the first token, and a character may be split
 //! into up to four byte tokens. The window keeps tokens whose text was already emitted, and decodes them with the new
@@ -9,7 +9,7 @@ use super::{TextOptions, TokenText};
 /// A character has at most 4 bytes, so at most 3 replacement characters can still become one.
 const MAX_HELD_REPLACEMENTS: usize = 3;
 
-/// Upper bound of tokens without a clean end before the window is cut: only invalid bytes reach it.
+/// The window is cut after this many tokens that do not end in a whole character. Only invalid bytes get this far.
 const MAX_WINDOW_TOKENS: usize = 32;
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl DecodeWindow {
             return String::new();
         }
         if !decoded.starts_with(&self.decoded[..self.emitted_bytes]) {
-            // A byte run that turns invalid changes emitted characters. They cannot be taken back: restart after them.
+            // Byte tokens that became invalid change characters that were already emitted: restart after these.
             self.restart_with(token);
             decoded = self.decode(&self.tokens, tokenizer);
         }
@@ -89,7 +89,7 @@ impl DecodeWindow {
         self.decoded[start..self.emitted_bytes].to_owned()
     }
 
-    /// Drops the tokens before the last clean end: the later ones suffice as context.
+    /// Drops the tokens before the last whole character that was emitted: the later tokens suffice as context.
     fn forget_settled(&mut self, tokenizer: &dyn TokenText) {
         let tail = self.decode(&self.tokens[self.settled..], tokenizer);
         self.tokens.drain(..self.settled);

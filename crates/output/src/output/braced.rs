@@ -1,5 +1,4 @@
-//! Parses a tool call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`. Keys and words are unquoted, strings are
-//! between two tags.
+//! Parses a tool call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`.
 
 use super::call::{CallOutput, CallReader, Step};
 use super::escape::{write_json_char, write_json_string};
@@ -57,7 +56,7 @@ enum At {
 }
 
 impl BracedReader {
-    /// Starts a call if its label can begin with this character.
+    /// Starts a call if the label `call:` begins with this character.
     pub(super) fn new(first: char) -> Option<Self> {
         (first == 'c').then_some(Self {
             at: At::Label(LABEL),
@@ -86,9 +85,9 @@ impl BracedReader {
         }
     }
 
-    fn push(&mut self, c: char, most: usize) -> Step {
+    fn push(&mut self, c: char, max_bytes: usize) -> Step {
         self.word.push(c);
-        if self.word.len() > most {
+        if self.word.len() > max_bytes {
             Step::Broken
         } else {
             Step::More

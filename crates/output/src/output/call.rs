@@ -1,4 +1,4 @@
-//! The trait of call readers, each of which parses one call, from its first character to its last.
+//! The trait of call readers. A reader parses one tool call, from its first character to its last.
 
 use super::closers::Closers;
 use super::syntax::{Tag, TagSet};
@@ -15,7 +15,7 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     /// Consumes one of the tags of [`tags`](Self::tags).
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step;
 
-    /// Returns the optional closers of the complete call, which are dropped.
+    /// Returns the optional closers that may follow the complete call, and are dropped.
     fn closers(&self) -> Closers {
         Closers::default()
     }
@@ -26,7 +26,7 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
         None
     }
 
-    /// Returns the parsed name before it is emitted, where no tag marks a call.
+    /// Returns the function name before it is emitted, for calls that no tag marks.
     fn called(&self) -> Option<&str> {
         None
     }

@@ -16,9 +16,9 @@ pub(super) struct Code {
 enum Line {
     /// Only blanks, and backticks that are not a fence yet.
     Blank,
-    /// A fence that closes the unseen one unless a language follows.
+    /// A fence that closes the dropped one unless a language follows.
     MayClose,
-    /// A fence at the beginning, which opened a block.
+    /// A fence at the beginning of the line, which opened a block.
     Fence,
     /// A fence after other text, followed only by characters of a language name.
     LateFence,

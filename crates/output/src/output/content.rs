@@ -7,7 +7,7 @@ const MAX_HELD_SPACES: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Content {
     after: After,
-    /// Whitespace not emitted yet: all of it at the start, later only newlines.
+    /// Whitespace not emitted yet: any whitespace at the start, later only newlines.
     held: String,
     is_blank: bool,
 }
@@ -78,7 +78,7 @@ impl Content {
         }
     }
 
-    /// Returns the remaining text if the output ends here.
+    /// Returns the whitespace that is emitted if the output ends here.
     pub(super) fn held(&self) -> &str {
         if self.is_blank && self.after == After::Call {
             ""
@@ -87,7 +87,7 @@ impl Content {
         }
     }
 
-    /// Takes the remaining text at the end of the output.
+    /// Takes the whitespace that is emitted at the end of the output.
     pub(super) fn finish(&mut self) -> String {
         let held = self.held().to_owned();
         self.held.clear();

@@ -162,8 +162,8 @@ impl ReasoningFormat {
         self.syntax().end
     }
 
-    /// Returns whether the rendered prompt has opened reasoning, so that the output starts in it: the prompt ends with
-    /// the tag, ignoring white space. Tags elsewhere may be a user's text.
+    /// Returns whether an output starts inside reasoning because the rendered prompt ends with the opening tag,
+    /// ignoring whitespace. Tags elsewhere may be a user's text.
     pub fn is_open_after(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.opening())
     }

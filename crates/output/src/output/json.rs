@@ -73,7 +73,7 @@ pub(super) enum Scan {
 }
 
 impl ValueScanner {
-    /// Starts a value with its first character, if that can begin one.
+    /// Starts a value with its first character, if a value can begin with this character.
     pub(super) fn new(first: char) -> Option<Self> {
         let (kind, depth, at) = match first {
             '{' => (Kind::Brackets, 1, At::FirstKey),
@@ -266,7 +266,7 @@ pub(super) struct Separation {
 }
 
 impl Separation {
-    /// Reads the next character, from the first on; returns false if it is invalid.
+    /// Reads the next character, the text's first included. Returns false if it is invalid.
     pub(super) fn read(&mut self, c: char) -> bool {
         match (self.string, c) {
             (InString::Escaped, _) => self.string = InString::Yes,

@@ -12,8 +12,8 @@ const VALUE_CLOSE: &str = "</arg_value>";
 
 /// Parses the call from the first character of its name up to `</tool_call>`.
 ///
-/// `</arg_value>` ends a value only before another key or the end of the call. A name alone is a call only if a tool
-/// has it: otherwise it may be any word.
+/// `</arg_value>` ends a value only before another key or the end of the call. A name alone is a call only if it is the
+/// name of a tool.
 #[derive(Debug)]
 pub(super) struct KeyedReader {
     at: At,

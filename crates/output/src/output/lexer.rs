@@ -1,4 +1,4 @@
-//! Splits streamed input into characters and tags, and waits where more input decides.
+//! Splits streamed input into characters and tags. The beginning of a tag waits for more input.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(super) enum Input {
 #[derive(Debug)]
 pub(super) struct Lexer {
     markers: Arc<Markers>,
-    /// Tags without a token, each with its first character.
-    written: Vec<(char, Tag, &'static str)>,
+    /// Tags that are not tokens, each with its first character.
+    text_tags: Vec<(char, Tag, &'static str)>,
     items: VecDeque<Item>,
 }
 
@@ -55,10 +55,10 @@ enum Match {
 
 impl Lexer {
     pub(super) fn new(formats: OutputFormats, markers: Arc<Markers>) -> Self {
-        let written = formats.tags().filter(|(_, text)| !markers.has(text));
-        let written = written.filter_map(|(tag, text)| Some((text.chars().next()?, tag, text)));
+        let text_tags = formats.tags().filter(|(_, text)| !markers.has(text));
+        let text_tags = text_tags.filter_map(|(tag, text)| Some((text.chars().next()?, tag, text)));
         Self {
-            written: written.collect(),
+            text_tags: text_tags.collect(),
             items: VecDeque::new(),
             markers,
         }
@@ -96,7 +96,7 @@ impl Lexer {
             Item::Token(index) => return Some((self.token(index), 1)),
             Item::Char(c) => c,
         };
-        for &(start, tag, text) in &self.written {
+        for &(start, tag, text) in &self.text_tags {
             if start != first || !enabled.has(tag) {
                 continue;
             }

@@ -1,5 +1,4 @@
-//! Parses a call without the tag of the model's format: a JSON object in a Markdown fence or code span, between tags of
-//! other formats, or alone.
+//! Parses a call that lacks the tag of the model's format: a JSON object alone, or in Markdown code or other tags.
 
 use std::sync::Arc;
 
@@ -26,8 +25,8 @@ const FUNCTION_CLOSE: &str = "</function>";
 
 /// Parses from the first character of the object, or of its fence, tag or list.
 ///
-/// The object is a call only if it names a tool and has no other keys than a call. So nothing is emitted before all of
-/// it was read and validated as JSON.
+/// The object is a call only if it names a tool and has only the keys of a call. So nothing is emitted before the whole
+/// object has been validated.
 #[derive(Debug)]
 pub(super) struct LooseReader {
     tools: Arc<ToolUse>,
@@ -48,7 +47,7 @@ pub(super) struct LooseReader {
 #[derive(Debug)]
 enum At {
     Fence,
-    /// In a tag, after its bracket.
+    /// In the name of a tag.
     Tag,
     /// Before the object, or its tag or bracket.
     Before,
@@ -61,7 +60,7 @@ enum At {
 }
 
 impl LooseReader {
-    /// Starts with this character, if a call can begin with it.
+    /// Starts a call, if one can begin with this character.
     pub(super) fn new(
         first: char,
         takes: Loose,
@@ -178,7 +177,7 @@ impl LooseReader {
                 .any(|begin| begin.starts_with(word) || word.starts_with(begin))
     }
 
-    /// Whether the object, whose arguments have begun, may call the tool with this name.
+    /// Whether the object may call the tool with this name. Its arguments have begun.
     fn may_call(&self, name: &str) -> bool {
         if self.tools.tool(name).is_some_and(|tool| !tool.strict) {
             return true;
@@ -217,14 +216,14 @@ impl LooseReader {
                 Step::More
             }
             Step::Done => {
-                self.give(out);
+                self.emit(out);
                 Step::Done
             }
             _ => Step::Broken,
         }
     }
 
-    fn give(&mut self, out: &mut CallOutput) {
+    fn emit(&mut self, out: &mut CallOutput) {
         out.name = self.found.name.take();
         out.arguments.push_str(&self.found.arguments);
     }
@@ -233,7 +232,7 @@ impl LooseReader {
     fn read_after_object(&mut self, n_read: usize, c: char, out: &mut CallOutput) -> Step {
         match c {
             ']' | '{' => {
-                self.give(out);
+                self.emit(out);
                 Step::DoneBefore
             }
             _ if c == ',' || c.is_whitespace() => {

@@ -3,7 +3,7 @@
 use super::format::OutputFormats;
 use super::syntax::Tag;
 
-/// The markers of a pair of formats that are single tokens. The others are recognised in the text.
+/// The markers of the output formats that are single tokens. Other markers are recognised in the text.
 #[derive(Clone, Debug, Default)]
 pub struct Markers {
     tokens: Vec<MarkerToken>,

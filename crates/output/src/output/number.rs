@@ -1,4 +1,4 @@
-//! Converts numbers of JSON and Python.
+//! Converts numbers in Python's notation to JSON.
 
 /// Translates Python's notation of a number (`1_000`, `0x1f`, `.5`, `+3`, `007`) to JSON; JSON stays unchanged.
 pub(super) fn to_json(text: &str) -> Option<String> {

@@ -23,7 +23,7 @@ pub(super) struct ObjectReader {
     early: String,
     arguments: Arguments,
     quoted: Quoted,
-    /// The tools, one of which the call must name if no tag marks it.
+    /// The tools of which the call must name one; `None` if a tag marks the call.
     tools: Option<Arc<ToolUse>>,
     /// The call is in an object inside this one.
     is_nested: bool,
@@ -92,7 +92,7 @@ impl ObjectReader {
         }
     }
 
-    /// The step at an invalid character. Complete arguments make the call complete.
+    /// The step at an invalid character. If the arguments are complete, so is the call.
     fn broken(&self) -> Step {
         if self.is_started && self.arguments == Arguments::Complete {
             Step::DoneBefore
@@ -174,12 +174,12 @@ impl ObjectReader {
     fn scan_arguments(&mut self, c: char, out: &mut CallOutput) -> At {
         self.arguments = Arguments::Open;
         self.start(out);
-        self.give(out).push(c);
+        self.arguments_in(out).push(c);
         // The caller passes a bracket.
         ValueScanner::new(c).map_or(At::AfterValue, At::Scanned)
     }
 
-    fn give<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
+    fn arguments_in<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
         if self.is_started {
             &mut out.arguments
         } else {
@@ -195,7 +195,7 @@ impl ObjectReader {
             Scan::DoneBefore if self.text != "null" => return Step::Broken,
             Scan::DoneBefore => {
                 self.start(out);
-                self.give(out).push_str("{}");
+                self.arguments_in(out).push_str("{}");
                 self.end_arguments();
                 return self.read(c, out);
             }
@@ -224,7 +224,7 @@ impl ObjectReader {
             (Quoted::Object(_), true) => return Step::Broken,
             (Quoted::Blank, true) => {
                 self.start(out);
-                self.give(out).push_str("{}");
+                self.arguments_in(out).push_str("{}");
             }
             (Quoted::Complete, true) => {}
         }
@@ -243,7 +243,7 @@ impl ObjectReader {
                     Some(scanner) => self.quoted = Quoted::Object(scanner),
                     None => return false,
                 }
-                self.give(out).push(c);
+                self.arguments_in(out).push(c);
                 Scan::More
             }
             Quoted::Blank | Quoted::Complete => return false,

@@ -16,8 +16,8 @@ const MAX_TAIL_BYTES: usize = 1 << 12;
 /// The newlines right after the start tag and right before the end tag of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeNewlines {
-    /// One at each end belongs to the format.
-    OfForm,
+    /// One newline at each end belongs to the format.
+    OfFormat,
     /// The newlines belong to the value.
     OfValue,
 }
@@ -96,7 +96,7 @@ impl Parameters {
 
     pub(super) fn read(&mut self, c: char, out: &mut CallOutput) {
         match self.edges {
-            EdgeNewlines::OfForm => self.value.read(c, &mut out.arguments),
+            EdgeNewlines::OfFormat => self.value.read(c, &mut out.arguments),
             EdgeNewlines::OfValue => self.value.push(c, &mut out.arguments),
         }
     }
@@ -115,7 +115,7 @@ impl Parameters {
     }
 }
 
-/// The end tag of a value and the whitespace since then, until the value has certainly ended.
+/// The end tag of a value and the whitespace after it, until the next input shows whether the value has ended.
 #[derive(Debug)]
 pub(super) struct Tail(String);
 

@@ -1,4 +1,4 @@
-//! The parser state after a prompt.
+//! The parser state in which an output starts, as its prompt determines.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputStart {

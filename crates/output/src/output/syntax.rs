@@ -48,7 +48,7 @@ impl TagSet {
         Self(bits)
     }
 
-    pub(super) const fn and(self, other: Self) -> Self {
+    pub(super) const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -69,7 +69,7 @@ pub(super) struct ToolSyntax {
 }
 
 impl ToolSyntax {
-    /// The form that follows this tag, which opens calls.
+    /// The form that follows an opening tag of a call or a section.
     pub(super) fn after(&self, opening: Tag) -> Expect {
         match opening {
             Tag::SectionOpen => Expect::SectionItem,
@@ -272,7 +272,7 @@ pub(super) static GLM: ToolSyntax = ToolSyntax {
 pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::SectionOpen, "<｜tool▁calls▁begin｜>"),
-        // Small distilled models write these.
+        // Small distilled models write these variants.
         (Tag::SectionOpen, "<｜tool_calls_begin｜>"),
         (Tag::SectionOpen, "<｜tool calls begin｜>"),
         (Tag::SectionOpen, "<｜tool\\_calls\\_begin｜>"),

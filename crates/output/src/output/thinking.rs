@@ -1,12 +1,11 @@
-//! Drops the newlines at both ends of reasoning and the label before it.
+//! Drops the newlines at both ends of reasoning, and a label before the reasoning.
 
 #[derive(Debug)]
 pub(super) struct Thinking {
     held_newlines: usize,
     /// Only newlines so far.
     is_blank: bool,
-    /// The label, and the number of its bytes read, which are dropped at the end of the output; `None` after other
-    /// text.
+    /// The expected label, and the number of its bytes read so far; `None` after the label or other text.
     label: Option<(&'static str, usize)>,
 }
 
@@ -33,7 +32,7 @@ impl Thinking {
             self.label = (n < label.len()).then_some((label, n));
             return;
         }
-        // A text that only began like the label.
+        // The text only began like the label.
         self.label = None;
         label[..n].chars().for_each(|c| self.read_thought(c, text));
         self.read_thought(c, text);

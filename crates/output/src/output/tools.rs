@@ -6,7 +6,7 @@ use serde_json::Value;
 pub struct Tool {
     pub name: String,
     pub description: Option<String>,
-    /// The JSON schema of its arguments; `None` if it has none.
+    /// The JSON schema of the arguments; `None` for a tool without arguments.
     pub parameters: Option<Value>,
     /// The arguments must always follow the schema.
     pub strict: bool,
@@ -14,12 +14,12 @@ pub struct Tool {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// Any, or none.
+    /// Any tool, or none.
     #[default]
     Auto,
-    /// Any of the listed ones, or none. The prompt shows others, which must not be called.
+    /// Any of the listed tools, or none. The prompt shows other tools, too, which must not be called.
     Allowed,
-    /// At least one.
+    /// At least one tool.
     Required,
     Named(String),
 }

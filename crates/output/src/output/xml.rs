@@ -15,8 +15,8 @@ const FUNCTION_CLOSE: &str = "</function>";
 /// Parses the call after `<function=`.
 ///
 /// `</parameter>` ends a value only before another parameter or the end of the function. One newline at each end of a
-/// value is dropped. Without `</parameter>`, a value ends at a line that begins a parameter which the tool has and the
-/// call lacks, and at the ends of function and call.
+/// value is dropped. Without `</parameter>`, a value ends at a line that begins with another parameter of the tool, and
+/// at the ends of function and call.
 #[derive(Debug)]
 pub(super) struct XmlReader {
     at: At,
@@ -44,7 +44,7 @@ impl XmlReader {
     pub(super) fn new(tools: Arc<ToolUse>) -> Self {
         Self {
             at: At::Function,
-            parameters: Parameters::new(tools, EdgeNewlines::OfForm),
+            parameters: Parameters::new(tools, EdgeNewlines::OfFormat),
             name: String::new(),
             is_at_line: false,
         }

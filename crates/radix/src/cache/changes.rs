@@ -1,6 +1,6 @@
 //! Changes of a prefix cache's nodes, in order, for observers that track the cache's content.
 //!
-//! Applied in order to an empty set, the changes give the nodes of the cache.
+//! Applying all changes in order to an empty set gives the nodes of the cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use std::sync::Arc;
 use crate::cache::namespace::Namespace;
 use crate::pool::pages::EdgeBuffer;
 
-/// A change. Nodes are named by numbers, which are reused once their nodes are removed.
+/// A change. Nodes are identified by numbers; the number of a removed node may be reused.
 #[derive(Debug)]
 pub enum CacheChange {
-    /// A node holds the K/V of tokens from now on.
+    /// A new node has the K/V of these tokens.
     Stored {
         node: u32,
         above: Above,
         /// Whole pages.
         tokens: NodeTokens,
     },
-    /// A node was cut in two. The cached tokens stay the same.
+    /// A node was split in two. The cached tokens stay the same.
     Split {
-        /// The new node, which has the first tokens and takes the old node's place.
+        /// The new node, with the first tokens and the old node's parent.
         upper: u32,
-        /// The old node, which keeps the other tokens and its children.
+        /// The old node, with the other tokens and its children.
         lower: u32,
         /// Number of tokens of the upper node: whole pages.
         at: usize,
@@ -30,7 +30,7 @@ pub enum CacheChange {
     Removed {
         node: u32,
     },
-    /// Every node was removed, or is reported again from here on.
+    /// Earlier changes are void: every node was removed, or will be reported again.
     Cleared,
 }
 
@@ -44,10 +44,10 @@ impl CacheChange {
     }
 }
 
-/// The place above a node.
+/// The parent of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Above {
-    /// No node: its tokens begin a prefix in this namespace.
+    /// No parent: the node's tokens are the start of prompts in this namespace.
     Root(Namespace),
     Node(u32),
 }
@@ -60,10 +60,10 @@ pub struct NodeTokens {
 }
 
 impl NodeTokens {
-    /// Tokens of a node that is in no tree.
+    /// A copy of `tokens`, which no tree shares.
     ///
     /// # Panics
-    /// If there are more than `u32::MAX`.
+    /// If there are more than `u32::MAX` tokens.
     pub fn new(tokens: &[u32]) -> Self {
         let end = u32::try_from(tokens.len()).expect("a node must have fewer than 2^32 tokens");
         Self::part_of((EdgeBuffer::Short(Arc::from(tokens)), 0..end))

@@ -1,6 +1,6 @@
-//! Eviction policies, each a row of one table: the order in which cached nodes are evicted.
+//! Eviction policies: the order in which cached nodes are evicted.
 //!
-//! A stateless policy ranks nodes by a key of their use. A stateful policy is a [`QueuePolicy`].
+//! A stateless policy orders nodes by a key computed from their use. A stateful policy is a [`QueuePolicy`].
 
 pub mod queues;
 mod s3fifo;
@@ -20,11 +20,11 @@ pub struct NodeUse {
     pub created: u64,
     /// How many requests inserted a key that contains the node.
     pub hits: u32,
-    /// The highest priority among the requests that inserted it.
+    /// The highest priority among the requests that inserted the node.
     pub priority: i64,
-    /// Tokens of its path before it.
+    /// Tokens of the path before the node.
     pub start_tokens: u32,
-    /// The longest key that was ever inserted through it, in tokens. It stays when that key's end is evicted.
+    /// Tokens of the longest key ever inserted through the node, even if that key's end was evicted since.
     pub history_tokens: u32,
 }
 
@@ -57,18 +57,18 @@ impl Default for EvictionParameters {
 /// Order of eviction: the smaller key is evicted first.
 pub type EvictionKey = (i64, i64);
 
-/// How use changes a node's key, which decides how the tree keeps its victims in order.
+/// How use changes a node's key. The tree maintains the eviction order accordingly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyTrend {
-    /// Use never makes the key smaller: the order is kept up to date, O(log n) a victim. (A split of a node may,
-    /// rarely: the next eviction rebuilds the order then.)
+    /// Use never makes the key smaller: the order is maintained incrementally, in O(log n) per victim. (In rare cases a
+    /// split makes a key smaller; the next eviction then rebuilds the order.)
     Grows,
-    /// Use makes the key smaller: the order is rebuilt by each eviction, O(n) a call.
+    /// Use makes the key smaller: each eviction rebuilds the order, in O(n).
     Shrinks,
 }
 
 pub trait RankNode: Sync {
-    /// No two evictable leaves share a time, so ties need no rule.
+    /// Ties cannot occur: keys contain a time, and no two evictable leaves have the same time.
     fn key(&self, node: &NodeUse, parameters: &EvictionParameters) -> EvictionKey;
 }
 
@@ -167,13 +167,13 @@ const fn time(reading: u64) -> i64 {
 }
 
 impl EvictionPolicy {
-    /// All names, as a flag's help shows them.
+    /// All names, separated by `|`, for the help of a flag.
     pub const CHOICES: &str = match std::str::from_utf8(&choices::<{ choices_len() }>()) {
         Ok(choices) => choices,
         Err(_) => panic!("names are UTF-8"),
     };
 
-    /// A policy that keeps queues; `make` returns one for a tree without nodes.
+    /// A policy that keeps queues; `make` returns its state for an empty tree.
     pub const fn with_queues(name: &'static str, make: fn() -> Box<dyn QueuePolicy>) -> Self {
         Self {
             name,
@@ -183,7 +183,7 @@ impl EvictionPolicy {
     }
 
     /// # Errors
-    /// [`UnknownPolicy`], which lists the names there are.
+    /// [`UnknownPolicy`], which lists the known names.
     pub fn from_name(name: &str) -> Result<Self, UnknownPolicy> {
         let found = POLICIES.iter().find(|policy| policy.name == name);
         found.copied().ok_or_else(|| UnknownPolicy {
@@ -215,7 +215,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// The node with the smallest key is evicted first. Queues order nodes without keys: all have the same.
+    /// The node with the smallest key is evicted first. Policies with queues need no keys: all nodes have the same.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
         match self.order {
             Order::Key(_, rank) => rank.key(node, &self.parameters),
@@ -295,18 +295,18 @@ impl fmt::Debug for EvictionPolicy {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown eviction policy {name:?}, choose one of {}", names_in_a_row())]
+#[error("unknown eviction policy {name:?}, choose one of {}", joined_names())]
 pub struct UnknownPolicy {
     pub name: String,
 }
 
 impl UnknownPolicy {
-    /// The error without its subject, for callers that name the key.
+    /// The error without the setting's name, which the caller puts before it.
     pub fn reason(&self) -> String {
-        format!("is {:?}, must be one of {}", self.name, names_in_a_row())
+        format!("is {:?}, must be one of {}", self.name, joined_names())
     }
 }
 
-fn names_in_a_row() -> String {
+fn joined_names() -> String {
     EvictionPolicy::names().collect::<Vec<_>>().join(", ")
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use souffleur_base::error::RequestError;
 use souffleur_base::request_limits::RequestLimits;
 
-/// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
+/// The part of a cache key before the tokens. Namespaces never share nodes of the tree.
 ///
-/// Keys and values also depend on the weights, double sparsity's parameters and the like, which are constant for the
-/// life of an engine and in no key. Where K/V outlives the engine, its lookup key includes them.
+/// Weights and settings that also determine K/V are constant in an engine, so a namespace omits them. Stored K/V may
+/// outlive the engine: its keys include a [`Fingerprint`](crate::tiers::Fingerprint).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
@@ -18,7 +18,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace. An empty salt is the same as none; an empty extra key differs from none.
+    /// An empty salt is the same as none; an empty extra key differs from none.
     pub fn new(extra_key: Option<&str>, cache_salt: Option<&str>) -> Self {
         let cache_salt = cache_salt.filter(|salt| !salt.is_empty());
         Self {
@@ -28,8 +28,8 @@ impl Namespace {
         }
     }
 
-    /// The same namespace for sequences with the long rotation, or for all others: cached keys of one rotation are
-    /// invalid for the other. Most models have one rotation for both.
+    /// The namespace of sequences with the long rotary embedding of LongRoPE, or of all other sequences: keys cached
+    /// with one embedding are invalid with the other.
     pub fn with_long_rotation(self, long_rotation: bool) -> Self {
         Self {
             long_rotation,
@@ -41,12 +41,12 @@ impl Namespace {
         self.long_rotation
     }
 
-    /// The namespaces of both rotations, for callers that know a prefix but not its sequences.
+    /// The namespaces of both embeddings, for callers that know a prefix but not the length of its sequences.
     pub fn of_both_rotations(&self) -> [Self; 2] {
         [false, true].map(|is_long| self.clone().with_long_rotation(is_long))
     }
 
-    /// Checks the lengths: the tree keeps the names as long as anything is cached under them.
+    /// Checks the lengths, because the tree keeps the names as long as anything is cached under them.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] with the name, its length, the limit and what to do.
@@ -66,22 +66,21 @@ impl Namespace {
         Ok(())
     }
 
-    /// True for the namespace of requests that name none.
+    /// True for the namespace of requests without `extra_key` and `cache_salt`.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// True if a `cache_salt` keeps others out.
     pub fn is_salted(&self) -> bool {
         self.cache_salt.is_some()
     }
 
-    /// The `extra_key` that the client gave, the adapter's name included.
+    /// The client's `extra_key`, including the adapter's name.
     pub fn extra_key(&self) -> Option<&str> {
         self.extra_key.as_deref()
     }
 
-    /// The `cache_salt` that the client gave, never empty.
+    /// The client's `cache_salt`, never empty.
     pub fn cache_salt(&self) -> Option<&str> {
         self.cache_salt.as_deref()
     }

@@ -13,19 +13,18 @@ use souffleur_base::ids::{PageId, StateSlot};
 pub struct SaveDemand {
     pub blocks: usize,
     pub states: usize,
-    /// Change of the record of stored blocks.
     pub account: SaveAccount,
 }
 
-/// A change of the cache's record of stored blocks, made before any block is taken.
+/// A change of the cache's record of the blocks in the KV store, made before any block is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
     #[default]
     Keep,
-    /// Starts over, as if the store were empty: the store lacks a block that counts as stored, and refuses all blocks
-    /// after that one. Paths are queued again at their next publication.
+    /// Starts over as if the store were empty. Needed if the store lacks a block that is recorded as stored, because it
+    /// rejects all blocks after a missing one. Paths are queued again at their next publication.
     Forget,
-    /// Drops the record and the queue, because the store has stopped. Nothing is queued until a demand starts over.
+    /// Drops the record and the queue, because the store has stopped. Nothing is queued until the next `Forget`.
     End,
 }
 
@@ -42,15 +41,15 @@ pub struct UnsavedBlock {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnsavedPart {
-    /// The keys and values of its tokens, on these pages.
+    /// The block's keys and values, on these pages.
     Pages(SmallVec<[PageId; 4]>),
-    /// The state after its last token.
+    /// The state after the block's last token.
     State(StateSlot),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveCounts {
-    /// Paths that wait for their blocks to be taken.
+    /// Paths whose blocks have not been taken yet.
     pub queued: usize,
     /// Tokens that were evicted before they were taken, and tokens of paths that the full queue rejected.
     pub dropped_tokens: u64,
@@ -59,25 +58,25 @@ pub struct SaveCounts {
 #[derive(Debug, Default)]
 #[must_use]
 pub struct LockedPrefix {
-    /// Keeps `pages` where they are. Must be released; on the root when nothing matched.
+    /// Protects `pages` from eviction and must be released. It is on the root if nothing matched.
     pub lock: NodeLock,
     pub pages: PageRun,
-    /// The window pages of the prefix that a sequence resuming there sees, where layers have windows.
+    /// The window pages that a sequence resuming after the prefix reads; empty without sliding-window layers.
     pub windows: WindowRun,
     /// Length of the prefix in tokens, a multiple of the page size.
     pub tokens: usize,
-    /// Tokens with K/V in the cache: more than `tokens` where the state to resume from or window pages are missing.
+    /// Tokens with K/V in the cache: more than `tokens` if the state to resume from, or window pages, are missing.
     pub kv_tokens: usize,
 }
 
-/// The states that may be dropped for others.
+/// The cached states that may be dropped to free their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinning {
-    /// All states without a pin: those that later plans can have.
+    /// All states that no pin keeps. Used to count the slots that later plans can get.
     Later,
-    /// Of these, states that no row of the plan starts from: for a row's private state.
+    /// Of these, states that no row of the plan starts from. Used to free a slot for a row's private state.
     Any,
-    /// Of these, states at which no prompt of the plan has an anchor: for a copy.
+    /// Of these, states at which no prompt of the plan has an anchor. Used to free a slot for a copy.
     Unnamed,
     /// Of these, only states of the grid.
     Grid,
@@ -96,13 +95,13 @@ impl Thinning {
 
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
-    /// The namespace that may reuse it.
+    /// The namespace in which the K/V may be reused.
     pub namespace: &'a Namespace,
-    /// Every token whose KV is written or will be by the steps already queued; not cut to pages.
+    /// All tokens whose KV is written, or will be by queued steps. The last page may be incomplete.
     pub tokens: &'a [u32],
     /// An array that starts with `tokens`, if the cache may keep it instead of a copy.
     pub owner: Option<&'a Arc<[u32]>>,
-    /// How many of `tokens`' first tokens are the prompt; may be more than there are so far.
+    /// Length of the prompt; more than `tokens` as long as prefill is not complete.
     pub prompt_tokens: usize,
     /// Pages of the sequence that the cache owns already, under `lock`.
     pub protected_pages: usize,
@@ -112,14 +111,14 @@ pub struct Checkpoint<'a> {
     pub lock: NodeLock,
     /// Tokens of this request that an earlier checkpoint has counted as hits.
     pub inserted_tokens: usize,
-    /// The request's priority; the prompt is published one higher.
+    /// The request's priority. The prompt is published with a priority one higher.
     pub priority: i64,
     /// States of the sequence within `tokens`, for a cache that keeps them. The rest are
     /// [freed](super::radix_tree::RadixTree::take_freed_states).
     pub states: Vec<SavedState>,
-    /// The window pages after the cache's that the sequence still has; `None` where layers have no windows.
+    /// The window pages that the sequence still owns; `None` without sliding-window layers.
     pub windows: Option<Box<RowWindows>>,
-    /// Positions at which other prompts are likely to diverge from this one, for the window pages before them.
+    /// Positions at which other prompts are likely to diverge: the window pages before these are evicted later.
     pub boundaries: &'a [usize],
     /// How many of `tokens`' first tokens the store has, in whole blocks; 0 without a store.
     pub stored_tokens: usize,
@@ -128,16 +127,16 @@ pub struct Checkpoint<'a> {
 #[derive(Debug)]
 #[must_use]
 pub struct Checkpointed {
-    /// Protects the first `protected_pages` pages; replaces the lock that went in.
+    /// Protects the first `protected_pages` pages; replaces the checkpoint's lock.
     pub lock: NodeLock,
     /// Pages private to the sequence: the partly filled last one and those allocated after it.
     pub private: Pages,
-    /// Pages whose content the cache held already: computed twice, to be freed once.
+    /// The sequence's pages whose content the cache already had, for the caller to free.
     pub duplicates: Pages,
-    /// The cache's pages for the sequence's pages `old protected_pages..protected_pages`.
+    /// The cache's pages that replace the sequence's pages from the old to the new `protected_pages`.
     pub remap: PageRun,
     pub protected_pages: usize,
-    /// Goes into the request's next checkpoint.
+    /// For the request's next checkpoint.
     pub inserted_tokens: usize,
     pub windows: Option<Box<CheckpointedWindows>>,
 }
@@ -145,8 +144,8 @@ pub struct Checkpointed {
 #[derive(Debug, Default)]
 pub struct CheckpointedWindows {
     pub own: RowWindows,
-    /// Pages whose content the cache held already.
+    /// The sequence's window pages whose content the cache already had.
     pub duplicates: WindowPages,
-    /// The cache's pages that the sequence sees, if some of its own are among the duplicates.
+    /// The cache's window pages that replace the sequence's, if any of these are duplicates.
     pub remap: WindowRun,
 }

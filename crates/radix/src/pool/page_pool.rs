@@ -9,8 +9,7 @@ use souffleur_base::ids::PageId;
 
 /// Owns every free page. Pages are `1..=n_pages`; page 0 is the dummy of padded rows.
 ///
-/// Grants are taken from the front of the list in order; pages of more than one token come back to the front,
-/// single-token pages to the back.
+/// Grants come from the front of the list. Freed pages return to the front, single-token pages to the back.
 pub struct PagePool {
     free: VecDeque<PageId>,
     granted: BitSet,
@@ -24,7 +23,7 @@ impl PagePool {
     /// Makes a pool of `n_pages` free pages. `ledger` counts pages that are dropped instead of freed.
     ///
     /// # Panics
-    /// If the ledger is that of a pool with another page size.
+    /// If the ledger has another page size.
     pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
         assert_eq!(
             ledger.page_size(),
@@ -68,8 +67,8 @@ impl PagePool {
     /// Takes pages back.
     ///
     /// # Panics
-    /// In debug builds, if a page is free already or not one of this pool's. Release builds leave such a page
-    /// out and count it in [`double_frees`](Self::double_frees).
+    /// In debug builds, if a page is free already or not one of this pool's. Release builds ignore such a page
+    /// and count it in [`double_frees`](Self::double_frees).
     pub fn free(&mut self, pages: Pages) {
         let mut ids = pages.surrender();
         ids.retain(|id| self.take_back(*id));
@@ -97,7 +96,7 @@ impl PagePool {
         });
     }
 
-    /// Takes both back, in the order of a single list with the evicted ones last.
+    /// Frees both, in the order of a single list with the evicted pages last.
     pub fn free_both(&mut self, pages: Pages, evicted: EvictedPages) {
         if self.page_size == PageSize::ONE {
             self.free(pages);

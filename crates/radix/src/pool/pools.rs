@@ -14,9 +14,9 @@ pub struct Pools {
     pub pages: PagePool,
     /// Free rows of the page table (SGLang's req_to_token_pool).
     pub rows: RowPool,
-    /// Free states; no slots where no layer keeps any.
+    /// Free state slots; none if no layer has states.
     pub states: StatePool,
-    /// Free pages of layers with windows; none where those keep all their tokens.
+    /// Free window pages; none if sliding-window layers keep all tokens.
     pub windows: WindowPool,
 }
 

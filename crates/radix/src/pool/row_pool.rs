@@ -6,7 +6,7 @@ use souffleur_base::ids::RowId;
 #[derive(Debug)]
 pub struct RowPool {
     free: Vec<RowId>,
-    /// Indexed by row. Grows by one whenever the row is returned, also by `clear`, and never shrinks.
+    /// Indexed by row, and incremented whenever the row is returned, also by `clear`.
     generations: Vec<u64>,
     held: Vec<bool>,
 }
@@ -32,7 +32,7 @@ impl RowPool {
     /// Takes a row back.
     ///
     /// # Panics
-    /// In debug builds, if the row is not held. Release builds ignore it.
+    /// In debug builds, if the row is not held. Release builds ignore the call.
     pub fn free(&mut self, row: RowId) {
         let is_held = self.held.get(row.index()).copied().unwrap_or(false);
         debug_assert!(is_held, "row {row} was freed but is not held");

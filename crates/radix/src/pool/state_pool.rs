@@ -1,7 +1,7 @@
 //! The free list of state slots: the memory of layers that keep a state of fixed size for each sequence.
 //!
 //! A slot holds the states of all such layers of one sequence at one position. At any time it is free, or owned by a
-//! node of the tree, a sequence, or a message in flight; [`OwnedState`] is that ownership.
+//! node of the tree, a sequence, or a message in flight; [`OwnedState`] represents this ownership.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ pub struct StateLimits {
 }
 
 impl StateLimits {
-    /// The least distance of states in a long prefill, in tokens.
+    /// The smallest distance between states in a long prefill, in tokens.
     const MIN_GRID_TOKENS: u64 = 64;
 
-    /// Limits for states of `state_bytes` and pages of `kv_bytes_per_token`: states of a long prefill are so far apart
-    /// that they take no more memory than its pages.
+    /// Limits for states of `state_bytes` and pages of `kv_bytes_per_token`. The grid is so coarse that the states of a
+    /// long prefill take no more memory than its pages.
     pub fn new(
         total_slots: usize,
         state_bytes: u64,
@@ -40,7 +40,7 @@ impl StateLimits {
         }
     }
 
-    /// These limits with states `tokens` apart, rounded up to whole pages; with 0 no prompt is long enough for one.
+    /// These limits with a grid of `tokens`, rounded up to whole pages. With 0, prefills save no states on the grid.
     pub fn with_grid(self, tokens: usize, page_tokens: usize) -> Self {
         let tokens = match tokens {
             0 => usize::MAX / 2,
@@ -53,10 +53,10 @@ impl StateLimits {
     }
 }
 
-/// One slot. Move-only: the holder must hand it back.
+/// An owned slot. The owner must return it to the pool.
 #[must_use]
 pub struct OwnedState {
-    /// `None` once it is surrendered.
+    /// `None` after [`Self::surrender`].
     slot: Option<StateSlot>,
     ledger: Arc<PoolLedger>,
 }
@@ -93,10 +93,10 @@ impl Drop for OwnedState {
     }
 }
 
-/// A copy of a sequence's state, in memory or to be written there by a planned step.
+/// A copy of a sequence's state, already in its slot or to be written by a planned step.
 #[derive(Debug)]
 pub struct SavedState {
-    /// How many tokens it has seen: whole pages.
+    /// Number of tokens in the state: whole pages.
     pub position: usize,
     pub reason: SaveReason,
     pub state: OwnedState,
@@ -105,9 +105,9 @@ pub struct SavedState {
 /// Why a state is saved where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SaveReason {
-    /// Prompts of other requests are known or likely to diverge from this one's there.
+    /// Prompts of other requests are known or likely to diverge at this position.
     Boundary,
-    /// It is one of the states at regular distances in long prefills.
+    /// The position is on the grid of a long prefill.
     Grid,
 }
 
@@ -131,7 +131,7 @@ impl StatePool {
         }
     }
 
-    /// Grants a slot, `None` when all are held. Its content is stale.
+    /// Grants a slot, `None` when all are held. The slot's content is stale.
     pub fn alloc(&mut self) -> Option<OwnedState> {
         let slot = self.free.pop()?;
         self.held[slot.index()] = true;
@@ -141,7 +141,7 @@ impl StatePool {
     /// Takes a slot back.
     ///
     /// # Panics
-    /// In debug builds, if the slot is not held. Release builds leave it out and count it in
+    /// In debug builds, if the slot is not held. Release builds ignore it and count it in
     /// [`double_frees`](Self::double_frees).
     pub fn free(&mut self, state: OwnedState) {
         let Some(slot) = state.surrender() else {
@@ -203,8 +203,8 @@ mod tests {
     fn slots_are_granted_once_and_counted_when_they_are_dropped() {
         let ledger = Arc::new(PoolLedger::new(PageSize::ONE));
         let mut pool = StatePool::new(2, ledger.clone());
-        let first = pool.alloc().expect("one is free");
-        let second = pool.alloc().expect("one is free");
+        let first = pool.alloc().expect("a slot is free");
+        let second = pool.alloc().expect("a slot is free");
         assert_eq!((first.slot().get(), second.slot().get()), (1, 2));
         assert!(pool.alloc().is_none());
         pool.free(first);

@@ -8,10 +8,10 @@ use crate::pool::page_pool::PagePool;
 use crate::pool::pages::{PageSize, PoolLedger, Window, WindowPages};
 use souffleur_base::ids::PageId;
 
-/// The pages of layers with windows, where a model has such layers.
+/// The window of a model's sliding-window layers, and the size of the pool of their pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowLimits {
-    /// Tokens that a query sees, its own among them.
+    /// Tokens that a query attends to, including its own.
     pub tokens: usize,
     /// Pages that can be granted, ids `1..=total_pages`.
     pub total_pages: usize,
@@ -31,12 +31,11 @@ impl WindowLimits {
 pub struct WindowPool(PagePool);
 
 impl WindowPool {
-    /// Makes a pool of `n_pages` free pages; with none, it grants none.
     pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
         Self(PagePool::new(n_pages, page_size, ledger))
     }
 
-    /// Whether there are any pages, free or not: every granted page comes with one of these.
+    /// Whether the pool has any pages. If so, every KV page of a sequence is granted together with a window page.
     pub fn is_used(&self) -> bool {
         self.0.total_pages() > 0
     }

@@ -1,6 +1,6 @@
-//! The cost model of loads: loading blocks must take less than nine tenths of the time of computing them.
+//! Decides whether to load blocks from a tier: this must take less than nine tenths of the time of computing them.
 
-/// Share of the time of computing that loading may take.
+/// Largest time of loading, as a share of the time of computing.
 const FACTOR: f64 = 0.9;
 /// Weight of a new reading in an average.
 const WEIGHT: f64 = 0.125;
@@ -8,14 +8,14 @@ const WEIGHT: f64 = 0.125;
 const FIRST_RATE: f64 = 1e9;
 /// Wait before the first reading, in seconds.
 const FIRST_WAIT: f64 = 1e-3;
-/// One refusal in this many becomes a load: without new readings, a rate would never improve.
+/// One in this many refused loads is done anyway: without new readings, a low rate would never be corrected.
 const PROBE_EVERY: u32 = 64;
 /// Weight of the last step in the average rate of prefills.
 const PREFILL_WEIGHT: f64 = 0.25;
-/// A step that prefills fewer tokens tells little about the rate of long prompts.
+/// The rate of steps that prefill fewer tokens says little about long prompts.
 const MIN_RATED_TOKENS: usize = 64;
 
-/// Averages of the wait and the rate of a tier's reads. Readings are inputs.
+/// Averages of the wait and the rate of a tier's reads. The caller measures them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     wait_s: f64,
@@ -36,7 +36,7 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// A model that begins with a tier's known wait, in seconds, and rate, in bytes a second.
+    /// A model with a tier's known wait, in seconds, and rate, in bytes per second.
     pub fn new(wait_s: f64, bytes_per_s: f64) -> Self {
         Self {
             wait_s: wait_s.max(0.0),
@@ -45,7 +45,7 @@ impl CostModel {
         }
     }
 
-    /// Records how long after its request a fetch began.
+    /// Records the time between a fetch's request and its start.
     pub fn note_wait(&mut self, seconds: f64) {
         self.wait_s += WEIGHT * (seconds.max(0.0) - self.wait_s);
     }
@@ -62,7 +62,7 @@ impl CostModel {
         }
     }
 
-    /// Average rate of reads, in bytes a second; `None` before the first.
+    /// Average rate of reads, in bytes per second; `None` before the first reading.
     pub fn bytes_per_s(&self) -> Option<f64> {
         (self.n_readings > 0).then_some(self.bytes_per_s)
     }
@@ -71,7 +71,7 @@ impl CostModel {
         self.wait_s + bytes as f64 / self.bytes_per_s.max(1.0)
     }
 
-    /// True if loading `tokens` (`bytes`) is faster than computing them at `tokens_per_s`; true without a rate.
+    /// True if loading `tokens` (`bytes`) is faster than computing them at `tokens_per_s`, or if this is unknown.
     pub fn pays(&mut self, tokens: usize, bytes: u64, tokens_per_s: Option<f64>) -> bool {
         let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) else {
             return true;
@@ -99,7 +99,7 @@ impl PrefillRate {
         }
     }
 
-    /// In tokens a second; `None` before the first step that counts.
+    /// In tokens per second; `None` before the first rated step.
     pub fn tokens_per_s(&self) -> Option<f64> {
         self.tokens_per_s
     }
@@ -137,7 +137,7 @@ mod tests {
             cost.note_read(10 * MIB, 1.0);
             cost.note_wait(0.5);
         }
-        let rate = cost.bytes_per_s().expect("there are readings");
+        let rate = cost.bytes_per_s().expect("reads were recorded");
         assert!((rate - (10 * MIB) as f64).abs() < MIB as f64, "{rate}");
         assert!((cost.load_s(0) - 0.5).abs() < 0.01);
         cost.note_read(0, 1.0);

@@ -1,9 +1,9 @@
 //! The index of a tier's blocks: lookups of stored prefixes, and the choice of eviction victims.
 //!
-//! Blocks form a forest by their parents. Eviction takes their keys and values leaves first: a block is as recently
-//! used as its most recently used successor, whose time it inherits when that is evicted. States and windows may be
-//! evicted at any time. A block with damaged keys and values keeps its place, empty, as long as others follow it: they
-//! are found again once it is computed and saved again.
+//! Blocks form a forest. Keys and values are evicted leaves first; when a block is evicted, its parent inherits the
+//! last use if that is more recent. States and windows may be evicted at any time. A block whose keys and values were
+//! damaged stays as an empty node as long as other blocks follow it: these are found again once the block is saved
+//! again.
 
 use std::collections::hash_map::Entry;
 
@@ -16,9 +16,9 @@ use crate::tiers::{BlockKey, BlockKind, BlockPlace, Needs};
 pub struct StoredBlock {
     pub place: BlockPlace,
     pub kind: BlockKind,
-    /// Where the tier keeps it: a number that the tier assigns.
+    /// Where the tier keeps the record: a number that the tier assigns.
     pub location: u64,
-    /// When it was last used, in ticks of the index.
+    /// When the record was last used, in ticks of the index.
     pub used: u64,
 }
 
@@ -27,7 +27,7 @@ pub enum Stored {
     New,
     /// The index has this record already.
     Known,
-    /// The block that it follows, or for states and windows its keys and values, are missing: no lookup would find it.
+    /// No lookup would find the record: its parent block is missing or, for states and windows, its keys and values.
     Orphan,
 }
 
@@ -65,7 +65,7 @@ impl Node {
         }
     }
 
-    /// True if a record of the kind may be evicted: there is one, and nothing needs it.
+    /// True if there is a record of this kind and no other record needs it.
     fn may_go(&self, kind: BlockKind) -> bool {
         let others = [BlockKind::State, BlockKind::Window];
         let is_needed = self.children > 0 || others.iter().any(|k| self.record(*k).is_some());
@@ -105,13 +105,13 @@ impl BlockIndex {
             .map(|record| node.stored(key, kind, record))
     }
 
-    /// How many blocks from the beginning of a path have keys and values here.
+    /// How many blocks from the start of a path have keys and values in this tier.
     pub fn prefix(&self, path: &[BlockPlace]) -> usize {
         let has = |place: &BlockPlace| self.location(place.key, BlockKind::Kv).is_some();
         path.iter().take_while(|place| has(place)).count()
     }
 
-    /// The most blocks of a path, `end` at most and all with keys and values, after which a sequence can resume.
+    /// The most blocks, up to `end`, after which a sequence can resume. The first `end` must have keys and values.
     pub fn usable(
         &self,
         path: &[BlockPlace],
@@ -183,7 +183,7 @@ impl BlockIndex {
         dropped
     }
 
-    /// Marks a block as used now, and by that all before it. Returns the time, `None` if there is no such block.
+    /// Marks a block as used now, which also keeps the blocks before it. Returns the tick, `None` for an unknown block.
     pub fn touch(&mut self, key: BlockKey) -> Option<u64> {
         if !self.nodes.contains_key(&key) {
             return None;
@@ -198,12 +198,12 @@ impl BlockIndex {
         Some(clock)
     }
 
-    /// The first victim, of a kind or of all.
+    /// The next victim, of one kind or of any.
     pub fn first_to_go(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
         self.order.first(kind)
     }
 
-    /// Removes the first victim, of a kind or of all.
+    /// Removes the next victim, of one kind or of any.
     pub fn evict(&mut self, kind: Option<BlockKind>) -> Option<StoredBlock> {
         let (kind, key) = self.first_to_go(kind)?;
         self.remove(key, kind)
@@ -272,7 +272,7 @@ impl BlockIndex {
         }
     }
 
-    /// Changes a node, if there is one, and its records' places in the order with it.
+    /// Changes a node, if there is one, and updates its records in the eviction order.
     fn change(&mut self, key: BlockKey, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.nodes.get_mut(&key) else {
             return;
@@ -304,7 +304,7 @@ impl BlockIndex {
                 return Some(format!("{key:?}: {children} children, {node:?}"));
             }
             if children == 0 && node.records.iter().all(Option::is_none) {
-                return Some(format!("{key:?} holds nothing"));
+                return Some(format!("{key:?} has no records and no children"));
             }
             for kind in BlockKind::ALL {
                 n_records[kind.index()] += usize::from(node.record(kind).is_some());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Path `path` branches off its parent at every fourth block: `name(path, block)` is equal for paths that share it.
+/// A block of a path. All paths share their first four blocks.
 fn place(path: u8, block: u32) -> BlockPlace {
     let name = |block: i64| {
         let mut key = [0; 32];
@@ -65,10 +65,10 @@ fn use_of_a_successor_keeps_the_blocks_before_it() {
     };
     index.insert(other, BlockKind::Kv, 0);
     index.touch(place(1, 4).key);
-    let first = index.evict(None).expect("all may go");
+    let first = index.evict(None).expect("a record can be evicted");
     assert_eq!(first.place, place(2, 4));
     // The four blocks are older than `other`, but one of their successors is not.
-    let second = index.evict(None).expect("all may go");
+    let second = index.evict(None).expect("a record can be evicted");
     assert_eq!(second.place, other);
     assert_eq!(index.fault(), None);
 }
@@ -100,7 +100,7 @@ fn blocks_after_a_damaged_one_are_found_again_once_it_is_restored() {
     assert_eq!(index.insert(place(1, 2), BlockKind::Kv, 7), Stored::New);
     assert_eq!(index.prefix(&path(1, 6)), 6);
     index.remove(place(1, 2).key, BlockKind::Kv);
-    // Eviction removes the leaves, and the empty place with them.
+    // Eviction removes the leaves, and with them the empty node.
     assert_eq!(evicted(&mut index).len(), 5);
     assert!(index.nodes.is_empty());
 }
@@ -120,7 +120,7 @@ fn a_path_ends_where_states_and_windows_are() {
     }
     assert_eq!(index.usable(&path, 6, &state, 64), 4);
     assert_eq!(index.usable(&path, 3, &state, 64), 2);
-    // A window of 100 tokens after block `end - 1` reaches 99 back: into the second block before it.
+    // With a window of 100, the token after block `end - 1` needs 99 earlier tokens: those of two blocks.
     let window = Needs {
         state: false,
         window_tokens: 100,
@@ -167,7 +167,7 @@ fn restoring_accepts_any_order_and_drops_unreachable_records() {
     assert!(restored.clock >= 3);
 }
 
-/// The same rules, implemented literally over a plain list.
+/// The same rules, implemented over a plain list.
 #[derive(Default)]
 struct Naive {
     records: Vec<StoredBlock>,
@@ -207,7 +207,7 @@ impl Naive {
         }
     }
 
-    /// Removes the first victim: no block goes before its successors, nor before its states and windows.
+    /// Removes the next victim. A block is evicted after its successors, its states and its windows.
     fn evict(&mut self) -> Option<(BlockKind, BlockKey)> {
         let may_go = |r: &&StoredBlock| {
             let needs_it = |other: &&StoredBlock| {

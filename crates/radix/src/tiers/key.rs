@@ -1,4 +1,4 @@
-//! Names of KV blocks: a chain of hashes from the engine's fingerprint through every token.
+//! Keys of KV blocks: a chain of hashes over the engine's fingerprint, the namespace and every token.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub fn block_tokens(page_tokens: usize) -> Option<usize> {
     }
 }
 
-/// The name of a block. Equal names mean equal bytes.
+/// The key of a block. Blocks with equal keys have equal bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey(pub [u8; 32]);
 
@@ -34,13 +34,13 @@ impl fmt::Debug for BlockKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockPlace {
     pub key: BlockKey,
-    /// The name of the block before it; of a first block, that of its namespace.
+    /// The key of the block before this one; for a first block, the root key of the namespace.
     pub parent: BlockKey,
     /// Number of blocks before this one.
     pub block: u32,
 }
 
-/// 32 random bytes, kept next to the store's files: without them a key does not reveal its tokens.
+/// 32 random bytes, kept next to the store's files. Without them, a block's key does not reveal its tokens.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -121,7 +121,7 @@ impl FingerprintParts {
     }
 }
 
-/// Makes keys for one engine. Never written to disk: its holder can find out whether a prompt is in the store.
+/// Makes keys for one engine. Never written to disk, because it can test whether a prompt is in the store.
 #[derive(Clone, Debug)]
 pub struct Keys {
     secret: Secret,
@@ -184,7 +184,7 @@ impl KeyChain {
     }
 }
 
-/// An injective encoding of a namespace: whether a name is there, its length, its text.
+/// An injective encoding of a namespace: for each name, whether it is present, its length and its text.
 fn namespace_bytes(namespace: &Namespace) -> Vec<u8> {
     let mut bytes = vec![u8::from(namespace.has_long_rotation())];
     for name in [namespace.extra_key(), namespace.cache_salt()] {
@@ -207,7 +207,7 @@ mod tests {
 
     fn last(keys: &Keys, namespace: &Namespace, tokens: &[u32]) -> BlockKey {
         let path = keys.path(namespace, tokens);
-        path.last().expect("there is a block").key
+        path.last().expect("the path has a block").key
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! KV tiers below memory, such as a disk: keys of blocks, the index of a tier, the cost of loads.
+//! KV tiers below memory, such as a disk: keys of blocks, the index of a tier, the cost model of loads.
 //!
 //! A *block* is [`BLOCK_TOKENS`] tokens of a path, at a multiple of that number. Its key covers everything that its
 //! bytes depend on: the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a
@@ -20,11 +20,11 @@ pub use paths::Paths;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockKind {
-    /// The keys and values of its tokens, of the layers that keep all of them.
+    /// The block's keys and values in layers that keep all tokens.
     Kv,
-    /// The keys and values of its tokens, of the layers with a window.
+    /// The block's keys and values in sliding-window layers.
     Window,
-    /// The states of layers that keep one, as they are after its last token.
+    /// The states after the block's last token.
     State,
 }
 
@@ -40,7 +40,7 @@ impl BlockKind {
         }
     }
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// The index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
         self as usize
     }
@@ -51,13 +51,13 @@ impl BlockKind {
 pub struct Needs {
     /// The state after the block's last token.
     pub state: bool,
-    /// The window records of the last blocks, this many tokens of them; 0 where no layer has window pages.
+    /// The window size, if window records are needed; 0 without window pages.
     pub window_tokens: usize,
 }
 
 impl Needs {
-    /// The blocks whose window records are needed after block `end - 1`, of blocks of `block_tokens`. The next token
-    /// sees one token less than the window, since it sees itself.
+    /// The blocks whose window records are needed to resume after block `end - 1`. The next token is in its own window,
+    /// so the window has one earlier token less.
     pub fn window_blocks(&self, end: usize, block_tokens: usize) -> std::ops::Range<usize> {
         match self.window_tokens {
             0 => end..end,

@@ -1,11 +1,11 @@
-//! The eviction order of a tier's index: first the least recently used record that leaves nothing unreachable.
+//! The eviction order of a tier's index: the least recently used record first, if no other record needs it.
 
 use std::collections::BTreeSet;
 
 use crate::tiers::{BlockKey, BlockKind};
 
-/// The evictable records, by their last use. Of equal ones, states go before windows, and windows before keys and
-/// values: without states or windows a path is shorter, without its keys and values it is lost.
+/// The evictable records, by their last use. Among equally recent records, states are evicted before windows, and
+/// windows before keys and values: without states or windows, a shorter part of the path is still usable.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EvictionOrder {
     by_use: [BTreeSet<(u64, BlockKey)>; 3],
@@ -29,7 +29,7 @@ impl EvictionOrder {
             let (used, key) = self.by_use[each.index()].first()?;
             Some((*used, each, *key))
         });
-        // Of equals, `min_by_key` takes the first.
+        // Among equals, `min_by_key` returns the first.
         let first = firsts.min_by_key(|(used, _, _)| *used);
         first.map(|(_, kind, key)| (kind, key))
     }

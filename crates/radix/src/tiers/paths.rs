@@ -1,4 +1,4 @@
-//! Names the blocks that are written to a tier; a path in use is hashed only once, block by block.
+//! Computes the keys of blocks that are written to a tier, and hashes each recent path only once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::cache::namespace::Namespace;
 use crate::tiers::{BlockPlace, KeyChain, Keys};
 
-/// Paths that are remembered: those of the requests whose prefixes are being written.
+/// Number of remembered paths: those of requests whose prefixes are being written.
 const MAX_PATHS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl Paths {
         }
     }
 
-    /// The name and place of a block of a path; `None` if the path is shorter.
+    /// The key and position of a block of a path; `None` if the path is shorter.
     pub fn place(
         &mut self,
         namespace: &Namespace,
@@ -69,7 +69,7 @@ mod tests {
     use crate::tiers::{Fingerprint, Secret};
 
     #[test]
-    fn names_do_not_depend_on_the_order_of_requests() {
+    fn keys_do_not_depend_on_the_order_of_requests() {
         let keys = Keys::new(Secret::new([7; 32]), Fingerprint([1; 32]), 4);
         let tokens: Arc<[u32]> = (0..30).collect();
         let other: Arc<[u32]> = (1..30).collect();

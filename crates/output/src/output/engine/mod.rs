@@ -1,4 +1,4 @@
-//! The output engine: parses tags around reasoning and calls, or messages in channels.
+//! The output engine: parses reasoning and tool calls, marked by tags or by the headers of messages.
 
 mod channels;
 mod tagged;
@@ -15,7 +15,7 @@ use super::piece::OutputPiece;
 use super::start::OutputStart;
 use super::tools::ToolUse;
 
-/// A longer opening of a call is text.
+/// If the opening of a call is longer, it is text.
 pub const MAX_HELD_CHARS: usize = 1 << 18;
 
 /// Parses one output into pieces. See the [module](super) for the rules.
@@ -74,7 +74,7 @@ impl OutputEngine {
         }
     }
 
-    /// Parses calls only in the model's format: an answer constrained to JSON is not a call without its tag.
+    /// Parses calls only in the model's format: then an answer that is constrained to JSON is not taken for a call.
     #[must_use]
     pub fn with_calls_in_format_only(mut self) -> Self {
         if let Kind::Tagged(engine) = &mut self.0 {
@@ -83,7 +83,7 @@ impl OutputEngine {
         self
     }
 
-    /// Returns the content's whitespace that is held because a call may follow and drop it. Empty between calls.
+    /// Returns the content's whitespace that is held because it is dropped if a call follows. Empty between calls.
     pub fn held_whitespace(&self) -> &str {
         match &self.0 {
             Kind::Tagged(engine) => engine.held_whitespace(),

@@ -2,7 +2,7 @@
 
 use crate::output::escape::{Dialect, Read, Unescape, write_json_char};
 
-/// Parses a string after its opening quote and writes its inside as that of a JSON string.
+/// Parses a string after its opening quote, and writes it as the inside of a JSON string.
 #[derive(Debug)]
 pub(super) struct TextReader {
     quote: char,
@@ -19,8 +19,9 @@ enum At {
     /// After two quotes: an empty string, or the start of three quotes.
     MaybeTriple,
     Single,
-    /// After a backslash in a raw string that ends with one quote, or with three.
+    /// After a backslash in a raw string with one quote at each end.
     RawSingle,
+    /// After a backslash in a raw string with three quotes at each end.
     RawTriple,
     /// In a triple-quoted string, after this many closing quotes.
     Triple(u8),

@@ -9,7 +9,7 @@ fn tagged(arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"seat\", \"arguments\": {arguments}}}\n</tool_call>")
 }
 
-/// A non-streaming answer is exactly the text, also after other text.
+/// Checks that a non-streaming answer is exactly `text`, alone and within other text.
 fn check_whole(format: ToolFormat, text: &str) {
     for text in [text.to_owned(), format!("Well.\n\n{text} So.")] {
         let pieces = run(engine(Some(format), None), &text);

@@ -62,7 +62,7 @@ fn text_that_only_resembles_a_call_is_text() {
 
 /// Small distilled models write other section tags, and no call tags.
 #[test]
-fn other_tags_of_sections_are_understood() {
+fn other_section_tags_are_recognised() {
     for open in [
         "<｜tool▁calls▁begin｜>",
         "<｜tool_calls_begin｜>",

@@ -97,11 +97,11 @@ fn a_truncated_call_leaves_no_markers_and_is_not_complete() {
             let output = format!("Well.\n{}", &call[..end]);
             let pieces = run_cut(engine(Some(format), None), &output);
             let text = text_of(&pieces);
-            // A partial tag is ambiguous, and a fence is not a call.
+            // A partial tag may be text, and so may a fence.
             let opening = call.split_at(call.find(['>', ']', '{']).unwrap_or(0)).0;
             let rest = text
                 .strip_prefix("Well.")
-                .expect("it begins so")
+                .expect("the text before the call is kept")
                 .trim_start();
             assert!(
                 opening.starts_with(rest) || call.starts_with("```") && call.starts_with(rest),

@@ -42,7 +42,7 @@ fn values_keep_text_that_resembles_tags() {
     let value = "</arg_value> x<arg_key></arg_value></tool_call>";
     let inside = value
         .strip_suffix("</arg_value></tool_call>")
-        .expect("it ends with them");
+        .expect("the value ends with both tags");
     check(
         F,
         &format!("<tool_call>seat<arg_key>who</arg_key><arg_value>{value}"),

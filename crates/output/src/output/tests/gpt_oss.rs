@@ -46,6 +46,7 @@ fn check(text: &str, expected: &str) {
     );
 }
 
+/// As [`check`], with tags as hidden marker tokens.
 fn check_hidden(text: &str, expected: &str) {
     check_ended(text, None, expected);
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn calls_are_a_list_of_objects_that_a_tag_may_close() {
+fn calls_are_a_list_with_an_optional_end_tag() {
     for (inside, expected) in [
         (
             r#"[{"name": "seat", "arguments": {"row": 4}}]"#,

@@ -45,7 +45,7 @@ fn a_fenced_object_that_names_a_tool_is_a_call() {
 }
 
 #[test]
-fn the_answer_of_a_real_model_is_a_call() {
+fn a_fenced_object_on_several_lines_is_a_call() {
     let arguments = "{\n    \"city\": \"Paris\",\n    \"row\": 4\n  }";
     let text = format!("```json\n{{\n  \"name\": \"seat\",\n  \"arguments\": {arguments}\n}}\n```");
     check(F, &text, &format!("seat({arguments})"));
@@ -114,7 +114,7 @@ fn a_fence_or_a_list_may_hold_several_calls() {
 }
 
 #[test]
-fn the_tags_of_other_formats_are_understood() {
+fn tags_of_other_formats_are_recognised() {
     for tag in [
         "function_call",
         "tool",
@@ -272,7 +272,7 @@ fn other_text_after_a_call_in_its_fence_or_list_is_text() {
 }
 
 #[test]
-fn blocks_of_code_end_before_a_call() {
+fn calls_after_a_closed_code_block_are_found() {
     for code in [
         "Here: ```json\n{\"a\": 1}\n```",
         "Here: ```python\nx = 1\n```",

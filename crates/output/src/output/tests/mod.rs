@@ -108,13 +108,13 @@ fn check_text(tool: ToolFormat, text: &str) {
 }
 
 #[test]
-fn names_are_those_of_sglang() {
+fn all_names_are_parsed() {
     for name in ToolFormat::names() {
-        let format = ToolFormat::parse(name).expect("it is known");
+        let format = ToolFormat::parse(name).expect("the name is known");
         assert_eq!(ToolFormat::parse(format.name()), Some(format));
     }
     for name in ReasoningFormat::names() {
-        let format = ReasoningFormat::parse(name).expect("it is known");
+        let format = ReasoningFormat::parse(name).expect("the name is known");
         assert_eq!(ReasoningFormat::parse(format.name()), Some(format));
     }
     assert_eq!(ToolFormat::parse("qwen25"), Some(ToolFormat::Hermes));
@@ -140,7 +140,7 @@ fn without_tools_calls_are_text() {
 }
 
 #[test]
-fn bounds_hold() {
+fn limits_on_held_input_and_nesting_are_enforced() {
     let long = "x".repeat(MAX_HELD_CHARS);
     check_text(
         ToolFormat::Hermes,

@@ -62,7 +62,7 @@ fn text_that_only_resembles_a_call_is_text() {
 }
 
 #[test]
-fn calls_without_the_end_of_the_function() {
+fn calls_without_the_end_tag_of_the_function_are_read() {
     let text = "<tool_call><function=seat><parameter=row>4</parameter></tool_call>ok";
     check(F, text, r#"seat({"row": 4})«ok»"#);
     check(
@@ -73,7 +73,7 @@ fn calls_without_the_end_of_the_function() {
 }
 
 #[test]
-fn calls_without_the_tags_around_them() {
+fn calls_without_tool_call_tags_are_read() {
     check(F, "<function=seat>\n</function>", "seat({})");
     check(
         F,
@@ -88,7 +88,7 @@ fn calls_without_the_tags_around_them() {
 }
 
 #[test]
-fn values_without_their_end() {
+fn values_without_end_tags_are_read() {
     let text = "<tool_call>\n<function=seat>\n<parameter=who>\nAda\n<parameter=row>\n4\n</parameter>\n</function>\n</tool_call>";
     check(F, text, r#"seat({"who": "Ada", "row": 4})"#);
     let text = "<tool_call>\n<function=seat>\n<parameter=row>\n4\n<parameter=who>\nAda\n</function>\n</tool_call>ok";

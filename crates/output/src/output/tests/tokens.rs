@@ -28,7 +28,7 @@ fn run(items: &[(&str, Option<u32>)], hidden: bool) -> String {
 }
 
 #[test]
-fn marker_tokens_have_a_meaning_and_their_text_has_none() {
+fn markers_are_recognised_as_tokens_but_not_as_text() {
     let text = |text: &'static str| (text, None);
     let token = |id: u32| ("", Some(id));
     let call = "{\"name\":\"f\",\"arguments\":{}}";

@@ -10,15 +10,15 @@ use crate::cache::prefix_history::PrefixHash;
 pub trait QueuePolicy: Send {
     fn n_queues(&self) -> usize;
 
-    /// The queue of a node that enters the cache. `entry` is the hash of its prefix and its first page.
+    /// Chooses the queue of a new node. `entry` is the hash of the prefix up to the end of the node's first page.
     fn admit(&mut self, entry: PrefixHash) -> usize;
 
-    /// Returns the queue to scan next. `tokens` are those of the unlocked leaves of each queue. If it has none, the
-    /// tree scans the first queue that has one.
+    /// Returns the queue to scan next. `tokens` counts the tokens of the unlocked leaves in each queue. If the returned
+    /// queue has no unlocked leaf, the tree scans the first queue that has one.
     fn next_queue(&self, tokens: &[usize]) -> usize;
 
-    /// Decides about the oldest unlocked leaf of a queue. `tokens` are as for [`next_queue`](Self::next_queue), the
-    /// leaf's included.
+    /// Decides whether to evict or move the oldest unlocked leaf of a queue. `tokens` is as for
+    /// [`next_queue`](Self::next_queue), and includes the leaf.
     ///
     /// A leaf must be evicted after a bounded number of scans without hits, or eviction does not end.
     fn scan(&mut self, leaf: ScannedLeaf, tokens: &[usize]) -> Scan;
@@ -27,10 +27,10 @@ pub trait QueuePolicy: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScannedLeaf {
     pub queue: usize,
-    /// Requests that used the leaf since its insertion, or since its last move, plus the hits that the move left.
+    /// Requests that used the leaf since its insertion, or since its last move, plus the `hits` of that move.
     pub hits: u32,
     pub tokens: usize,
-    /// The hash of its prefix and its first page: the same if the leaf is evicted and inserted again.
+    /// As for [`QueuePolicy::admit`]: the same if the leaf is evicted and inserted again.
     pub entry: PrefixHash,
 }
 

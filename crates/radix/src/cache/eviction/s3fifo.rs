@@ -5,9 +5,9 @@
 //! evicted otherwise. The main queue reinserts a node with one hit fewer as long as it has any. The ghost queue
 //! remembers nodes that the small queue evicted: a node that returns enters the main queue.
 //!
-//! Sizes are in tokens. The small queue is scanned while it has a tenth of the tokens that could be evicted at once,
-//! the unlocked leaves: a prefix with children cannot leave the cache and takes no part. The ghost queue remembers as
-//! many tokens as the other nine tenths.
+//! Queue sizes are in tokens of unlocked leaves, because other nodes cannot be evicted. The small queue is scanned
+//! while it has at least a tenth of all these tokens. The ghost queue remembers as many tokens as the other nine
+//! tenths.
 
 use std::collections::VecDeque;
 
@@ -65,14 +65,14 @@ impl QueuePolicy for S3Fifo {
     }
 }
 
-/// Evicted nodes, the oldest first. One that returns keeps its place in the queue, as with the paper's timestamps.
+/// Evicted nodes, the oldest first. A node that returns to the cache stays in this queue, as in the paper.
 #[derive(Default)]
 struct Ghosts {
-    /// Each with its tokens.
+    /// Each node with its number of tokens.
     queue: VecDeque<(PrefixHash, usize)>,
-    /// The number of the latest ghost of an entry, until it returns.
+    /// The number of a node's latest ghost, until the node returns to the cache.
     numbers: FxHashMap<PrefixHash, u64>,
-    /// Number of ghosts that were ever added.
+    /// Number of ghosts ever added.
     n_added: u64,
     tokens: usize,
 }

@@ -1,19 +1,19 @@
-//! Detects that two prompts diverge in a value that changes by itself: a hash, an id, a date. Such a value early in a
-//! prompt ends the shared prefix of all requests, and prompt authors rarely notice.
+//! Detects that two prompts diverge in a value that changes with every request: a hash, an id or a date.
+//!
+//! Such a value early in a prompt ends the shared prefix of all requests, and prompt authors rarely notice.
 
-/// Shortest hash: shorter ones are words.
+/// Shorter hexadecimal texts may be words.
 const MIN_HASH_CHARS: usize = 5;
-/// Shortest id: shorter numbers may be counts.
+/// Shorter numbers may be counts.
 const MIN_ID_CHARS: usize = 8;
-/// Fewest digits of an id: words with fewer digits are names and versions.
+/// Words with fewer digits may be names or versions.
 const MIN_ID_DIGITS: usize = 3;
-/// Names of months and days, by their first three letters.
-const NAMES: [&str; 19] = [
+const MONTHS_AND_DAYS: [&str; 19] = [
     "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec", "mon",
     "tue", "wed", "thu", "fri", "sat", "sun",
 ];
 
-/// A value that changes by itself.
+/// Kinds of values that change with every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangingValue {
     /// Hexadecimal digits.
@@ -48,19 +48,19 @@ pub fn changing_value(before: &str, one: &str, other: &str) -> Option<ChangingVa
         .find(|((_, a), b)| a != b)
         .map_or(one.len().min(other.len()), |((at, _), _)| at);
     let before = format!("{before}{}", one.get(..shared)?);
-    let start = before.rfind(|c| !is_of_word(c));
+    let start = before.rfind(|c| !is_word_char(c));
     let start = start.map_or(0, |at| before.ceil_char_boundary(at + 1));
     let (earlier, head) = before.split_at(start);
     let word = |text: &str| {
         let rest = text.get(shared..).unwrap_or_default();
-        let end = rest.find(|c| !is_of_word(c)).unwrap_or(rest.len());
+        let end = rest.find(|c| !is_word_char(c)).unwrap_or(rest.len());
         let word = format!("{head}{}", &rest[..end]);
         word.trim_end_matches(['.', ':', '-', '/', '_']).to_owned()
     };
     kind_of(earlier, &word(one), &word(other))
 }
 
-fn is_of_word(c: char) -> bool {
+fn is_word_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | ':' | '.' | '/' | '+')
 }
 
@@ -71,7 +71,10 @@ fn kind_of(earlier: &str, one: &str, other: &str) -> Option<ChangingValue> {
         .rsplit(|c: char| !c.is_ascii_alphabetic())
         .next();
     let is_day = |word: &str| is_digits(word) && word.len() <= 2;
-    if both(&is_date) || both(&is_name) || (both(&is_day) && last.is_some_and(is_name)) {
+    if both(&is_date)
+        || both(&is_calendar_name)
+        || (both(&is_day) && last.is_some_and(is_calendar_name))
+    {
         return Some(ChangingValue::Date);
     }
     let has_digit = |word: &str| word.bytes().any(|byte| byte.is_ascii_digit());
@@ -103,7 +106,7 @@ fn is_date(word: &str) -> bool {
     has_mark && (2..=9).contains(&parts.len()) && parts.iter().all(is_part)
 }
 
-fn is_name(word: &str) -> bool {
+fn is_calendar_name(word: &str) -> bool {
     let lower = word.to_ascii_lowercase();
     let is_whole = [
         "january",
@@ -120,7 +123,7 @@ fn is_name(word: &str) -> bool {
     ]
     .contains(&lower.as_str())
         || lower.ends_with("day");
-    NAMES
+    MONTHS_AND_DAYS
         .iter()
         .any(|name| lower == *name || (is_whole && lower.starts_with(name)))
 }
@@ -133,7 +136,7 @@ mod tests {
     fn check(before: &str, one: &str, other: &str, expected: Option<ChangingValue>) {
         assert_eq!(changing_value(before, one, other), expected);
         assert_eq!(changing_value(before, other, one), expected);
-        // Tokens may end anywhere in the word that differs.
+        // The shared tokens may end inside the word that differs.
         let (head, tail) = one.split_at(one.ceil_char_boundary(1));
         if let Some(other) = other.strip_prefix(head) {
             check_moved(&format!("{before}{head}"), tail, other, expected);

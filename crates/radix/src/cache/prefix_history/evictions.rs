@@ -1,4 +1,4 @@
-//! The history of evicted pages, by the hash of the prefix that ends with them.
+//! The history of evicted pages, keyed by the hash of the prefix up to the end of the page.
 
 use rustc_hash::FxHashMap;
 
@@ -7,8 +7,8 @@ use crate::cache::namespace::Namespace;
 use crate::pool::pages::PageSize;
 use souffleur_base::ids::StepId;
 
-/// Evicted pages in two generations: a full one is kept until the next is full too, so that forgetting costs nothing
-/// and at least half of the allowed pages are remembered.
+/// Evicted pages in two generations. A full generation is kept until the next one is full, then dropped as a whole:
+/// this is cheap, and at least half of the allowed pages are remembered.
 #[derive(Debug)]
 pub(super) struct Evictions {
     page_size: PageSize,
@@ -22,7 +22,7 @@ pub(super) struct Evictions {
 #[derive(Debug, Default)]
 struct Generation {
     pages: FxHashMap<PrefixHash, Eviction>,
-    /// The last step in it.
+    /// The step of its last eviction.
     until: Option<StepId>,
 }
 
@@ -32,13 +32,13 @@ struct Eviction {
     at_s: f64,
 }
 
-/// When a once cached part of a prompt was evicted.
+/// The eviction of a part of a prompt that was once cached.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Found {
-    /// The eviction of the first page that is missing.
+    /// The step that evicted the first missing page.
     pub(super) step: StepId,
     pub(super) at_s: f64,
-    /// The prompt was cached up to this position, within the recorded history.
+    /// As far as recorded, the prompt was once cached up to this position.
     pub(super) until: usize,
     pub(super) cause: Cause,
 }
@@ -65,7 +65,7 @@ impl Evictions {
         self.forgotten_until
     }
 
-    /// Records an edge's pages, the first `max_pages` at most.
+    /// Records at most the first `max_pages` pages of an edge.
     pub(super) fn remember(&mut self, edge: &EvictedEdge, step: StepId, at_s: f64) {
         let mut hash = edge.above;
         let mut pages = edge.tokens().chunks_exact(self.page_size.get());
@@ -120,7 +120,7 @@ impl Evictions {
         self.forgotten_until = self.forgotten_until.max(forgotten.until);
     }
 
-    /// Looks for the eviction of the page at `missing`, the first that is not cached, and of those after it.
+    /// Finds the eviction of the first missing page, at token `missing`, and counts the evicted pages after it.
     pub(super) fn find(
         &self,
         namespace: &Namespace,

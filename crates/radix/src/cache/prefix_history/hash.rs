@@ -1,4 +1,4 @@
-//! A hash of a prefix that grows token by token: the same for the same tokens, however they are cut.
+//! A polynomial hash of token prefixes, which can be extended by any number of tokens at a time.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -6,9 +6,9 @@ use rustc_hash::FxHasher;
 
 use crate::cache::namespace::Namespace;
 
-/// An odd base: every token counts at every distance from the end.
+/// Odd, so that every token changes the hash at any distance from the end.
 const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Tokens taken at a time: their products do not wait for each other.
+/// Tokens per iteration: their products are independent of each other.
 const LANES: usize = 4;
 const POWERS: [u64; LANES + 1] = powers();
 
@@ -22,8 +22,8 @@ const fn powers() -> [u64; LANES + 1] {
     powers
 }
 
-/// The hash of a namespace and the tokens of a prefix in it. Prefixes with equal hashes are possible: diagnoses and
-/// eviction policies would confuse them, but matches compare tokens.
+/// The hash of a namespace and the tokens of a prefix. Two prefixes may have equal hashes: diagnoses and eviction
+/// policies then confuse them, but matches compare tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefixHash(u64);
 
@@ -50,7 +50,7 @@ impl PrefixHash {
     }
 }
 
-/// Token 0 counts too, and neighbouring ids differ in many bits.
+/// Nonzero also for token 0; consecutive ids differ in many bits.
 fn digit(token: u32) -> u64 {
     (u64::from(token) + 1).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_has_one_hash_however_it_is_cut() {
+    fn the_hash_does_not_depend_on_how_tokens_are_divided() {
         let empty = PrefixHash::empty(&Namespace::default());
         let tokens: Vec<u32> = (0..23).map(|i| i * i % 7).collect();
         let whole = empty.then(&tokens);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn order_zeros_and_namespaces_count() {
+    fn order_zeros_and_namespaces_change_the_hash() {
         let empty = PrefixHash::empty(&Namespace::default());
         let salted = PrefixHash::empty(&Namespace::new(None, Some("a")));
         let hashes = [

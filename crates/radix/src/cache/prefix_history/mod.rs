@@ -1,7 +1,7 @@
-//! Diagnosis of cache misses: where each admitted prompt left the cache, and why ("why was this not cached?").
+//! Diagnosis of cache misses: how much of each admitted prompt was cached, and why not more.
 //!
-//! The tree reports its view at an admission ([`Departure`]) and its evictions ([`EvictedEdge`]); the scheduler
-//! forwards both in order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both bounded,
+//! The tree describes the cached part of each admitted prompt ([`Departure`]) and its evictions ([`EvictedEdge`]). The
+//! scheduler forwards both in order as [`PrefixEvent`]s. The history keeps a bounded number of reports and evictions,
 //! and is updated and queried outside of planning. It reads no clock: the caller passes the time.
 
 mod changing;
@@ -34,28 +34,28 @@ pub use stored::{StoredMiss, StoredPart};
 /// Tokens shown before and after a prompt's miss point.
 pub const WINDOW_TOKENS: usize = 24;
 
-/// The tree's view when a prompt was admitted.
+/// The cached part of a prompt when it was admitted, and the tree around the miss point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Departure {
     /// Tokens of the prefix that came from the cache.
     pub matched_tokens: usize,
-    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to resume from.
+    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` if no state was kept to resume from.
     pub kv_tokens: usize,
-    /// Why there is no state in that part.
+    /// Why there is no state after `matched_tokens` and within `kv_tokens`.
     pub missing_state: Option<MissingState>,
-    /// Longest prefix that could come from the cache: at least one token is computed.
+    /// Longest prefix that may come from the cache: at least one token must be computed.
     pub match_limit: usize,
     /// The cache keeps nothing.
     pub is_cache_disabled: bool,
     /// How the tree continued after the matched prefix.
     pub branch: Option<Branch>,
-    /// Another namespace that has more of the prompt. Neither that one nor the prompt's own is salted.
+    /// Another namespace that has more of the prompt. Neither namespace is salted.
     pub elsewhere: Option<Elsewhere>,
 }
 
 impl Departure {
-    /// The part that concerns the prompt. An output that a grammar opens is computed and cached with the prompt, so the
-    /// tree may have more than the prompt's tokens.
+    /// Limits all counts to the prompt. Output tokens that a grammar forces at the start are computed and cached with
+    /// the prompt, so the counts may exceed it.
     fn of_prompt(self, prompt_tokens: usize) -> Self {
         let matched_tokens = self.matched_tokens.min(prompt_tokens);
         let is_whole = matched_tokens == prompt_tokens;
@@ -77,9 +77,9 @@ impl Departure {
 /// How the tree continued at a prompt's miss point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Branch {
-    /// Edges that began there.
+    /// Number of edges that begin at the miss point.
     pub n_branches: u32,
-    /// The first tokens of the newest of them; empty if that one was evicted since.
+    /// The first tokens of the newest edge; empty if that edge was evicted since.
     pub tokens: Vec<u32>,
 }
 
@@ -87,7 +87,7 @@ pub struct Branch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
     pub namespace: Namespace,
-    /// Tokens of the prompt that are cached there.
+    /// Tokens of the prompt that are cached in this namespace.
     pub tokens: usize,
 }
 
@@ -102,7 +102,7 @@ pub struct EvictedEdge {
 }
 
 impl EvictedEdge {
-    /// An edge that held `tokens`, whole pages, below a prefix.
+    /// An edge that held `tokens` (whole pages) after the prefix `above`.
     ///
     /// # Panics
     /// If there are more than `u32::MAX` tokens.
@@ -129,15 +129,15 @@ impl EvictedEdge {
 pub enum PrefixEvent {
     Left(Box<PrefixLeft>),
     Evicted {
-        /// The step that it freed memory for.
+        /// The step that needed the memory.
         step: StepId,
         edges: Vec<EvictedEdge>,
     },
-    /// The cache was emptied: a step was lost, or a host requested it.
+    /// The cache was emptied: after a lost step, or on request.
     Flushed {
         /// The step that was being planned.
         step: StepId,
-        /// The removed edges, the starts of prompts first.
+        /// The removed edges, those at the start of prompts first.
         edges: Vec<EvictedEdge>,
     },
 }
@@ -147,7 +147,7 @@ pub struct PrefixLeft {
     pub rid: RequestId,
     pub namespace: Namespace,
     pub prompt: Arc<[u32]>,
-    /// The step that begins its prefill.
+    /// The step in which the request's prefill begins.
     pub step: StepId,
     pub departure: Departure,
     /// The tokens from the KV store, and why there were no more.
@@ -185,7 +185,7 @@ impl PrefixHistory {
         }
     }
 
-    /// Takes an event in. Returns the report that it led to, if it was an admission.
+    /// Records an event. Returns the new report if the event is an admission.
     pub fn take(&mut self, event: PrefixEvent, now_s: f64) -> Option<&PrefixReport> {
         match event {
             PrefixEvent::Left(left) => Some(self.admit(*left, now_s)),
@@ -203,7 +203,7 @@ impl PrefixHistory {
         }
     }
 
-    /// The report on the last request of that id, if it is remembered.
+    /// The report on the last request with this id, if it is remembered.
     pub fn report(&self, rid: &RequestId) -> Option<&PrefixReport> {
         let number = self.by_rid.get(rid)?;
         self.reports.get((number - self.first) as usize)

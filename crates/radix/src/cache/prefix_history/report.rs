@@ -1,4 +1,4 @@
-//! The report on a request's prefix: where it left the cache, and why.
+//! The report on a request's prefix: how much of it was cached, and why not more.
 
 use serde::Serialize;
 
@@ -13,19 +13,19 @@ pub enum Cause {
     MatchLimit,
     /// The missing part is less than a page.
     PageFloor,
-    /// The prompt is too short to share anything: less than a page ahead of the token that must be computed.
+    /// The prompt is too short to share anything: less than a page before the token that must be computed.
     TooShort,
     Evicted,
     /// A namespace with another `extra_key` has the missing part. Salted namespaces are never searched.
     DifferentNamespace,
-    /// The cache continues with other tokens there.
+    /// At the miss point, the cache continues with other tokens.
     Divergence,
     /// No request in the recorded history had the missing part before.
     NeverCached,
     CacheDisabled,
-    /// The missing part was cached, and the cache was emptied: for a host, or after a lost step.
+    /// The missing part was cached, but the cache was emptied: on request, or after a lost step.
     Flushed,
-    /// More K/V of the prompt is cached, but no state to resume from: it was never saved, or dropped for another.
+    /// More K/V of the prompt is cached, but no state to resume from: it was never saved, or was dropped for another.
     NoState,
     /// More K/V of the prompt is cached, but the window K/V before its end was evicted for other prompts.
     NoWindow,
@@ -58,7 +58,7 @@ impl Cause {
         Self::StoredEvicted,
     ];
 
-    /// Its name in JSON and metric labels.
+    /// The name in JSON and metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::MatchLimit => "match_limit",
@@ -84,11 +84,11 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingState {
-    /// None was saved there.
+    /// No state was saved.
     NeverSaved,
-    /// There was one, and it was dropped for another.
+    /// A state was saved, but dropped for another.
     Thinned,
-    /// There is one, but after tokens that must be computed: the last one, or those with requested log probabilities.
+    /// The state is after tokens that must be computed: the last one, or those with requested log probabilities.
     PastLimit,
 }
 
@@ -102,22 +102,22 @@ pub struct PrefixReport {
     pub cached_tokens: usize,
     /// Prompt tokens that came from the KV store, included in `cached_tokens`.
     pub loaded_tokens: usize,
-    /// Prompt tokens whose K/V was cached: more than `cached_tokens` where there was no state to resume from, or where
-    /// the K/V of layers with windows was gone.
+    /// Prompt tokens whose K/V was cached: more than `cached_tokens` if there was no state to resume from, or if
+    /// the K/V of sliding-window layers was evicted.
     pub kv_tokens: usize,
-    /// Why there was none, if the cause is [`Cause::NoState`].
+    /// Why there was no state, if the cause is [`Cause::NoState`].
     pub missing_state: Option<MissingState>,
-    /// The first token that was not cached: `cached_tokens`, or further on inside a page that differs later.
+    /// Index of the first token that was not cached: `cached_tokens`, or more if a cached page agrees in part.
     pub position: usize,
     pub match_limit: usize,
     pub page_size: usize,
     pub extra_key: Option<String>,
-    /// The request has a `cache_salt`. Salts are secrets: none is shown.
+    /// The request has a `cache_salt`. Salts are secret and not shown.
     pub has_cache_salt: bool,
     pub step: StepId,
     pub tokens_before: Vec<u32>,
     pub tokens_after: Vec<u32>,
-    /// The text of the tokens shown; `None` without a tokenizer.
+    /// The texts of the tokens in this report; `None` without a tokenizer.
     pub text: Option<PrefixTexts>,
     /// Advice about a divergence, if its texts look like a value that changes with each request.
     pub hint: Option<&'static str>,
@@ -125,7 +125,7 @@ pub struct PrefixReport {
     pub evicted: Option<EvictionReport>,
     pub branch: Option<BranchReport>,
     pub elsewhere: Option<ElsewhereReport>,
-    /// Evictions up to this step were dropped from the history, at least in part: their pages count as never cached.
+    /// Some evictions up to this step were dropped from the history: their pages count as never cached.
     pub evictions_forgotten_until_step: Option<StepId>,
     /// The whole cache was dropped at this step: its pages beyond the first 32,768 count as never cached.
     pub flushed_at_step: Option<StepId>,
@@ -136,7 +136,7 @@ pub struct PrefixReport {
 pub struct PrefixOutline {
     pub rid: RequestId,
     pub cause: Cause,
-    /// The first token that did not come from the cache: a page's first.
+    /// Index of the first token that did not come from the cache, at the start of a page.
     pub position: usize,
 }
 
@@ -150,22 +150,22 @@ pub struct PrefixTexts {
 /// The eviction or flush of the part that a prompt misses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvictionReport {
-    /// The step that it freed memory for.
+    /// The step that needed the memory.
     pub step: StepId,
-    /// Steps from then to the request's first.
+    /// Steps between the eviction and the request's first step.
     pub steps_before: u64,
-    /// Seconds from then to the request's first step.
+    /// Seconds between the eviction and the request's first step.
     pub seconds_before: f64,
-    /// The prompt was cached up to this position, within the recorded history.
+    /// As far as recorded, the prompt was once cached up to this position.
     pub cached_until: usize,
 }
 
 /// Other tokens that the cache has at a prompt's miss point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BranchReport {
-    /// Edges that began there.
+    /// Number of edges that begin at the miss point.
     pub n_branches: u32,
-    /// Tokens of the newest of them, from `position` on; empty if that one was evicted since.
+    /// Tokens of the newest edge, from `position` on; empty if that edge was evicted since.
     pub tokens: Vec<u32>,
 }
 
@@ -173,7 +173,7 @@ pub struct BranchReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ElsewhereReport {
     pub extra_key: Option<String>,
-    /// Tokens of the prompt that are cached there.
+    /// Tokens of the prompt that are cached in this namespace.
     pub cached_tokens: usize,
 }
 
@@ -275,7 +275,7 @@ fn cause_of(
     } else if matched >= reachable {
         Cause::PageFloor
     } else if let Some(miss) = miss {
-        // The store would have brought the state, too.
+        // The store would also have loaded the state.
         miss.cause()
     } else if departure.kv_tokens > matched {
         match departure.missing_state {
@@ -287,7 +287,7 @@ fn cause_of(
     } else if departure.elsewhere.is_some() {
         Cause::DifferentNamespace
     } else if departure.branch.is_some() && matched + shared > 0 {
-        // Every prompt leaves a used cache at its root: that alone is no divergence.
+        // At the root, any prompt differs from those in the cache: that alone is no divergence.
         Cause::Divergence
     } else {
         Cause::NeverCached

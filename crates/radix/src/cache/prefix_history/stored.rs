@@ -32,14 +32,14 @@ impl StoredMiss {
 /// The part of a request's prefix that came from the KV store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredPart {
-    /// Tokens that were loaded after those that the tree had.
+    /// Tokens that were loaded, after the tokens that the tree had.
     pub loaded_tokens: usize,
-    /// Why further tokens did not come from the store; `None` where its recorded history never had them.
+    /// Why further tokens did not come from the store; `None` if, as far as recorded, the store never had them.
     pub miss: Option<StoredMiss>,
 }
 
 impl StoredPart {
-    /// Moves the miss point past the loaded tokens, and drops the branch that the tree saw before it.
+    /// Moves the miss point past the loaded tokens, and drops the branch at the old miss point.
     pub(super) fn moved(self, departure: Departure) -> Departure {
         if self.loaded_tokens == 0 {
             return departure;

@@ -11,7 +11,7 @@ use crate::prefetch::prefetch;
 /// Means "no node" wherever an index is stored.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
-/// One edge and its lower end, in one cache line: all that walks and evictions touch. A root has no parent or tokens.
+/// A node and the edge above it, in one cache line, which is all that walks read. A root has no parent and no tokens.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Node {
@@ -32,7 +32,7 @@ pub(super) struct Node {
     pub is_live: bool,
     /// True while the eviction order has an entry for the node.
     pub is_queued: bool,
-    /// True if the node was used since that entry was made: its key may be another by now.
+    /// True if the node was used since that entry was made, so that its key may have changed.
     pub is_used_since: bool,
 }
 
@@ -89,11 +89,11 @@ pub(super) struct Step {
     pub child: u32,
     /// Tokens that the edge and the key have in common: whole pages, at least one.
     pub common: usize,
-    /// The tag of the key's page after the whole edge, if there is a whole page.
+    /// The tag of the key's next page after the edge, if a whole page follows.
     pub tag: Option<u32>,
 }
 
-/// All nodes of a tree. Indices of removed nodes are used again.
+/// All nodes of a tree. Indices of removed nodes are reused.
 pub(super) struct Arena {
     nodes: Vec<Node>,
     pasts: Vec<Past>,
@@ -170,7 +170,7 @@ impl Arena {
         self.free.push(index);
     }
 
-    /// Removes a node without children below another one.
+    /// Removes a leaf that is not a root.
     #[inline(always)]
     pub(super) fn remove_leaf(&mut self, index: u32) -> RemovedLeaf {
         let node = &mut self.nodes[index as usize];
@@ -197,7 +197,7 @@ impl Arena {
         Some(tag_of(parent, page))
     }
 
-    /// Steps from `parent` along `rest`, whose tag is `tag`.
+    /// Finds the child of `parent` that continues with a page or more of `rest`. `tag` is the tag of that child.
     pub(super) fn step(&self, parent: u32, tag: Option<u32>, rest: &[u32]) -> Option<Step> {
         self.children.find(tag?, |child| {
             let node = &self[child];
@@ -207,7 +207,7 @@ impl Arena {
             let after = rest.get(node.edge.len()..);
             let tag = after.and_then(|after| self.tag_below(child, after));
             if let Some(tag) = tag {
-                // Fetched while the edge is compared.
+                // Fetches the next lookup's memory while the edge is compared.
                 self.children.prefetch(tag);
             }
             let common = common_prefix(node.edge.tokens(), rest);
@@ -243,12 +243,12 @@ impl Arena {
         upper
     }
 
-    /// Reads a node and its parent's entry for it, to bring both into the CPU cache; the value means nothing.
-    pub(super) fn glance(&self, index: u32) -> u32 {
-        self.children.glance(self[index].tag)
+    /// Reads a node and its entry in the table of children, to bring both into the CPU cache. The value has no meaning.
+    pub(super) fn preload(&self, index: u32) -> u32 {
+        self.children.preload(self[index].tag)
     }
 
-    /// The tokens after `last` in its buffer were evicted: cuts the buffer if that is worth it.
+    /// Shrinks the buffer of `last`, whose tokens after that node were evicted, if enough of it is unused.
     #[inline(never)]
     pub(super) fn cut_buffer(&mut self, last: u32) {
         let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {
@@ -335,7 +335,7 @@ mod tests {
     use crate::pool::pages::{PageIds, Pages, PoolLedger};
     use souffleur_base::ids::PageId;
 
-    /// Different pages that hash alike below one parent.
+    /// Different pages with equal tags below one parent.
     const COLLIDING: [[u32; 2]; 4] = [[0, 0], [1, 1 << 23], [2, 2 << 23], [3, 3 << 23]];
 
     fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {

@@ -1,17 +1,17 @@
 //! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
 //! nodes again, a part at a time.
 //!
-//! Until then each node is reported or pending. A new or split node is reported at once, with its ancestors, so that
-//! all nodes with smaller indices than the scan has reached are reported, although new nodes take any index.
+//! Meanwhile each node is reported or pending. A new or split node is reported immediately, after its pending
+//! ancestors: it may take an index that the scan has passed, and all nodes at these indices must be reported.
 
 use smallvec::SmallVec;
 
 use super::RadixTree;
 use crate::cache::changes::{Above, CacheChange, NodeTokens};
 
-/// Indices that one call scans while nodes are reported again: some ten microseconds.
+/// Indices that one call scans while nodes are reported again: about ten microseconds.
 const INDICES_AT_ONCE: u32 = 256;
-/// Tokens after which a part ends, with the node that reaches them: a small share of the publisher's queue.
+/// A call reports no more nodes after this many tokens, a small share of the publisher's queue.
 const TOKENS_AT_ONCE: usize = 64 << 10;
 
 pub(super) struct Changes {
@@ -23,7 +23,7 @@ pub(super) struct Changes {
 struct Rescan {
     /// Every node with a smaller index is reported.
     next: u32,
-    /// By index.
+    /// Indexed by node.
     reported: Vec<bool>,
 }
 
@@ -89,7 +89,7 @@ impl RadixTree {
         self.changes = Some(changes);
     }
 
-    /// The leaf is about to be removed.
+    /// To be called before the leaf is removed.
     #[inline(always)]
     pub(super) fn note_removed(&mut self, leaf: u32) {
         if let Some(changes) = &mut self.changes
@@ -108,8 +108,8 @@ impl RadixTree {
         }
     }
 
-    /// Appends the changes since the last call, in the order in which they happened. A caller that has them recorded
-    /// must take them after every plan: the tree keeps them until then.
+    /// Appends the changes since the last call, in the order in which they happened. If changes are recorded, the
+    /// caller must take them after every plan, because the tree keeps them until then.
     pub fn take_changes(&mut self, into: &mut Vec<CacheChange>) {
         let Some(mut changes) = self.changes.take() else {
             return;
@@ -119,7 +119,7 @@ impl RadixTree {
         self.changes = Some(changes);
     }
 
-    /// Whether [`take_changes`](Self::take_changes) has yet to report a part of the nodes.
+    /// Whether some nodes are still to be reported by [`take_changes`](Self::take_changes).
     pub fn has_more_to_tell(&self) -> bool {
         let changes = self.changes.as_deref();
         changes.is_some_and(|changes| changes.rescan.is_some())

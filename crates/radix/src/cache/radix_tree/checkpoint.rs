@@ -10,7 +10,7 @@ impl RadixTree {
     /// Mutates: touches, splits, adds nodes, moves the lock. `checkpoint.lock` must protect the sequence's
     /// first `protected_pages` pages. Nothing is evicted.
     ///
-    /// The owners of the sequence's pages, `p` = protected pages, `h` = pages the tree held when asked, `k` = whole
+    /// The owners of the sequence's pages, `p` = protected pages, `h` = pages that the tree already had, `k` = whole
     /// pages of the key:
     ///
     /// | pages | before | after |
@@ -21,8 +21,8 @@ impl RadixTree {
     /// | `k..`  | sequence | sequence |
     ///
     /// # Panics
-    /// If `protected_pages` and `private` together do not reach to the end of the page-floored tokens, or the lock does
-    /// not protect the former (caller bugs).
+    /// If `protected_pages` and `private` together do not cover the whole pages of `tokens`. In debug builds, also if
+    /// the lock does not protect the protected pages.
     pub fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed {
         let Checkpoint {
             namespace,
@@ -56,11 +56,11 @@ impl RadixTree {
         self.publish_prompt(key, checkpoint.prompt_tokens, key_use);
         self.keep_states(key, states, key_use);
         let mut windows = self.keep_windows(node, n_key_pages, windows);
-        self.value_boundaries(key, boundaries, key_use);
+        self.mark_boundaries(key, boundaries, key_use);
         self.queue_saves(node, key, stored_tokens);
         let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
-            // The output was cut back into the locked part: the sequence keeps its deeper lock.
+            // The output was truncated to less than the locked part: the sequence keeps its deeper lock.
             let (duplicates, remap) = (given, PageRun::empty());
             return Checkpointed {
                 lock,
@@ -91,8 +91,8 @@ impl RadixTree {
         }
     }
 
-    /// Makes a node end where the prompt's last whole page does, so that output can be evicted without the
-    /// prompt, and ranks the prompt one higher. It counts as no further hit.
+    /// Splits the path at the end of the prompt's last whole page, so that output can be evicted without the prompt,
+    /// and raises the prompt's priority by one. This does not count as a hit.
     fn publish_prompt(&mut self, key: Key<'_>, prompt_tokens: usize, key_use: KeyUse) {
         let n_prompt = self.page_size.floor(prompt_tokens);
         let Some(tokens) = key.tokens.get(..n_prompt) else {

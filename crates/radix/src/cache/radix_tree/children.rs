@@ -13,7 +13,7 @@ const WIDTH: usize = 7;
 const MAX_LOAD: (usize, usize) = (3, 4);
 const FIRST_BUCKETS: usize = 2;
 
-/// Slots for children; the content of a free one means nothing.
+/// Slots for children; the content of a free slot has no meaning.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Bucket {
@@ -28,8 +28,8 @@ impl Bucket {
     };
 }
 
-/// Summary of a bucket: the [`mark_of`] of each child, [`Outline::FREE`] where there is none; last, how many children
-/// belong here or before and overflowed into later buckets. A saturated count stays saturated.
+/// Summary of a bucket: for each slot, the child's [`mark_of`] or [`Outline::FREE`]; in the last byte, the number of
+/// children that passed this full bucket and are in later ones. A saturated count stays saturated.
 #[derive(Clone, Copy)]
 struct Outline([u8; WIDTH + 1]);
 
@@ -51,6 +51,7 @@ impl Outline {
         }
     }
 
+    /// The slots with this mark, found as the zero bytes of an XOR.
     #[inline]
     fn places(self, mark: u8) -> Places {
         const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -65,7 +66,7 @@ impl Outline {
 pub(super) struct Spot(u8);
 
 impl Spot {
-    /// A distance that does not fit.
+    /// The distance does not fit: the child must be searched.
     pub(super) const FAR: Self = Self(u8::MAX);
 
     const PLACES: u8 = WIDTH as u8 + 1;
@@ -84,7 +85,7 @@ impl Spot {
     }
 }
 
-/// Places of a bucket, as the highest bits of the bytes of a word.
+/// Slots of a bucket: the highest bit of byte `i` is set for slot `i`.
 #[derive(Clone, Copy)]
 struct Places(u64);
 
@@ -188,8 +189,8 @@ impl Children {
         prefetch(&self.buckets[home]);
     }
 
-    /// Reads a removal's memory, to bring it into the CPU cache; the value means nothing.
-    pub(super) fn glance(&self, tag: u32) -> u32 {
+    /// Reads the memory that a removal needs, to bring it into the CPU cache. The value has no meaning.
+    pub(super) fn preload(&self, tag: u32) -> u32 {
         u32::from(self.outlines[self.home(tag)].n_passed())
     }
 
@@ -211,7 +212,7 @@ impl Children {
         if spot == Spot::FAR {
             let mut candidates = self.candidates(tag);
             let found = candidates.find(|&(at, place)| self.buckets[at].children[place] == child);
-            return found.expect("the tree holds its children");
+            return found.expect("the table has every child of the tree");
         }
         let home = self.home(tag);
         let at = (0..spot.n_passed()).fold(home, |at, _| self.next(at));
@@ -316,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// Few home buckets, the last among them, so that overflow wraps around to the first.
+    /// Tags of only three home buckets, one of them the last, so that overflow wraps around to the first.
     fn tags() -> impl Iterator<Item = u32> {
         (0..).map(|number| u32::MAX - number % 3 * (u32::MAX / 2))
     }

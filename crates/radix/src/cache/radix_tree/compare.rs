@@ -1,6 +1,6 @@
 //! The length of the common prefix of two token sequences, for walks of the radix tree.
 
-/// Tokens compared at a time by the C library's comparison, which uses the widest registers there are.
+/// Tokens per call of the C library's `memcmp`, which uses the widest vector registers.
 const BLOCK: usize = 256;
 /// Tokens compared at a time inside the first block that differs.
 const LANES: usize = 16;

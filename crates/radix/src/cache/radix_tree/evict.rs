@@ -1,11 +1,11 @@
 //! Eviction from the radix tree: the order of its victims, and their removal.
 //!
-//! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up and may
-//! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
-//! is put back at its true place, at most once for every use since; a node that is locked or has children is dropped
-//! from the order and offered again when it is an unlocked leaf.
+//! For policies whose keys only grow, the order is lazy: an entry keeps its key although the node's key may have grown,
+//! so a match updates only nodes. A leaf at the front whose entry is outdated is inserted again with its current key,
+//! at most once per use. A node that is locked or has children is removed from the order, and inserted again when it is
+//! an unlocked leaf.
 //!
-//! A policy with queues has such an order for each of them, and its nodes' keys are their places (`queues.rs`).
+//! A policy with queues has one such order per queue, with positions in the queue as keys (`queues.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,20 +21,20 @@ use crate::pool::pages::{EvictedPages, Pages};
 
 type Entry = (EvictionKey, u32);
 
-/// Candidates whose memory is fetched together: one wait for all of them.
+/// Candidates whose memory is fetched in parallel.
 const LOOKAHEAD: usize = 16;
 
 /// Candidates in order of their keys. A live node has at most one entry, a removed one none.
 ///
-/// New leaves mostly come with the largest key so far: those wait in a plain queue, without their keys, and only the
-/// others need a heap.
+/// New leaves mostly have the largest key so far. They are kept in a plain queue, without keys; only the others need a
+/// heap.
 #[derive(Default)]
 pub(super) struct Victims {
     ascending: VecDeque<u32>,
-    /// The key of the last one in the queue, if there is one.
+    /// The key of the last node in `ascending`, if there is one.
     last: EvictionKey,
     others: BinaryHeap<Reverse<Entry>>,
-    /// How many entries at the front of the queue have been handed out by [`Victims::ahead`].
+    /// How many nodes at the front of `ascending` were returned by [`Victims::ahead`].
     n_fetched: usize,
 }
 
@@ -49,7 +49,7 @@ impl Victims {
         }
     }
 
-    /// The next candidate. `key_of` returns the key of a queued node, or nothing if it has to leave its place anyway.
+    /// The next candidate. `key_of` returns the key of a queued node, or `None` if the node's entry is outdated.
     #[inline(always)]
     pub(super) fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
         if let Some(Reverse((other, _))) = self.others.peek() {
@@ -65,7 +65,7 @@ impl Victims {
         self.ascending.pop_front()
     }
 
-    /// The nodes at the front of the queue, once all nodes handed out before are removed.
+    /// The nodes at the front of `ascending`, for prefetching.
     fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.n_fetched = self.ascending.len().min(LOOKAHEAD);
         self.ascending.iter().take(self.n_fetched).copied()
@@ -89,8 +89,8 @@ impl Victims {
 }
 
 impl RadixTree {
-    /// Evicts whole unlocked leaves in the policy's order until at least `tokens` are freed or none is left; a
-    /// parent that becomes a leaf joins within the call. May free more than asked; `evict(0)` does nothing.
+    /// Evicts whole unlocked leaves in the policy's order until at least `tokens` are freed or none is left. A parent
+    /// that becomes a leaf may be evicted in the same call. May free more than `tokens`; `evict(0)` does nothing.
     ///
     /// Mutates: removes nodes. Locked paths are never touched.
     pub fn evict(&mut self, tokens: usize) -> EvictedPages {
@@ -122,7 +122,7 @@ impl RadixTree {
 
     /// Empties the tree and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then returns the
-    /// first pages that it held.
+    /// edges nearest to the roots.
     pub fn clear(&mut self) -> Pages {
         self.note_flush();
         self.clear_saves();
@@ -177,10 +177,10 @@ impl RadixTree {
         self.note_removed(leaf);
         let removed = self.arena.remove_leaf(leaf);
         if let Some(states) = &mut self.states {
-            states.drop_of(leaf);
+            states.drop_state(leaf);
         }
         if let Some(windows) = &mut self.windows {
-            windows.drop_of(leaf);
+            windows.drop_pages(leaf);
         }
         self.evictable_tokens -= removed.edge.len();
         self.recount_queued(leaf);
@@ -190,14 +190,14 @@ impl RadixTree {
         Some(removed.edge)
     }
 
-    /// Puts a node into the order if it may be evicted and is not in it.
+    /// Adds a node to the eviction order if it can be evicted and is not in the order.
     pub(super) fn offer(&mut self, node: u32) {
         if self.policy.trend() == KeyTrend::Grows {
             self.enqueue(node);
         }
     }
 
-    /// Puts a leaf that was just made into the order.
+    /// Adds a new leaf to the eviction order.
     #[inline(always)]
     pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
         if self.queues.is_some() {
@@ -275,10 +275,10 @@ impl RadixTree {
     #[inline(never)]
     fn fetch_ahead(&mut self) {
         let ahead = self.victims.ahead();
-        black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
+        black_box(ahead.fold(0, |seen, index| seen ^ self.arena.preload(index)));
     }
 
-    /// Cleans up above a removed leaf that was the last child there or shared its buffer.
+    /// Cleans up after the removal of a leaf that was the last child of `parent` or shared its buffer.
     #[inline(never)]
     fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
         if shares_buffer {

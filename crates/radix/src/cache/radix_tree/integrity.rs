@@ -8,10 +8,10 @@ use crate::cache::eviction::KeyTrend;
 use souffleur_base::ids::PageId;
 
 impl RadixTree {
-    /// Walks everything and compares it with the incremental counts. O(size of the cache).
+    /// Recounts all nodes and compares the results with the incremental counts. O(size of the cache).
     ///
     /// # Errors
-    /// A sentence that names the first thing that is wrong.
+    /// A sentence that names the first inconsistency.
     pub fn check_integrity(&self) -> Result<(), String> {
         let mut seen = FxHashSet::default();
         let mut below: FxHashMap<u32, (u32, u32)> = FxHashMap::default();
@@ -97,7 +97,7 @@ impl RadixTree {
         )?;
         same(
             index,
-            "child at its spot",
+            "child in its slot of the table",
             self.arena.at_spot_of(index),
             index,
         )?;
@@ -113,7 +113,7 @@ impl RadixTree {
         let must_be_queued = self.policy.trend() == KeyTrend::Grows && node.is_evictable();
         if must_be_queued && !node.is_queued {
             return Err(format!(
-                "node {index} can be evicted but is not in the order"
+                "node {index} can be evicted but is not in the eviction order"
             ));
         }
         Ok(())

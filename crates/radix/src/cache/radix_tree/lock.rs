@@ -51,7 +51,7 @@ impl RadixTree {
             above.lock_ref = above
                 .lock_ref
                 .checked_sub(1)
-                .expect("a NodeLock counts once");
+                .expect("the node counts its locks");
             if above.lock_ref == 0 {
                 self.protected_tokens -= above.edge.len();
                 self.evictable_tokens += above.edge.len();

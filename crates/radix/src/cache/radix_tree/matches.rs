@@ -5,14 +5,14 @@ use crate::cache::namespace::Namespace;
 use crate::cache::prefix_cache::LockedPrefix;
 
 impl RadixTree {
-    /// Matches and locks in one: returns the longest cached prefix of `tokens`, which stays cached until
-    /// the lock is handed to [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
+    /// Matches and locks the longest cached prefix of `tokens`, which stays cached until the lock is passed to
+    /// [`unlock`](Self::unlock) or [`checkpoint`](Self::checkpoint).
     ///
-    /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
+    /// Mutates: touches the matched path, may split a node, takes a lock.
     pub fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix {
         let (node, kv_tokens) = self.match_and_split(namespace, tokens);
         let (node, tokens) = self.usable(node, kv_tokens);
-        self.value_windows(node);
+        self.raise_worth(node);
         LockedPrefix {
             lock: self.lock_node(node),
             pages: self.page_run(node, 0),
@@ -30,8 +30,8 @@ impl RadixTree {
         self.usable(node, tokens).1
     }
 
-    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
-    /// nodes from the top down to its end, as they are after the last key.
+    /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does. Returns each key's matched length and
+    /// path (nodes from the top down) as they are after the last key.
     pub fn touch_paths<'a>(
         &mut self,
         keys: impl Iterator<Item = (&'a Namespace, &'a [u32])>,

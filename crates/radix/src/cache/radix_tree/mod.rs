@@ -1,12 +1,12 @@
-//! The radix tree over token prefixes: cached KV, its locks and the order of eviction.
+//! The radix tree of cached token prefixes: matching, insertion, locks and eviction.
 //!
 //! - Nodes live in an arena; a lock names its node by index, and a locked node is never removed.
 //! - A match walks the tree with one lookup and one comparison a node and allocates nothing, unless it ends
 //!   inside a node, which it then splits.
-//! - Tokens and page ids of a node are in one buffer. A split copies nothing; an eviction below it frees its share of
-//!   the buffer, except for an eighth at most. Cached tokens cost 4 bytes, page ids 4 bytes a page, nodes about 120
-//!   bytes each; a walk or an eviction touches one cache line of a node.
-//! - Time is a counter inside, so the same calls give the same tree and the same victims.
+//! - Nodes of a path share a buffer of tokens and page ids, so a split copies nothing. Evictions leave at most an
+//!   eighth of a buffer unused. A token costs 4 bytes, a page id 4 bytes, a node about 120 bytes. A walk or an eviction
+//!   touches one cache line of a node.
+//! - The clock is a counter, so the same calls give the same tree and the same victims.
 
 mod arena;
 mod changes;
@@ -58,18 +58,18 @@ pub struct RadixTree {
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
-    /// The queues of the policy, if it keeps some.
+    /// The queues of the policy, if it has any.
     queues: Option<Box<Queues>>,
-    /// A split has made a key in the order too large.
+    /// A split has made a node's key smaller than that of its entry in the eviction order.
     order_is_stale: bool,
     clock: u64,
     evictable_tokens: usize,
     protected_tokens: usize,
-    /// For the diagnosis of misses, if that is on.
+    /// For the diagnosis of misses, if enabled.
     notes: Option<Box<Notes>>,
     /// For an observer of the cache's content, if there is one.
     changes: Option<Box<Changes>>,
-    /// The states of nodes, if layers keep some.
+    /// The states of nodes, if layers have states.
     states: Option<Box<States>>,
     /// The window pages of nodes, if layers have windows.
     windows: Option<Box<Windows>>,
@@ -102,7 +102,7 @@ pub struct Insert<'a> {
     pub pages: Pages,
     /// Raises the priority of every node of the key.
     pub priority: i64,
-    /// Nodes that end within this many tokens are not counted as hit again.
+    /// Nodes that end within this many tokens get no further hit.
     pub inserted_tokens: usize,
 }
 
@@ -118,15 +118,15 @@ struct Key<'a> {
 #[derive(Debug)]
 #[must_use]
 pub struct Inserted {
-    /// How many tokens of the key the tree held already.
+    /// How many tokens of the key the tree already had.
     pub prefix_tokens: usize,
-    /// The given pages of that prefix: the tree keeps its own.
+    /// The given pages of that prefix, for which the tree has other pages.
     pub duplicates: Pages,
     /// The given pages after the end of the page-floored key.
     pub rest: Pages,
 }
 
-/// How a published key counts on the nodes it passes.
+/// The effect of a published key on the use counts of its nodes.
 #[derive(Clone, Copy)]
 struct KeyUse {
     priority: i64,
@@ -135,7 +135,7 @@ struct KeyUse {
 }
 
 impl KeyUse {
-    /// Counts the use on a node that ends at `end` in a key of `key_tokens` tokens.
+    /// Updates the use counts of a node that ends at `end` in a key of `key_tokens` tokens.
     fn apply(self, (node, past): (&mut Node, &mut Past), end: usize, key_tokens: usize) {
         node.hits += self.hits(end);
         past.priority = past.priority.max(self.priority);
@@ -150,11 +150,11 @@ impl KeyUse {
 struct Walk {
     /// The deepest node whose whole edge matched.
     node: u32,
-    /// Tokens matched, those inside the next edge included.
+    /// Matched tokens, including those inside the next edge.
     tokens: usize,
     /// Set when the walk ended inside the edge of this child, after this many of its tokens.
     inside: Option<(u32, usize)>,
-    /// The tag of the deepest node's child that would continue the key, unless the walk ended inside one.
+    /// The tag of a child of `node` that would continue the key, unless the walk ended inside an edge.
     tag: Option<u32>,
 }
 
@@ -162,7 +162,7 @@ impl RadixTree {
     /// Makes an empty tree. `ledger` counts locks that are dropped instead of released.
     ///
     /// # Panics
-    /// If the ledger is that of a pool with another page size.
+    /// If the ledger has another page size.
     pub fn new(page_size: PageSize, policy: EvictionPolicy, ledger: Arc<PoolLedger>) -> Self {
         assert_eq!(
             ledger.page_size(),
@@ -199,7 +199,7 @@ impl RadixTree {
         }
     }
 
-    /// True when nothing is ever cached, so that policies which order by cached length make no sense.
+    /// True if nothing is ever cached: scheduling policies that order by cached length then have no effect.
     pub fn is_disabled(&self) -> bool {
         self.is_disabled
     }
@@ -243,8 +243,8 @@ impl RadixTree {
         }
     }
 
-    /// Adds a key with its pages. A part that the tree held already stays as it is and is touched; the given pages that
-    /// the tree does not take are returned.
+    /// Adds a key with its pages. A part that the tree already had is only touched. The given pages that the tree does
+    /// not take are returned.
     ///
     /// # Panics
     /// If there are fewer pages than the page-floored key needs.
@@ -347,7 +347,7 @@ impl RadixTree {
     }
 
     /// Adds `key`. `pages` cover the key from its page `first_page` to its end; pages that the tree does not take stay
-    /// in it. Returns the key's node and how many of its tokens the tree held already.
+    /// in `pages`. Returns the key's node and how many of its tokens the tree already had.
     #[inline(always)]
     fn insert_key(
         &mut self,
@@ -393,7 +393,7 @@ impl RadixTree {
         let edge = Edge::new(new, pages, n_given, self.page_size);
         let leaf = self.add_leaf(deepest, walk.tag, edge, key_use, tokens.len());
         if self.windows.is_some() {
-            self.outgrow(deepest);
+            self.lower_worth(deepest);
         }
         (leaf, walk.tokens)
     }

@@ -1,8 +1,7 @@
-//! The tree's notes for the diagnosis of misses, if that is on: the newest child of each node, and the evicted edges
-//! with the hashes of their prefixes.
+//! Records for the diagnosis of cache misses: the newest child of each node, and the evicted edges.
 //!
-//! A match writes nothing here, an insertion two words. An eviction hashes the prefix above the edge, once in the life
-//! of its nodes; the evicted tokens are moved, not copied.
+//! A match writes nothing here, an insertion two words. An eviction hashes the prefix before the edge, at most once per
+//! node; the evicted tokens are moved, not copied.
 
 use super::RadixTree;
 use super::arena::NO_NODE;
@@ -15,8 +14,8 @@ use crate::pool::pages::NodeLock;
 /// Upper bound on other namespaces searched for one departure.
 const MAX_NAMESPACES: usize = 16;
 
-/// Upper bound on pages noted for a flush, those next to the roots first: they decide where prompts miss, and the
-/// history stores them in a few milliseconds.
+/// Upper bound on pages recorded at a flush, which the history stores in a few milliseconds. Those nearest to the roots
+/// come first, because they decide where prompts miss.
 const MAX_FLUSHED_PAGES: usize = 1 << 15;
 
 /// Notes on the nodes, by index. A note may outlive its node until the index is reused.
@@ -28,9 +27,9 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Default)]
 struct Note {
-    /// Hash of the path down to the node's end, once something below it was evicted.
+    /// Hash of the path down to the node's end, computed at the first eviction below the node.
     path: Option<PrefixHash>,
-    /// The last child that was linked below the node; it may be gone, and its index reused.
+    /// The last child added to the node. The child may have been removed, and its index reused.
     newest_child: Option<u32>,
 }
 
@@ -45,7 +44,7 @@ impl Notes {
 }
 
 impl RadixTree {
-    /// Makes the tree record the inputs of the diagnosis of misses and evictions.
+    /// Makes the tree record the inputs of the diagnosis of misses.
     pub fn with_diagnostics(mut self) -> Self {
         self.notes = Some(Box::default());
         self
@@ -57,7 +56,7 @@ impl RadixTree {
         }
     }
 
-    /// An edge was cut: `upper` is new, `lower` its only child.
+    /// To be called after a split: `upper` is new, `lower` its only child.
     pub(super) fn note_split(&mut self, upper: u32, lower: u32) {
         if self.notes.is_some() {
             let parent = self.arena[upper].parent;
@@ -66,7 +65,7 @@ impl RadixTree {
         }
     }
 
-    /// Notes the tokens of `leaf`, just before its removal. Its index may be reused from then on.
+    /// Records the tokens of `leaf`, just before its removal.
     #[inline(never)]
     pub(super) fn note_eviction(&mut self, leaf: u32) {
         let Some(mut notes) = self.notes.take() else {
@@ -80,7 +79,7 @@ impl RadixTree {
         self.notes = Some(notes);
     }
 
-    /// Notes the nodes that a flush is about to drop: all unlocked nodes, from the roots down.
+    /// Records the nodes that a flush is about to drop: all unlocked nodes, from the roots down.
     pub(super) fn note_flush(&mut self) {
         let Some(mut notes) = self.notes.take() else {
             return;
@@ -112,7 +111,7 @@ impl RadixTree {
         }
     }
 
-    /// The tokens of nodes that were evicted, or cleared, since the last call, if the tree diagnoses misses.
+    /// The edges that were evicted or flushed since the last call. Empty without [diagnostics](Self::with_diagnostics).
     pub fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
         match &mut self.notes {
             Some(notes) => std::mem::take(&mut notes.evicted),
@@ -120,7 +119,7 @@ impl RadixTree {
         }
     }
 
-    /// The index may be reused from now on.
+    /// To be called when a node is removed, as its index may be reused.
     pub(super) fn forget_note(&mut self, node: u32) {
         if let Some(notes) = &mut self.notes {
             *notes.at(node) = Note::default();
@@ -147,9 +146,9 @@ impl RadixTree {
         hash
     }
 
-    /// Describes the cache at the miss point of a prompt that was just matched and locked. `matched` counts its tokens
-    /// that come from the cache, and those that have K/V there. `None` if the tree does not diagnose misses. Mutates
-    /// nothing.
+    /// Describes the cache at the miss point of a prompt that was just matched and locked: `matched_tokens` of the
+    /// prompt come from the cache, and `kv_tokens` have K/V there. `None` without
+    /// [diagnostics](Self::with_diagnostics). Mutates nothing.
     pub fn departure(
         &self,
         namespace: &Namespace,
@@ -178,7 +177,7 @@ impl RadixTree {
         }))
     }
 
-    /// Why there is no state below a node, at which `matched` of the tokens end, where the first `kv_tokens` have K/V.
+    /// Why the path below `node`, at which `matched` tokens end, has no state within the first `kv_tokens` tokens.
     fn missing_state(
         &self,
         node: u32,
@@ -218,7 +217,7 @@ impl RadixTree {
         };
         let tokens = newest.filter(is_child).map(|child| {
             let tokens = self.arena[child].edge.tokens();
-            // Enough for the window after a difference that may come at the end of a page.
+            // The difference may be at the end of the first page, and the report shows a window after it.
             let n_shown = tokens.len().min(WINDOW_TOKENS + self.page_size.get());
             tokens[..n_shown].to_vec()
         });

@@ -1,7 +1,7 @@
-//! The radix tree's queues for eviction policies of the kind [`QueuePolicy`].
+//! The radix tree's queues for eviction policies that implement [`QueuePolicy`].
 //!
-//! Only unlocked leaves are in the order of a queue. A node that is locked or has children keeps its place, and gets
-//! its entry back as an unlocked leaf. A match writes nothing here; an insertion hashes its tokens once.
+//! Only unlocked leaves have entries in a queue. A node that is locked or has children keeps its position, and gets an
+//! entry when it is an unlocked leaf. A match writes nothing here; an insertion hashes its tokens once.
 
 use super::RadixTree;
 use super::arena::Arena;
@@ -11,12 +11,12 @@ use crate::cache::prefix_history::PrefixHash;
 
 pub(super) struct Queues {
     policy: Box<dyn QueuePolicy>,
-    /// By node; those of roots and free indices are never read.
+    /// Indexed by node; the elements of roots and removed nodes are never read.
     places: Vec<Place>,
     leaves: Vec<Victims>,
     /// Tokens of the unlocked leaves, by queue.
     tokens: Vec<usize>,
-    n_entries: i64,
+    last_position: i64,
 }
 
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ struct Place {
     position: i64,
     /// Hash of the prefix down to the node's end.
     path: PrefixHash,
-    /// The tokens by which the node counts in its queue.
+    /// The node's share of the tokens of its queue.
     counted: usize,
 }
 
@@ -40,13 +40,13 @@ impl Queues {
             places: Vec::new(),
             leaves: (0..n_queues).map(|_| Victims::default()).collect(),
             tokens: vec![0; n_queues],
-            n_entries: 0,
+            last_position: 0,
         }
     }
 
     fn next_position(&mut self) -> i64 {
-        self.n_entries += 1;
-        self.n_entries
+        self.last_position += 1;
+        self.last_position
     }
 
     fn set_place(&mut self, node: u32, place: Place) {
@@ -57,7 +57,7 @@ impl Queues {
         self.places[index] = place;
     }
 
-    /// Counts a node in its queue if it can be evicted, with the tokens that it has now.
+    /// Updates a node's share of the tokens of its queue: all of its tokens if it can be evicted, else 0.
     pub(super) fn recount(&mut self, arena: &Arena, node: u32) {
         if arena[node].is_root() {
             return;
@@ -89,7 +89,7 @@ impl Queues {
         node
     }
 
-    /// Returns true if the policy evicts the leaf; moves the leaf otherwise.
+    /// Returns true if the policy evicts the leaf. Otherwise moves the leaf.
     fn scan(&mut self, arena: &Arena, node: u32, entry: PrefixHash) -> bool {
         let place = self.places[node as usize];
         let leaf = ScannedLeaf {
@@ -137,7 +137,7 @@ impl RadixTree {
         }
     }
 
-    /// Gives all nodes to the queues of the policy, which is new or has lost its nodes.
+    /// Makes new queues for the policy and adds all nodes to them.
     pub(super) fn fill_queues(&mut self) {
         let policy = self.policy.queues();
         self.queues = policy.map(|policy| Box::new(Queues::new(policy)));
@@ -146,7 +146,7 @@ impl RadixTree {
         }
         let nodes = self.arena.iter().filter(|(_, node)| !node.is_root());
         let mut nodes: Vec<u32> = nodes.map(|(index, _)| index).collect();
-        // A path's hash needs that of the path above it. The upper half of a split is younger than the lower one.
+        // Hashes go from parents to children. Creation order would not: the upper half of a split is the newer node.
         nodes.sort_unstable_by_key(|node| self.arena.usage(*node).start_tokens);
         nodes.iter().for_each(|node| self.hash_path(*node));
         nodes.sort_unstable_by_key(|node| self.arena.usage(*node).created);
@@ -186,7 +186,7 @@ impl RadixTree {
         queues.recount(&self.arena, self.arena[node].parent);
     }
 
-    /// `upper` is new, and `lower` its only child.
+    /// To be called after a split: `upper` is new, and `lower` its only child.
     pub(super) fn split_queued(&mut self, upper: u32, lower: u32) {
         let above = self.hash_to_end(self.arena[upper].parent);
         let (Some(queues), Some(above)) = (&mut self.queues, above) else {
@@ -225,7 +225,7 @@ impl RadixTree {
         }
     }
 
-    /// The hash of the prefix before a node, and its first page.
+    /// The hash of the prefix up to the end of a node's first page.
     fn entry_of(&self, index: u32) -> Option<PrefixHash> {
         let node = &self.arena[index];
         let above = self.hash_to_end(node.parent)?;
@@ -243,7 +243,7 @@ impl RadixTree {
         })
     }
 
-    /// Compares the queues with the nodes, and names the first thing that is wrong.
+    /// Compares the queues with the nodes, and names the first inconsistency.
     pub(super) fn check_queues(&self) -> Result<(), String> {
         let Some(queues) = self.queues.as_deref() else {
             return Ok(());

@@ -1,8 +1,8 @@
-//! The tree's record of stored blocks, and the queue of blocks to save.
+//! The tree's record of blocks in the KV store, and the queue of paths whose blocks are to be saved.
 //!
-//! A block is a fixed number of tokens of a path, from a multiple of that number on, and belongs to the node of its
-//! last token. A published path waits in a queue; at its turn, the tree walks it anew. So an entry never names a
-//! removed node, and the walk counts tokens that were evicted meanwhile.
+//! A block is a fixed number of consecutive tokens of a path, at a multiple of that number, and belongs to the node of
+//! its last token. The queue holds the tokens of published paths instead of nodes, which may be evicted before their
+//! blocks are taken. The tree walks a path again when it takes its blocks, and counts the tokens evicted since.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::cache::prefix_cache::{SaveAccount, SaveCounts, SaveDemand, UnsavedBlo
 
 /// Capacity of the queue in paths: a new path is dropped when it is full.
 const MAX_QUEUED: usize = 4096;
-/// Capacity of the queue in tokens, which it keeps in memory after their requests have ended: 32 MiB of ids. Few trees
-/// hold more tokens, and tokens evicted before their turn are not saved anyway.
+/// Capacity of the queue in tokens: 32 MiB of ids, which stay in memory after their requests have ended. Few trees hold
+/// more tokens, and evicted tokens are not saved.
 const MAX_QUEUED_TOKENS: usize = 8 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -26,12 +26,12 @@ pub struct SaveRules {
 
 pub(super) struct Saves {
     rules: SaveRules,
-    /// By node.
+    /// Indexed by node.
     nodes: Vec<NodeSaves>,
-    /// Raised to forget all stored blocks: records of an earlier epoch are void.
+    /// Incremented to forget all stored blocks: records of an earlier epoch are void.
     epoch: u32,
     queue: VecDeque<Entry>,
-    /// Tokens of all paths in the queue, which are stored to the end of their requests' tokens.
+    /// Tokens of all arrays in the queue. An entry may keep the whole array of its request.
     queued_tokens: usize,
     /// The store has stopped: nothing is queued.
     is_over: bool,
@@ -41,9 +41,9 @@ pub(super) struct Saves {
 #[derive(Clone, Copy, Default)]
 struct NodeSaves {
     epoch: u32,
-    /// The store has, or is getting, all of its blocks that end within this many tokens of their path.
+    /// The store has, or is receiving, the node's blocks that end within this many tokens of the path.
     stored_to: u32,
-    /// The same for the state at its end.
+    /// The store has, or is receiving, the state at the node's end.
     has_state: bool,
 }
 
@@ -51,15 +51,15 @@ struct Entry {
     namespace: Namespace,
     tokens: Arc<[u32]>,
     len: usize,
-    /// The epoch in which it was last published.
+    /// The epoch in which the path was last published.
     epoch: u32,
-    /// Blocks that end within this many tokens were taken in its turn, and states likewise. A turn takes none twice,
-    /// even if the record is reset meanwhile: a store that refuses everything would otherwise be offered them forever.
+    /// Blocks and states that end within this many tokens were taken. They are not taken again even if the record is
+    /// reset: a store that rejects everything would otherwise be offered them forever.
     blocks_to: usize,
     states_to: usize,
 }
 
-/// A node on the way along a path.
+/// A node on a path.
 struct Stop {
     node: u32,
     start: usize,
@@ -115,14 +115,14 @@ impl RadixTree {
         self
     }
 
-    /// A leaf is new: nothing of it is stored, even if its index is reused.
+    /// Resets the record of a new leaf, whose index may be reused.
     pub(super) fn note_unsaved(&mut self, leaf: u32) {
         if let Some(saves) = &mut self.saves {
             *saves.at(leaf) = saves.fresh();
         }
     }
 
-    /// An edge was cut: `upper` is new.
+    /// To be called after a split: `upper` is new.
     pub(super) fn split_saves(&mut self, upper: u32, lower: u32) {
         if let Some(saves) = &mut self.saves {
             let stored_to = saves.at(lower).stored_to;
@@ -134,7 +134,7 @@ impl RadixTree {
         }
     }
 
-    /// Queues a path that was just published down to `node`, of which the store has the first `stored_tokens`.
+    /// Queues a path that was just published down to `node`. The store has the path's first `stored_tokens`.
     pub(super) fn queue_saves(&mut self, node: u32, key: Key<'_>, stored_tokens: usize) {
         if self.saves.as_ref().is_none_or(|saves| saves.is_over) {
             return;
@@ -149,7 +149,7 @@ impl RadixTree {
             }
         }
         let end = saves.whole(key.tokens.len());
-        // States come one by one, in places that only a walk finds.
+        // Only a walk finds states that are not stored.
         let may_miss = || self.states.is_some();
         if end > 0 && ((saves.at(node).stored_to as usize) < end || may_miss()) {
             saves.push(key);
@@ -157,8 +157,8 @@ impl RadixTree {
         self.saves = Some(saves);
     }
 
-    /// Takes cached blocks that the store does not have, each path's in order from its start, and the states at their
-    /// ends. They count as stored from then on. Empty if the tree does not track the store's blocks.
+    /// Takes cached blocks and states that the store does not have, path by path and in the order of each path. They
+    /// count as stored from then on. Empty if the tree does not track the store's blocks.
     ///
     /// Mutates nothing else: no touch, no split, no lock. The same plan may still evict the pages and drop the states.
     pub fn take_unsaved(&mut self, demand: SaveDemand) -> Vec<UnsavedBlock> {
@@ -184,13 +184,13 @@ impl RadixTree {
         taken.blocks
     }
 
-    /// Takes the blocks of a path, and the states on it, as long as more may be taken; true if it has no more.
+    /// Takes blocks and states of a path until `taken` is full. Returns true if the path has no more of them.
     fn take_path(&self, saves: &mut Saves, entry: &mut Entry, taken: &mut Taken) -> bool {
         let block_tokens = saves.rules.block_tokens;
         let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
         for Stop { node, start, end } in &path {
             if self.arena[*node].hits < saves.rules.min_hits {
-                // Nodes below were used no more often. The next path through here queues them again.
+                // Deeper nodes have no more hits than this one. The next published path queues them again.
                 return true;
             }
             for block in start / block_tokens..end / block_tokens {
@@ -230,7 +230,7 @@ impl RadixTree {
         true
     }
 
-    /// The nodes along a path, as far as it is cached. Touches nothing.
+    /// The nodes along a path, as far as the path is cached. Touches nothing.
     fn path_along(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<Stop> {
         let mut path = Vec::new();
         let Some(&root) = self.roots.get(namespace) else {
@@ -253,7 +253,6 @@ impl RadixTree {
         path
     }
 
-    /// The blocks to be saved, and those that were evicted before they could be.
     pub fn save_counts(&self) -> SaveCounts {
         let saves = self.saves.as_ref();
         saves.map_or_else(SaveCounts::default, |saves| SaveCounts {
@@ -270,7 +269,7 @@ impl RadixTree {
     }
 }
 
-/// The blocks that a plan takes, and how many more it may.
+/// The blocks taken so far, and how many more may be taken.
 struct Taken {
     blocks: Vec<UnsavedBlock>,
     left: usize,
@@ -305,7 +304,7 @@ impl Saves {
         self.queued_tokens = 0;
     }
 
-    /// Queues a path. It replaces the youngest queued path if it extends that one.
+    /// Queues a path, or extends the last queued path if both use the same array of tokens.
     fn push(&mut self, key: Key<'_>) {
         let len = key.tokens.len();
         if let (Some(last), Some(owner)) = (self.queue.back_mut(), key.owner)

@@ -19,11 +19,11 @@ use souffleur_base::ids::StateSlot;
 #[derive(Default)]
 pub(super) struct States {
     nodes: FxHashMap<u32, NodeState>,
-    /// Nodes whose states pins keep, once for each pin.
+    /// The number of pins on each node whose state is kept by pins.
     pinned: FxHashMap<u32, u32>,
-    /// Nodes whose states the current plan copies from: they stay until the plan is made.
+    /// Nodes whose states rows of the current plan start from. The states are kept until the plan is made.
     sources: Vec<u32>,
-    /// Nodes at which prompts of that plan have anchors: their states are not dropped for a copy.
+    /// Nodes at which prompts of the current plan have anchors. Their states are not dropped for a copy.
     named: Vec<u32>,
     /// Nodes whose state was dropped for another.
     thinned: FxHashSet<u32>,
@@ -36,7 +36,7 @@ struct NodeState {
     reason: SaveReason,
     /// A reading of the tree's clock.
     last_used: u64,
-    /// Prompts have resumed further down the only path below, and none is known to diverge here.
+    /// Prompts have resumed from deeper nodes on the only path below, and none is known to diverge at this node.
     is_passed: bool,
 }
 
@@ -61,7 +61,7 @@ impl States {
         !is_kept && thinning.takes(kept.reason, self.named.contains(node))
     }
 
-    pub(super) fn drop_of(&mut self, node: u32) {
+    pub(super) fn drop_state(&mut self, node: u32) {
         self.thinned.remove(&node);
         if let Some(kept) = self.nodes.remove(&node) {
             self.freed.push(kept.state);
@@ -70,7 +70,7 @@ impl States {
 
     /// Drops the node's state for another.
     fn thin(&mut self, node: u32) {
-        self.drop_of(node);
+        self.drop_state(node);
         self.thinned.insert(node);
     }
 
@@ -97,7 +97,7 @@ impl RadixTree {
         self
     }
 
-    /// Whether prefixes are cached with the states of layers that keep some: a match then ends where there is one.
+    /// Whether the tree keeps states: a match then ends at a node with a state.
     pub fn keeps_states(&self) -> bool {
         self.states.is_some()
     }
@@ -147,7 +147,7 @@ impl RadixTree {
             let is_reached = position > 0 && self.page_size.floor(position) == position;
             let tokens = key.tokens.get(..position).filter(|_| is_reached);
             let node = tokens.map(|tokens| {
-                // Makes the node end there; it counts as no further hit.
+                // Splits the path at the position, without counting a hit.
                 let uncounted = KeyUse {
                     counted_tokens: usize::MAX,
                     ..key_use
@@ -163,8 +163,8 @@ impl RadixTree {
         }
     }
 
-    /// Makes the states above a node as old as its own: a long prompt's states then thin out evenly, not from its
-    /// beginning on, and its grid before its boundaries.
+    /// Makes the states above a node as old as the node's state. States of a long prompt are then dropped evenly, not
+    /// from the start of the prompt on, and those of the grid before those at boundaries.
     fn level_states_above(&mut self, node: u32) {
         let now = self.clock;
         let mut at = self.arena[node].parent;
@@ -202,7 +202,7 @@ impl RadixTree {
                 };
                 states.nodes.insert(node, kept);
                 states.thinned.remove(&node);
-                // With a state, the node moves back in the order of eviction.
+                // With a state, the node has a larger eviction key.
                 self.arena[node].is_used_since = true;
             }
         }
@@ -210,7 +210,7 @@ impl RadixTree {
 
     /// The state at the end of a prefix that was just locked, for a row that may start from it.
     ///
-    /// Mutates: it is not dropped before [`forget_used_states`](Self::forget_used_states).
+    /// Mutates: the state is not dropped before [`forget_used_states`](Self::forget_used_states).
     pub fn hold_state(&mut self, lock: &NodeLock) -> Option<StateSlot> {
         let node = lock.node()?;
         let states = self.states.as_deref_mut()?;
@@ -219,11 +219,11 @@ impl RadixTree {
         Some(slot)
     }
 
-    /// A row starts from the state that was [held](Self::hold_state). `anchors` are positions at which other prompts
-    /// are likely to diverge from the row's. All states of the plan are held by now.
+    /// Records that a row starts from a [held](Self::hold_state) state. `anchors` are positions at which other prompts
+    /// are likely to diverge from the row's. All states of the plan must be held before the first call.
     ///
-    /// Mutates: the state is young now, and so are those of the prefix at the anchors, which are not dropped for a copy
-    /// before [`forget_used_states`](Self::forget_used_states).
+    /// Mutates: the state and the prefix's states at the anchors count as just used. Those at the anchors are not
+    /// dropped for a copy before [`forget_used_states`](Self::forget_used_states).
     pub fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) {
         let Some(node) = lock.node() else {
             return;
@@ -237,7 +237,7 @@ impl RadixTree {
         }
     }
 
-    /// A prompt with these anchors resumes from a node.
+    /// Updates the states above a node from which a prompt with these anchors resumes.
     fn pass_states_above(&mut self, node: u32, anchors: &[u32]) {
         let (now, page_size) = (self.clock, self.page_size);
         let mut at = self.arena[node].parent;
@@ -253,7 +253,7 @@ impl RadixTree {
                     kept.is_passed = false;
                     states.named.push(at);
                 } else {
-                    // Rows of this plan have no nodes yet.
+                    // Rows of this plan that start from the state may become branches, but have no nodes yet.
                     kept.is_passed = !is_branch && !states.sources.contains(&at);
                 }
             }
@@ -261,7 +261,7 @@ impl RadixTree {
         }
     }
 
-    /// No row starts from the state that was [held](Self::hold_state) after all.
+    /// Undoes [`hold_state`](Self::hold_state): no row starts from the state.
     pub fn forget_held_state(&mut self, lock: &NodeLock) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && let Some(at) = states.sources.iter().position(|source| *source == node)
@@ -277,7 +277,7 @@ impl RadixTree {
         }
     }
 
-    /// Keeps the state at the end of a pinned prefix, if no more than `most` are kept for pins then.
+    /// Keeps the state at the end of a pinned prefix, unless pins already keep `most` other states.
     pub fn pin_state(&mut self, lock: &NodeLock, most: usize) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && states.has(node)
@@ -311,9 +311,9 @@ impl RadixTree {
 
     /// Drops `n` states, or as many as it can; their pages stay.
     ///
-    /// First come states of turns that their conversation has passed, which are rarely used again, regardless of age.
-    /// Within each part, the least recently used ones come first, by powers of two of the clock; of these, states that
-    /// no prompt of the plan names, then states of the grid, then the ones nearest to the state above them.
+    /// States at turns after which the conversation has continued are dropped first, because they are rarely used
+    /// again. Then the least recently used ones are dropped, with ages rounded to powers of two. At equal age, states
+    /// without an anchor of the plan are dropped first, then those of the grid, then those nearest to the state above.
     pub fn thin_states(&mut self, n: usize, thinning: Thinning) {
         for _ in 0..n {
             let Some(node) = self.next_to_thin(thinning) else {
@@ -322,7 +322,7 @@ impl RadixTree {
             if let Some(states) = &mut self.states {
                 states.thin(node);
             }
-            // Without a state a leaf is one of the first victims.
+            // A leaf without a state has a smaller eviction key.
             self.order_is_stale |= self.arena[node].is_queued;
         }
     }
@@ -372,7 +372,7 @@ impl RadixTree {
         states.map(|kept| kept.state.slot())
     }
 
-    /// Compares the states with the nodes, and names the first thing that is wrong.
+    /// Compares the states with the nodes, and names the first inconsistency.
     pub(super) fn check_states(&self) -> Result<(), String> {
         let Some(states) = self.states.as_deref() else {
             return Ok(());
@@ -409,7 +409,7 @@ impl RadixTree {
     }
 }
 
-/// The eviction key of a leaf: no prompt resumes from one without a state, so it is one of the first.
+/// The eviction key of a leaf. Leaves without a state come first, because no prompt can resume from them.
 pub(super) fn rank(
     arena: &Arena,
     states: Option<&States>,

@@ -2,8 +2,7 @@
 //!
 //! - A node may lose its window pages and keep the others. A match ends at the deepest node with a complete window: all
 //!   window pages that a sequence resuming there sees.
-//! - A lock keeps the window pages at the end of its path only. Taking one splits the path so that a node begins where
-//!   these begin.
+//! - A lock keeps only the window pages at the end of its path. Taking a lock splits the path where these pages begin.
 //! - Eviction takes window pages inside paths first, then those before boundaries from which prompts are likely to
 //!   resume, last those before the ends of paths; within each part the least recently used ones.
 //!
@@ -120,8 +119,8 @@ impl Windows {
         self.change(upper, |held| *held = above);
     }
 
-    /// The node is removed, or only its window pages are.
-    pub(super) fn drop_of(&mut self, node: u32) {
+    /// Drops the window pages of a node.
+    pub(super) fn drop_pages(&mut self, node: u32) {
         if self.nodes.contains_key(&node) {
             let pages = self.change(node, |held| std::mem::take(&mut held.pages));
             self.freed.extend(pages);
@@ -132,7 +131,7 @@ impl Windows {
         let mut nodes: Vec<u32> = self.nodes.keys().copied().collect();
         // Makes the order deterministic.
         nodes.sort_unstable();
-        nodes.into_iter().for_each(|node| self.drop_of(node));
+        nodes.into_iter().for_each(|node| self.drop_pages(node));
     }
 }
 
@@ -210,7 +209,7 @@ impl RadixTree {
         }
     }
 
-    /// The nodes from `node` up that hold the tail of its path. Splits the topmost where the tail begins.
+    /// The nodes, from `node` up, with the tail of its path. Splits the topmost where the tail begins.
     fn tail_of(&mut self, node: u32) -> Vec<u32> {
         let Some(windows) = self.windows.as_deref() else {
             return Vec::new();
@@ -239,17 +238,20 @@ impl RadixTree {
     }
 
     pub(super) fn unlock_windows(&mut self, node: u32) {
-        // Taking the lock split the path where the tail begins: these are the nodes that it counts on.
+        // Taking the lock split the path where the tail begins, so these are the nodes that it locked.
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
-                held.locks = held.locks.checked_sub(1).expect("a NodeLock counts once");
+                held.locks = held
+                    .locks
+                    .checked_sub(1)
+                    .expect("the node counts its locks");
             });
         }
     }
 
-    /// Raises the worth of the window pages before the end of a node, from which a prompt resumes or prompts are likely
-    /// to resume. The end of a chunk alone is no such position.
-    pub(super) fn value_windows(&mut self, node: u32) {
+    /// Raises the worth of the window pages before the end of a node from which prompts resume or are likely to resume.
+    /// The end of a prefill chunk is no such position.
+    pub(super) fn raise_worth(&mut self, node: u32) {
         if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
             return;
         }
@@ -267,7 +269,7 @@ impl RadixTree {
     }
 
     /// Lowers the worth of the window pages before a node that is no longer the end of a path.
-    pub(super) fn outgrow(&mut self, node: u32) {
+    pub(super) fn lower_worth(&mut self, node: u32) {
         if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
             return;
         }
@@ -361,7 +363,7 @@ impl RadixTree {
     }
 
     /// Marks the positions of a published key from which others are likely to resume.
-    pub(super) fn value_boundaries(&mut self, key: Key<'_>, boundaries: &[usize], key_use: KeyUse) {
+    pub(super) fn mark_boundaries(&mut self, key: Key<'_>, boundaries: &[usize], key_use: KeyUse) {
         if self.windows.is_none() {
             return;
         }
@@ -373,21 +375,21 @@ impl RadixTree {
             if let Some(tokens) = key.tokens.get(..self.page_size.floor(*boundary)) {
                 let key = Key { tokens, ..key };
                 let (node, _) = self.insert_key(key, 0, &mut Pages::empty(), uncounted);
-                self.value_windows(node);
+                self.raise_worth(node);
             }
         }
     }
 
-    /// Drops at least `n_pages` window pages, or as many as no lock keeps; the pages that they belong to stay.
+    /// Drops at least `n_pages` window pages, or all that no lock keeps. The nodes' other pages stay.
     pub fn evict_windows(&mut self, n_pages: usize) {
         let Some(windows) = self.windows.as_deref_mut() else {
             return;
         };
-        let most = windows.freed.len() + n_pages;
-        while windows.freed.len() < most
+        let target = windows.freed.len() + n_pages;
+        while windows.freed.len() < target
             && let Some((_, node)) = windows.order.first().copied()
         {
-            windows.drop_of(node);
+            windows.drop_pages(node);
         }
     }
 
@@ -400,7 +402,7 @@ impl RadixTree {
         WindowPages::of(Pages::adopt(freed, &self.ledger))
     }
 
-    /// Compares the window pages with the nodes, and names the first thing that is wrong.
+    /// Compares the window pages with the nodes, and names the first inconsistency.
     pub(super) fn check_windows(&self) -> Result<(), String> {
         let Some(windows) = self.windows.as_deref() else {
             return Ok(());
@@ -420,12 +422,12 @@ impl RadixTree {
             );
             if n_held > 0 && n_held != n_pages {
                 return Err(format!(
-                    "node {node} has {n_pages} pages and {n_held} of windows"
+                    "node {node} has {n_pages} pages, but {n_held} window pages"
                 ));
             }
             if held.locks > self.arena[node].lock_ref {
                 return Err(format!(
-                    "node {node} has more locks on windows than on itself"
+                    "node {node} has more locks on its window pages than on itself"
                 ));
             }
             if let Some(page) = held.pages.iter().find(|page| !seen.insert(**page)) {
@@ -438,7 +440,7 @@ impl RadixTree {
             let may_go = n_held > 0 && held.locks == 0;
             if may_go != windows.order.contains(&(held.worth, node)) {
                 return Err(format!(
-                    "the windows of node {node} have a wrong place in the order"
+                    "the window pages of node {node} have a wrong entry in the eviction order"
                 ));
             }
             ordered += usize::from(may_go);

@@ -1,7 +1,6 @@
-//! Tokens and page ids of the tree's edges: buffers that the nodes of one path share, and views keep alive.
+//! Buffers with the tokens and page ids of the tree's edges, shared by the nodes of a path and by views.
 //!
-//! A split copies nothing: both halves use the buffer. It is cut back when so much of its end was evicted that
-//! keeping it would waste memory.
+//! A split copies nothing: both halves use the buffer. The buffer is shrunk when more than an eighth of it is unused.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,12 +8,12 @@ use std::sync::Arc;
 use super::{PageIds, PageRun, PageSize, Pages, PoolLedger};
 use souffleur_base::ids::PageId;
 
-/// Edges of more tokens take over the list of their pages instead of copying it.
+/// Edges with more tokens keep the given list of pages instead of copying it.
 const LONG_TOKENS: usize = 512;
-/// At most one in this many of a shared buffer's tokens may be unused.
+/// At most 1/`MAX_WASTE` of a buffer's tokens may be unused.
 const MAX_WASTE: usize = 8;
 
-/// The content with which [`EdgeBuffer`] starts before it is filled.
+/// The initial content of a short [`EdgeBuffer`].
 static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 
 /// Tokens and the pages that hold their K/V.
@@ -22,13 +21,13 @@ static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 pub(crate) enum EdgeBuffer {
     /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
     Short(Arc<[u32]>),
-    /// The two separately; `None` holds no tokens.
+    /// Tokens and page ids separately; `None` for an empty edge.
     Long(Option<Arc<LongEdge>>),
 }
 
 #[derive(Debug)]
 pub(crate) struct LongEdge {
-    /// May be a request's array.
+    /// An array with the tokens, possibly a request's.
     owner: Arc<[u32]>,
     /// The edge's range of the owner's tokens.
     range: Range<u32>,
@@ -44,12 +43,12 @@ impl LongEdge {
 #[derive(Clone, Copy)]
 pub(crate) struct EdgeTokens<'a> {
     pub tokens: &'a [u32],
-    /// Holds `tokens` from this index on, and may be kept.
+    /// An array that holds `tokens` from this index on, and that the edge may keep.
     pub owner: Option<(&'a Arc<[u32]>, usize)>,
 }
 
 impl EdgeTokens<'_> {
-    /// A buffer with little more than the tokens, and their index in it.
+    /// An array with little more than the tokens, and their index in it.
     fn to_owner(self) -> (Arc<[u32]>, usize) {
         let n_tokens = self.tokens.len();
         match self.owner {
@@ -112,7 +111,7 @@ impl EdgeBuffer {
         }
     }
 
-    /// The ids in `range`, which counts from the first of a long edge's pages, and of a short edge's items.
+    /// The page ids in `range`: indices into a long edge's pages, or into all items of a short edge.
     pub(crate) fn ids(&self, range: Range<u32>) -> Ids<'_> {
         let range = range.start as usize..range.end as usize;
         match self {
@@ -156,8 +155,8 @@ impl Iterator for Ids<'_> {
     }
 }
 
-/// A part of a buffer, in whole pages. The parts of one buffer belong to nodes that follow each other on one path and
-/// reach from its start to where its end was evicted.
+/// A part of a buffer, in whole pages. The edges of consecutive nodes on a path divide a buffer from its start to where
+/// the rest was evicted.
 #[derive(Debug)]
 pub(crate) struct Edge {
     buffer: EdgeBuffer,
@@ -181,7 +180,7 @@ impl Edge {
     /// Takes the pages from page `at` on, one for each page of `tokens`.
     ///
     /// # Panics
-    /// If there are fewer or more, or more than `u32::MAX` tokens.
+    /// If the number of pages is different, or if there are more than `u32::MAX` tokens.
     #[inline(always)]
     pub(crate) fn new(
         edge: EdgeTokens<'_>,

@@ -6,7 +6,7 @@ use super::edge::{Edge, Ids};
 use super::{PageIds, PageSize, Pages};
 use souffleur_base::ids::PageId;
 
-/// Owned evicted pages, in order of eviction, still in their edges' buffers: no copy. Move-only, as [`Pages`].
+/// Owned evicted pages, in order of eviction. Their ids stay in the edges' buffers. Move-only, as [`Pages`].
 #[must_use]
 pub struct EvictedPages {
     /// Empty if nothing was evicted.
@@ -37,7 +37,7 @@ impl EvictedPages {
         more.edges.push(edge);
     }
 
-    /// Transfers the ids to the callee, one edge's at a time.
+    /// Transfers the ids to `take`, one edge at a time.
     pub(crate) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
         let page_size = self.page_size();
         take(self.first.pages(page_size));

@@ -1,12 +1,10 @@
-//! The count of pages, locks and states that were dropped instead of handed back.
+//! Counts pages, locks and states that were dropped instead of returned to their pool.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::PageSize;
 
-/// Counts the holdings of one pool that were dropped instead of handed back.
-///
-/// The ledger is closed when the pool itself is torn down: later drops are not leaks.
+/// Counts the leaks of one pool. It is closed when the pool itself is torn down: later drops are not leaks.
 #[derive(Debug)]
 pub struct PoolLedger {
     page_size: PageSize,
@@ -43,7 +41,7 @@ impl PoolLedger {
         self.lost_states.load(Ordering::Relaxed)
     }
 
-    /// Declares the pool gone: from now on nothing counts as lost.
+    /// Closes the ledger: from now on nothing counts as lost.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }

@@ -8,7 +8,7 @@ use super::PoolLedger;
 /// A held `lock_ref` on a tree node and all its ancestors. Move-only, one per sequence.
 ///
 /// While it lives, the pages of the locked path are neither evicted nor moved; where layers have windows, nor are the
-/// window pages at the end of the path, unless that part was taken out.
+/// window pages at the end of the path, unless [`take_windows`](Self::take_windows) took that part.
 #[must_use]
 pub struct NodeLock {
     node: Option<u32>,

@@ -1,9 +1,8 @@
-//! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] holds a lock;
-//! [`PageSize`] is the arithmetic between tokens, pages and slots.
+//! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] protects from eviction.
 //!
 //! At any time a page is owned by exactly one of: the free list, a tree node, a sequence's `Pages`, a `Pages` inside a
-//! message in flight. None of the owning types is `Clone`; the [`PoolLedger`] counts those that an exit path forgets to
-//! hand back, and panics in debug builds.
+//! message in flight. None of the owning types is `Clone`; the [`PoolLedger`] counts values that an exit path forgets
+//! to return, and panics in debug builds.
 
 mod edge;
 mod evicted;
@@ -30,10 +29,10 @@ pub use run::PageRun;
 use souffleur_base::ids::PageId;
 pub use windows::{RowWindows, Window, WindowPages, WindowRun};
 
-/// Ids of pages; a few need no allocation.
+/// Ids of pages; up to four need no allocation.
 pub(crate) type PageIds = SmallVec<[PageId; 4]>;
 
-/// Owned KV pages, in sequence order. Move-only: the holder must hand it back.
+/// Owned KV pages, in sequence order. The owner must return them to the pool.
 #[must_use]
 pub struct Pages {
     ids: PageIds,
@@ -48,7 +47,7 @@ impl Pages {
         }
     }
 
-    /// Takes ownership of `ids`. Only the page pool and the tree make pages out of ids.
+    /// Takes ownership of `ids`. Only the page pool and the tree may call this.
     pub(crate) fn adopt(ids: PageIds, ledger: &Arc<PoolLedger>) -> Self {
         Self {
             ids,
@@ -61,7 +60,7 @@ impl Pages {
         std::mem::take(&mut self.ids)
     }
 
-    /// The ids from `at` on, for a caller that surrenders them next: moved if they are all, else copied.
+    /// The ids from `at` on: moved if `at` is 0, else copied. The caller must call [`Self::surrender_from`] next.
     pub(crate) fn ids_from(&mut self, at: usize) -> PageIds {
         match at {
             0 => std::mem::take(&mut self.ids),
@@ -69,7 +68,7 @@ impl Pages {
         }
     }
 
-    /// Transfers the ids from `at` on to a caller that has read them, with the ledger that counts them.
+    /// Transfers the ids from `at` on, which the caller has read. Returns the ledger that counts them.
     pub(crate) fn surrender_from(&mut self, at: usize) -> Option<Arc<PoolLedger>> {
         self.ids.truncate(at);
         match at {

@@ -3,11 +3,11 @@
 use super::Pages;
 use souffleur_base::ids::PageId;
 
-/// Owned pages that go to other owners one after the other, in order. Move-only, as [`Pages`]: a drop loses the rest.
+/// Owned pages that go to other owners one at a time, in order. The remaining pages must not be dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct OneByOne {
-    /// The first `n_given` of them belong to other owners.
+    /// The first `n_given` pages belong to other owners.
     pages: Pages,
     n_given: usize,
 }

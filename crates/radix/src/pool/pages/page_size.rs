@@ -6,13 +6,13 @@ use std::ops::Range;
 
 use souffleur_base::ids::PageId;
 
-/// Tokens in one page: 1 by default; 16, 32 and 64 are usual, anything positive works.
+/// Tokens in one page: 1 by default, often 16, 32 or 64. Any positive number works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct PageSize(NonZeroU32);
 
 impl PageSize {
-    /// One token a page: the finest sharing.
+    /// One token per page: prefixes are shared to the token.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
     /// Wraps a number of tokens, `None` for zero.
@@ -31,7 +31,7 @@ impl PageSize {
     #[inline]
     pub const fn full_pages(self, tokens: usize) -> usize {
         match self.get() {
-            // The usual size, without a division.
+            // Avoids a division for the default size.
             1 => tokens,
             size => tokens / size,
         }
@@ -42,7 +42,7 @@ impl PageSize {
         self.tokens_in(self.full_pages(tokens))
     }
 
-    /// Number of pages that hold `tokens`, the last one perhaps in part.
+    /// Number of pages that hold `tokens`; the last page may be partly filled.
     pub const fn pages_for(self, tokens: usize) -> usize {
         tokens.div_ceil(self.get())
     }
@@ -59,7 +59,7 @@ impl PageSize {
     /// Number of new pages (0 or 1) for one more token after `committed` tokens.
     pub const fn pages_to_decode(self, committed: usize) -> usize {
         match self.get() {
-            // The usual size, without a division.
+            // Avoids a division for the default size.
             1 => 1,
             size => committed.is_multiple_of(size) as usize,
         }

@@ -1,4 +1,4 @@
-//! Views of cached pages: `PageRun`, the pages that a match returns without their ownership.
+//! `PageRun`: a view of cached pages, which a match returns without their ownership.
 
 use std::fmt;
 use std::ops::Range;

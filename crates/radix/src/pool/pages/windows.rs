@@ -1,4 +1,4 @@
-//! Pages of sliding-window layers: a second group, with separate ids.
+//! Pages of sliding-window layers, which have ids separate from those of other pages.
 
 use super::{OneByOne, PageRun, PageSize, Pages};
 use souffleur_base::ids::PageId;
@@ -13,12 +13,10 @@ impl WindowPages {
         Self::default()
     }
 
-    /// Pages that the pool of windows granted, or the tree held.
     pub(crate) fn of(pages: Pages) -> Self {
         Self(pages)
     }
 
-    /// For the pool of windows.
     pub(crate) fn into_pages(self) -> Pages {
         self.0
     }
@@ -52,7 +50,7 @@ impl WindowPages {
     }
 }
 
-/// The window pages that a sequence owns: those of its pages from index `first` on.
+/// The window pages that a sequence owns, from page index `first` on.
 #[derive(Debug, Default)]
 pub struct RowWindows {
     /// Index of the first page. Earlier ones belong to the cache, or are returned.
@@ -61,7 +59,7 @@ pub struct RowWindows {
 }
 
 impl RowWindows {
-    /// No window pages yet, of a sequence that has `first` cached pages.
+    /// For a sequence with `first` cached pages, which owns no window pages yet.
     pub fn behind(first: usize) -> Self {
         Self {
             first,
@@ -87,7 +85,7 @@ impl RowWindows {
     }
 }
 
-/// Cached window pages, those of a sequence's pages from index `from` on. Valid as a [`PageRun`] is.
+/// Cached window pages of a sequence, from page index `from` on. Valid as long as a [`PageRun`].
 #[derive(Clone, Debug, Default)]
 pub struct WindowRun {
     /// Index of the first page.
@@ -95,10 +93,10 @@ pub struct WindowRun {
     pub pages: PageRun,
 }
 
-/// How far back layers with windows see, in pages.
+/// How far back sliding-window layers attend, in pages. A query "sees" the tokens in its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Tokens that a query sees, its own among them.
+    /// Tokens that a query sees, including its own.
     pub tokens: usize,
     pub page_size: PageSize,
 }
@@ -126,13 +124,13 @@ impl Window {
     }
 
     /// The start of the pages that a prefix of `end` tokens keeps: those that a sequence resuming after it sees, and
-    /// one more, since a repeated prompt resumes a page before its end.
+    /// one more, because a repeated prompt resumes one page before its end.
     pub fn tail_of(&self, end: usize) -> usize {
         let seen = self.start_of(end);
         seen.saturating_sub(self.page_size.get())
     }
 
-    /// Most tokens of pages that a prefix keeps.
+    /// Upper bound on the tokens in the pages that a prefix keeps.
     pub fn tail_tokens(&self) -> usize {
         self.tokens + 2 * self.page_size.get()
     }
@@ -145,12 +143,14 @@ mod tests {
     #[test]
     fn a_page_is_passed_when_no_later_query_sees_a_token_of_it() {
         for (tokens, page) in [(1, 1), (5, 1), (4, 4), (5, 4), (7, 4), (24, 16)] {
-            let page_size = PageSize::new(page).expect("it is positive");
+            let page_size = PageSize::new(page).expect("the page size is positive");
             let window = Window { tokens, page_size };
             for position in 0..100_usize {
                 let sees = |key: usize| key + tokens > position && key <= position;
                 let page = page as usize;
-                let first = (0..=position).find(|key| sees(*key)).expect("itself");
+                let first = (0..=position)
+                    .find(|key| sees(*key))
+                    .expect("a query sees itself");
                 assert_eq!(window.passed_pages(position), first / page);
                 let needed = (0..position).find(|key| sees(*key));
                 let start = needed.map_or(position, |key| key / page * page);

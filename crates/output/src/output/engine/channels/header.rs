@@ -6,10 +6,10 @@ use crate::output::syntax::Tag;
 /// A longer header is invalid.
 const MAX_CHARS: usize = 512;
 const TO: &str = "to=";
-/// The namespace of the tools of a request.
+/// The namespace of a request's tools.
 const FUNCTIONS: &str = "functions.";
 /// Recipients that are not tools.
-const PEOPLE: [&str; 4] = ["all", "assistant", "system", "user"];
+const ROLE_RECIPIENTS: [&str; 4] = ["all", "assistant", "system", "user"];
 const REASONING: &str = "analysis";
 const ROLES: [&str; 6] = [
     "assistant",
@@ -33,7 +33,7 @@ pub(super) struct Header {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// In the prompt, which contains the role.
+    /// The header began in the prompt, which contains the role.
     ByPrompt,
     ByTag,
 }
@@ -96,7 +96,7 @@ impl Header {
         }
     }
 
-    /// Whether the word may precede the channel: as the role, or as a recipient after the role. Anything else is text.
+    /// Whether the word may precede the channel: it is the role, or a recipient after the role.
     fn may_be_before_channel(&self) -> bool {
         let word = self.word.as_str();
         let is_role =
@@ -130,7 +130,7 @@ impl Header {
         let recipient = self.recipient.as_deref()?;
         let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);
         let is_name = !name.is_empty() && name.len() <= MAX_NAME_BYTES;
-        (is_name && !PEOPLE.contains(&recipient)).then_some(name)
+        (is_name && !ROLE_RECIPIENTS.contains(&recipient)).then_some(name)
     }
 
     fn end_word(&mut self) {

@@ -23,13 +23,13 @@ pub(super) struct ChannelEngine {
     tools: Option<Arc<ToolUse>>,
     headers: Headers,
     state: State,
-    /// The part of the current or previous message.
+    /// The part to which the current or previous message belongs.
     part: Part,
     /// A header until its message begins, or whitespace between messages.
     held: Vec<Item>,
-    /// Number of held items of the tag that began the header.
+    /// Number of items at the start of `held` that are the tag which began the header.
     n_opening: usize,
-    /// The part of the last emitted text.
+    /// The part to which the last emitted text belongs.
     last_part: Option<Part>,
     /// No text of the message was emitted yet.
     is_new: bool,
@@ -71,8 +71,8 @@ enum Fate {
 const ENDS: TagSet = TagSet::of(&[Tag::MessageEnd, Tag::CallEnd, Tag::AnswerEnd]);
 const BEGINS: TagSet = TagSet::of(&[Tag::MessageStart, Tag::Channel]);
 const ALL: TagSet = ENDS
-    .and(BEGINS)
-    .and(TagSet::of(&[Tag::Constraint, Tag::MessageBody]));
+    .union(BEGINS)
+    .union(TagSet::of(&[Tag::Constraint, Tag::MessageBody]));
 
 impl ChannelEngine {
     pub(super) fn new(
@@ -210,7 +210,7 @@ impl ChannelEngine {
             State::Body if self.headers == Headers::StayText => BEGINS,
             State::Arguments(scanner) if scanner.is_in_string() => TagSet::NONE,
             State::Body | State::BeforeArguments(_) | State::Arguments(_) | State::Between => {
-                ENDS.and(BEGINS)
+                ENDS.union(BEGINS)
             }
             State::Over => TagSet::NONE,
         }
@@ -234,12 +234,12 @@ impl ChannelEngine {
             (State::BeforeArguments(_), _) => self.read_before_arguments(lexeme, out),
             (State::Arguments(_), _) => self.read_arguments(lexeme, out),
             (State::Between, Lexeme::Char(c)) if c.is_whitespace() => Fate::Held,
-            (State::Between, Lexeme::Tag(tag)) if ENDS.and(BEGINS).has(tag.tag) => {
+            (State::Between, Lexeme::Tag(tag)) if ENDS.union(BEGINS).has(tag.tag) => {
                 self.held.clear();
                 if ENDS.has(tag.tag) {
                     return Fate::Used;
                 }
-                // If no header follows, the tag is content.
+                // If no valid header follows, the tag is content.
                 self.begin_body(Part::Content);
                 self.begin_header(tag.tag, n_items)
             }
@@ -291,7 +291,7 @@ impl ChannelEngine {
             return Fate::Again;
         };
         if header.function().is_some() {
-            // The tag that begins the body is held, too: without a call, everything held becomes text.
+            // The tag that begins the body is held, too: if no call follows, all held items become text.
             self.state = State::BeforeArguments(header);
             return Fate::Held;
         }
@@ -380,7 +380,7 @@ impl ChannelEngine {
         push_arguments(out, arguments);
     }
 
-    /// Ends an invalid call: its message is content, and its header is dropped like others.
+    /// Ends an invalid call: its message becomes content, and its header is dropped.
     fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
         let mut text = std::mem::take(&mut self.written);
         if self.last_part == Some(Part::Content) {

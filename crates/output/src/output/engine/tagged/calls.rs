@@ -36,7 +36,7 @@ impl Opened {
 }
 
 impl TaggedEngine {
-    /// Starts an opening. Its first lexeme is held next.
+    /// Starts an opening. The next lexeme, its first, must be held.
     pub(super) fn open(&mut self, expect: Expect, opened_by: Option<Tag>) {
         self.held.clear();
         self.opened_by = opened_by;
@@ -138,7 +138,7 @@ impl TaggedEngine {
         if let (Step::DoneBefore, Some(n_items)) = (step, n_after_call) {
             self.put_back_last(n_items);
         }
-        self.give_call(out);
+        self.emit_call(out);
         let is_started = matches!(self.state, State::Started(_));
         match step {
             Step::More if is_started => {
@@ -174,7 +174,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Ends a list that the end of the output truncates after a call.
+    /// Ends a bare list if the output ends after a call of the list.
     pub(super) fn end_lone_list(&mut self, out: &mut Vec<OutputPiece>) {
         let is_after_call = match &self.state {
             State::Call(reader) => reader.n_after_call().is_some(),
@@ -217,11 +217,11 @@ impl TaggedEngine {
     /// Emits a list's opening bracket, which earlier calls consumed, as text before an item that is not a call.
     fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
         if is_list {
-            self.give_content('[', out);
+            self.emit_content('[', out);
         }
     }
 
-    /// Reads an optional closer of a complete call. A tag closes it as well.
+    /// Reads input after a complete call with pending closers.
     pub(super) fn read_trailer(
         &mut self,
         trailer: Trailer,
@@ -296,7 +296,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns whether nothing of another call has followed the last call of a list.
+    /// Returns whether the input after the last call of a list has not begun another call.
     pub(super) fn is_between_calls(&self) -> bool {
         match self.state {
             State::Between | State::Trailer(_) => true,
@@ -305,7 +305,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Emits the opening's tag as text and parses the rest again. Text after a call of a list has no tag.
+    /// Emits the opening's tag as text, and parses the rest again. Between the calls of a list, an opening has no tag.
     pub(super) fn give_up(&mut self, out: &mut Vec<OutputPiece>) {
         let held = std::mem::take(&mut self.held);
         let (opening, rest) = held.split_at(self.n_opening.unwrap_or(0).min(held.len()));
@@ -327,8 +327,8 @@ impl TaggedEngine {
         }
         for c in text.chars() {
             match self.around {
-                Around::Content => self.give_content(c, out),
-                Around::Reasoning => self.give_reasoning(c, out),
+                Around::Content => self.emit_content(c, out),
+                Around::Reasoning => self.emit_reasoning(c, out),
             }
         }
         match (opening.is_empty(), self.opened_by) {
@@ -349,7 +349,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether the opening is only a tag that is also a word, which may belong to a sentence.
+    /// Whether the opening is only a tag that is also a word (`functools`), which may be part of a sentence.
     fn is_only_word(&self) -> bool {
         let first = self.held.first();
         let is_word = matches!(first, Some(Item::Char(c)) if c.is_alphabetic());
@@ -401,7 +401,7 @@ impl TaggedEngine {
         self.lexer.put_back(&last);
     }
 
-    fn give_call(&mut self, out: &mut Vec<OutputPiece>) {
+    fn emit_call(&mut self, out: &mut Vec<OutputPiece>) {
         if let Some(name) = self.output.name.take() {
             self.begin_written();
             self.held.clear();

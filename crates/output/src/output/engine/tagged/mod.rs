@@ -24,14 +24,14 @@ use super::MAX_HELD_CHARS;
 #[derive(Debug)]
 pub(super) struct TaggedEngine {
     lexer: Lexer,
-    /// The format of calls, and the tools; `None` without tools.
+    /// The format of calls, and the request's tools; `None` without tools.
     calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
     has_reasoning: bool,
     state: State,
     around: Around,
     /// The opening of a call, until the call is certain.
     held: Vec<Item>,
-    /// Number of held items of the opening's tag or bracket: the first held lexeme, or 0 between the calls of a list.
+    /// Number of items at the start of `held` that are the opening's tag or bracket; 0 between the calls of a list.
     n_opening: Option<usize>,
     /// The opening's tag, if it has one.
     opened_by: Option<Tag>,
@@ -43,9 +43,9 @@ pub(super) struct TaggedEngine {
     is_listed: bool,
     /// Calls outside the model's format are recognised.
     takes_loose: bool,
-    /// In the rest of a broken call: objects there are not calls.
+    /// The input is the rest of a broken call, where objects are not calls.
     is_broken: bool,
-    /// Number of next items that are already known not to be a loose call: parsing each once bounds the time.
+    /// Number of next items that cannot begin a loose call. To try them again would take quadratic time.
     n_reread: usize,
     code: Code,
     list: Option<&'static CallList>,
@@ -97,12 +97,12 @@ enum Around {
 /// How to treat an end tag in the content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EndTag {
-    /// It closes nothing.
+    /// The tag closes nothing.
     #[default]
     Stray,
-    /// It closes an opening that was text; so it is text as well.
+    /// The tag closes an opening that was text, so it is text as well.
     OfText,
-    /// It closes a call.
+    /// The tag closes a call.
     OfCall,
 }
 
@@ -186,7 +186,7 @@ impl TaggedEngine {
         }
         let must_call = self.must_call() && !self.is_in_thought();
         if must_call || (ending == OutputEnding::Cut && self.is_after_call()) {
-            // Drop the beginning of a tag, which would open the next call.
+            // Drop a partial tag, which would open the next call.
             self.lexer.clear();
         }
         self.run(Input::Ended, out);
@@ -279,7 +279,7 @@ impl TaggedEngine {
     fn tags(&self) -> TagSet {
         const REASONING: TagSet = TagSet::of(&[Tag::ThinkStart, Tag::ThinkEnd]);
         const OPEN: TagSet = TagSet::of(&[Tag::ToolOpen, Tag::SectionOpen]);
-        const CALLS: TagSet = OPEN.and(TagSet::of(&[
+        const CALLS: TagSet = OPEN.union(TagSet::of(&[
             Tag::ToolClose,
             Tag::SectionClose,
             Tag::FunctionOpen,
@@ -289,9 +289,9 @@ impl TaggedEngine {
         let when = |condition: bool, tags: TagSet| if condition { tags } else { TagSet::NONE };
         match (&self.state, self.around) {
             (State::Around, Around::Content) => {
-                when(self.has_reasoning, REASONING).and(when(self.calls.is_some(), CALLS))
+                when(self.has_reasoning, REASONING).union(when(self.calls.is_some(), CALLS))
             }
-            (State::Around, Around::Reasoning) => REASONING.and(when(self.calls.is_some(), OPEN)),
+            (State::Around, Around::Reasoning) => REASONING.union(when(self.calls.is_some(), OPEN)),
             (State::Opening(Expect::Function), _) => FUNCTION,
             (State::Opening(Expect::SectionItem), _) => ITEM,
             (State::Trailer(_) | State::Between, _) => CALLS,
@@ -305,7 +305,7 @@ impl TaggedEngine {
             (State::Around, Around::Content, Lexeme::Char(c)) => self.read_content(c, out),
             (State::Around, Around::Content, Lexeme::Tag(tag)) => self.content_tag(tag, out),
             (State::Around, Around::Reasoning, Lexeme::Char(c)) => {
-                self.give_reasoning(c, out);
+                self.emit_reasoning(c, out);
                 Fate::Used
             }
             (State::Around, Around::Reasoning, Lexeme::Tag(tag)) => self.reasoning_tag(tag, out),
@@ -335,7 +335,7 @@ impl TaggedEngine {
                 Fate::Again
             }
             _ => {
-                self.give_content(c, out);
+                self.emit_content(c, out);
                 Fate::Used
             }
         }
@@ -390,7 +390,7 @@ impl TaggedEngine {
             }
             _ => {}
         }
-        tag.text.chars().for_each(|c| self.give_content(c, out));
+        tag.text.chars().for_each(|c| self.emit_content(c, out));
         Fate::Used
     }
 
@@ -405,7 +405,7 @@ impl TaggedEngine {
                 self.open(syntax.after(tag.tag), Some(tag.tag));
                 return Fate::Held;
             }
-            _ => tag.text.chars().for_each(|c| self.give_reasoning(c, out)),
+            _ => tag.text.chars().for_each(|c| self.emit_reasoning(c, out)),
         }
         Fate::Used
     }
@@ -418,7 +418,7 @@ impl TaggedEngine {
         }
     }
 
-    fn give_content(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+    fn emit_content(&mut self, c: char, out: &mut Vec<OutputPiece>) {
         self.code.read(c);
         let text = &mut self.output.arguments;
         self.content.read(c, text);
@@ -426,7 +426,7 @@ impl TaggedEngine {
         text.clear();
     }
 
-    fn give_reasoning(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+    fn emit_reasoning(&mut self, c: char, out: &mut Vec<OutputPiece>) {
         let text = &mut self.output.arguments;
         self.thinking.read(c, text);
         push_reasoning(out, text);

@@ -9,7 +9,7 @@ use crate::cache::radix_tree::Insert;
 use crate::pool::pages::{PageIds, PageSize, Pages, PoolLedger};
 use souffleur_base::ids::PageId;
 
-/// Second chance: a leaf with hits moves to the end of the queue, and loses all its hits.
+/// Second chance: a scanned leaf with hits moves to the end of the queue and loses its hits.
 const SECOND_CHANCE: EvictionPolicy =
     EvictionPolicy::with_queues("second-chance", || Box::new(SecondChance));
 
@@ -121,7 +121,7 @@ fn halves_of_a_split_keep_place_and_hits() {
     cache.insert_all(&[A, B, A]);
     cache.tree.match_prefix(&Namespace::default(), &A[..1]);
     cache.check();
-    // The lower half moves, B goes; then the upper half moves, as a leaf that was inserted first.
+    // The lower half of A has a hit and moves, so B is evicted first. The upper half does the same as a leaf.
     assert_eq!((cache.evict(), cache.cached(&[A, B])), (2, vec![3, 0]));
     cache.insert(C);
     assert_eq!((cache.evict(), cache.cached(&[A, C])), (2, vec![1, 4]));
@@ -149,7 +149,7 @@ fn locked_nodes_and_parents_keep_their_place() {
     cache.insert_all(&[B, C]);
     cache.tree.unlock(lock);
     cache.check();
-    // A has a hit of the longer key: it moves to the end.
+    // The longer key counts as a hit of A, so A moves to the end.
     assert_eq!([cache.evict(), cache.evict(), cache.evict()], [2, 4, 3]);
 }
 
@@ -161,7 +161,7 @@ fn a_policy_takes_over_the_nodes_of_another_in_order_of_creation() {
     cache.tree.match_prefix(&Namespace::default(), &C[..1]);
     cache.tree.set_eviction_policy(SECOND_CHANCE);
     cache.check();
-    // A and B have hits, the halves of C none: its lower half is the older one.
+    // A and B have hits, the halves of C have none. The lower half is the older one.
     assert_eq!(
         (cache.evict(), cache.cached(&[C, &longer])),
         (3, vec![1, 3])

@@ -1,4 +1,4 @@
-//! Tests of the tree's record of stored blocks, and of its queue of blocks to save.
+//! Tests of the record of blocks in the KV store, and of the queue of paths whose blocks are to be saved.
 
 use super::*;
 use crate::cache::eviction::EvictionPolicy;
@@ -16,7 +16,7 @@ struct Saver {
 
 impl Saver {
     fn new(page_size: u32, min_hits: u32) -> Self {
-        let page_size = PageSize::new(page_size).expect("it is positive");
+        let page_size = PageSize::new(page_size).expect("the page size is positive");
         let ledger = Arc::new(PoolLedger::new(page_size));
         let tree = RadixTree::new(page_size, EvictionPolicy::default(), ledger.clone());
         let rules = SaveRules {
@@ -84,7 +84,7 @@ fn tokens(n: u32) -> Vec<u32> {
 }
 
 #[test]
-fn whole_blocks_are_taken_once_from_the_beginning_on() {
+fn whole_blocks_are_taken_once_and_in_order() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(10), 0);
     let expected = vec![(0, vec![1, 2, 3, 4]), (1, vec![5, 6, 7, 8])];
@@ -110,7 +110,7 @@ fn a_block_spans_nodes_and_a_branch_repeats_shared_pages() {
 }
 
 #[test]
-fn no_more_are_taken_than_are_asked_for() {
+fn at_most_the_requested_number_of_blocks_is_taken() {
     let mut saver = Saver::new(2, 1);
     saver.publish(&tokens(24), 0);
     let taken = [0, 4, 1, 4].map(|blocks| saver.take(blocks).len());
@@ -141,7 +141,7 @@ fn tokens_evicted_before_their_turn_are_counted() {
         dropped_tokens: 8,
     };
     assert_eq!(saver.tree.save_counts(), counts);
-    // Another node has the index now, and nothing of it is stored.
+    // A new node reuses the index, and none of its blocks is stored.
     saver.publish(&tokens(4), 0);
     assert_eq!(saver.take(9).len(), 1);
 }
@@ -154,7 +154,7 @@ fn blocks_are_taken_again_at_the_next_publish_after_a_reset() {
     assert_eq!(first.len(), 2);
     saver.publish(&tokens(8), 0);
     assert!(saver.take(9).is_empty());
-    // Nothing is queued again by itself.
+    // The reset alone queues nothing.
     assert!(saver.take_with(SaveAccount::Forget, 9).is_empty());
     saver.publish(&tokens(8), 0);
     assert_eq!(saver.take(9), first);
@@ -190,21 +190,21 @@ fn the_queue_keeps_no_more_tokens_than_its_bound() {
     }
     let counts = saver.tree.save_counts();
     assert_eq!((counts.queued, counts.dropped_tokens), (1, 8));
-    // Its turn frees a place.
+    // Taking the long path makes space in the queue.
     assert!(saver.take(9).is_empty());
     saver.publish(&tokens(8), 0);
     assert_eq!(saver.take(9).len(), 2);
 }
 
 #[test]
-fn nothing_is_queued_for_a_store_that_has_ended() {
+fn nothing_is_queued_after_the_store_has_stopped() {
     let mut saver = Saver::new(1, 1);
     saver.publish(&tokens(8), 0);
     assert!(saver.take_with(SaveAccount::End, 0).is_empty());
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
-    // Until a store starts.
+    // A new store starts.
     assert!(saver.take_with(SaveAccount::Forget, 0).is_empty());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.take(9).len(), 3);

@@ -30,7 +30,7 @@ pub(super) fn check_wish(
         && start as usize >= prompt_tokens
     {
         return Err(invalid(format!(
-            "logprob_start_len is {start}, must be below the prompt's length of {prompt_tokens} tokens"
+            "logprob_start_len is {start}, but must be below the prompt's length of {prompt_tokens} tokens"
         )));
     }
     let counts = [
@@ -50,15 +50,15 @@ pub(super) fn check_wish(
         .find(|token| **token as usize >= vocab_size)
     {
         return Err(invalid(format!(
-            "token_ids_logprob contains token id {token}, must be below {vocab_size}, the size of the vocabulary"
+            "token_ids_logprob contains token id {token}, which must be below {vocab_size}, the size of the vocabulary"
         )));
     }
     wish.top = wish.top.min(vocab_size as u32);
     Ok(())
 }
 
-/// Counts the prompt log probabilities that a request wants. Refuses them if they exceed the limit of an answer,
-/// with those `before` it in its call. Output tokens do not count: most outputs are far shorter than their limit.
+/// Counts the prompt log probabilities of a request. Refuses them if they exceed the limit of a call together with
+/// those of the requests before it. Output tokens do not count: most outputs are far shorter than their limit.
 pub(super) fn check_entries(
     wish: &LogprobWish,
     prompt_tokens: usize,
