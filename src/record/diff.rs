@@ -27,31 +27,33 @@ fn differs(recorded: &Value, replayed: &Value, path: &mut String) -> Option<Fiel
     }
     let here = path.len();
     match (recorded, replayed) {
-        (Value::Object(ours), Value::Object(theirs)) if ours.keys().eq(theirs.keys()) => {
-            for ((key, ours), theirs) in ours.iter().zip(theirs.values()) {
+        (Value::Object(recorded), Value::Object(replayed))
+            if recorded.keys().eq(replayed.keys()) =>
+        {
+            for ((key, recorded), replayed) in recorded.iter().zip(replayed.values()) {
                 if here > 0 {
                     path.push('.');
                 }
                 path.push_str(key);
-                if let Some(found) = differs(ours, theirs, path) {
+                if let Some(found) = differs(recorded, replayed, path) {
                     return Some(found);
                 }
                 path.truncate(here);
             }
             None
         }
-        (Value::Array(ours), Value::Array(theirs)) => {
-            let pairs = ours.iter().zip(theirs).enumerate();
-            for (index, (ours, theirs)) in pairs {
+        (Value::Array(recorded), Value::Array(replayed)) => {
+            let pairs = recorded.iter().zip(replayed).enumerate();
+            for (index, (recorded, replayed)) in pairs {
                 path.push_str(&format!("[{index}]"));
-                if let Some(found) = differs(ours, theirs, path) {
+                if let Some(found) = differs(recorded, replayed, path) {
                     return Some(found);
                 }
                 path.truncate(here);
             }
             let length = |items: &[Value]| format!("{} entries", items.len());
             path.push_str(" (length)");
-            Some(found(path, length(ours), length(theirs)))
+            Some(found(path, length(recorded), length(replayed)))
         }
         _ => Some(found(path, shown(recorded), shown(replayed))),
     }
@@ -79,9 +81,9 @@ mod tests {
 
     #[test]
     fn the_first_differing_field_is_shown_with_both_values() {
-        let same = |a: Value, b: Value| first_difference(&a, &b);
+        let difference = |a: Value, b: Value| first_difference(&a, &b);
         let check = |a: Value, b: Value, field: &str, recorded: &str, replayed: &str| {
-            let found = same(a, b).expect("they differ");
+            let found = difference(a, b).expect("they differ");
             assert_eq!(
                 (
                     found.field.as_str(),
@@ -92,7 +94,7 @@ mod tests {
             );
         };
         use serde_json::json;
-        assert_eq!(same(json!({"a": [1]}), json!({"a": [1]})), None);
+        assert_eq!(difference(json!({"a": [1]}), json!({"a": [1]})), None);
         check(
             json!({"a": [1, {"b": 2}]}),
             json!({"a": [1, {"b": 3}]}),
@@ -115,7 +117,7 @@ mod tests {
             "{\"Plan\":1}",
         );
         let long = "é".repeat(500);
-        let found = same(json!(long), json!(0)).expect("they differ");
+        let found = difference(json!(long), json!(0)).expect("they differ");
         assert!(found.recorded.chars().count() <= SHOWN_CHARS + 1);
     }
 }

@@ -21,7 +21,7 @@ use souffleur_state::scheduler::submission::Submission;
 /// New variants are added at the end: the index of a variant is its encoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Entry {
-    /// An engine unit starts with fresh states.
+    /// An engine unit (a scheduler, its prefix cache and its pools) starts with new states.
     Start {
         generation: u64,
     },
@@ -54,7 +54,7 @@ pub enum Entry {
     },
     /// The tree and the pools answered the pending plan.
     Planned(Box<PlannedDigest>),
-    /// A call for the state's next message.
+    /// The actor called for the state's next message.
     Next,
     /// The requests whose cancel flag the previous call saw raised.
     CancelsSeen(Vec<IntakeId>),
@@ -123,7 +123,7 @@ pub enum Entry {
     StoreServes {
         serves: bool,
     },
-    /// The KV store answered a lookup of a prompt.
+    /// The KV store answered a lookup of a prompt. `worth`: number of blocks that are faster to fetch than to compute.
     Found {
         seq: Seq,
         blocks: u64,
@@ -138,7 +138,7 @@ pub enum Entry {
         /// False if the store did not keep the blocks.
         kept: bool,
     },
-    /// The KV store answered a lookup, with the reason for the miss after the last block.
+    /// As `Found`, with the reason why the store lacks the next block.
     FoundShort {
         seq: Seq,
         blocks: u64,
@@ -151,7 +151,7 @@ pub enum Entry {
         blocks: u64,
         miss: StoredMiss,
     },
-    /// The duration of a step with prefill, which bounds later ones.
+    /// The duration of a step with prefill, which limits the prefill of later steps.
     StepTook {
         step: StepId,
         /// Microseconds.

@@ -24,7 +24,7 @@ pub const FORMAT_VERSION: u32 = 2;
 /// The largest raw length of an entry block.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
 const MAX_HEADER_BYTES: usize = 1 << 20;
-/// Bytes of kind and lengths, before the checksum.
+/// Bytes of the block's kind and lengths, which precede the checksum.
 const SUMMED_BYTES: usize = 9;
 const FRAME_BYTES: usize = SUMMED_BYTES + 4;
 /// Bytes of the final block.
@@ -67,7 +67,7 @@ pub enum LogEnd {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     Entry(Entry),
-    /// The writer was too slow: the last entries of the unit are missing.
+    /// The disk was too slow: the last entries of an engine unit are missing.
     Gap,
 }
 

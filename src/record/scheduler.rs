@@ -1,7 +1,7 @@
 //! A wrapper around the scheduler's state that writes each input to the message log.
 //!
-//! The actor holds a [`RecordedScheduler`] instead of the state: it reads through [`Deref`], and each change is a
-//! method here. Without a log, each method costs one branch more.
+//! The actor holds a [`RecordedScheduler`] instead of the state: it reads the state through [`Deref`], and changes the
+//! state only through methods of the wrapper. Without a log, each method costs one more branch.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -228,7 +228,7 @@ impl RecordedScheduler {
         self.state.blocks_written(tickets, kept);
     }
 
-    /// See [`Scheduler::take_store_orders`]. Not written: steps and news show the effects.
+    /// See [`Scheduler::take_store_orders`]. Not written: the orders' effects appear in steps and messages.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         self.state.take_store_orders()
     }

@@ -22,7 +22,7 @@ const MAX_WAITING_BYTES: usize = 32 << 20;
 /// The largest number of blocks queued for the writer.
 const MAX_WAITING_BLOCKS: usize = 1024;
 /// How long a stopping engine waits for a disk that does not respond.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -126,8 +126,8 @@ impl LogSink {
 impl Drop for LogSink {
     fn drop(&mut self) {
         self.blocks = None;
-        let patience = self.written.recv_timeout(CLOSING_PATIENCE);
-        if patience == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
+        let ended = self.written.recv_timeout(CLOSING_TIMEOUT);
+        if ended == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             tracing::warn!("the message log is incomplete: its disk is not responding");
         }
     }
@@ -158,7 +158,7 @@ pub struct Recorder {
     sink: Arc<LogSink>,
     raw: Vec<u8>,
     n_entries: u32,
-    /// Entries of this unit were dropped: later ones are useless.
+    /// Entries of this unit were dropped, so later entries cannot be replayed.
     is_broken: bool,
 }
 
@@ -214,7 +214,7 @@ impl Recorder {
         self.n_entries = 0;
         self.is_broken = true;
         tracing::warn!(
-            "the disk is too slow for the message log: entries were dropped, and later ones cannot be replayed"
+            "the disk is too slow for the message log: entries were dropped, and later entries cannot be replayed"
         );
     }
 }
@@ -229,7 +229,6 @@ struct Writer<W> {
     to: W,
     n_bytes: u64,
     max_bytes: u64,
-    /// Gaps marked so far.
     n_gaps: u64,
     shared: Arc<Shared>,
 }

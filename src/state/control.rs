@@ -1,8 +1,8 @@
-//! The states of the control plane (scheduler, tree, pools), and how plans pass between them.
+//! The states of the control plane (scheduler, prefix cache, pools), and how plans pass between them.
 //!
-//! An engine's actors, replays, simulations, benches and tests all start from a [`ControlSetup`]. Without actors, plans
-//! run by [`ControlStates::advance`], or leg by leg by [`ControlStates::carry`]; an actor runs the legs of its state
-//! with the functions exported here.
+//! An engine's actors, replays, simulations, benches and tests all build these states from a [`ControlSetup`]. Code
+//! without actors runs plans with [`ControlStates::advance`], or one message ([`Leg`]) at a time with
+//! [`ControlStates::carry`]. Each actor handles messages with the functions exported here.
 
 use std::sync::Arc;
 
@@ -28,11 +28,11 @@ pub struct ControlSetup {
     pub limits: SchedulerLimits,
     /// The scheduling policy, a name for [`schedule_policy`].
     pub schedule_policy: String,
-    /// The cache reports miss points. Affects no decision.
+    /// The cache reports where prompts diverge from cached prefixes. Affects no decision.
     pub diagnoses_misses: bool,
 }
 
-/// The states of one unit, initially empty. `S` is the Scheduler's state or a wrapper.
+/// A scheduler with its prefix cache and pools, initially empty. `S` is a [`Scheduler`] or a wrapper of one.
 pub struct ControlStates<S = Scheduler> {
     pub scheduler: S,
     pub cache: RadixTree,
@@ -41,7 +41,7 @@ pub struct ControlStates<S = Scheduler> {
     pub evicted_nodes: u64,
 }
 
-/// The initiator of plans: a [`Scheduler`] or a wrapper.
+/// The part of a [`Scheduler`], or of a wrapper of one, that starts and completes plans.
 pub trait Plans {
     fn next(&mut self) -> Next;
     fn prefixes_probed(&mut self, probed: PrefixesProbed) -> Next;
@@ -62,7 +62,7 @@ impl Plans for Scheduler {
     }
 }
 
-/// A plan in flight between the states.
+/// A message that carries a plan from one state to the next.
 #[derive(Debug)]
 pub enum Leg {
     ProbePrefixes(Box<ProbePrefixes>),
@@ -73,7 +73,7 @@ pub enum Leg {
 }
 
 impl TryFrom<Next> for Leg {
-    /// Not a plan: [`Next::Nothing`] or [`Next::RunStep`].
+    /// The value itself if it is no message of a plan: [`Next::Nothing`] or [`Next::RunStep`].
     type Error = Next;
 
     fn try_from(next: Next) -> Result<Self, Next> {
@@ -88,8 +88,9 @@ impl TryFrom<Next> for Leg {
 
 #[derive(Debug)]
 pub enum Carried {
+    /// The next message of the plan.
     On(Leg),
-    /// The plan has returned to the scheduler, which decided its next message.
+    /// The plan has returned to the scheduler, which decided what to do next.
     Back(Next),
 }
 
@@ -110,7 +111,7 @@ impl Carried {
 }
 
 impl<S: Plans> ControlStates<S> {
-    /// Plans until there is a step to run; `None` once the scheduler waits for an event.
+    /// Plans until there is a step to run; returns `None` when the scheduler waits for an event.
     pub fn advance(&mut self) -> Option<Box<StepPlan>> {
         loop {
             let mut next = self.scheduler.next();
@@ -119,17 +120,17 @@ impl<S: Plans> ControlStates<S> {
             }
             loop {
                 next = match Leg::try_from(next) {
-                    Ok(leg) => self.carry_back(leg),
+                    Ok(leg) => self.carry_all(leg),
                     Err(Next::RunStep(step)) => return Some(step),
-                    // `Nothing` here closes this plan; the scheduler may open another one.
+                    // `Nothing` ends this plan; the scheduler may start another one.
                     Err(_) => break,
                 }
             }
         }
     }
 
-    /// Runs a plan through all its legs, as [`ControlStates::carry`] does one by one.
-    fn carry_back(&mut self, leg: Leg) -> Next {
+    /// Runs all remaining legs of a plan. [`ControlStates::carry`] runs only one.
+    fn carry_all(&mut self, leg: Leg) -> Next {
         match leg {
             Leg::ProbePrefixes(probe) => {
                 let probed = probe_prefixes(&mut self.cache, *probe);
@@ -188,8 +189,6 @@ impl<S> ControlStates<S> {
 }
 
 impl ControlSetup {
-    /// Builds the states.
-    ///
     /// # Errors
     /// Unknown policy, or a pool too large for its ids.
     pub fn build(&self) -> Result<ControlStates, ConfigError> {

@@ -1,12 +1,13 @@
-//! The functional core: prefix caches, pools, planner, scheduler, sampler, detokenizer.
+//! The engine's logic without I/O: prefix caches, memory pools, planner, scheduler, sampler, detokenizer.
 //!
 //! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time is a parameter, so that every
 //! structure can be property-tested, replayed and simulated.
 //!
-//! Each module imports only earlier ones: [`request_limits`], [`prompt_vectors`], [`pooling`] (embeddings), [`pool`]
-//! (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`sampling`], [`grammar`] (constraints), [`detok`]
-//! (detokenizer), [`output`] (parsers of calls and reasoning), [`answer`] (both), [`step`] (an executor's work),
-//! [`plan`] (transactions between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools).
+//! Each module imports only modules that precede it in this list: [`request_limits`], [`prompt_vectors`], [`pooling`]
+//! (embeddings), [`pool`] (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`detok`] (detokenizer), [`output`]
+//! (parsers of tool calls and reasoning), [`answer`] (detokenizer and parsers), [`sampling`], [`grammar`] (constrained
+//! output), [`step`] (an executor's work), [`plan`] (transactions between scheduler, cache and pools), [`scheduler`],
+//! [`control`] (scheduler, cache and pools together).
 
 pub mod control;
 pub mod grammar;

@@ -1,4 +1,4 @@
-//! actix `Message` implementations for the legs of a plan; `souffleur_actors::messages` lists senders and receivers.
+//! Makes the messages of a plan actix messages; `souffleur_actors::messages` lists their senders and receivers.
 
 use actix::Message;
 

@@ -1,4 +1,4 @@
-//! Pooling of a prompt's embedding: its tokens' final normalised hidden states, reduced to one unit vector.
+//! Pools the final normalised hidden states of a prompt's tokens into its embedding, a unit vector.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ impl Pooling {
     }
 }
 
-/// Running sum of a prompt's states, added by position, so that the result does not depend on chunk boundaries.
+/// Running sum of a prompt's hidden states; for [`Pooling::Last`] the last state. States are added one by one in the
+/// order of positions, so that the result does not depend on chunk boundaries.
 #[derive(Debug)]
 pub struct PoolSum {
     pooling: Pooling,
@@ -51,7 +52,7 @@ impl PoolSum {
         }
     }
 
-    /// The normalised sum, which is also the normalised mean; `None` if it is zero or not finite.
+    /// The normalised sum, which is also the normalised mean; `None` if the sum is zero or not finite.
     pub fn embedding(&self) -> Option<Arc<[f32]>> {
         let length = self
             .sum

@@ -1,4 +1,4 @@
-//! Steps as data: the scheduler's plan for an executor, and the results.
+//! The data of a step: the scheduler's plan for an executor, and the results.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::prompt_vectors::PromptVectors;
 use crate::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 use souffleur_base::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
 
-/// Upper bound of planned and unfinished steps: the one on the device and its successor.
+/// Upper bound of unfinished steps: the step on the device and the next one.
 pub const PIPELINE_DEPTH: usize = 2;
 
 /// One forward pass over prefill chunks and decodes.
@@ -42,8 +42,8 @@ impl StepPlan {
 
 /// Copies of K/V blocks. A block is a fixed number of tokens of a sequence, aligned to that number.
 ///
-/// Saves run first, so they see the pages as of the previous step; loads follow, then the rows. Nothing else accesses
-/// KV memory, so a page may be reallocated in the step that saves it.
+/// Saves run first, so they read the pages as the previous step left them; loads follow, then the rows. Nothing else
+/// accesses KV memory, so a page may get a new owner in the step that saves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockCopies {
     /// From pages to buffers.
@@ -61,7 +61,7 @@ impl BlockCopies {
 /// A copy from the cache of data that earlier steps have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSave {
-    /// The copy's ticket: the store keeps the copy only when ordered to.
+    /// Identifies the copy in a later order to the store to write or discard it.
     pub ticket: Ticket,
     pub from: BlockSource,
 }
@@ -79,11 +79,12 @@ pub struct BlockLoad {
     pub ticket: Ticket,
     /// The row, which starts with this step.
     pub row: RowId,
-    /// Leading tokens of the blocks that the row already has from the cache: fewer than the blocks hold.
+    /// Leading tokens of the blocks that the row already has from the cache; fewer than the blocks hold.
     pub skip_tokens: u32,
-    /// The positions after its prefix whose K/V is copied to the row's private pages; they count as computed.
+    /// The positions after the cached prefix whose K/V is copied to the row's private pages. They count as computed.
     pub positions: Range<u32>,
-    /// Destinations of the state after them: the row's slot, and one for a copy that stays. Empty without states.
+    /// Destinations of the recurrent state after `positions`: the row's slot, and a slot for a copy to be cached. Empty
+    /// without states.
     pub states: SmallVec<[StateSlot; 2]>,
 }
 
@@ -111,12 +112,12 @@ impl LoadParts {
         (self.positions.end - self.begins).div_ceil(self.block_tokens)
     }
 
-    /// True without positions, which no plan contains.
+    /// True if no positions are loaded; plans contain no such load.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The positions from the fetched block `index`; `None` if there are none.
+    /// The positions that the fetched block `index` provides; `None` if it provides none.
     pub fn of(&self, index: usize) -> Option<Range<usize>> {
         let first = self.begins + index * self.block_tokens;
         let start = first.max(self.positions.start);
@@ -125,7 +126,7 @@ impl LoadParts {
     }
 }
 
-/// A sequence takes a row of the page table: resets the row's page list, sampler state and tokens.
+/// Assigns a row of the page table to a sequence: resets the row's page list, sampler state and tokens.
 #[derive(Clone, Debug)]
 pub struct RowStart {
     pub row: RowId,
@@ -139,11 +140,11 @@ pub struct RowStart {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Vectors that replace the prompt's tokens, which are placeholders.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// Requests the prompt's embedding, with the result of its last token.
+    /// Requests the prompt's embedding, returned with the result of its last token.
     pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
-    /// The state that continues after `prefix`; `None` where no layer keeps one.
+    /// The recurrent state to start from after `prefix`; `None` without recurrent layers.
     pub state: Option<StateStart>,
 }
 
@@ -236,7 +237,7 @@ pub struct StepOutput {
 }
 
 impl StepOutput {
-    /// Number of rows without input, since their sequences had ended before the step began.
+    /// Number of rows that the step skipped because their sequences had ended before it began.
     pub fn n_skipped(&self) -> usize {
         let skipped = self.rows.iter().filter(|row| row.accepted == 0);
         skipped.count()
@@ -248,14 +249,14 @@ pub struct RowResult {
     pub seq: SeqId,
     /// Sampled tokens: none for a chunk that does not end its prefill, otherwise one (more with speculation).
     pub tokens: SmallVec<[u32; 2]>,
-    /// Query tokens whose K/V stays valid (with speculation fewer than were fed); 0 for a row without input, since its
-    /// sequence had ended before the step began.
+    /// Query tokens whose K/V stays valid (with speculation fewer than the input); 0 for a row that the step skipped
+    /// because its sequence had ended before the step began.
     pub accepted: u32,
     pub logprobs: Option<Box<RowLogprobs>>,
     pub verdict: RowVerdict,
 }
 
-/// A step's finding about a row, in addition to its tokens.
+/// The outcome of a step for a row, in addition to its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowVerdict {
     #[default]

@@ -3,7 +3,8 @@
 //!
 //! [`crate::scheduler_world`] asserts the invariants of every plan: the counters add up, and every request gets exactly
 //! one end and its own tokens. Every 64 plans, and at the end, it compares whole sets: no page is lost or held twice,
-//! the tree is sound, the queue has the order that a naive model computes. [`crate::scheduler_waits`] bounds the waits.
+//! the tree is consistent, the queue has the order that a naive model computes. [`crate::scheduler_waits`] bounds the
+//! waits.
 //!
 //! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long; `SOUFFLEUR_CHAOS_SEED` selects other runs.
 
@@ -62,22 +63,22 @@ fn run_long(mix: Mix) {
 }
 
 #[test]
-fn chaos_table_keeps_every_promise_with_pages_of_1() {
+fn chaos_table_keeps_every_guarantee_with_pages_of_1() {
     run_table(1);
 }
 
 #[test]
-fn chaos_table_keeps_every_promise_with_pages_of_4() {
+fn chaos_table_keeps_every_guarantee_with_pages_of_4() {
     run_table(4);
 }
 
 #[test]
-fn chaos_table_keeps_every_promise_with_pages_of_16() {
+fn chaos_table_keeps_every_guarantee_with_pages_of_16() {
     run_table(16);
 }
 
 #[test]
-fn chaos_table_keeps_every_promise_with_pages_of_64() {
+fn chaos_table_keeps_every_guarantee_with_pages_of_64() {
     run_table(64);
 }
 
@@ -93,7 +94,7 @@ const LONG: Mix = Mix {
 };
 
 #[test]
-fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_1() {
+fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_1() {
     run_long(Mix {
         policy: "lpm",
         mixed_chunk: true,
@@ -103,7 +104,7 @@ fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_1() {
 }
 
 #[test]
-fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_4() {
+fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_4() {
     run_long(Mix {
         page_size: 4,
         chunk_tokens: Some(32),
@@ -112,7 +113,7 @@ fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_4() {
 }
 
 #[test]
-fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_16() {
+fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_16() {
     run_long(Mix {
         page_size: 16,
         policy: "hrrn",
@@ -123,7 +124,7 @@ fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_16() {
 }
 
 #[test]
-fn chaos_of_10_000_requests_keeps_every_promise_with_pages_of_64() {
+fn chaos_of_10_000_requests_keeps_every_guarantee_with_pages_of_64() {
     run_long(Mix {
         page_size: 64,
         policy: "dfs-weight",

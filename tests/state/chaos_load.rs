@@ -15,7 +15,7 @@ use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 
 const N_FAMILIES: usize = 8;
 const FAMILY_TOKENS: usize = 240;
-/// Requests that a conversation may continue.
+/// The number of latest requests whose conversations may be continued.
 const RECENT: usize = 40;
 /// Plans between two comparisons of whole sets.
 const SETS_EVERY: usize = 64;
@@ -70,7 +70,7 @@ pub struct Seen {
     pub failed_steps: usize,
     pub swaps: usize,
     pub pins: usize,
-    /// Times that arrivals stopped until everything had ended.
+    /// How often arrivals stopped until all requests had ended.
     pub closed: usize,
     /// Resumed chunks, and starts that had to keep an order: see [`crate::scheduler_waits`].
     pub resumed: usize,
@@ -78,7 +78,7 @@ pub struct Seen {
     pub by_arrival: usize,
     pub by_output: usize,
     pub by_fallback: usize,
-    pub by_room: usize,
+    pub by_free: usize,
 }
 
 impl Seen {
@@ -109,7 +109,7 @@ impl Seen {
                 "orders by arrival because the cache was not probed",
                 self.by_fallback,
             ),
-            ("starts for which there was room", self.by_room),
+            ("starts due since memory was free", self.by_free),
         ]
     }
 }
@@ -181,7 +181,7 @@ impl Chaos {
         self.seen.by_arrival += waits.by_arrival;
         self.seen.by_output += waits.by_output;
         self.seen.by_fallback += waits.by_fallback;
-        self.seen.by_room += waits.by_room;
+        self.seen.by_free += waits.by_free;
         let lives = self.world.lives.iter();
         self.seen.timed_out += lives.filter(|life| life.timed_out()).count();
     }
@@ -277,7 +277,7 @@ impl Chaos {
             Stage::Decoding => self.seen.aborted_decoding += 1,
             Stage::Ending => self.seen.aborted_ending += 1,
         }
-        // The flag comes at once, the message a little later or never.
+        // The flag is raised at once; the message follows later or never.
         self.world.raise_flag(number);
         if self.random.percent(75) {
             self.world.cancel(number);

@@ -11,7 +11,7 @@ pub const PAGE_SIZES: [u32; 4] = [1, 4, 16, 64];
 const CHUNKS: [Option<usize>; 3] = [None, Some(32), Some(256)];
 const N_FACTORS: usize = 8;
 /// Random runs, after one run of each scheduling policy with each cache.
-const N_OTHERS: usize = 12;
+const N_RANDOM: usize = 12;
 const CACHE: usize = 1;
 const MIXED: usize = 3;
 const CHUNK: usize = 4;
@@ -19,13 +19,13 @@ const CHUNK: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mix {
     pub policy: &'static str,
-    /// `None`: the plain cache.
+    /// `None` disables the prefix cache.
     pub eviction: Option<&'static str>,
     pub page_size: u32,
     pub mixed_chunk: bool,
     /// In whole pages, as in the configuration.
     pub chunk_tokens: Option<usize>,
-    /// With preemption.
+    /// Priorities with preemption.
     pub priority: bool,
     pub prefix_wait: bool,
     pub decode_interval: usize,
@@ -41,7 +41,7 @@ fn evictions() -> Vec<Option<&'static str>> {
 
 /// The number of runs in the table.
 pub fn n_runs() -> usize {
-    policies().len() * evictions().len() + N_OTHERS
+    policies().len() * evictions().len() + N_RANDOM
 }
 
 fn n_values() -> [usize; N_FACTORS] {
@@ -61,7 +61,7 @@ type Row = [usize; N_FACTORS];
 /// Two factors, the smaller index first, each with a value.
 type Pair = [(usize, usize); 2];
 
-/// Mixed batches need chunks.
+/// Mixed batches require chunked prefill.
 fn is_meaningful(pair: &Pair) -> bool {
     *pair != [(MIXED, 1), (CHUNK, 0)]
 }

@@ -1,4 +1,4 @@
-//! The prefix cache in situations that failed in other engines, one test each, and in published examples.
+//! Tests of the prefix cache: situations that failed in other engines, one test each, and published examples.
 
 use souffleur_base::ids::PageId;
 use souffleur_state::cache::eviction::EvictionPolicy;

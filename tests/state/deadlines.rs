@@ -103,7 +103,7 @@ fn a_retracted_request_is_running_and_not_waiting() {
         conservativeness: 0.001,
         ..Setup::default()
     });
-    // An output that EOS may cut short is not reserved in full, so both are admitted, and neither fits.
+    // Outputs that EOS may end early are not reserved in full, so both are admitted, although they do not fit together.
     for number in 0..2u64 {
         let prompts = (0..200u32).map(|first| vec![first + 50 * number as u32 % 200; 10]);
         let is_long =

@@ -30,7 +30,7 @@ pub struct Account {
     /// The blocks that the reader knows, by id.
     known: HashMap<i64, Block>,
     /// The number of non-empty lists of changes.
-    pub heard: usize,
+    pub lists: usize,
     pub removed: usize,
     pub cleared: usize,
 }
@@ -51,19 +51,19 @@ impl Account {
             changes: Vec::new(),
             nodes: HashMap::new(),
             known: HashMap::new(),
-            heard: 0,
+            lists: 0,
             removed: 0,
             cleared: 0,
         }
     }
 
     /// Applies the cache's changes, and sometimes compares everything.
-    pub fn hear(&mut self, cache: &mut RadixTree) {
+    pub fn take_changes(&mut self, cache: &mut RadixTree) {
         cache.take_changes(&mut self.changes);
         if self.changes.is_empty() {
             return;
         }
-        self.heard += 1;
+        self.lists += 1;
         for change in std::mem::take(&mut self.changes) {
             self.mirror.apply(&change, &mut self.events);
             self.note(change);
@@ -71,7 +71,7 @@ impl Account {
         for event in self.events.take().into_iter().flatten() {
             self.apply(event);
         }
-        if self.heard.is_multiple_of(COMPARED_EVERY) {
+        if self.lists.is_multiple_of(COMPARED_EVERY) {
             self.compare(cache);
         }
     }
@@ -143,7 +143,7 @@ impl Account {
         for index in self.nodes.keys() {
             let (namespace, path) = self.path_to(*index);
             let (_, own) = &self.nodes[index];
-            // A match may end earlier where layers have windows or states, and never later.
+            // With windows or recurrent states, a match may end earlier, but never later.
             let cached = cache.peek(&namespace, &path);
             assert!(cached <= path.len());
             let salt = namespace.cache_salt().map(str::to_owned);
@@ -163,7 +163,7 @@ impl Account {
         assert_eq!(self.mirror.n_blocks(), self.known.len());
     }
 
-    /// Like [`compare`](Self::compare), for a tree whose layers keep no states or windows.
+    /// Like [`compare`](Self::compare), for a tree without windows and recurrent states.
     fn compare_plain(&self, cache: &RadixTree) {
         self.compare(cache);
         if cache.has_more_to_tell() {
@@ -241,7 +241,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
         if memory.pool.free_pages() < 100 {
             memory.evict(1_000);
         }
-        account.hear(&mut memory.tree);
+        account.take_changes(&mut memory.tree);
         account.compare_plain(&memory.tree);
     }
     for lock in locks {
@@ -249,7 +249,7 @@ fn run_tree(page_size: u32, block_size: usize, seed: u64) {
     }
     assert!(account.removed > 0 && account.cleared > 1);
     memory.evict(usize::MAX);
-    account.hear(&mut memory.tree);
+    account.take_changes(&mut memory.tree);
     account.compare(&memory.tree);
     assert!(account.known.is_empty());
 }
@@ -264,7 +264,7 @@ fn the_reader_knows_the_blocks_of_a_tree_after_any_operation() {
 }
 
 #[test]
-fn the_reader_knows_the_blocks_of_a_tree_after_every_plan_of_the_chaos() {
+fn the_reader_knows_the_blocks_of_a_tree_after_every_plan_of_a_chaos_run() {
     let (mut windows, mut states, mut cleared) = (0, 0, 0);
     let runs = table().into_iter().enumerate();
     let cached = runs.filter(|(_, mix)| mix.eviction.is_some());
@@ -277,13 +277,13 @@ fn the_reader_knows_the_blocks_of_a_tree_after_every_plan_of_the_chaos() {
             0 => page,
             _ => page * 4,
         });
-        assert_eq!(account.heard, 0);
+        assert_eq!(account.lists, 0);
         chaos.run(N_REQUESTS);
         let world = &mut chaos.world;
         let account = world.account.as_mut().expect("an account");
-        account.hear(&mut world.states.cache);
+        account.take_changes(&mut world.states.cache);
         account.compare(&world.states.cache);
-        assert!(account.heard > 20, "run {number}: {} lists", account.heard);
+        assert!(account.lists > 20, "run {number}: {} lists", account.lists);
         cleared += account.cleared - 1;
     }
     assert!(windows > 0 && states > 0 && cleared > 0);
@@ -326,7 +326,7 @@ fn a_full_resend_of_a_tree_that_changes_meanwhile_ends_with_its_current_blocks()
         memory.tree.note_changes();
         let mut parts = 0;
         loop {
-            account.hear(&mut memory.tree);
+            account.take_changes(&mut memory.tree);
             parts += 1;
             if !memory.tree.has_more_to_tell() {
                 break;

@@ -28,7 +28,7 @@ fn no_sequence_leaks_shares_or_overwrites_a_page() {
         for page_size in [1, 4, 16, 64] {
             let outcome =
                 deterministic_runner(CASES_PER_CACHE).run(&vec(event(), 1..MAX_EVENTS), |events| {
-                    Engine::new(page_size, policy).live_through(&events);
+                    Engine::new(page_size, policy).run(&events);
                     Ok(())
                 });
             outcome.unwrap_or_else(|error| panic!("{policy}, page size {page_size}: {error}"));
@@ -122,7 +122,7 @@ impl Engine {
         }
     }
 
-    fn live_through(mut self, events: &[Event]) {
+    fn run(mut self, events: &[Event]) {
         for event in events {
             self.apply(event);
             self.check();

@@ -128,7 +128,6 @@ impl Memory {
         n_tokens
     }
 
-    /// Publishes `tokens` of a sequence that has these holdings.
     fn checkpoint(&mut self, tokens: &[u32], prompt_tokens: usize, held: Held) -> Checkpointed {
         let done = self.tree.checkpoint(Checkpoint {
             namespace: &Namespace::default(),
@@ -179,7 +178,7 @@ impl Memory {
     }
 }
 
-/// The pages and the lock that a sequence holds before a checkpoint.
+/// The memory that a sequence holds before a checkpoint.
 #[derive(Default)]
 struct Held {
     private: Pages,
@@ -198,7 +197,6 @@ fn deterministic_runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Whether `run` panics.
 fn panics(run: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }

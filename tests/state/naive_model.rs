@@ -16,7 +16,7 @@ const CASES_PER_TREE: u32 = 300;
 const MAX_OPERATIONS: usize = 120;
 
 #[test]
-fn tree_does_what_the_naive_model_does() {
+fn tree_agrees_with_the_naive_model() {
     for policy in EvictionPolicy::names() {
         for page_size in [1, 4, 16, 64] {
             let operations = vec(operation(), 1..MAX_OPERATIONS);

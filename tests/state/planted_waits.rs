@@ -1,4 +1,4 @@
-//! Tests that [`crate::scheduler_waits`] finds planted scheduler faults: each fault breaks one promise, and the same
+//! Tests that [`crate::scheduler_waits`] finds planted scheduler faults: each fault breaks one guarantee, and the same
 //! steps without the fault break none.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use souffleur_state::scheduler::policy::{SchedulePolicy, Waiting};
 use souffleur_state::step::{RowStart, RowWork, StepPlan, StepRow};
 
 use crate::panics;
-use crate::scheduler_waits::{Promise, Room, WaitLog, WaitRules};
+use crate::scheduler_waits::{Free, Guarantee, WaitLog, WaitRules};
 use crate::scheduler_world::{Ask, Setup, World};
 
 const PROMPT: u32 = 40;
 const CHUNK: u32 = 16;
 const NEW_TOKENS: usize = 3;
 
-/// A row of a step; the first number is that of its request.
+/// A row of a step; the first field is the number of its request.
 #[derive(Clone, Copy)]
 enum Row {
     /// Starts with its whole prompt.
@@ -94,12 +94,12 @@ fn log() -> WaitLog {
     log
 }
 
-fn step(log: &mut WaitLog, promise: Promise, rows: &[Row]) {
-    step_with(log, promise, rows, Room { rows: 0, tokens: 0 });
+fn step(log: &mut WaitLog, guarantee: Guarantee, rows: &[Row]) {
+    step_with(log, guarantee, rows, Free { rows: 0, tokens: 0 });
 }
 
-fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Row], room: Room) {
-    log.begin_plan(promise, false);
+fn step_with(log: &mut WaitLog, guarantee: Guarantee, rows: &[Row], free: Free) {
+    log.begin_plan(guarantee, false);
     let plan = StepPlan {
         step: StepId::new(0),
         starts: rows.iter().filter_map(|row| row.start()).collect(),
@@ -114,27 +114,27 @@ fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Row], room: Room) {
         .map(|row| row.number())
         .collect();
     let numbers: Vec<usize> = rows.iter().map(|row| row.number()).collect();
-    log.take_step(&plan, &starts, &numbers, room);
+    log.take_step(&plan, &starts, &numbers, free);
 }
 
-/// Whether `steps` break a promise under first come, first served.
+/// Whether `steps` break a guarantee under first come, first served.
 fn breaks(steps: &[&[Row]]) -> bool {
     panics(|| {
         let mut log = log();
         steps
             .iter()
-            .for_each(|rows| step(&mut log, Promise::Arrival, rows));
+            .for_each(|rows| step(&mut log, Guarantee::Arrival, rows));
     })
 }
 
 #[test]
-fn planted_unsorted_queue_breaks_the_promised_order() {
+fn planted_unsorted_queue_breaks_the_guaranteed_order() {
     assert!(!breaks(&[&[Start(0), Start(1)], &[Start(2)]]));
     assert!(breaks(&[&[Start(0), Start(2)], &[Start(1)]]));
     assert!(breaks(&[&[Start(1)]]));
-    let first = |promise| panics(|| step(&mut log(), promise, &[Start(2)]));
-    assert!(first(Promise::Arrival) && first(Promise::LongestOutput));
-    assert!(!first(Promise::Nothing));
+    let first = |guarantee| panics(|| step(&mut log(), guarantee, &[Start(2)]));
+    assert!(first(Guarantee::Arrival) && first(Guarantee::LongestOutput));
+    assert!(!first(Guarantee::Nothing));
 }
 
 #[test]
@@ -142,12 +142,12 @@ fn planted_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order
     let retracted = |rest: &[&[Row]]| {
         panics(|| {
             let mut log = log();
-            step(&mut log, Promise::Nothing, &[Start(1)]);
+            step(&mut log, Guarantee::Nothing, &[Start(1)]);
             log.evacuated(1, false);
-            // Its last token is in flight, so this step may leave it out.
-            step(&mut log, Promise::Nothing, &[Start(0)]);
+            // The last token of request 1 is in flight, so this step may exclude it.
+            step(&mut log, Guarantee::Nothing, &[Start(0)]);
             rest.iter()
-                .for_each(|rows| step(&mut log, Promise::Nothing, rows));
+                .for_each(|rows| step(&mut log, Guarantee::Nothing, rows));
         })
     };
     assert!(!retracted(&[&[Decode(0)], &[Start(1)], &[Start(2)]]));
@@ -155,7 +155,7 @@ fn planted_retracted_request_at_the_back_of_the_queue_breaks_every_policys_order
 }
 
 #[test]
-fn planted_chunk_that_does_not_continue_breaks_its_promise() {
+fn planted_chunk_that_does_not_continue_breaks_its_guarantee() {
     let (begin, end) = ([Start(0), StartChunk(1)], [Chunk(1, PROMPT)]);
     let (middle, decode) = ([Chunk(1, 32)], [Decode(0)]);
     assert!(!breaks(&[&begin, &decode, &middle, &decode, &end]));
@@ -173,15 +173,15 @@ fn planted_engine_that_admits_no_request_breaks_the_bound() {
 }
 
 #[test]
-fn planted_engine_that_leaves_room_unused_breaks_its_promise() {
+fn planted_engine_that_leaves_memory_unused_breaks_its_guarantee() {
     let decodes = |tokens| {
         panics(|| {
             let mut log = log();
-            step(&mut log, Promise::Arrival, &[Start(0), Start(1)]);
+            step(&mut log, Guarantee::Arrival, &[Start(0), Start(1)]);
             log.ended(1);
             for _ in 0..2 {
-                let room = Room { rows: 1, tokens };
-                step_with(&mut log, Promise::Arrival, &[Decode(0)], room);
+                let free = Free { rows: 1, tokens };
+                step_with(&mut log, Guarantee::Arrival, &[Decode(0)], free);
             }
         })
     };
@@ -204,7 +204,7 @@ impl SchedulePolicy for Newest {
 }
 
 #[test]
-fn planted_order_of_a_real_scheduler_breaks_the_promised_order() {
+fn planted_order_of_a_real_scheduler_breaks_the_guaranteed_order() {
     let run = |policy: Option<Box<dyn SchedulePolicy>>| {
         panics(|| {
             let setup = Setup {

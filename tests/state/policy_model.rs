@@ -19,9 +19,9 @@ const PROBING: [(&str, bool); 4] = [
     ("dfs-weight", false),
     ("shortest-prefill-first", false),
 ];
-const MOST_PROBED: usize = 128;
+const MAX_PROBED: usize = 128;
 /// Candidates that a plan considers.
-const MOST_CANDIDATES: usize = 256;
+const MAX_CANDIDATES: usize = 256;
 
 /// The facts that the order of a queue depends on, gathered while a world runs.
 #[derive(Default)]
@@ -33,16 +33,16 @@ pub struct OrderCheck {
     started: HashSet<usize>,
     /// The probed requests, in the order of the probe, with the cached tokens of each.
     probed: Option<Vec<(usize, usize)>>,
-    /// The policy that asked for the probe; a swap of policies takes effect at the next plan.
-    asking: Option<&'static str>,
+    /// The policy that requested the probe; a change of policy takes effect at the next plan.
+    probing_policy: Option<&'static str>,
     /// The plan repeats the previous one and keeps its order.
-    pub is_again: bool,
+    pub repeats: bool,
     /// The candidates of the last plan.
     last: Vec<usize>,
     /// Plans whose queue had at least two requests.
     pub checked: usize,
     /// Plans with candidates.
-    looks: usize,
+    n_plans: usize,
     touched: Vec<(usize, Vec<usize>)>,
 }
 
@@ -67,18 +67,18 @@ impl OrderCheck {
         }
     }
 
-    pub fn note_asked(&mut self, policy: &'static str) {
-        self.asking = Some(policy);
+    pub fn note_probing_policy(&mut self, policy: &'static str) {
+        self.probing_policy = Some(policy);
     }
 
     /// Matching adds and removes nothing, so a later peek finds the same match.
     pub fn note_probe(&mut self, cache: &RadixTree, numbers: &[usize], keys: &[ProbeKey]) {
-        let policy = self.asking.expect("no policy asked for the probe");
+        let policy = self.probing_policy.expect("no policy requested the probe");
         let (_, falls_back) = PROBING
             .iter()
             .find(|(name, _)| *name == policy)
             .expect("the policy does not probe the cache");
-        assert!(keys.len() <= MOST_PROBED || !falls_back, "{policy}");
+        assert!(keys.len() <= MAX_PROBED || !falls_back, "{policy}");
         let matched = keys
             .iter()
             .map(|key| cache.peek(&key.namespace, &key.tokens));
@@ -87,12 +87,12 @@ impl OrderCheck {
 
     /// Checks the plan's candidates: the waiting requests, retracted ones first, the others in the policy's order.
     pub fn check(&mut self, world: &World, plan: &PlanStep) {
-        let (probed, asking) = (self.probed.take(), self.asking.take());
+        let (probed, probing_policy) = (self.probed.take(), self.probing_policy.take());
         let Some(admit) = &plan.admit else { return };
-        self.looks += 1;
+        self.n_plans += 1;
         let touched: Vec<usize> = plan.touch.iter().map(|k| world.number_of(k.seq)).collect();
         if !touched.is_empty() {
-            self.touched.push((self.looks, touched));
+            self.touched.push((self.n_plans, touched));
         }
         let fresh = admit.candidates.iter().filter(|c| c.continues_at.is_none());
         let numbers: Vec<usize> = fresh.map(|c| world.number_of(c.seq)).collect();
@@ -100,22 +100,22 @@ impl OrderCheck {
         let is_retracted = |number: &usize| self.started.contains(number);
         if world.setup.rules.priority.is_some() {
             check_priorities(world, &numbers);
-            if self.is_again {
+            if self.repeats {
                 assert_eq!(common(&numbers, &last), common(&last, &numbers));
                 return;
             }
-            let asked = probed.iter().flatten().map(|(number, _)| number);
-            if numbers.iter().chain(asked).any(is_retracted) {
-                // The model does not know which preempted requests start over among those that never ran.
+            let in_probe = probed.iter().flatten().map(|(number, _)| number);
+            if numbers.iter().chain(in_probe).any(is_retracted) {
+                // The model cannot order preempted requests among those that never ran.
                 return;
             }
         }
-        assert!(!self.is_again, "only a preemption plans an admission again");
+        assert!(!self.repeats, "only a preemption plans an admission again");
         let n_retracted = numbers.iter().take_while(|n| is_retracted(n)).count();
         let (retracted, waiting) = numbers.split_at(n_retracted);
         assert!(retracted.is_sorted(), "{numbers:?}");
         assert!(!waiting.iter().any(is_retracted), "{numbers:?}");
-        if waiting.is_empty() || !world.looks_at_sets() {
+        if waiting.is_empty() || !world.checks_sets() {
             return;
         }
         let waits = |number: &usize| {
@@ -123,37 +123,37 @@ impl OrderCheck {
             life.end.is_none() && !life.flag.is_raised() && !is_retracted(number)
         };
         let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
-        let policy = asking.unwrap_or_else(|| world.states.scheduler.policy_name());
+        let policy = probing_policy.unwrap_or_else(|| world.states.scheduler.policy_name());
         if probed.is_none() {
             check_unprobed(policy, queue.len());
         }
         self.checked += usize::from(queue.len() > 1);
-        let asked: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
+        let in_probe: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
         let place = |number: &usize| {
             (
                 worst_last(world.setup.priority_order(), &world.lives[*number]),
                 *number,
             )
         };
-        assert!(asked.is_sorted_by_key(place), "{asked:?}");
+        assert!(in_probe.is_sorted_by_key(place), "{in_probe:?}");
         let model = Model {
             lives: &world.lives,
             waited: |number: usize| self.prefilled - self.arrivals[number],
             page_size: world.setup.page_size as usize,
             probed: probed.into_iter().flatten().collect(),
-            asked,
+            in_probe,
         };
         let mut expected = model.order(policy, queue);
         expected
             .sort_by_key(|number| worst_last(world.setup.priority_order(), &world.lives[*number]));
         if policy == "random" {
             let is_all = sorted(waiting) == sorted(&expected);
-            assert!(numbers.len() == MOST_CANDIDATES || is_all);
+            assert!(numbers.len() == MAX_CANDIDATES || is_all);
             check_priorities(world, waiting);
             return;
         }
-        let looked_at = expected.len().min(MOST_CANDIDATES - n_retracted);
-        assert_eq!(waiting, &expected[..looked_at], "{policy}");
+        let n_considered = expected.len().min(MAX_CANDIDATES - n_retracted);
+        assert_eq!(waiting, &expected[..n_considered], "{policy}");
     }
 }
 
@@ -178,7 +178,7 @@ fn check_priorities(world: &World, numbers: &[usize]) {
 fn check_unprobed(policy: &str, n: usize) {
     if let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy) {
         assert!(
-            n < 2 || (n > MOST_PROBED && *falls_back),
+            n < 2 || (n > MAX_PROBED && *falls_back),
             "{policy} did not probe the cache"
         );
     }
@@ -201,7 +201,7 @@ struct Model<'a, W> {
     /// The number of cached tokens of each probed request.
     probed: HashMap<usize, usize>,
     /// The probed requests, in the order of the probe.
-    asked: Vec<usize>,
+    in_probe: Vec<usize>,
 }
 
 impl<W: Fn(usize) -> u64> Model<'_, W> {
@@ -219,7 +219,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             }
             _ => {}
         }
-        // A request that came too late for the probe comes last.
+        // Requests that arrived after the probe come last.
         let (mut known, late): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|n| self.probed.contains_key(n));
         let later = self.deprioritised();
@@ -278,7 +278,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
     /// deprioritised itself.
     fn deprioritised(&self) -> HashSet<usize> {
         let (mut kept, mut later) = (Vec::new(), HashSet::new());
-        for &number in self.asked.iter().filter(|n| self.probed[n] <= 32) {
+        for &number in self.in_probe.iter().filter(|n| self.probed[n] <= 32) {
             if kept.iter().any(|other| self.shared(number, *other) >= 32) {
                 later.insert(number);
             } else {

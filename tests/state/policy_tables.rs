@@ -55,7 +55,7 @@ fn lpm_takes_the_longest_match_first_ties_by_arrival_and_the_deprioritised_last(
         matched(5, 99, false),
         matched(6, 50, false),
     ];
-    // The deprioritised are equal (plus infinity), however long their matches.
+    // Deprioritised requests rank equally, whatever the lengths of their matches.
     check_order("lpm", queue, &[5, 3, 6, 2, 1, 4]);
 }
 
@@ -122,7 +122,7 @@ fn dfs_weight_enters_the_branch_with_most_requests_and_serves_a_node_after_those
     ];
     // Weights: 1 has four (3 has two, 2 has one), 9 has three.
     check_order("dfs-weight", queue, &[5, 6, 4, 3, 2, 7, 8, 1]);
-    // Equal weights: the one whose first request came first.
+    // With equal weights, the branch whose first request came first.
     let tie = vec![at(1, &[7]), at(2, &[4]), at(3, &[4]), at(4, &[7])];
     check_order("dfs-weight", tie, &[1, 4, 2, 3]);
 }
@@ -162,7 +162,7 @@ fn prompt(family: u32, shared: usize, own: u32, len: usize) -> Vec<u32> {
 }
 
 #[test]
-fn in_batch_rule_compares_hardly_cached_prompts_with_earlier_ones_of_the_queue() {
+fn in_batch_rule_compares_prompts_with_few_cached_tokens_with_earlier_ones() {
     let mut memory = Memory::new(1, "lru", 4096);
     let cached = prompt(1, 60, 0, 60);
     memory.run_request(&cached, 60);
@@ -176,7 +176,7 @@ fn in_batch_rule_compares_hardly_cached_prompts_with_earlier_ones_of_the_queue()
         (prompt(2, 31, 3, 70), &plain, 0, false),
         // The tokens after the shared ones do not matter.
         (prompt(2, 32, 2, 33), &plain, 0, true),
-        // With 33 cached tokens a request takes no part in the comparison; with 32 it does.
+        // A request with 33 cached tokens is not compared; a request with 32 is.
         (prompt(1, 33, 4, 70), &plain, 33, false),
         (prompt(1, 32, 5, 70), &plain, 32, false),
         (prompt(1, 32, 6, 70), &plain, 32, true),
@@ -314,7 +314,7 @@ fn other_probing_policies_order_all_waiting_requests() {
 }
 
 #[test]
-fn without_a_prefix_cache_policies_that_look_at_it_are_fcfs() {
+fn without_a_prefix_cache_policies_that_probe_it_are_fcfs() {
     for policy in schedule_policy_names() {
         let setup = Setup {
             policy,
@@ -391,7 +391,7 @@ fn fcfs_with_lru_touches_the_prefixes_of_the_queue_at_every_32nd_admission() {
             .iter()
             .all(|(_, keys)| *keys == [5, 4, 3, 2, 1])
     );
-    // Another schedule policy or another eviction policy has no use for it.
+    // With another scheduling or eviction policy, no prefixes are touched.
     assert!(run("lof", "lru").is_empty());
     assert!(run("fcfs", "fifo").is_empty());
 }

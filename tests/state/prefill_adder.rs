@@ -95,7 +95,7 @@ fn running_requests_reserve_by_the_ratio_and_fully_if_they_ignore_eos() {
 #[test]
 fn admission_reserves_whole_pages_and_one_more() {
     let mut adder = adder(16, None);
-    // ceil(20) = 32, + 16 + 10 generated = 58 of 200; 142 are left in all, 152 at once.
+    // ceil(20) = 32, + 16 + 10 generated = 58 of 200: 142 are left.
     assert_eq!(adder.add(20, 0, 10, 200, true), whole(20));
     assert_eq!(adder.budget(58), NoToken);
     assert_eq!(adder.budget(59), Continue);
@@ -111,7 +111,7 @@ fn step_without_chunks_takes_any_first_request_and_then_up_to_its_input_limit() 
     let mut long = adder(1, None);
     assert_eq!(long.add(1500, 0, 1, available, true), whole(1500));
     assert_eq!(long.budget(available), Other);
-    // 1000 - 600 = 400: a request of 400 fills the rest exactly and waits, one of 399 goes.
+    // 1000 - 600 = 400: a request of 400 fills the rest exactly and is refused; one of 399 is admitted.
     let mut short = adder(1, None);
     assert_eq!(short.add(600, 0, 1, available, true), whole(600));
     assert_eq!(
@@ -151,7 +151,7 @@ fn continued_chunk_is_limited_by_free_memory_unless_none_is_free() {
     assert_eq!(fresh().add_chunked(500, 100, 9, 200), part(200));
     // rem_total = 50 - 20 = 30 < 100.
     assert_eq!(fresh().add_chunked(500, 100, 9, 50), part(130));
-    // rem_total <= 0: it continues nevertheless, since only its end frees its memory.
+    // rem_total <= 0: the request continues nevertheless, since only its end frees its memory.
     assert_eq!(fresh().add_chunked(500, 100, 9, 20), part(200));
     // The rest of the prompt is shorter than both limits.
     assert_eq!(fresh().add_chunked(125, 100, 9, 200), whole(125));
@@ -184,7 +184,7 @@ fn token_ratio_decays_in_600_steps_to_a_seventh_and_jumps_after_a_retraction() {
     // (10 + 30 + 2 * 20) / (100 + 59 + 1) = 80 / 160
     ratio.after_retraction([(10, 100), (30, 59)].into_iter());
     near(&ratio, 0.5);
-    // (5 + 20) / (9 + 1) is more than everything.
+    // (5 + 20) / (9 + 1) is above 1, the upper bound.
     ratio.after_retraction([(5, 9)].into_iter());
     near(&ratio, 1.0);
     ratio.reset();
@@ -193,14 +193,15 @@ fn token_ratio_decays_in_600_steps_to_a_seventh_and_jumps_after_a_retraction() {
 }
 
 #[test]
-fn without_a_cache_requests_that_ignore_eos_are_judged_at_each_end() {
+fn without_a_cache_requests_that_ignore_eos_must_fit_until_each_end() {
     // Two requests of 10 tokens that generate 50 each, in a pool of 121 tokens, pages of 1.
     // All at once: 2 * (10 + 50 + 1) = 122 > 121. One after the other: the second needs 10 of 121 - 11 = 110;
     // with 100 left, the first end comes after 50 steps of two: 100 - 100 = 0 <= 2.
     let mut adder = adder(1, None);
     assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), whole(10));
     assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), refused(NoToken));
-    // One that ends after 20 steps frees its 10 tokens: at 20, 100 - 2 * 20 = 60; at 50, 100 + 10 - 50 = 60.
+    // A second request that ends after 20 steps frees its 10 tokens: at 20, 100 - 2 * 20 = 60; at 50, 100 + 10 - 50 =
+    // 60.
     let mut adder = adder_with(1, None, 0.7, &[]);
     assert_eq!(adder.add_ignoring_eos(10, 0, 50, 121), whole(10));
     assert_eq!(adder.add_ignoring_eos(10, 0, 20, 121), whole(10));
@@ -236,7 +237,7 @@ fn a_round_is_loaded_as_far_as_there_are_pages() {
     assert_eq!(adder(4, Some(32)).load_chunked(64, 3), 0);
     let mut waits = adder(4, Some(32));
     waits.pass_chunked(60, 10);
-    // 60 and 10 are kept of 100: 24 + 1 + 4 < 30.
+    // 60 and 10 of 100 are reserved: 24 + 1 + 4 < 30.
     assert_eq!(waits.add(25, 0, 1, 100, true), refused(NoToken));
     assert_eq!(waits.add(24, 0, 1, 100, true), whole(24));
 }

@@ -152,7 +152,7 @@ impl World {
             sampling_seed: Some(0),
             ..SamplingParams::default()
         };
-        let wish = || Arc::new(LogprobWish::default());
+        let logprobs = || Arc::new(LogprobWish::default());
         let first = 1000 * number as u32;
         self.states.scheduler.submit(Submission {
             rid: RequestId::new(number.to_string()),
@@ -160,7 +160,7 @@ impl World {
             prompt: (0..prompt_tokens).map(|at| first + at % 991).collect(),
             namespace: Namespace::default(),
             sampling: Arc::new(sampling),
-            logprobs: wants_logprobs.then(wish),
+            logprobs: wants_logprobs.then(logprobs),
             opening: Arc::default(),
             anchors: Arc::default(),
             grammar: None,
@@ -348,7 +348,7 @@ fn a_machine_that_computes_a_whole_chunk_in_time_gets_whole_unmixed_chunks() {
     let machine = Machine { row: 10, ..FAST };
     let steps = [CONFIGURED, None].map(|step_ms| {
         let mut world = World::new(machine, step_ms);
-        // Measured before any request decodes.
+        // Measures the machine before any request decodes.
         world.submit(3000, 1, false);
         world.drain();
         std::mem::take(&mut stream_and_prompt(world, 8000, false).0.steps)
@@ -359,7 +359,7 @@ fn a_machine_that_computes_a_whole_chunk_in_time_gets_whole_unmixed_chunks() {
 #[test]
 fn a_short_prompt_does_not_wait_for_the_long_one_that_came_with_it() {
     let mut world = World::new(REAL, CONFIGURED);
-    // A finished request, so that the machine has been measured.
+    // Measures the machine.
     world.submit(500, 1, false);
     world.drain();
     let short = world.submit(50, 20, false);
@@ -390,7 +390,7 @@ fn chunks_get_shorter_as_the_context_gets_longer() {
         ..REAL
     };
     let mut world = World::new(deep, CONFIGURED);
-    // Only the beginning of a context has been measured.
+    // Measures only the beginning of a context.
     world.submit(600, 1, false);
     world.drain();
     let (world, span) = stream_and_prompt(world, 6000, false);

@@ -86,7 +86,7 @@ fn a_new_prompt_was_never_cached() {
     let report = world.report(first);
     assert_eq!((report.cause, report.position), (Cause::NeverCached, 0));
     assert!(report.tokens_before.is_empty());
-    // A second turn continues at the end of the cached part: the last output token was never fed.
+    // A second turn continues at the end of the cached part: the last output token has no K/V.
     let mut turn = prompt(1, 40);
     turn.extend(&world.lives[first].delivered);
     let cached = turn.len() - 1;
@@ -128,7 +128,7 @@ fn a_prompt_whose_opening_is_cached_in_part_missed_nothing() {
             number
         };
         if is_evicted {
-            // The first is evicted by the second, so that there are evictions to look through.
+            // The second prompt evicts the first one, so that the history has evictions.
             send(Ask::exactly(prompt(5, 90), 2));
             send(Ask::exactly(prompt(6, 90), 2));
         }
@@ -292,7 +292,7 @@ fn a_hosts_flush_is_reported_until_the_prompt_is_cached_and_evicted_again() {
     assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 0));
     let report = report.evicted.as_ref().expect("the flush");
     assert_eq!(report.cached_until, 96);
-    // A prompt that continues past the end of the flushed one was never cached from there on.
+    // A prompt that was not cached before the flush is no victim of the flush.
     let other = run(&mut world, &prompt(7, 60));
     assert_eq!(world.report(other).cause, Cause::NeverCached);
     for family in 2..8 {

@@ -14,16 +14,16 @@
 //! | 10 | output evicted without its prompt | `corner_cases`: `output_can_be_evicted_without_the_prompt` |
 //! | 11 | one hit a request, however many chunks | `corner_cases`: `request_counts_as_one_hit_however_many_chunks_it_comes_in` |
 //! | 12 | clipped so that an idle engine can always admit | `corner_12` |
-//! | 13 | a stop string trims published tokens | `corner_13` (steps of several tokens need speculation, which there is not) |
+//! | 13 | a stop string trims published tokens | `corner_13` (without speculation, a step gives one token) |
 //! | 14 | namespaces isolated, also by splits | `corner_cases`: `namespaces_never_share_and_keep_their_own_splits` |
 //! | 15 | unlocked on every exit path | `corner_15` |
 //! | 16 | a match ends one token before the prompt | `corner_16` |
 //! | 17 | input log probabilities limit reuse | `corner_17` |
-//! | 18 | starved decodes | `scheduler_protection`: `stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive`; `scheduler_watch` at every step of the random lives |
+//! | 18 | starved decodes | `scheduler_protection`: `stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive`; `scheduler_watch` at every step of `scheduler_lives` |
 //! | 19 | a full batch that stays full | `corner_19` |
 //! | 20 | the order of a queue longer than 128 | `corner_20` |
-//! | 21 | eviction frees more than asked, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_continues_with_parents_that_became_leaves` |
-//! | 22 | a flush while busy | `corner_22`: no flush can be requested; the one after a lost step waits until nothing is held |
+//! | 21 | eviction frees more than requested, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_continues_with_parents_that_became_leaves` |
+//! | 22 | a flush while busy | `corner_22`: a flush cannot be requested; the flush after a lost step waits until no memory is held |
 //! | 23 | state slots of hybrid models leak on reject | `state_defects`: `ends_of_every_kind_leave_every_state_accounted_for` |
 //! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages after the last token are freed whole in `lifecycle` |
 
@@ -80,7 +80,7 @@ fn corner_2_second_turn_finds_the_output_of_the_first() {
     second.extend([1, 2, 3]);
     world.submit(Ask::exactly(second, 2));
     world.assert_clean();
-    // 10 + 9 tokens, the last one never fed: 18, in whole pages 16.
+    // 10 + 9 tokens, of which the last one has no K/V: 18, in whole pages 16.
     assert_eq!(world.lives[1].cached_tokens, 16);
 }
 
@@ -167,15 +167,15 @@ fn corner_5_retracted_request_can_be_cancelled_while_its_last_token_is_on_its_wa
 /// by their outputs, which no EOS cuts short, they need 13 + 13 + 14 + 3 * 60 = 220.
 fn retracting() -> World {
     let mut world = World::new(small(1, 206));
-    world.submit(long_winded(0, 13));
+    world.submit(without_eos(0, 13));
     world.turn();
     world.turn();
-    world.submit_all(&mut [long_winded(1, 13), long_winded(2, 14)].into_iter());
+    world.submit_all(&mut [without_eos(1, 13), without_eos(2, 14)].into_iter());
     world
 }
 
 /// A prompt after which this request generates no EOS in 60 tokens.
-fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
+fn without_eos(number: u64, prompt_tokens: usize) -> Ask {
     let prompts = (0..4096u32).map(|suffix| {
         let mut tokens = prompt(number as u32, prompt_tokens - 3);
         tokens.extend([suffix / 256, suffix / 16 % 16, suffix % 16]);
@@ -190,7 +190,7 @@ fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
 }
 
 #[test]
-fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_lives() {
+fn corner_6_last_request_that_does_not_fit_fails_and_the_engine_continues() {
     let mut world = World::new(Setup {
         clips: false,
         ..small(1, 64)
@@ -226,12 +226,12 @@ fn pin_removed_before_it_was_granted_is_unlocked_without_a_further_event() {
     world.submit(Ask::exactly(prompt(0, 20), 5));
     world.drain();
     world.finish_plan();
-    // The plan that takes the pin is open.
+    // The plan that grants the pin is open.
     world.pin(&prompt(0, 20), 9);
     world.unpin_oldest();
     world.finish_plan();
     assert_eq!(world.stats().protected_tokens, 0);
-    // The plan that takes the pin is not open yet.
+    // The plan that would grant the pin is not open yet.
     let only = world.submit(Ask::exactly(prompt(1, 20), 9)).expect("fits");
     world.pin(&prompt(0, 20), 9);
     world.unpin_oldest();
@@ -240,7 +240,7 @@ fn pin_removed_before_it_was_granted_is_unlocked_without_a_further_event() {
 }
 
 #[test]
-fn pins_give_way_to_a_request_that_would_not_fit_otherwise() {
+fn pins_are_released_for_a_request_that_would_not_fit_otherwise() {
     let mut world = World::new(small(1, 64));
     world.submit(Ask::exactly(prompt(0, 40), 5));
     world.drain();
@@ -278,14 +278,14 @@ fn corner_13_stop_string_trims_published_tokens() {
     }
     world.stop_found(only, 5);
     world.drain();
-    // 10 + 5 tokens, the last of which was fed but counts no longer.
+    // 10 + 5 tokens; the K/V of the last one was computed, but is no longer published.
     assert_eq!(world.states.cache.total_size(), 14);
     world.assert_clean();
 }
 
 #[test]
 fn corner_15_cancel_on_every_exit_path_leaves_no_lock() {
-    // Before its message, in the queue, with the plan in flight at each leg, running.
+    // Cancels in the queue, with the plan open at each leg, and while the request runs.
     for legs in 0..6 {
         for turns in 0..4 {
             let mut world = World::new(small(4, 64));
@@ -394,14 +394,14 @@ fn corner_22_tree_is_flushed_only_when_no_step_is_in_flight_and_nothing_is_held(
 fn retraction_takes_the_fewest_outputs_first_and_changes_no_output() {
     let mut world = retracting();
     turn_until_retracted(&mut world);
-    // The last two have two outputs fewer than the first, and of them the third has the longer prompt.
+    // Requests 1 and 2 have two output tokens fewer than request 0, and request 2 has the longer prompt.
     assert!(world.is_retracted(2), "{:?}", world.stats());
     assert!(!world.is_retracted(0) && !world.is_retracted(1));
     world.assert_clean();
     for life in &world.lives {
         assert_eq!(life.delivered, life.natural_output());
     }
-    let finished = |end: &Option<End>| matches!(end, Some(End::Told(RequestEnd::Finished(reason))) if *reason != FinishReason::Abort);
+    let finished = |end: &Option<End>| matches!(end, Some(End::Reported(RequestEnd::Finished(reason))) if *reason != FinishReason::Abort);
     assert!(world.lives.iter().all(|life| finished(&life.end)));
 }
 

@@ -24,7 +24,7 @@ enum Event {
         which: usize,
         spec: Spec,
     },
-    /// The cancel overtakes its request.
+    /// Submits a request whose cancel flag is already raised.
     SubmitCancelled(Spec),
     Cancel {
         which: usize,
@@ -280,19 +280,18 @@ fn eviction_policy_name(number: usize) -> &'static str {
     names[number % names.len()]
 }
 
-/// Mostly one of the latest requests: the earliest ones have ended.
+/// Picks one of the latest requests, since earlier ones have ended.
 fn pick(world: &World, which: usize) -> Option<usize> {
     let n = world.lives.len();
     (n > 0).then(|| n - 1 - which % n)
 }
 
-/// A part of the prompt of one of the requests.
 fn picked_prefix(world: &World, which: usize, cut: usize) -> Option<Vec<u32>> {
     let prompt = &world.lives[pick(world, which)?].ask.prompt;
     Some(prompt[..prompt.len() - cut % prompt.len()].to_vec())
 }
 
-/// The next turn of a chat: the prompt and the output of the request, and more.
+/// Submits the next turn of a chat: the prompt and the output of an earlier request, then new tokens.
 fn continue_chat(world: &mut World, which: usize, unit: usize, spec: &Spec) {
     let Some(number) = pick(world, which) else {
         return;

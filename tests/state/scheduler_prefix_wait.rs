@@ -11,7 +11,7 @@ fn asks() -> impl Iterator<Item = Ask> {
         .collect();
     (0..N_REQUESTS).map(move |number| {
         let mut prompt = shared.clone();
-        // Differ from the first token after the prefix.
+        // The prompts differ in the first token after the prefix.
         prompt.extend([number, 1, 2, number]);
         Ask::exactly(prompt, 3)
     })
@@ -49,7 +49,7 @@ fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
 }
 
 #[test]
-fn without_the_wait_all_sixteen_are_computed_at_once_as_in_the_reference() {
+fn without_the_wait_all_sixteen_are_computed_at_once() {
     let world = run(16, false);
     assert_eq!(world.history[0].rows.len(), 16);
     assert!(world.lives.iter().all(|life| life.cached_tokens == 0));

@@ -45,7 +45,6 @@ fn world(n_rows: u32, n_pages: u32, rules: BatchRules) -> World {
     })
 }
 
-/// Runs until the request with this number has `tokens` tokens.
 fn run_until(world: &mut World, number: usize, tokens: usize) {
     let mut turns = 0;
     while world.lives[number].delivered.len() < tokens {
@@ -135,7 +134,7 @@ fn victims_cover_missing_pages_and_window_pages() {
         (15, -3.0, 60.0, Some(3)),
         (15, 2.0, 5.0, Some(2)),
         (15, 52.0, 5.0, Some(3)),
-        // 61 are more than the three can give, and the fourth gives way to priorities from 31 on only.
+        // Requests 2 to 4 free only 60; request 1 may be preempted only for priorities above 30.
         (15, -3.0, 61.0, None),
         (30, -3.0, 61.0, None),
         (31, -3.0, 61.0, Some(4)),
@@ -193,8 +192,8 @@ fn the_deficit_is_the_demand_of_a_candidate_minus_the_remaining_tokens() {
 }
 
 #[test]
-fn request_without_a_row_takes_that_of_the_newest_of_the_lowest_priority() {
-    // (priority of the arriving request, the row that it takes)
+fn request_without_a_row_preempts_the_newest_request_of_the_lowest_priority() {
+    // (priority of the arriving request, the request that it preempts)
     for (priority, victim) in [
         (Some(30), Some(2)),
         (Some(11), Some(2)),
@@ -423,7 +422,7 @@ fn full_queue_refuses_the_worst_waiting_request_or_the_new_one() {
             Some(RequestError::Overloaded { limit: 4, .. })
         )
     };
-    // (priority of the fifth, the refused one): 0 runs, 1 to 3 wait; the newest of the worst is 3.
+    // (priority of request 4, the rejected request). Request 0 runs and 1 to 3 wait; 1 and 3 are the worst, 3 is newer.
     for (priority, refused) in [
         (Some(4), 3),
         (Some(3), 4),

@@ -1,4 +1,4 @@
-//! Tests of the protection of decodes: streams do not wait for a queue of prompts, which waits no longer than needed.
+//! Tests that queued prompts do not delay the tokens of streams, and themselves wait no longer than needed.
 
 use souffleur_state::scheduler::BatchRules;
 use souffleur_state::step::RowWork;
@@ -9,7 +9,7 @@ const PROMPTS: u32 = 64;
 const PROMPT_TOKENS: u32 = 4096;
 const CHUNK_TOKENS: usize = 4096;
 
-/// A prompt that shares nothing with that of another number.
+/// A prompt that shares no prefix with the prompts of other numbers.
 fn prompt(number: u32, tokens: u32) -> Vec<u32> {
     let own = [number % VOCAB, number / VOCAB];
     let rest = (2..tokens).map(|at| (at * 7 + at / 11 + number) % VOCAB);
@@ -52,7 +52,6 @@ fn worst_gap(world: &World, number: usize) -> u64 {
     gaps.max().expect("it generates more than one token")
 }
 
-/// The step that gives the first token of the request with this number.
 fn first_token_step(world: &World, number: usize) -> u64 {
     let step = world.history.iter().find(|step| {
         let mut rows = step.rows.iter().filter(|row| row.sample);
@@ -61,7 +60,6 @@ fn first_token_step(world: &World, number: usize) -> u64 {
     step.expect("it generates a token").step.get()
 }
 
-/// The worst gap of a stream while 64 long prompts arrive.
 fn gap_of_a_stream(rules: BatchRules) -> u64 {
     let mut world = world(rules);
     let stream = world
@@ -89,7 +87,7 @@ fn stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_a
         "worst gap between two tokens of a stream while {PROMPTS} prompts of {PROMPT_TOKENS} tokens arrive: \
          {configured} steps as configured, {unprotected} with the protection off, {in_mixed_steps} in mixed steps"
     );
-    // One prefill step between two decodes; every prompt's step between two decodes; a row in every step.
+    // Between two decodes of the stream: one prefill step; the steps of all prompts; no step.
     assert_eq!(
         (configured, unprotected, in_mixed_steps),
         (2, u64::from(PROMPTS) + 1, 1)
@@ -135,7 +133,7 @@ fn fewer_streams_than_the_minimum_do_not_hold_up_a_prefill() {
         for _ in 0..6 {
             world.turn();
         }
-        // They generate one token, so they never count as streams.
+        // These requests generate one token, so they never count as streams.
         world.submit_all(&mut (0..4).map(|number| Ask::exactly(prompt(number, 4096), 1)));
         world.drain();
         assert_eq!(worst_gap(&world, 0), gap, "{streams} streams");
@@ -161,14 +159,14 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
         world.assert_clean();
         steps
     };
-    // All prompts fit into one chunk; into two; into one, after a shared prefix that one request computes.
+    // All prompts fit into one chunk; into two chunks; into one, after a shared prefix that one request computes.
     for (prompt_tokens, shared) in [(200, 0), (400, 0), (100, 512)] {
         let configured = first_tokens(BatchRules::default(), prompt_tokens, shared);
         let unprotected = first_tokens(off(), prompt_tokens, shared);
         println!("{prompt_tokens} tokens after {shared}: first tokens at steps {configured:?}");
         assert_eq!(configured, unprotected);
     }
-    // Sixteen chunks: from the third on, those that have begun get one token before the next begins.
+    // Sixteen chunks: from the third on, the requests that have begun get one token before the next one begins.
     let configured = first_tokens(BatchRules::default(), 4000, 0);
     let unprotected = first_tokens(off(), 4000, 0);
     println!("4000 tokens: {configured:?} as configured, {unprotected:?} with the protection off");
@@ -207,7 +205,7 @@ fn decodes_in_a_mixed_step_shorten_the_chunk() {
 }
 
 #[test]
-fn decodes_are_not_mixed_with_log_probabilities_or_without_room_for_a_chunk() {
+fn decodes_are_not_mixed_with_log_probabilities_or_if_no_page_is_left_for_a_chunk() {
     let rules = BatchRules {
         mixed_chunk: true,
         ..BatchRules::default()
@@ -257,7 +255,7 @@ fn decodes_are_not_mixed_with_log_probabilities_or_without_room_for_a_chunk() {
 }
 
 #[test]
-fn decodes_sit_out_and_are_not_retracted_when_a_prefill_takes_their_pages() {
+fn decodes_pause_and_are_not_retracted_when_a_prefill_takes_their_pages() {
     let mut world = World::new(Setup {
         page_size: 4,
         n_pages: 12,

@@ -28,7 +28,6 @@ pub struct Ask {
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
     pub grammar: Option<HashedGrammar>,
-    /// Positions at which other prompts are likely to diverge from it.
     pub anchors: Vec<u32>,
     /// The request neither reads the prefix cache nor adds to it.
     pub bypasses_cache: bool,
@@ -50,7 +49,6 @@ impl Ask {
         }
     }
 
-    /// Generates exactly `max_new_tokens` tokens.
     pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
         Self {
             prompt,
@@ -63,7 +61,7 @@ impl Ask {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    Told(RequestEnd),
+    Reported(RequestEnd),
     StopFound,
 }
 
@@ -83,7 +81,6 @@ pub struct Life {
     pub rejected_steps: usize,
     pub lost_steps: usize,
     natural_output: Vec<u32>,
-    /// The state of the grammar at the end of the natural output.
     natural_progress: Result<GrammarProgress, GrammarFailure>,
 }
 
@@ -114,7 +111,7 @@ impl Life {
     }
 
     pub fn is_cancelled(&self) -> bool {
-        self.end == Some(End::Told(RequestEnd::Finished(FinishReason::Abort)))
+        self.end == Some(End::Reported(RequestEnd::Finished(FinishReason::Abort)))
     }
 
     pub fn timed_out(&self) -> bool {
@@ -123,23 +120,22 @@ impl Life {
 
     pub fn failure(&self) -> Option<&RequestError> {
         match &self.end {
-            Some(End::Told(RequestEnd::Failed(error))) => Some(error),
+            Some(End::Reported(RequestEnd::Failed(error))) => Some(error),
             _ => None,
         }
     }
 
-    /// Checks that the request ended as it should, with the expected output.
     pub fn check_end(&self) {
         let rid = &self.rid;
         match self.end.as_ref().expect("every request ends") {
             End::StopFound => {}
-            End::Told(RequestEnd::Finished(FinishReason::Abort)) => {
+            End::Reported(RequestEnd::Finished(FinishReason::Abort)) => {
                 assert!(
                     self.flag.is_raised(),
                     "{rid} was cancelled without its flag"
                 );
             }
-            End::Told(RequestEnd::Finished(reason)) => {
+            End::Reported(RequestEnd::Finished(reason)) => {
                 assert_eq!(self.delivered, self.natural_output(), "{rid}");
                 let limit = self.ask.max_new_tokens;
                 let stopped = self.delivered.last().copied().filter(|last| {
@@ -155,14 +151,14 @@ impl Life {
                 assert_eq!(*reason, expected, "{rid}");
                 self.check_input_logprobs();
             }
-            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Rejected(_)))) => {
+            End::Reported(RequestEnd::Failed(RequestError::Step(StepError::Rejected(_)))) => {
                 assert_eq!(self.rejected_steps, 1, "{rid}");
             }
-            End::Told(RequestEnd::Failed(RequestError::Step(StepError::Lost(_)))) => {
+            End::Reported(RequestEnd::Failed(RequestError::Step(StepError::Lost(_)))) => {
                 assert!(self.lost_steps > SURVIVED_LOSSES, "{rid}");
             }
-            End::Told(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
-            End::Told(RequestEnd::Failed(RequestError::Grammar(_))) => {
+            End::Reported(RequestEnd::Failed(RequestError::OutOfMemory)) => {}
+            End::Reported(RequestEnd::Failed(RequestError::Grammar(_))) => {
                 assert!(self.natural_progress.is_err(), "{rid} must not fail");
                 let opening = self.ask.opening().len();
                 let expected = self.natural_output();
@@ -174,13 +170,13 @@ impl Life {
                 };
                 assert_eq!(self.delivered, expected, "{rid}");
             }
-            End::Told(RequestEnd::Failed(RequestError::Overloaded { .. })) => {
+            End::Reported(RequestEnd::Failed(RequestError::Overloaded { .. })) => {
                 assert!(
                     self.delivered.is_empty() && self.retractions == 0,
                     "{rid} was refused after it ran"
                 );
             }
-            End::Told(RequestEnd::Failed(RequestError::Timeout { .. })) => {
+            End::Reported(RequestEnd::Failed(RequestError::Timeout { .. })) => {
                 assert!(self.ask.timeouts.any(), "{rid} has no time limit");
             }
             other => panic!("{rid} ended with {other:?}"),

@@ -1,4 +1,4 @@
-//! Small scripts with the exact steps that they must lead to: positions, samples and pages.
+//! Tests that small scripts of requests lead to exactly the expected steps: positions, samples and pages.
 
 use souffleur_base::ids::PageId;
 use souffleur_request::FinishReason;
@@ -7,7 +7,6 @@ use souffleur_state::step::{RowWork, StepPlan, TableDelta};
 
 use crate::scheduler_world::{Ask, EOS, End, Fate, Setup, World};
 
-/// Positions of each row of a step, and whether it samples.
 fn work(plan: &StepPlan) -> Vec<(std::ops::Range<u32>, bool)> {
     let rows = plan.rows.iter();
     rows.map(|row| (row.work.positions(), row.sample)).collect()
@@ -78,9 +77,9 @@ fn eos_costs_exactly_one_wasted_step() {
     let n_output = life.delivered.len();
     assert_eq!(
         life.end,
-        Some(End::Told(RequestEnd::Finished(FinishReason::StopToken(
-            EOS
-        ))))
+        Some(End::Reported(RequestEnd::Finished(
+            FinishReason::StopToken(EOS)
+        )))
     );
     assert!(n_output < 900);
     assert_eq!(world.history.len(), n_output + 1);

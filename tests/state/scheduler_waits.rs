@@ -1,26 +1,26 @@
 //! Checks bounds on the waits of requests, in steps.
 //!
-//! Four promises, each checked at every step, using only the steps and the order of events:
+//! Four guarantees are checked at every step, from the steps and the order of events alone:
 //!
 //! - **Progress.** While requests wait, the steps from one admission to the next (or from the first wait to the first
 //!   admission) are at most the longest run of the admitted requests, when all of them run to their ends together: one
 //!   step for each remaining chunk of the one chunked prefill, the decode steps owed after each, and as many decodes as
 //!   the request with most tokens left needs. A step is added for each chunk that memory cut short, and for each plan
 //!   that the pools refused. This holds under every policy, because the pool can hold any request alone.
-//! - **Room is used.** Once a request has ended, and there is a row and memory for any waiting request in addition to
-//!   all that the admitted requests may still need, a request starts in the next plan, or after the decodes that are
-//!   owed. This, too, holds under every policy. The sum of these needs is an upper bound: a full pool is not checked.
+//! - **Free memory is used.** Once a request has ended, and a row and memory are free for any waiting request in
+//!   addition to all that the admitted requests may still need, a request starts in the next plan, or after the owed
+//!   decodes. This, too, holds under every policy. Needs are upper bounds, so nearly full pools are not checked.
 //! - **No request overtakes one that comes first.** Under every policy, if priorities count, requests of better
 //!   priority come first; then retracted requests, the oldest first. The others come in the order of the policy: `fcfs`
-//!   promises the order of arrival, and so do the policies that probe the cache if they did not probe it (there is no
-//!   cache, or more than 128 requests wait). `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
-//!   `shortest-prefill-first` promise nothing if they probed the cache, and `random` never promises an order: a stream
+//!   guarantees the order of arrival, and so do the policies that probe the cache if they did not probe it (there is no
+//!   cache, or more than 128 requests wait). `lof` guarantees the longest output. `lpm`, `hrrn`, `dfs-weight` and
+//!   `shortest-prefill-first` guarantee nothing if they probed the cache, and `random` guarantees no order: a stream
 //!   of better requests may starve a request, by design. Exempt are steps whose plan began before the request arrived
 //!   or while its last tokens were in flight, and the plans for which the prefix wait holds a request back.
 //! - **A chunk continues.** A prefill that has begun has a row in every step, except the steps owed to decodes and one
 //!   step for each plan that the pools refused.
 //!
-//! So a request whose place is promised waits at most one longest run for each request that comes before it.
+//! So a request whose place is guaranteed waits at most one longest run for each request that comes before it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use souffleur_state::step::{RowWork, StepPlan};
 
 /// The most plans for which the prefix wait may hold a request back.
-const MOST_HELD: usize = 2;
+const MAX_HELD: usize = 2;
 
 /// The facts that stay the same while a world runs.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub struct WaitRules {
 
 /// The free resources when a step is sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Free {
     pub rows: usize,
     /// Free, or cached and not locked by a running request.
     pub tokens: usize,
@@ -66,9 +66,9 @@ impl WaitRules {
     }
 }
 
-/// The promise of a plan's policy to requests that never ran.
+/// The order that a plan's policy guarantees to requests that never ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum Guarantee {
     Arrival,
     LongestOutput,
     Nothing,
@@ -85,7 +85,7 @@ enum Class {
 
 /// The run of an admitted request.
 #[derive(Clone, Copy, Debug)]
-struct Tenure {
+struct Run {
     /// Tokens to prefill, and the number prefilled so far.
     fill_tokens: usize,
     filled_tokens: usize,
@@ -103,15 +103,15 @@ struct Waiter {
     /// Smaller comes first.
     rank: (bool, i128),
     class: Class,
-    /// The number of plans begun before its wait.
+    /// The number of plans begun before the wait.
     since_plan: usize,
-    /// The number of steps sent before its wait.
+    /// The number of steps sent before the wait.
     waits_from: Option<usize>,
-    /// The number of steps sent before it was evacuated; the next step may leave it out.
+    /// The number of steps sent before the request was retracted; the next step may exclude it.
     left_at: Option<usize>,
     /// Plans in which a request started that should come after it.
     overtaken: usize,
-    tenure: Option<Tenure>,
+    run: Option<Run>,
 }
 
 /// The situations that a run has tested.
@@ -119,7 +119,6 @@ struct Waiter {
 pub struct Waits {
     /// Rows that computed a part of a prefill.
     pub chunks: usize,
-    /// Prefills that continued.
     pub resumed: usize,
     /// Starts compared with a waiting request: by priority or class, by arrival, by output.
     pub by_class: usize,
@@ -127,8 +126,8 @@ pub struct Waits {
     pub by_output: usize,
     /// Starts in the order of arrival that a policy fell back to.
     pub by_fallback: usize,
-    /// Starts that were due because there was room, after the decodes that were owed.
-    pub by_room: usize,
+    /// Starts that were due because a row and memory were free, after the owed decodes.
+    pub by_free: usize,
     /// Longest wait of a request.
     pub longest: usize,
     /// Longest time without an admission while requests waited, and its largest fraction of the bound.
@@ -136,23 +135,23 @@ pub struct Waits {
     pub tightest: f64,
 }
 
-/// Records the events and checks the promises.
+/// Records the events and checks the guarantees.
 #[derive(Debug)]
 pub struct WaitLog {
     rules: WaitRules,
     waiters: Vec<Waiter>,
     waiting: BTreeSet<usize>,
     admitted: BTreeSet<usize>,
-    /// Plans begun, and the promise of the last one's policy.
+    /// Plans begun, and the order that the last one's policy guarantees.
     plans: usize,
-    promise: Promise,
+    guarantee: Guarantee,
     falls_back: bool,
     /// The step of the first wait or of the last admission; and the latest step for the next admission.
     pause: Option<(usize, usize)>,
-    /// The number of plans begun when a request last ended; `None` once a request starts or there is no room.
+    /// The number of plans begun when a request last ended; `None` once a request starts or memory is short.
     ended_at: Option<usize>,
     /// Steps since that end in which a request could have started.
-    roomy_steps: usize,
+    unused_steps: usize,
     steps: usize,
     pub seen: Waits,
 }
@@ -165,11 +164,11 @@ impl WaitLog {
             waiting: BTreeSet::new(),
             admitted: BTreeSet::new(),
             plans: 0,
-            promise: Promise::Nothing,
+            guarantee: Guarantee::Nothing,
             falls_back: false,
             pause: None,
             ended_at: None,
-            roomy_steps: 0,
+            unused_steps: 0,
             steps: 0,
             seen: Waits::default(),
         }
@@ -186,20 +185,20 @@ impl WaitLog {
             waits_from: Some(self.steps),
             left_at: None,
             overtaken: 0,
-            tenure: None,
+            run: None,
         });
         self.waiting.insert(number);
         self.begin_pause();
     }
 
     /// Begins a plan; requests that arrive later are not in it.
-    pub fn begin_plan(&mut self, promise: Promise, falls_back: bool) {
+    pub fn begin_plan(&mut self, guarantee: Guarantee, falls_back: bool) {
         self.plans += 1;
-        self.promise = promise;
+        self.guarantee = guarantee;
         self.falls_back = falls_back;
     }
 
-    /// A request was taken out of the batch and will start over.
+    /// Records a retraction or preemption.
     pub fn evacuated(&mut self, number: usize, is_preempted: bool) {
         let waiter = &mut self.waiters[number];
         waiter.class = if is_preempted {
@@ -207,11 +206,11 @@ impl WaitLog {
         } else {
             Class::Retracted
         };
-        waiter.tenure = None;
+        waiter.run = None;
         waiter.since_plan = self.plans;
         waiter.left_at = Some(self.steps);
         waiter.overtaken = 0;
-        // If a plan admitted it but was never sent, it has waited all along.
+        // If the plan that admitted the request was never sent, the earlier wait continues.
         waiter.waits_from.get_or_insert(self.steps);
         self.admitted.remove(&number);
         self.waiting.insert(number);
@@ -220,7 +219,7 @@ impl WaitLog {
     }
 
     pub fn ended(&mut self, number: usize) {
-        self.close(number);
+        self.end_wait(number);
         self.admitted.remove(&number);
         self.ended_at = Some(self.plans);
         if self.waiting.is_empty() {
@@ -228,34 +227,34 @@ impl WaitLog {
         }
     }
 
-    /// Room that does not come from an end is not checked.
+    /// Disables the check of free memory until a request ends: only memory that an end frees is checked.
     pub fn forget_ends(&mut self) {
         self.ended_at = None;
-        self.roomy_steps = 0;
+        self.unused_steps = 0;
     }
 
-    /// The pools refused a plan: the plan that frees memory for it may end in a decode.
+    /// Records that the pools refused a plan. The next plan frees memory, and may end in a decode.
     pub fn refused(&mut self) {
         self.forget_ends();
         for number in &self.admitted {
-            if let Some(tenure) = &mut self.waiters[*number].tenure {
-                tenure.may_idle += 1;
+            if let Some(run) = &mut self.waiters[*number].run {
+                run.may_idle += 1;
             }
         }
         self.grant_step();
     }
 
     /// Checks a step; `starts` and `rows` are the request numbers of its starts and rows, in order.
-    pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], room: Room) {
+    pub fn take_step(&mut self, plan: &StepPlan, starts: &[usize], rows: &[usize], free: Free) {
         self.check_passed(starts);
-        self.check_room(!starts.is_empty(), room);
+        self.check_free(!starts.is_empty(), free);
         for (start, &number) in plan.starts.iter().zip(starts) {
-            self.close(number);
+            self.end_wait(number);
             let known = start.tokens.len() - start.prompt_tokens as usize;
             let waiter = &mut self.waiters[number];
-            waiter.tenure = Some(Tenure {
+            waiter.run = Some(Run {
                 fill_tokens: start.tokens.len(),
-                // The first row shows the cached part.
+                // The positions of the first row show how many tokens are cached.
                 filled_tokens: 0,
                 tokens_left: waiter.max_new_tokens - known,
                 idle_steps: 0,
@@ -273,15 +272,15 @@ impl WaitLog {
     }
 
     fn take_row(&mut self, number: usize, work: &RowWork, samples: bool, is_start: bool) {
-        let tenure = &mut self.waiters[number].tenure;
-        let tenure = tenure.as_mut().expect("a row's request has started");
-        tenure.tokens_left -= usize::from(samples);
+        let run = &mut self.waiters[number].run;
+        let run = run.as_mut().expect("a row's request has started");
+        run.tokens_left -= usize::from(samples);
         let RowWork::Prefill { positions } = work else {
             return;
         };
-        tenure.filled_tokens = positions.end as usize;
+        run.filled_tokens = positions.end as usize;
         self.seen.resumed += usize::from(!is_start);
-        if tenure.filled_tokens < tenure.fill_tokens {
+        if run.filled_tokens < run.fill_tokens {
             self.seen.chunks += 1;
             let is_short = Some(positions.len()) < self.rules.least_chunk;
             if is_short && !is_start {
@@ -290,7 +289,7 @@ impl WaitLog {
         }
     }
 
-    fn close(&mut self, number: usize) {
+    fn end_wait(&mut self, number: usize) {
         self.waiting.remove(&number);
         if let Some(from) = self.waiters[number].waits_from.take() {
             self.seen.longest = self.seen.longest.max(self.steps - from);
@@ -313,7 +312,7 @@ impl WaitLog {
                 }
             }
         }
-        let most = if self.rules.prefix_wait { MOST_HELD } else { 0 };
+        let most = if self.rules.prefix_wait { MAX_HELD } else { 0 };
         for number in passed {
             let waiter = &mut self.waiters[number];
             waiter.overtaken += 1;
@@ -321,7 +320,7 @@ impl WaitLog {
                 waiter.overtaken <= most,
                 "{starts:?} start in step {} before {number}, which comes first ({:?}): {waiter:?}",
                 self.steps,
-                self.promise,
+                self.guarantee,
             );
         }
     }
@@ -339,14 +338,14 @@ impl WaitLog {
             self.seen.by_class += 1;
             return classes.then(arrival).is_lt();
         }
-        match self.promise {
-            Promise::Nothing => false,
-            Promise::Arrival => {
+        match self.guarantee {
+            Guarantee::Nothing => false,
+            Guarantee::Arrival => {
                 self.seen.by_arrival += 1;
                 self.seen.by_fallback += usize::from(self.falls_back);
                 arrival.is_lt()
             }
-            Promise::LongestOutput => {
+            Guarantee::LongestOutput => {
                 self.seen.by_output += 1;
                 let outputs = b.max_new_tokens.cmp(&a.max_new_tokens);
                 outputs.then(arrival).is_lt()
@@ -354,11 +353,11 @@ impl WaitLog {
         }
     }
 
-    /// Checks that a request starts if there is room for any waiting request.
-    fn check_room(&mut self, has_starts: bool, room: Room) {
+    /// Checks that a request starts if a row and memory are free for any waiting request.
+    fn check_free(&mut self, has_starts: bool, free: Free) {
         if has_starts {
-            self.seen.by_room += usize::from(self.roomy_steps > 0);
-            self.roomy_steps = 0;
+            self.seen.by_free += usize::from(self.unused_steps > 0);
+            self.unused_steps = 0;
         }
         if self.ended_at.is_none_or(|at| at >= self.plans) {
             return;
@@ -367,13 +366,13 @@ impl WaitLog {
             let waiter = &self.waiters[*number];
             waiter.since_plan < self.plans && waiter.left_at.is_none_or(|at| at < self.steps)
         });
-        if has_starts || !may_start || !self.fits(room) {
+        if has_starts || !may_start || !self.fits(free) {
             return self.forget_ends();
         }
-        self.roomy_steps += 1;
+        self.unused_steps += 1;
         assert!(
-            self.roomy_steps <= self.rules.owed_decodes,
-            "no request starts in step {} with {room:?}: {:?} wait, {:?} run",
+            self.unused_steps <= self.rules.owed_decodes,
+            "no request starts in step {} with {free:?}: {:?} wait, {:?} run",
             self.steps,
             self.waiting,
             self.admitted
@@ -381,38 +380,38 @@ impl WaitLog {
     }
 
     /// Whether any waiting request fits in addition to all that admitted ones may need; false during chunked prefills.
-    fn fits(&self, room: Room) -> bool {
+    fn fits(&self, free: Free) -> bool {
         let page_size = self.rules.page_size;
-        let tenures = self.admitted.iter().filter_map(|n| self.waiters[*n].tenure);
+        let runs = self.admitted.iter().filter_map(|n| self.waiters[*n].run);
         let mut asked_tokens = 0;
-        for tenure in tenures {
-            if tenure.filled_tokens < tenure.fill_tokens {
+        for run in runs {
+            if run.filled_tokens < run.fill_tokens {
                 return false;
             }
-            // Its token of this step, and the rest of its last page.
-            asked_tokens += tenure.tokens_left + 1 + page_size;
+            // All its tokens to come, its token of this step, and the rest of its last page.
+            asked_tokens += run.tokens_left + 1 + page_size;
         }
         let most_tokens = self.waiting.iter().map(|number| {
             let waiter = &self.waiters[*number];
             waiter.prompt_tokens + waiter.max_new_tokens + 2 * page_size
         });
-        room.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < room.tokens
+        free.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < free.tokens
     }
 
     /// Checks that every prefill that has begun continues.
     fn check_chunks(&mut self, rows: &[usize]) {
         for number in &self.admitted {
-            let Some(tenure) = &mut self.waiters[*number].tenure else {
+            let Some(run) = &mut self.waiters[*number].run else {
                 continue;
             };
             if rows.contains(number) {
-                tenure.idle_steps = 0;
-                tenure.may_idle = self.rules.owed_decodes;
-            } else if tenure.filled_tokens < tenure.fill_tokens {
-                tenure.idle_steps += 1;
+                run.idle_steps = 0;
+                run.may_idle = self.rules.owed_decodes;
+            } else if run.filled_tokens < run.fill_tokens {
+                run.idle_steps += 1;
                 assert!(
-                    tenure.idle_steps <= tenure.may_idle,
-                    "the prefill of {number} does not continue in step {}: {tenure:?}",
+                    run.idle_steps <= run.may_idle,
+                    "the prefill of {number} does not continue in step {}: {run:?}",
                     self.steps
                 );
             }
@@ -434,16 +433,15 @@ impl WaitLog {
 
     /// The most steps until all admitted requests have ended.
     fn longest_run(&self) -> usize {
-        let tenures = self.admitted.iter().filter_map(|n| self.waiters[*n].tenure);
+        let runs = self.admitted.iter().filter_map(|n| self.waiters[*n].run);
         let (mut chunks, mut decodes) = (0, 0);
-        for tenure in tenures {
-            chunks += self.rules.rows(tenure.fill_tokens - tenure.filled_tokens);
-            decodes = decodes.max(tenure.tokens_left);
+        for run in runs {
+            chunks += self.rules.rows(run.fill_tokens - run.filled_tokens);
+            decodes = decodes.max(run.tokens_left);
         }
         chunks * (1 + self.rules.owed_decodes) + decodes
     }
 
-    /// Checks that a request starts in time.
     fn check_pause(&mut self, has_starts: bool) {
         let Some((from, latest)) = self.pause else {
             return;

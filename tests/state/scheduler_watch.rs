@@ -13,13 +13,13 @@ struct Watched {
     wants_logprobs: bool,
     /// Output tokens once the steps so far are done.
     planned: usize,
-    /// Its whole prefill is planned, and it has not been released since.
+    /// The whole prefill is planned, and the request has not been released since.
     is_prefilled: bool,
-    is_inside: bool,
+    is_admitted: bool,
     has_ended: bool,
-    /// Consecutive steps in which it could have decoded but did not.
-    sat_out: usize,
-    worst_sat_out: usize,
+    /// Consecutive steps in which the request could have decoded but did not.
+    skipped: usize,
+    max_skipped: usize,
 }
 
 impl Watched {
@@ -31,10 +31,10 @@ impl Watched {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Waiting,
-    /// Some chunks of its prompt are planned, not all.
+    /// Some chunks of the prompt are planned, but not all.
     Prefilling,
     Decoding,
-    /// The step of its last token is planned.
+    /// The step of the last token is planned.
     Ending,
 }
 
@@ -70,16 +70,16 @@ impl Watch {
             wants_logprobs: ask.logprob_start.is_some(),
             planned: 0,
             is_prefilled: false,
-            is_inside: false,
+            is_admitted: false,
             has_ended: false,
-            sat_out: 0,
-            worst_sat_out: 0,
+            skipped: 0,
+            max_skipped: 0,
         });
     }
 
     pub fn stage(&self, number: usize) -> Stage {
         let request = &self.requests[number];
-        if !request.is_inside {
+        if !request.is_admitted {
             Stage::Waiting
         } else if request.planned >= request.max_new_tokens {
             Stage::Ending
@@ -94,17 +94,16 @@ impl Watch {
         self.requests[number].has_ended = true;
     }
 
-    /// The request frees its row.
     pub fn released(&mut self, number: usize) {
         let request = &mut self.requests[number];
         request.is_prefilled = false;
-        request.is_inside = false;
-        request.sat_out = 0;
+        request.is_admitted = false;
+        request.skipped = 0;
     }
 
     /// The most steps between two tokens of this request; 1 if it is in every step.
     pub fn worst_gap(&self, number: usize) -> usize {
-        self.requests[number].worst_sat_out + 1
+        self.requests[number].max_skipped + 1
     }
 
     pub fn take_step(&mut self, plan: &StepPlan, number_of: impl Fn(SeqId) -> usize) {
@@ -114,13 +113,13 @@ impl Watch {
         self.check_rows(plan, &decodable, &number_of);
         for start in &plan.starts {
             let request = &mut self.requests[number_of(start.seq)];
-            request.is_inside = true;
+            request.is_admitted = true;
             request.planned = start.tokens.len() - start.prompt_tokens as usize;
         }
         for row in &plan.rows {
             let request = &mut self.requests[number_of(row.seq)];
             request.planned += usize::from(row.sample);
-            // The last chunk of a request that generates nothing samples nothing, and it never decodes.
+            // A request that generates nothing never samples, and never decodes.
             request.is_prefilled |= row.sample;
         }
     }
@@ -158,7 +157,7 @@ impl Watch {
         self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
     }
 
-    /// Checks that at most one prefill step leaves out a sequence that could decode, then none for the interval.
+    /// Checks that after a prefill step that left out a decodable sequence, decode steps follow for the interval.
     fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
         let protected = self.rules.prefill_decode_interval_min_bs.max(1);
         if has_prefill && self.owed_decodes > 0 {
@@ -172,15 +171,15 @@ impl Watch {
         }
         for &number in decodable {
             let request = &mut self.requests[number];
-            request.sat_out = if has_decode { 0 } else { request.sat_out + 1 };
-            request.worst_sat_out = request.worst_sat_out.max(request.sat_out);
+            request.skipped = if has_decode { 0 } else { request.skipped + 1 };
+            request.max_skipped = request.max_skipped.max(request.skipped);
             let is_protected = self.rules.prefill_decode_interval > 0 && protected == 1;
-            assert!(!is_protected || request.sat_out <= 1, "request {number}");
+            assert!(!is_protected || request.skipped <= 1, "request {number}");
         }
     }
 
-    /// Checks the victims if the count of preemptions has grown: each gave way to a request that is better by more than
-    /// the threshold, and no worse request keeps running. Returns whether there are victims.
+    /// Checks the victims if the count of preemptions has grown: each has a lower priority than a waiting request by
+    /// more than the threshold, and no request of lower priority keeps running. Returns whether there are victims.
     pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) -> bool {
         let n_victims = preemptions - std::mem::replace(&mut self.preemptions, preemptions);
         if n_victims == 0 {
@@ -199,7 +198,7 @@ impl Watch {
             .iter()
             .enumerate()
             .filter(|(number, request)| {
-                !request.is_inside && !request.has_ended && !victims.contains(number)
+                !request.is_admitted && !request.has_ended && !victims.contains(number)
             });
         let best = waiting.map(|(_, request)| goodness(request)).max();
         let best = best.expect("a preempting request waits");

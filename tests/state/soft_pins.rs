@@ -20,7 +20,6 @@ fn small(n_pages: u32) -> Setup {
     }
 }
 
-/// Computes a prompt, and pins it.
 fn pinned(world: &mut World, family: u32, len: usize, replaces: bool) -> u64 {
     world.submit(Ask::exactly(prompt(family, len), 2));
     world.drain();
@@ -61,7 +60,7 @@ fn a_soft_pin_expires() {
 }
 
 #[test]
-fn the_oldest_soft_pins_give_way_to_a_candidate_while_others_run() {
+fn the_oldest_soft_pins_are_released_for_a_candidate_while_requests_run() {
     let mut world = World::new(small(100));
     for family in 0..3 {
         pinned(&mut world, family, 16, false);
@@ -89,7 +88,7 @@ fn the_oldest_soft_pins_give_way_to_a_candidate_while_others_run() {
 }
 
 #[test]
-fn soft_pins_give_way_before_pins_of_hosts_and_before_a_retraction() {
+fn soft_pins_are_released_before_pins_of_hosts_and_before_a_retraction() {
     let mut world = World::new(small(64));
     world.submit(Ask::exactly(prompt(1, 12), 2));
     world.drain();
@@ -107,7 +106,7 @@ fn soft_pins_give_way_before_pins_of_hosts_and_before_a_retraction() {
 }
 
 #[test]
-fn soft_pins_give_way_before_a_request_is_preempted() {
+fn soft_pins_are_released_before_a_request_is_preempted() {
     let rules = BatchRules {
         priority: Some(PriorityRules {
             low_values_first: false,
@@ -194,7 +193,7 @@ fn a_pin_removed_before_it_was_granted_holds_nothing() {
     world.submit(Ask::exactly(prompt(0, 20), 5));
     world.drain();
     world.finish_plan();
-    // The plan that takes the pin is open.
+    // The plan that grants the pin is open.
     let name = world.pin_softly(&prompt(0, 20), SOON, false);
     assert!(world.unpin_softly(name));
     world.finish_plan();

@@ -1,5 +1,5 @@
-//! Faults reported in other engines' caches of layer states (hybrid models), as tests of this cache. Issue numbers are
-//! those of the engine's repository. Two kinds are tested elsewhere: lost or missing sliding-window pages in
+//! Faults reported in other engines' caches of recurrent states (hybrid models), as tests of this cache. Issue numbers
+//! are those of the engine's repository. Two kinds are tested elsewhere: lost or missing sliding-window pages in
 //! `window_defects`, misplaced anchors in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
 
 use souffleur_state::pool::state_pool::StateLimits;
@@ -47,7 +47,7 @@ fn cached(world: &mut World, prompt: Vec<u32>, anchors: &[u32]) -> usize {
 fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
     let mut world = world(1, 2, 40, 512);
     cached(&mut world, tokens(1, 2000), &[1990]);
-    // 512, 1024, 1536, the anchor, and the end.
+    // States at 512, 1024 and 1536 tokens, at the anchor, and at the end.
     assert_eq!(world.states.cache.cached_states(), 5);
     world.assert_clean();
 }
@@ -408,12 +408,12 @@ fn a_prompt_that_is_not_admitted_changes_no_states() {
     let longer = [with_reply(&world, long.clone()), tokens(302, 10)].concat();
     assert_eq!(world.states.cache.cached_states(), 4);
     let asks = [
-        // Takes the last free state for its own, and one from the cache for its anchor.
+        // Takes the last free state for its row, and a cached state for the copy at its anchor.
         Ask {
             anchors: vec![150],
             ..Ask::exactly(tokens(303, 200), 300)
         },
-        // Would pass the state after 100 tokens, but its output does not fit together with the other's.
+        // Its match passes the state after 100 tokens, but its output does not fit together with the first one's.
         Ask {
             anchors: vec![212],
             ..Ask::exactly(longer, 700)
@@ -446,7 +446,7 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let prime = [&system[..], &tokens(311, 8)].concat();
     cached(&mut world, prime, &[160]);
     assert_eq!(world.states.cache.cached_states(), 1);
-    // This request holds a state, but caches none: with the chat's own state, two slots are left for copies.
+    // This request holds a state, but caches none. The chat's row holds another, so two slots are left for copies.
     world.submit(Ask {
         bypasses_cache: true,
         ..Ask::exactly(tokens(312, 40), 100)

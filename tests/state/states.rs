@@ -1,4 +1,4 @@
-//! Tests of models whose layers keep a state (hybrid models): where prompts resume from the cache, how many tokens they
+//! Tests of models with recurrent states (hybrid models): where prompts resume from the cache, how many tokens they
 //! compute, and that no state is lost, read before it is written or given to another prompt. The fake executor compares
 //! every state with the tokens that it must have seen.
 
@@ -24,7 +24,7 @@ fn setup(page_size: u32, n_rows: u32, total_slots: usize) -> Setup {
     }
 }
 
-fn roomy(page_size: u32) -> Setup {
+fn large(page_size: u32) -> Setup {
     setup(page_size, 8, 64)
 }
 
@@ -63,7 +63,7 @@ struct Conversation {
     turns: Vec<u32>,
 }
 
-/// The opening of a reply, and the reasoning in it that the template drops later.
+/// The tokens that open a reply. The template later drops them with the reasoning.
 const OPEN: [u32; 3] = [5, 6, 7];
 
 impl Conversation {
@@ -80,7 +80,6 @@ impl Conversation {
         self.query_tokens = self.turns.len();
     }
 
-    /// Adds a turn of another role than the user.
     fn add_turn(&mut self, turn: &[u32]) {
         self.turns.extend_from_slice(turn);
     }
@@ -101,9 +100,9 @@ impl Conversation {
     }
 }
 
-/// Runs conversations with one system prompt: a loop of eight tool calls whose thinking stays, a user's turn that drops
-/// it, a fork, an edit, the same prompt twice, other conversations, and four samples of one prompt. Returns each turn's
-/// name, its computed tokens, and the most that it may compute.
+/// Runs conversations with one system prompt: a loop of eight tool calls that keeps the reasoning, a user turn that
+/// drops it, a fork, an edit, the same prompt twice, other conversations, and four samples of one prompt. Returns each
+/// turn's name, its computed tokens, and the most that it may compute.
 fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     let page = world.setup.page_size as usize;
     let mut seen = Vec::new();
@@ -200,7 +199,7 @@ fn an_agent_gets_the_same_tokens_with_hardly_any_states() {
     for page_size in [1, 16] {
         let expected = outputs_of(Setup {
             states: None,
-            ..roomy(page_size)
+            ..large(page_size)
         });
         for (rows, slots, n_pages) in [
             (4, 5, 16_384),
@@ -219,7 +218,7 @@ fn an_agent_gets_the_same_tokens_with_hardly_any_states() {
 
 #[test]
 fn a_prompt_resumes_at_a_state_and_reports_where_none_is() {
-    let mut world = World::new(roomy(1));
+    let mut world = World::new(large(1));
     let prompt = tokens(3, 200);
     assert_eq!(run(&mut world, ask(&prompt, &[120], 4)).0, 200);
     // Beyond the anchor there is K/V but no state.
@@ -250,7 +249,7 @@ fn a_prompt_resumes_at_a_state_and_reports_where_none_is() {
 #[test]
 fn the_second_prompt_that_diverges_saves_a_state_for_the_third() {
     for page_size in [1, 4, 16] {
-        let mut world = World::new(roomy(page_size));
+        let mut world = World::new(large(page_size));
         let shared = tokens(9, 200);
         let mut computed = Vec::new();
         for seed in 60..63 {
@@ -266,7 +265,7 @@ fn the_second_prompt_that_diverges_saves_a_state_for_the_third() {
 
 #[test]
 fn a_repeated_prompt_and_a_longer_one_resume_at_the_end_of_the_first() {
-    let mut world = World::new(roomy(1));
+    let mut world = World::new(large(1));
     let prompt = tokens(11, 100);
     let (computed, output) = run(&mut world, ask(&prompt, &[], 10));
     assert_eq!((computed, output.len()), (100, 10));
@@ -306,7 +305,7 @@ fn a_report_says_why_there_is_no_state() {
 #[test]
 fn a_request_that_waits_for_another_prompt_resumes_where_they_diverge() {
     for page_size in [1, 4, 16] {
-        let mut world = World::new(roomy(page_size));
+        let mut world = World::new(large(page_size));
         let shared = tokens(22, 200);
         let asks = [23, 24].map(|seed| {
             let prompt = [&shared[..], &tokens(seed, 50)].concat();
@@ -324,7 +323,7 @@ fn a_request_that_waits_for_another_prompt_resumes_where_they_diverge() {
 #[test]
 fn a_state_is_published_for_exactly_the_tokens_that_were_fed() {
     for page_size in [1, 2, 4, 16] {
-        let mut world = World::new(roomy(page_size));
+        let mut world = World::new(large(page_size));
         for seed in 0..12 {
             let prompt = tokens(1000 + seed, 64 + seed as usize);
             // Most outputs end with EOS, and not with the length.

@@ -17,8 +17,9 @@ fn tlru_evicts_the_tail_that_the_next_turn_can_compute_again_then_by_age() {
     // An old conversation of 8 tokens in one node, a recent one of 2 in two nodes.
     let old: Vec<u32> = (1..=8).collect();
     let (head, recent) = ([20], [20, 21]);
-    // (threshold, estimate, the first victim): the recent tail starts at 1 and needs 2 + estimate - threshold kept.
-    for (threshold, estimate, recent_goes) in [
+    // (threshold, estimate, whether the recent conversation's last token is evicted first). That token starts at 1, and
+    // 2 + estimate - threshold tokens of the conversation must be kept.
+    for (threshold, estimate, evicts_recent) in [
         (0, 0, false),
         (4, 0, true),
         (4, 2, true),
@@ -30,8 +31,8 @@ fn tlru_evicts_the_tail_that_the_next_turn_can_compute_again_then_by_age() {
         for key in [&old[..], &head, &recent] {
             memory.insert(key);
         }
-        assert_eq!(memory.evict(1), if recent_goes { 1 } else { 8 });
-        let expected = if recent_goes { (8, 1) } else { (0, 2) };
+        assert_eq!(memory.evict(1), if evicts_recent { 1 } else { 8 });
+        let expected = if evicts_recent { (8, 1) } else { (0, 2) };
         assert_eq!((memory.peek(&old), memory.peek(&recent)), expected);
     }
 }
@@ -58,7 +59,7 @@ fn tlru_stops_at_the_part_of_a_conversation_that_it_must_keep() {
         memory.evict(1);
         assert_eq!((memory.peek(&long), memory.peek(&other)), (kept, 4));
     }
-    // The history does not shrink with the tail: now age decides.
+    // The evicted tokens still count, so 7 tokens must be kept, and age decides.
     memory.evict(1);
     assert_eq!((memory.peek(&long), memory.peek(&other)), (7, 0));
 }

@@ -16,7 +16,7 @@ fn check(setup: Setup, cached: u32) {
     world.submit(warm_up.clone());
     world.drain();
     let end = RequestEnd::Finished(FinishReason::Length { max_new_tokens: 0 });
-    assert_eq!(world.lives[0].end, Some(End::Told(end.clone())));
+    assert_eq!(world.lives[0].end, Some(End::Reported(end.clone())));
     assert!(world.lives[0].delivered.is_empty());
     let mut rows = world.history.iter().flat_map(|step| &step.rows);
     assert!(rows.all(|row| !row.sample), "nothing is sampled");
@@ -24,7 +24,7 @@ fn check(setup: Setup, cached: u32) {
     world.submit(warm_up);
     world.drain();
     assert_eq!(world.lives[1].cached_tokens, cached);
-    assert_eq!(world.lives[1].end, Some(End::Told(end)));
+    assert_eq!(world.lives[1].end, Some(End::Reported(end)));
     world.submit(Ask::exactly(prompt, 5));
     world.drain();
     assert_eq!(world.lives[2].cached_tokens, cached);

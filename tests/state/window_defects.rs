@@ -13,7 +13,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_it_is_filled() {
         let mut world = Tree::new(page_size, 33);
         let prompt = tokens(1, 160);
         world.publish(&prompt[..96]);
-        // The rest comes without its first page of windows, like that of a sequence that has freed it.
+        // Publishes the rest without its first window page, as a sequence does that has freed this page.
         assert_eq!(world.publish_from(&prompt, 96 / page + 1), 96);
         assert_eq!(world.peek(&prompt), 160, "the last window is whole");
         let into_hole = 96 + page + 16;
@@ -24,7 +24,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_it_is_filled() {
     }
 }
 
-/// SGLang #36935, of states: the pages at the ends of a long prompt's chunks evicted the boundaries of others.
+/// SGLang #36935 (for states): the pages at the ends of a long prompt's chunks evicted the boundaries of others.
 #[test]
 fn ends_of_chunks_evict_no_boundaries() {
     let mut world = World::new(setup(1, 24, 64 + 4 * 24 + 32));
@@ -36,7 +36,7 @@ fn ends_of_chunks_evict_no_boundaries() {
     world.assert_clean();
 }
 
-/// SGLang #29860, #34870: a sequence kept a page less of its end than the next prompt sees.
+/// SGLang #29860, #34870: a sequence kept one page less of its end than the next prompt attends to.
 #[test]
 fn the_next_turn_resumes_at_the_last_whole_page_of_every_length() {
     for (page_size, window) in [(1, 9), (4, 9), (4, 8), (16, 24), (16, 17), (16, 16)] {
@@ -46,7 +46,7 @@ fn the_next_turn_resumes_at_the_last_whole_page_of_every_length() {
             let prompt = tokens(100 + n_output as u32, 70 + n_output % 5);
             let n_output = n_output + 2 * window;
             let (_, output) = run(&mut world, &prompt, n_output);
-            // The last token was never fed.
+            // The last token has no K/V.
             let known = prompt.len() + output.len() - 1;
             let next = [&prompt[..], &output, &tokens(9, 12)].concat();
             let (cached, _) = run(&mut world, &next, 1);
@@ -92,7 +92,7 @@ fn the_next_turn_resumes_where_a_stop_string_cut_the_output() {
 fn pages_that_a_sequence_has_freed_are_not_cached() {
     for page_size in [1, 4, 16] {
         let window = 20;
-        // As many tokens as two sequences see, so one takes the pages that the other frees at once.
+        // Pages for the windows of two sequences, so that one sequence soon gets the pages that another one frees.
         let tight = 64 + 2 * window + 8 * page_size as usize;
         let mut world = World::new(setup(page_size, window, tight));
         let asks = (40..44).map(|seed| Ask::exactly(tokens(seed, 50), 150));
@@ -111,7 +111,7 @@ fn pages_that_a_sequence_has_freed_are_not_cached() {
     }
 }
 
-/// SGLang #27586: slots leaked through a map of window slots that was not kept in step when requests were cut off.
+/// SGLang #27586: slots leaked through a map of window slots that was not updated when requests were aborted.
 #[test]
 fn a_request_cancelled_or_retracted_at_any_step_leaks_no_page() {
     for has_radix_cache in [true, false] {
@@ -135,8 +135,8 @@ fn a_request_cancelled_or_retracted_at_any_step_leaks_no_page() {
     }
 }
 
-/// vLLM #46453: groups of pages disagreed on the length of a hit. Here a row begins with the pages of
-/// both groups, or the executor finds the hole.
+/// vLLM #46453: groups of pages disagreed on the length of a hit. Here the executor checks that a row begins with the
+/// pages of both groups.
 #[test]
 fn a_row_begins_where_both_groups_have_pages() {
     for page_size in [1, 4, 16] {

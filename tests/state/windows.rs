@@ -1,5 +1,5 @@
 //! Tests of models with sliding windows: the window pages that sequences hold, the positions where prompts resume from
-//! the cache, and the order of eviction. The fake executor checks all tokens that each query sees.
+//! the cache, and the order of eviction. The fake executor checks all tokens that each query attends to.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ fn a_prompt_resumes_at_every_page_around_the_window() {
 }
 
 #[test]
-fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
+fn a_sequence_keeps_only_the_window_pages_that_it_attends_to() {
     for has_radix_cache in [false, true] {
         for (page_size, window) in [(1, 1), (1, 24), (4, 24), (16, 24), (16, 40)] {
             let mut world = World::new(Setup {
@@ -96,7 +96,8 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
                     last = stats.protected_windows;
                 }
             }
-            // To cache its own end, a whole page before it, and the tokens that a stop string may remove.
+            // A sequence to be cached also keeps a whole page before its end, and the tokens that a stop string may
+            // remove.
             let spare = if has_radix_cache {
                 (page + 8).div_ceil(page)
             } else {
@@ -112,7 +113,7 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
     }
 }
 
-/// Gemma 3 4B in bf16: 34 layers, of which every sixth sees everything and the others 1,024 tokens.
+/// Gemma 3 4B in bf16: 34 layers; every sixth attends to all tokens, the others to 1,024.
 #[test]
 fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
     let windows: Vec<Option<usize>> = (1..=34)
@@ -168,7 +169,7 @@ fn chunks_longer_and_shorter_than_the_window_give_the_same_outputs() {
         for chunk in [16, 48, 112] {
             let setup = Setup {
                 chunk_tokens: Some(chunk),
-                // A chunk, a kept prefix and a decode: the minimum in a memory plan.
+                // Pages for a chunk, a cached prefix and a decode: the minimum of a memory plan.
                 ..setup(page_size, 30, chunk + 2 * 30 + 8 * page_size as usize)
             };
             assert_eq!(outputs(setup), expected, "chunks of {chunk}");
@@ -281,7 +282,6 @@ impl Tree {
         self.tree.peek(&Namespace::default(), tokens)
     }
 
-    /// Evicts window pages; returns the number of freed ones.
     pub fn evict(&mut self, n_pages: usize) -> usize {
         self.tree.evict_windows(n_pages);
         let freed = self.tree.take_freed_windows();
@@ -291,8 +291,7 @@ impl Tree {
         n
     }
 
-    /// Evicts window pages until at most `n_pages` are left in the cache.
-    pub fn leave(&mut self, n_pages: usize) {
+    pub fn evict_down_to(&mut self, n_pages: usize) {
         while self.tree.evictable_windows() > n_pages {
             assert!(self.evict(1) > 0);
         }
@@ -318,12 +317,12 @@ fn windows_that_end_no_prompt_are_evicted_first_then_the_oldest_ends() {
         world.publish(&young);
         // The visible tokens before an end, and a page more.
         let tail = 15_usize.div_ceil(page) + 1;
-        world.leave(2 * tail);
+        world.evict_down_to(2 * tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (120, 120));
         assert_eq!(world.peek(&old[..80]), 0, "no request ended there");
-        world.leave(tail);
+        world.evict_down_to(tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (0, 120));
-        world.leave(0);
+        world.evict_down_to(0);
         assert_eq!(world.peek(&young), 0);
         world.close();
     }
@@ -338,16 +337,16 @@ fn boundaries_are_evicted_before_ends_of_paths() {
         world.publish(&old);
         world.publish(&young[..80]);
         assert_eq!(world.publish(&young), 80);
-        world.leave(3 * tail);
+        world.evict_down_to(3 * tail);
         let ends = |world: &Tree| [&old[..], &young[..80], &young].map(|key| world.peek(key));
         assert_eq!(ends(&world), [120, 80, 160]);
-        world.leave(2 * tail);
+        world.evict_down_to(2 * tail);
         assert_eq!(
             ends(&world),
             [120, 0, 160],
             "the boundary is younger than the old end"
         );
-        world.leave(tail);
+        world.evict_down_to(tail);
         assert_eq!(ends(&world), [0, 0, 160]);
         world.close();
     }
@@ -368,15 +367,15 @@ fn a_lock_keeps_the_end_of_its_prefix_and_nothing_before() {
         assert_eq!(locked.windows.pages.len(), (end - start) / page);
         assert_eq!(world.tree.protected_windows(), (end - start) / page + 1);
         let seen: Vec<_> = locked.windows.pages.iter().collect();
-        world.leave(0);
+        world.evict_down_to(0);
         assert_eq!(world.peek(&prompt[..130]), end);
         let again = world.lock(&prompt[..130]);
         assert_eq!(again.windows.pages.iter().collect::<Vec<_>>(), seen);
         world.unlock(locked);
-        world.leave(0);
+        world.evict_down_to(0);
         assert_eq!(world.peek(&prompt[..130]), end, "the other lock keeps it");
         world.unlock(again);
-        world.leave(0);
+        world.evict_down_to(0);
         assert_eq!(world.peek(&prompt), 0);
         world.close();
     }
@@ -394,8 +393,8 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
             world.unlock(locked);
         }
         let tail = 19_usize.div_ceil(page) + 1;
-        world.leave(3 * tail);
-        // The pages that each end has kept, and the pages that a sequence sees when it resumes after `end` tokens.
+        world.evict_down_to(3 * tail);
+        // `has`: an end has kept this token's page. `seen`: the tokens that a sequence resumed at `end` attends to.
         let has = |at: usize| {
             [48, 112, 192]
                 .iter()

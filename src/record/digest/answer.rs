@@ -17,7 +17,7 @@ use souffleur_state::plan::{
 pub struct PlannedDigest {
     step: StepId,
     missing_pages: Option<u64>,
-    /// The number of sequences with a grant; the step shows the grants themselves.
+    /// The number of sequences with a grant; the grants themselves appear in the step.
     granted: u64,
     granted_sum: u64,
     checkpointed: Vec<CheckpointedDigest>,
@@ -82,7 +82,7 @@ impl From<&StepPlanned> for PlannedDigest {
             verdict,
             free_pages,
             free_rows,
-            // Later grants show differences.
+            // Differences appear in later grants.
             free_states: _,
             free_windows,
         } = planned;
@@ -91,7 +91,7 @@ impl From<&StepPlanned> for PlannedDigest {
             pinned,
             admitted,
             held,
-            // The orders to the store and the step show differences.
+            // Differences appear in the orders to the store and in the step.
             fetches: _,
             saves: _,
             budget,
@@ -101,9 +101,9 @@ impl From<&StepPlanned> for PlannedDigest {
             evicted_tokens,
             evicted_windows,
             evicted_nodes,
-            // Only used to explain misses; later grants show the evictions.
+            // Only explains misses; evictions appear in later grants.
             evicted_edges: _,
-            // The free pages show a flush.
+            // A flush appears in the free pages.
             flushed_pages: _,
             cache,
         } = verdict.as_ref();
@@ -237,7 +237,7 @@ impl From<&Admitted> for AdmittedDigest {
             extend_end,
             chunked,
             departure: _,
-            // The step has the start positions and saves of its rows.
+            // The other fields appear in the step.
             kv_tokens: _,
             state: _,
             saves: _,
@@ -278,7 +278,7 @@ impl From<&PrefixesProbed> for ProbedDigest {
             checkpointed,
             returned,
             returned_rows,
-            // Later grants show differences.
+            // Differences appear in later grants.
             returned_states: _,
             returned_windows: _,
             matches,

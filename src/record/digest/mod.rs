@@ -19,7 +19,7 @@ pub use answer::{PlannedDigest, ProbedDigest};
 pub use plan::{PlanDigest, ProbeDigest, ReserveDigest};
 pub use step::StepDigest;
 
-/// The two halves of a [`SeqId`]: each is small and encodes in few bytes.
+/// A [`SeqId`] split into its two halves, since small numbers encode in few bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seq {
     /// The number of the request, in order of arrival.
@@ -148,7 +148,7 @@ impl From<&[RequestTokens]> for NewsDigest {
                 tokens,
                 logprobs: _,
                 cached_tokens,
-                // The steps show the loads.
+                // Loads appear in the steps.
                 loaded_tokens: _,
                 num_retractions,
                 end,

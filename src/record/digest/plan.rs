@@ -45,7 +45,7 @@ impl From<&PlanStep> for PlanDigest {
             eviction_policy,
             returned,
             returned_rows,
-            // The grants show returned and free states.
+            // Returned and free states appear in the grants.
             returned_states: _,
             returned_windows,
             max_pinned_states: _,
@@ -60,7 +60,7 @@ impl From<&PlanStep> for PlanDigest {
             free_windows: _,
             // In the log's header.
             has_windows: _,
-            // The step shows the saves.
+            // Saves appear in the step.
             saves: _,
         } = request;
         let pin_of = |demand: &PinDemand| demand.pin;
@@ -128,7 +128,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
     }
 }
 
-/// Digest of an [`AdmitRequest`], without the adder's reservations, which the admissions show.
+/// Digest of an [`AdmitRequest`], without the adder's reservations, which appear in the admissions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AdmitDigest {
     candidates: Vec<Seq>,
@@ -146,11 +146,11 @@ impl From<&AdmitRequest> for AdmitDigest {
             max_new_rows,
             prefix_wait,
             mixes,
-            // The victims show the preemptible sequences.
+            // Appears in the victims.
             preemption: _,
             // In the log's header.
             states: _,
-            // The admissions show the effect.
+            // Appears in the admissions.
             windows: _,
             // In the log's header.
             block_tokens: _,
@@ -171,7 +171,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 anchors,
                 bypasses_cache,
                 kv_tokens,
-                // An input in the log; the step shows its effect.
+                // An input in the log; its effect appears in the step.
                 stored: _,
             } = candidate;
             sum.add(tokens.len() as u64);
@@ -182,7 +182,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 | u64::from(*bypasses_cache) << 2;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
-            // Empty if no layer keeps a state.
+            // Empty without recurrent layers.
             anchors.iter().for_each(|at| sum.add(u64::from(*at)));
             if *kv_tokens > 0 {
                 sum.add(*kv_tokens as u64);
@@ -293,9 +293,9 @@ impl PublishDigest {
             inserted_tokens,
             priority,
             written_by,
-            // The submission has the anchors.
+            // Derived from the submission.
             boundaries: _,
-            // The steps show the saves.
+            // Saves appear in the steps.
             stored_tokens: _,
         } = key;
         let saved = states

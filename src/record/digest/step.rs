@@ -268,7 +268,7 @@ impl From<&StepRow> for RowDigest {
             seq: (*seq).into(),
             work,
             sample: *sample,
-            logprobs: logprobs.as_ref().map(|wish| wish.start),
+            logprobs: logprobs.as_ref().map(|spec| spec.start),
         }
     }
 }

@@ -60,7 +60,7 @@ impl From<&Submission> for SubmitEntry {
             // In the entry's variant, see [`Entry`](super::Entry).
             opening: _,
             anchors: _,
-            // The tokens and verdicts of the steps show its effect.
+            // Its effect appears in the tokens and verdicts of the steps.
             grammar: _,
             // Only the executor reads them.
             vectors: _,

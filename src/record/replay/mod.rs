@@ -20,7 +20,7 @@ use souffleur_state::control::{ControlSetup, ControlStates, Leg};
 use souffleur_state::scheduler::Next;
 use unit::{Submitted, Unit};
 
-/// The largest number of pages per pool in a log's header: they take about a gigabyte of bookkeeping.
+/// The largest number of pages per pool in a log's header. The states of this many pages take about 1 GB of memory.
 const MAX_PAGES: usize = 1 << 27;
 /// The largest number of rows in a log's header.
 const MAX_ROWS: usize = 1 << 20;
@@ -177,7 +177,6 @@ struct Replay<'a> {
     setup: ControlSetup,
     unit: Option<Unit>,
     counts: Counts,
-    /// The message of the last call.
     after: &'static str,
     has_gap: bool,
 }

@@ -192,7 +192,7 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// Repeats a call of a user or the clock. A call that failed in the recording fails again.
+    /// Repeats a call that a user or the clock caused. A call that failed in the recording fails again.
     pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {
@@ -249,7 +249,7 @@ impl Unit {
     }
 }
 
-/// The store's answer to a lookup, without keys of blocks: a replay fetches nothing.
+/// The store's answer to a lookup, with an empty path, since a replay fetches nothing.
 fn found((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
     PrefixFound {
         path: Arc::default(),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_log_ends_at_its_size_limit_and_says_so() {
+fn a_log_that_reaches_its_size_limit_ends_with_that_reason() {
     let limit = 4096;
     let log = log_of(limit, |sink| {
         busy(sink);

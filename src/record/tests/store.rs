@@ -17,9 +17,9 @@ type Buffers = HashMap<Ticket, Vec<Vec<u8>>>;
 
 /// The buffers that the executor and the store exchange.
 #[derive(Clone, Default)]
-struct Desk(Arc<Mutex<Buffers>>);
+struct SharedBuffers(Arc<Mutex<Buffers>>);
 
-impl Desk {
+impl SharedBuffers {
     fn put(&self, ticket: Ticket, blocks: Vec<Vec<u8>>) {
         self.0
             .lock()
@@ -32,7 +32,7 @@ impl Desk {
     }
 }
 
-impl BlockPort for Desk {
+impl BlockPort for SharedBuffers {
     fn save(&mut self, ticket: Ticket, _: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
         let mut block = vec![0; BLOCK_TOKENS * FAKE_TOKEN_BYTES];
         gather(&mut block);
@@ -54,15 +54,15 @@ impl BlockPort for Desk {
     }
 }
 
-/// A store that answers at once. It refuses one write in eight, finds the last block of one fetch in three damaged, and
-/// reports for one lookup in eight that the next block was evicted.
+/// A store that answers at once. It rejects every 8th write, reports the last block of every 3rd fetch as damaged, and
+/// reports the next block as evicted in every 8th lookup.
 #[derive(Default)]
 struct Store {
     n_writes: usize,
     n_fetches: usize,
-    desk: Desk,
+    buffers: SharedBuffers,
     blocks: HashMap<Vec<u32>, Vec<u8>>,
-    asked: HashMap<SeqId, Arc<[u32]>>,
+    prompts: HashMap<SeqId, Arc<[u32]>>,
 }
 
 impl Store {
@@ -73,13 +73,13 @@ impl Store {
                 let whole = 0..tokens.len() / BLOCK_TOKENS;
                 let is_there = |block: &usize| self.blocks.contains_key(&tokens[..end(*block)]);
                 let blocks = whole.take_while(is_there).count();
-                self.asked.insert(seq, tokens);
-                let has_dropped = self.asked.len().is_multiple_of(8);
+                self.prompts.insert(seq, tokens);
+                let is_evicted = self.prompts.len().is_multiple_of(8);
                 let found = PrefixFound {
                     path: Arc::default(),
                     blocks,
                     worth: blocks,
-                    miss: has_dropped.then_some(StoredMiss::Evicted),
+                    miss: is_evicted.then_some(StoredMiss::Evicted),
                 };
                 scheduler.prefix_found(seq, found);
             }
@@ -89,7 +89,7 @@ impl Store {
                 blocks,
                 ..
             } => {
-                let tokens = &self.asked[&seq];
+                let tokens = &self.prompts[&seq];
                 self.n_fetches += 1;
                 let is_damaged = self.n_fetches.is_multiple_of(3);
                 let blocks = blocks.start..blocks.end - usize::from(is_damaged);
@@ -97,7 +97,7 @@ impl Store {
                     .map(|block| self.blocks[&tokens[..end(block)]].clone())
                     .collect();
                 let n_blocks = read.len();
-                self.desk.put(ticket, read);
+                self.buffers.put(ticket, read);
                 let miss = is_damaged.then_some(StoredMiss::Damaged);
                 scheduler.blocks_fetched(ticket, n_blocks, miss);
             }
@@ -107,7 +107,7 @@ impl Store {
                 block,
                 ..
             } => {
-                let saved = self.desk.take(ticket).unwrap_or_default();
+                let saved = self.buffers.take(ticket).unwrap_or_default();
                 let path = tokens[..end(block as usize)].to_vec();
                 self.n_writes += 1;
                 let kept = !self.n_writes.is_multiple_of(8);
@@ -117,12 +117,12 @@ impl Store {
                 }
                 scheduler.blocks_written(&[ticket], kept);
             }
-            StoreOrder::Discard { ticket } => drop(self.desk.take(ticket)),
+            StoreOrder::Discard { ticket } => drop(self.buffers.take(ticket)),
         }
     }
 }
 
-fn stored(sink: &Arc<LogSink>, setup: &ControlSetup) {
+fn run_with_store(sink: &Arc<LogSink>, setup: &ControlSetup) {
     let mut engine = Engine::with(setup, Some(sink.recorder(1)));
     let mut store = Store::default();
     let executor = FakeExecutor::new(FakeOptions {
@@ -134,7 +134,7 @@ fn stored(sink: &Arc<LogSink>, setup: &ControlSetup) {
         hidden_size: 0,
         faults: Vec::new(),
     });
-    engine.executor = executor.with_store(BLOCK_TOKENS, Box::new(store.desk.clone()));
+    engine.executor = executor.with_store(BLOCK_TOKENS, Box::new(store.buffers.clone()));
     engine.states.scheduler.store_serves(true);
     let mut random = fastrand::Rng::with_seed(3);
     for round in 0..60 {
@@ -188,7 +188,7 @@ fn a_log_with_a_store_replays_without_one() {
         saves_at_rest: 2,
         blocks_per_load: 2,
     });
-    let log = log_with(&setup, NO_LIMIT, |sink| stored(sink, &setup));
+    let log = log_with(&setup, NO_LIMIT, |sink| run_with_store(sink, &setup));
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
     let entries = entries_of(&log);
@@ -203,7 +203,7 @@ fn a_log_with_a_store_replays_without_one() {
             }
         )
     };
-    let is_gone = |entry: &Entry| {
+    let is_evicted = |entry: &Entry| {
         matches!(
             entry,
             Entry::FoundShort {
@@ -212,7 +212,7 @@ fn a_log_with_a_store_replays_without_one() {
             }
         )
     };
-    assert!(entries.iter().any(is_short) && entries.iter().any(is_gone));
+    assert!(entries.iter().any(is_short) && entries.iter().any(is_evicted));
     // Without the store's answers, the replay reports the first step that differs.
     let silent: Vec<Entry> = entries
         .into_iter()

@@ -10,7 +10,7 @@ pub enum Constraint {
     JsonSchema {
         schema: Arc<Value>,
         whitespace: JsonWhitespace,
-        /// Objects have only the properties that the schema names, as in OpenAI's strict mode.
+        /// Allows only the properties that the schema names, as OpenAI's strict mode does.
         is_strict: bool,
     },
     /// A text that the regular expression matches entirely.
@@ -23,10 +23,10 @@ pub enum Constraint {
     StructuralTag(Arc<Value>),
 }
 
-/// White space in constrained JSON. Without a limit small models emit blanks forever.
+/// White space in constrained JSON. Without a limit small models emit white space forever.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// As models usually write JSON: one blank, or a line break and at most 40 characters of indentation.
+    /// One space, or a line break and at most 40 characters of indentation, as models usually write JSON.
     #[default]
     Bounded,
     Compact,

@@ -1,12 +1,12 @@
 //! Traits of output grammars and their states, which constrain sampling.
 //!
 //! A request's [`Grammar`] is compiled once, on a separate thread, and travels with the request. The executor creates a
-//! state of it for each row and feeds the row's existing output: the state is a pure function of the grammar and the
-//! tokens, so retraction, preemption and lost steps need no rollback.
+//! [`GrammarState`] for each row and feeds it the row's existing output. The state is a pure function of the grammar
+//! and the tokens, so retraction, preemption and lost steps need no rollback.
 //!
-//! No other actor could keep this state: the Scheduler plans a step before it knows the tokens of the previous one, and
-//! the Tokenizer receives them later still. The executor's verdict on a row is in the message log, so a replay runs no
-//! grammar.
+//! Only the executor knows the tokens in time: the Scheduler plans a step before the previous step's tokens are known,
+//! and the Tokenizer receives tokens even later. The message log records when a row's grammar ends or fails, so a
+//! replay runs no grammar.
 
 mod constraint;
 mod row;
@@ -17,24 +17,23 @@ use crate::sampling::TokenMask;
 pub use constraint::{Constraint, JsonWhitespace};
 pub use row::RowGrammar;
 
-/// Stack size of the threads that compute masks. A compiled grammar may be nested as deeply as its source is long,
-/// and is partly walked by recursion. Only touched pages take memory.
+/// Stack size of the threads that compute masks, which partly recurse over the grammar; only the length of the source
+/// bounds its nesting depth. Only touched pages of the stack take memory.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// A compiled grammar, shared by all outputs that follow it.
 pub trait Grammar: Debug + Send + Sync {
     fn begin(&self) -> Box<dyn GrammarState>;
 
-    /// The tokens that every output begins with, as the tokenizer encodes them; empty if the grammar leaves a choice.
+    /// The tokens that every output begins with, as the tokenizer encodes them; empty if outputs may begin differently.
     fn opening(&self) -> &[u32] {
         &[]
     }
 }
 
-/// The state of one output in its grammar.
+/// The position of one output in its grammar.
 ///
-/// Both functions depend only on the grammar and the tokens. Reaching a limit fails the output and never changes a
-/// mask.
+/// Both methods depend only on the grammar and the tokens. Reaching a limit fails the output and never changes a mask.
 pub trait GrammarState: Debug + Send {
     /// Writes the tokens that may follow into `mask`, unless all may follow.
     ///

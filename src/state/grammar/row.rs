@@ -7,7 +7,7 @@ use crate::sampling::TokenMask;
 
 #[derive(Debug)]
 pub struct RowGrammar {
-    /// Never contended: only the row's owner uses it; the mutex makes the row `Sync`.
+    /// The mutex makes the row `Sync`. It is never contended: only the row's owner uses it.
     state: Mutex<Box<dyn GrammarState>>,
     mask: TokenMask,
     allowed: Allowed,
@@ -15,7 +15,7 @@ pub struct RowGrammar {
 }
 
 impl RowGrammar {
-    /// The state after `output` (empty for a new sequence).
+    /// Creates the state after `output`, which is empty for a new sequence.
     pub fn new(grammar: &dyn Grammar, vocab_size: usize, output: &[u32]) -> Self {
         let mut row = Self {
             state: Mutex::new(grammar.begin()),

@@ -1,4 +1,4 @@
-//! The requests that a step may admit, with the stored parts of their prefixes.
+//! A request that a step may admit, and the part of its prefix that is in the KV store.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub enum StoredPrefix {
         tokens: usize,
     },
     Fetching,
-    /// A run of its blocks is in memory.
+    /// A run of the prefix's blocks is fetched into memory.
     Ready {
         ticket: Ticket,
         from: usize,
@@ -35,12 +35,12 @@ pub struct LoadGrant {
     pub begins: usize,
     /// Where the loaded K/V ends and the extent begins: whole pages.
     pub to: usize,
-    /// A further round fetches and loads the blocks after this run; the row computes nothing before that.
-    pub goes_on: bool,
+    /// A further round fetches and loads the blocks after this run. The row computes nothing until the last round.
+    pub continues: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FetchWish {
+pub struct FetchDemand {
     pub seq: SeqId,
     pub cached_tokens: usize,
 }
@@ -56,12 +56,12 @@ pub struct Candidate {
     pub match_limit: usize,
     pub max_new_tokens: usize,
     pub ignore_eos: bool,
-    /// Number of plans that held it back because another request's prefill was computing its prefix.
+    /// Number of plans that held the candidate back because another request's prefill was computing its prefix.
     pub waits: u8,
     pub rank: Rank,
-    /// Requests log probabilities: no decode runs in its step.
+    /// Requests log probabilities: no decode runs in the same step.
     pub wants_logprobs: bool,
-    /// For the chunked request: tokens whose K/V it has (cached, written or in flight).
+    /// For the chunked request: tokens with K/V that is cached, written or in flight.
     pub continues_at: Option<usize>,
     /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and a position
     /// beyond the prompt's end if more outputs of the same prompt are requested.
@@ -74,13 +74,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// True if more outputs of the same prompt are requested: they resume from a state before its last token.
+    /// True if more outputs of the same prompt are requested: they resume from a state before the prompt's last token.
     pub(super) fn has_siblings(&self) -> bool {
         let last = self.anchors.last();
         last.is_some_and(|anchor| *anchor as usize > self.tokens.len())
     }
 
-    /// How many of the anchors are ends of turns.
     pub(super) fn n_turns(&self) -> usize {
         self.anchors.len() - usize::from(self.has_siblings())
     }

@@ -3,12 +3,12 @@
 //! Such requests end exactly at their limits, so the free memory at each end can be foreseen instead of reserving
 //! everything at once (SGLang's `add_one_req_ignore_eos`).
 
-/// Tokens that stay free for each request that is still running at an end.
+/// Tokens kept free for each request that is still running when another one ends.
 const RESERVE_TOKENS: f64 = 1.0;
 
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
-    /// Soonest first, but sorted only by [`fits`](Self::fits): most steps have no request that ignores EOS.
+    /// Sorted by `tokens_left`, but not before [`fits`](Self::fits): most steps have no request that ignores EOS.
     ends: Vec<End>,
     is_sorted: bool,
 }
@@ -38,7 +38,7 @@ impl CompletionOrder {
         self.ends.insert(place, end);
     }
 
-    /// True if, starting from `free_tokens`, memory suffices until each of the ends.
+    /// True if `free_tokens` suffice until the last request ends, with the tokens that each end frees.
     pub fn fits(&mut self, free_tokens: f64) -> bool {
         if !self.is_sorted {
             self.ends

@@ -1,4 +1,4 @@
-//! The last leg of a plan: the pools' grants, with the tree's verdict.
+//! The last message of a plan: the pools' grants, with the tree's verdict.
 
 use super::verdict::Verdict;
 use crate::pool::pages::{Pages, WindowPages};
@@ -24,13 +24,13 @@ pub enum Reservation {
         grants: Vec<Grant>,
         growth: Growth,
     },
-    /// Nothing was granted; the pools keep the returned holdings.
+    /// Nothing was granted; the pools keep the memory returned with the demands.
     Short {
         missing_pages: usize,
     },
 }
 
-/// One more page for each of some decoding sequences: a decode needs nothing else.
+/// One more page for each decoding sequence whose last page is full.
 #[derive(Debug)]
 pub struct Growth {
     pub seqs: Vec<SeqId>,
@@ -45,7 +45,7 @@ pub struct Grant {
     /// New pages, in sequence order.
     pub pages: Pages,
     pub row: Option<RowId>,
-    /// Its states: first the row's private one, if the row is new.
+    /// Recurrent states: first the row's private one, if the row is new.
     pub states: Vec<OwnedState>,
     /// As many window pages as `pages`, where layers have windows.
     pub windows: WindowPages,

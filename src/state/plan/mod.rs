@@ -1,13 +1,13 @@
-//! The planning transaction as data: the scheduler's request, the tree's verdict, the pools' grants.
+//! The messages that plan a step: the scheduler's request, the radix tree's verdict, the pools' grants.
 //!
-//! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; its holder owns
-//! the pages, rows and locks inside.
+//! A plan passes Scheduler -> RadixCache -> Allocator -> Scheduler. Each message is one leg of the plan and owns the
+//! pages, rows and locks inside it.
 //!
 //! At most one plan is open: each actor forwards it, and none awaits a reply. A step costs one message for a decode
-//! that needs no page, three for one that only grows, four with settlements, admissions or evictions, six with a probe.
-//! A retraction adds three for each victim. A preemption adds three for all of its victims: only the tree knows how
-//! much memory is missing, so its verdict names them and takes the admissions back, and the next plan of the same step
-//! settles their release.
+//! without new pages, three for a decode that only needs new pages, four with settlements, admissions or evictions, and
+//! six with a probe. A retraction adds three messages for each victim. A preemption adds three in all: only the tree
+//! knows how much memory is missing, so its verdict names the victims and undoes the admissions, and a second plan of
+//! the same step releases the victims' memory.
 
 mod candidate;
 pub mod completion_order;
@@ -28,7 +28,7 @@ pub mod window_budget;
 
 pub use reservation::reserve_pages;
 
-pub use self::candidate::{Candidate, FetchWish, LoadGrant, StoredPrefix};
+pub use self::candidate::{Candidate, FetchDemand, LoadGrant, StoredPrefix};
 pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
 pub use self::verdict::{Admitted, CacheCounts, CheckpointedSeq, Preempt, Verdict};
@@ -47,21 +47,21 @@ use souffleur_base::ids::{RowId, SeqId, StepId};
 #[derive(Debug)]
 pub struct PlanStep {
     pub step: StepId,
-    /// The holdings that earlier steps left to be settled, before anything is matched.
+    /// Memory of earlier steps to publish or release before any prefix is matched.
     pub settle: Vec<Settle>,
-    /// Flushes every cached prefix after the settling: a step was lost, or a host requested it. Locked prefixes stay;
-    /// after a lost step nothing may be locked.
+    /// Flushes every cached prefix after `settle`, because a step was lost or the host requested it. Locked prefixes
+    /// stay; after a lost step nothing may be locked.
     pub flush: bool,
     pub eviction_policy: Option<EvictionPolicy>,
-    /// Memory that the plan's own probe returned already.
+    /// Memory that the probe of this plan released.
     pub returned: Pages,
     pub returned_rows: Vec<RowId>,
     pub returned_states: Vec<OwnedState>,
-    /// Window pages to free, including those that no later query attends to.
+    /// Window pages to free, among them pages of running sequences that no later query attends to.
     pub returned_windows: WindowPages,
     pub pins: Vec<PinDemand>,
     pub max_pinned_states: usize,
-    /// Prefixes to touch, the youngest last.
+    /// Prefixes to mark as used, in order of use.
     pub touch: Vec<ProbeKey>,
     pub admit: Option<AdmitRequest>,
     /// The decode to run when nothing is admitted, or together with the admitted prefills ([`AdmitRequest::mixes`]).
@@ -71,20 +71,21 @@ pub struct PlanStep {
     /// Pages in the free list; exact, since only the plan chain changes it.
     pub free_pages: usize,
     pub free_rows: usize,
-    /// States in the free list; 0 where no layer keeps any.
+    /// Recurrent states in the free list; 0 for models without recurrent layers.
     pub free_states: usize,
-    /// Window pages in the free list; 0 where no layer has a window.
+    /// Window pages in the free list; 0 for models without window layers.
     pub free_windows: usize,
-    /// Every page comes with a window page: some layers have windows.
+    /// For models with window layers: every page comes with a window page.
     pub has_windows: bool,
-    /// Cached blocks to save with this step; `None` without a store that takes any.
+    /// Cached blocks to save with this step; `None` without a KV store that accepts blocks.
     pub saves: Option<SaveBudget>,
 }
 
-/// Number of cached blocks that a step may save, by its other work: copies delay the step's decodes.
+/// The number of cached blocks that a step may save to the KV store. It depends on the step's other work, since copies
+/// delay decodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveBudget {
-    /// Blocks of every step; a prefill adds as many as hold its tokens.
+    /// Blocks that every step may save; a prefill adds the number of blocks that its tokens fill.
     pub base: usize,
     /// Further blocks of an otherwise idle step.
     pub at_rest: usize,
@@ -122,26 +123,26 @@ impl PlanStep {
     }
 }
 
-/// Candidates in policy order (the one being chunked first) and the budget that judges them.
+/// Candidates in policy order (the chunked request first) and the limits for their admission.
 #[derive(Debug)]
 pub struct AdmitRequest {
     /// The memory budget, less the running batch's reservations.
     pub adder: PrefillAdder,
     pub candidates: Vec<Candidate>,
-    /// Most candidates to admit (free rows; a chunked one has its row already).
+    /// Most candidates to admit that need a row: the free rows. The chunked request has its row already.
     pub max_new_rows: usize,
     /// Delays candidates whose prefix another request's prefill is computing.
     pub prefix_wait: bool,
-    /// The decode runs in the same step, if pages suffice for it and no admitted candidate wants log probabilities.
+    /// The decode may run in the same step, if pages suffice for it and no admitted candidate wants log probabilities.
     pub mixes: bool,
     /// The sequences that may be preempted for a candidate that lacks a row or memory.
     pub preemption: Option<Preemption>,
-    /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
+    /// Rules for copies of the rows' recurrent states; `None` for models without recurrent layers.
     pub states: Option<StateRules>,
-    /// Every page comes with a window page, which this budget counts; `None` where no layer has a window.
+    /// The budget of window pages, one for every page; `None` for models without window layers.
     pub windows: Option<WindowBudget>,
-    /// Tokens of a block; 0 without a store. A candidate waits for a fetch only if the store has this many tokens more
-    /// than the tree.
+    /// Tokens per block of the KV store; 0 without a store. A candidate waits for a fetch only if the store has this
+    /// many tokens more than the tree.
     pub block_tokens: usize,
 }
 
@@ -159,18 +160,18 @@ pub struct Demand {
     pub states: u32,
 }
 
-/// Second leg: all returns, all demands, and the tree's verdict to carry through.
+/// Second leg: all memory to free, all demands, and the tree's verdict, which the pools pass on.
 #[derive(Debug)]
 pub struct ReservePages {
     pub step: StepId,
-    /// Pages returned: duplicates, tails.
+    /// Pages to free: duplicates, and private pages of ended sequences.
     pub returned: Pages,
     pub evicted: EvictedPages,
     pub returned_rows: Vec<RowId>,
-    /// States returned or dropped from the cache.
+    /// States to free: of ended sequences, or dropped from the cache.
     pub returned_states: Vec<OwnedState>,
     pub returned_windows: WindowPages,
-    /// The demands: all of them are granted, or nothing.
+    /// All demands are granted, or none.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, after the demands.
     pub growing: Vec<SeqId>,

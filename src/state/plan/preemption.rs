@@ -50,7 +50,7 @@ pub struct Victim {
     pub seq: SeqId,
     pub rank: Rank,
     pub reserved_tokens: f64,
-    /// Tokens of window pages that it holds or reserves; 0 where layers have no windows.
+    /// Tokens of window pages that the sequence holds or reserves; 0 for models without window layers.
     pub window_tokens: f64,
 }
 
@@ -64,7 +64,7 @@ pub struct Deficit {
 #[derive(Clone, Debug, Default)]
 pub struct Preemption {
     threshold: i64,
-    /// In order of preemption.
+    /// The running requests, in order of preemption.
     running: Vec<Victim>,
 }
 
@@ -75,9 +75,9 @@ impl Preemption {
         Self { threshold, running }
     }
 
-    /// The fewest victims, in order, that cover the deficit of a request of this rank, and at least one. `None` when
-    /// those that it may preempt do not suffice: then none is preempted. If it may preempt all, it runs alone, and its
-    /// prefill then has enough window pages regardless of the count.
+    /// Chooses the fewest victims, in order and at least one, that cover the deficit of a request of this rank. Returns
+    /// `None` if all requests of lower rank together do not cover the deficit. A request that preempts all others runs
+    /// alone: then the window pages always suffice for its prefill.
     pub fn choose(&self, rank: Rank, deficit: Deficit) -> Option<&[Victim]> {
         let mut missing = deficit;
         for (at, victim) in self.running.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! SGLang's `PrefillAdder`: which waiting request still fits into this prefill, and how much of it.
 //!
-//! Pure arithmetic over tokens. The scheduler builds it, and the tree's actor runs it against live counters;
-//! `available` is always "free + evictable" at the time of the call.
+//! Pure arithmetic over tokens. The scheduler builds the adder, and the tree's actor runs it against live counters.
+//! `available` is always the number of free and evictable tokens at the time of the call.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
     Continue,
-    /// No KV memory for more.
+    /// Too little KV memory for another request.
     NoToken,
     /// The step has enough input tokens, or enough requests.
     Other,
@@ -35,12 +35,13 @@ pub struct RunningReserve {
     pub remaining_new_tokens: usize,
     pub ignore_eos: bool,
     pub output_tokens: usize,
-    /// Tokens it holds: prompt and output.
+    /// Prompt and output tokens.
     pub held_tokens: usize,
 }
 
 impl RunningReserve {
-    /// Tokens to reserve for its further output: all of them, clipped, if it will not stop early.
+    /// Tokens to reserve for the remaining output: all of them, clipped, if the request ignores EOS; otherwise the
+    /// fraction `new_token_ratio`.
     pub fn tokens(&self, new_token_ratio: f64) -> f64 {
         let ratio = if self.ignore_eos {
             1.0
@@ -55,16 +56,15 @@ impl RunningReserve {
 #[derive(Clone, Debug)]
 pub struct PrefillAdder {
     page_size: usize,
-    /// `rem_total = available - total_offset`
-    /// (a fraction, since running requests reserve theirs times the token ratio).
+    /// `rem_total = available - total_offset`. Not a whole number, since the token ratio scales reservations.
     total_offset: f64,
     /// `cur_rem = available - current_offset`
     current_offset: usize,
     rem_input: isize,
     /// `None` with chunked prefill off.
     rem_chunk: Option<isize>,
-    /// A prefill continues in later steps: no other one is cut.
-    is_cut: bool,
+    /// A prefill continues in later steps: no other one may be chunked.
+    has_chunked: bool,
     completions: CompletionOrder,
     /// The remaining time of the step, if it is bounded.
     time: Option<StepTime>,
@@ -77,7 +77,7 @@ struct StepTime {
     left_s: f64,
     /// The bound applies: a sequence decodes, or will in the next step.
     is_bound: bool,
-    /// A candidate is admitted.
+    /// A candidate has been admitted.
     has_begun: bool,
     other_rows: usize,
     /// Tokens that a step always has time for.
@@ -85,8 +85,9 @@ struct StepTime {
 }
 
 impl StepTime {
-    /// Tokens from position `first` on that fit into the time; 0 for a piece that is too small for its step.
-    fn room(&self, first: usize) -> usize {
+    /// Tokens from position `first` on that fit into the time. Fewer than `least` tokens are not worth a chunk: the
+    /// result is then 0, or `least` if nothing has been admitted.
+    fn fitting_tokens(&self, first: usize) -> usize {
         if !self.is_bound {
             return usize::MAX;
         }
@@ -118,8 +119,8 @@ pub struct PrefillLimits {
 #[derive(Clone, Debug)]
 pub struct StepPace {
     pub pace: PrefillPace,
-    /// A row could decode now, so the bound applies. Otherwise it applies once the step completes a request's
-    /// prefill.
+    /// A row could decode now, so the bound applies. Otherwise the bound applies once the step completes the prefill of
+    /// a request.
     pub is_bound: bool,
 }
 
@@ -154,7 +155,7 @@ impl PrefillAdder {
             rem_chunk: limits
                 .chunked_prefill_size
                 .map(|size| size as isize - mixed as isize),
-            is_cut: false,
+            has_chunked: false,
             completions,
         }
     }
@@ -192,10 +193,10 @@ impl PrefillAdder {
         time.is_some_and(|time| time.is_bound && time.has_begun && time.left_s <= 0.0)
     }
 
-    /// Tokens from position `first` on that fit into the time.
-    fn timely(&self, first: usize) -> usize {
+    /// Tokens from position `first` on that fit into the time; unlimited without a bound.
+    fn tokens_in_time(&self, first: usize) -> usize {
         let time = self.time.as_ref();
-        time.map_or(usize::MAX, |time| time.room(first))
+        time.map_or(usize::MAX, |time| time.fitting_tokens(first))
     }
 
     /// Tokens left of the chunk; unlimited with chunked prefill off.
@@ -203,8 +204,8 @@ impl PrefillAdder {
         self.rem_chunk.map_or(usize::MAX, |rem| rem.max(0) as usize)
     }
 
-    /// Judges a candidate with `prefix` cached of `len` tokens while its prefix is locked, and reserves its memory if
-    /// it is admitted. `is_first`: nothing is admitted in this step yet.
+    /// Decides on a candidate of `len` tokens, of which the first `prefix` are cached and locked. Reserves memory for
+    /// it if it is admitted. `is_first`: nothing is admitted in this step yet.
     pub fn add(
         &mut self,
         len: usize,
@@ -254,7 +255,7 @@ impl PrefillAdder {
         max_new_tokens: usize,
         available: usize,
     ) -> Decision {
-        if self.is_cut {
+        if self.has_chunked {
             return Decision::Refuse(Budget::Other);
         }
         let max_new = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
@@ -263,7 +264,7 @@ impl PrefillAdder {
             return Decision::Refuse(Budget::NoToken);
         }
         self.keep(loaded - prefix);
-        self.is_cut = true;
+        self.has_chunked = true;
         Decision::Admit {
             end: loaded,
             chunked: true,
@@ -272,18 +273,18 @@ impl PrefillAdder {
 
     /// Reserves pages to load `tokens` for the chunked request; returns how many tokens fit, in whole pages.
     pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
-        let room = self.rem_total(available).max(0.0) as usize;
-        let loaded = tokens.min(self.floor_page(room));
+        let unreserved = self.rem_total(available).max(0.0) as usize;
+        let loaded = tokens.min(self.floor_page(unreserved));
         self.keep(loaded);
         loaded
     }
 
-    /// Reserves memory for the missing tokens of the chunked request, which computes nothing in this step, since it
-    /// waits for a load or is loaded. No other request is cut in this step.
+    /// Reserves memory for the missing tokens of the chunked request, which computes nothing in this step: it waits for
+    /// stored blocks, or loads them. No other request may be chunked in this step.
     pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
         self.keep(missing);
         self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;
-        self.is_cut = true;
+        self.has_chunked = true;
     }
 
     /// Reserves memory for tokens that are not input of the step.
@@ -293,8 +294,8 @@ impl PrefillAdder {
         self.current_offset += pages;
     }
 
-    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine without a cache: its memory must suffice
-    /// at every future end, not all at once.
+    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine without a cache. Memory need not suffice
+    /// for all output at once: it must suffice until each running request ends and frees its part.
     pub fn add_ignoring_eos(
         &mut self,
         len: usize,
@@ -314,20 +315,20 @@ impl PrefillAdder {
         self.take(len, prefix, max_new_tokens)
     }
 
-    /// Admits a candidate for which there is memory, whole or up to the chunk's end.
+    /// Admits a candidate for which memory suffices: the whole prefill, or a chunk of it.
     fn take(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
         let extend = len - prefix;
-        let timely = self.timely(prefix);
+        let timely = self.tokens_in_time(prefix);
         match self.rem_chunk {
             Some(chunk) if self.ceil_page(extend) as isize > chunk || extend > timely => {
                 let chunk = (chunk.max(0) as usize).min(timely);
                 let end = self.floor_page(prefix + self.floor_page(chunk));
-                if end <= prefix || self.is_cut {
+                if end <= prefix || self.has_chunked {
                     return Decision::Refuse(Budget::Other);
                 }
                 self.reserve(end - prefix, 0);
                 self.spend(prefix..end, false);
-                self.is_cut = true;
+                self.has_chunked = true;
                 Decision::Admit { end, chunked: true }
             }
             _ => {
@@ -341,7 +342,7 @@ impl PrefillAdder {
         }
     }
 
-    /// Continues the chunked request: always first, never refused for memory, since only its end frees its memory.
+    /// Continues the chunked request. It comes first and is never refused, since only its end frees its memory.
     pub fn add_chunked(
         &mut self,
         len: usize,
@@ -358,13 +359,13 @@ impl PrefillAdder {
             chunk
         };
         let mut taken = remaining.min(limit.max(1) as usize);
-        let timely = self.timely(prefix);
+        let timely = self.tokens_in_time(prefix);
         if timely < taken {
             // `timely` is at least a page, so the extent can end at a page boundary.
             taken = self.floor_page(prefix + timely) - prefix;
         }
         let chunked = taken < remaining;
-        self.is_cut |= chunked;
+        self.has_chunked |= chunked;
         let new = if chunked {
             0
         } else {
@@ -378,7 +379,8 @@ impl PrefillAdder {
         }
     }
 
-    /// Tokens that preemptions must free for a candidate lacking `extend` input tokens; <= 0 if only a row is missing.
+    /// Tokens that preemptions must free for a candidate with `extend` uncached tokens; 0 or less if only a row is
+    /// missing.
     pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let wanted = extend + max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
         wanted as f64 - self.rem_total(available)

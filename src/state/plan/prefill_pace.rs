@@ -1,7 +1,7 @@
 //! Estimates prefill time on this machine from past steps, and how many prefill tokens fit into a given time.
 //!
-//! A token costs more the more tokens precede it: at most in proportion to their number, and never less. So a reading
-//! at one depth bounds the cost at every other one, and depths without a reading are not underestimated. The estimator
+//! The cost of a token grows with its depth, the number of tokens before it, but at most in proportion. So a
+//! measurement at one depth gives an upper bound at every other depth, and no depth is underestimated. The estimator
 //! reads no clock: durations are inputs, and equal inputs give equal answers on every machine (it computes only sums,
 //! products and quotients of doubles).
 
@@ -13,23 +13,23 @@ use crate::step::{RowWork, StepRow};
 const FIRST_TOKENS: usize = 64;
 /// The fewest tokens of a chunk: a step of fewer takes hardly less time.
 pub(crate) const MIN_TOKENS: usize = 16;
-/// Rows of a step are a multiple of this many, where there is a choice: kernels multiply rows in groups.
+/// Chunks are chosen so that the rows of a step are a multiple of this: kernels multiply rows in groups.
 const GRAIN: usize = 16;
-/// The fewest rows that are rounded down to a multiple of [`GRAIN`]: with fewer, the remainder is too large a part.
+/// The fewest rows that are rounded down to a multiple of [`GRAIN`]: of fewer rows, rounding would lose too many.
 const MIN_GROUPED: usize = 4 * GRAIN;
 /// Context length from which on a token's attention may cost more than the rest of the model.
 const SHALLOW: usize = 1 << SHALLOW_BITS;
 const SHALLOW_BITS: u32 = 10;
-/// Two classes of depth for each power of two above [`SHALLOW`]; the last one has no end.
+/// Number of depth classes: two for each power of two above [`SHALLOW`]. The last class is unbounded.
 const N_CLASSES: usize = 32;
-/// Weight of the last reading.
+/// Weight of a new measurement in the moving average.
 const WEIGHT: f64 = 0.5;
 
 /// The prefill tokens of a step, and the tokens before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefillWork {
     tokens: u64,
-    /// Tokens before each of them, summed up.
+    /// The sum of the depths of these tokens.
     before: u64,
 }
 
@@ -54,7 +54,7 @@ impl PrefillWork {
         self.tokens as usize
     }
 
-    /// Tokens before one of them, on average.
+    /// The mean depth.
     fn depth(self) -> usize {
         self.before.checked_div(self.tokens).unwrap_or(0) as usize
     }
@@ -66,12 +66,12 @@ pub struct PrefillPace {
     readings: [Option<Reading>; N_CLASSES],
 }
 
-/// The cost of a token at about one depth.
+/// A measured cost per token in one class of depths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reading {
     token_s: f64,
     depth: usize,
-    /// Tokens of the step that it was last read from. A small step costs more a token than a large one.
+    /// Prefill tokens of the last step measured. A small step costs more per token than a large one.
     tokens: usize,
 }
 
@@ -101,13 +101,13 @@ impl PrefillPace {
             depth,
             tokens,
         };
-        // A short step gives too high a reading, which would hide lower ones at other depths.
+        // The cost per token of a short step is too high, and would replace a lower bound from another depth.
         let known = self.token_s(depth);
         let is_known = self.readings.iter().any(Option::is_some);
         let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
         let reading = &mut self.readings[class_of(depth)];
         *reading = Some(match *reading {
-            Some(old) => old.then(new, self.step_s),
+            Some(old) => old.updated(new, self.step_s),
             None if is_known && is_short && token_s >= known => return,
             None => new,
         });
@@ -115,7 +115,7 @@ impl PrefillPace {
 
     /// Tokens from position `first` on that take at most `seconds`, in a step with `other_rows` more rows.
     pub fn tokens_within(&self, seconds: f64, first: usize, other_rows: usize) -> usize {
-        // Deeper tokens cost more: the first guess is too high, the second one is not.
+        // The guess is too high, since deeper tokens cost more. The cost at the middle of the guess corrects it.
         let guess = quotient(seconds, self.token_s(first));
         let tokens = quotient(seconds, self.token_s(first.saturating_add(guess / 2)));
         let rows = tokens.saturating_add(other_rows);
@@ -132,7 +132,7 @@ impl PrefillPace {
         positions.len() as f64 * self.token_s(middle)
     }
 
-    /// The least bound that the readings give on the cost of a token at this depth.
+    /// The lowest upper bound that the readings give for the cost of a token at this depth.
     fn token_s(&self, depth: usize) -> f64 {
         let class = class_of(depth);
         let mut shallower = self.readings[..=class].iter().rev().flatten();
@@ -148,8 +148,8 @@ impl PrefillPace {
 }
 
 impl Reading {
-    /// The reading after a further step. A small step costs more a token than a large one, so it can only lower it.
-    fn then(self, new: Self, step_s: f64) -> Self {
+    /// The reading after another step. The cost of a small step may lower the reading, but not raise it.
+    fn updated(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
         let here = self.at(new.depth);
         if new.tokens.saturating_mul(2) < usual && new.token_s >= here {
@@ -161,7 +161,7 @@ impl Reading {
         }
     }
 
-    /// A bound on the cost at another depth.
+    /// Upper bound on the cost of a token at another depth.
     fn at(&self, depth: usize) -> f64 {
         let beyond = depth.saturating_sub(self.depth) as f64;
         self.token_s * (1.0 + beyond / self.depth.saturating_add(SHALLOW) as f64)
@@ -198,7 +198,7 @@ mod tests {
         work
     }
 
-    fn read(pace: &mut PrefillPace, positions: Range<usize>) {
+    fn measure(pace: &mut PrefillPace, positions: Range<usize>) {
         let micros = micros(positions.clone());
         pace.note(work(positions), micros);
     }
@@ -216,11 +216,11 @@ mod tests {
         while first < 16_000 {
             let end = first + chunk(&pace, first);
             took.push(micros(first..end));
-            read(&mut pace, first..end);
+            measure(&mut pace, first..end);
             first = end;
         }
         assert!(took.iter().all(|micros| *micros <= 520_000), "{took:?}");
-        // All but the first ones and the last one.
+        // All chunks but the first ones and the last one fill the time.
         let filled = took.iter().filter(|micros| **micros >= 370_000);
         assert!(filled.count() + 3 >= took.len(), "{took:?}");
     }
@@ -228,14 +228,14 @@ mod tests {
     #[test]
     fn a_depth_that_was_never_measured_is_not_underestimated() {
         let mut pace = PrefillPace::new(500);
-        read(&mut pace, 0..2048);
+        measure(&mut pace, 0..2048);
         for first in [2048, 10_000, 100_000, 1_000_000] {
             let end = first + pace.tokens_within(0.5, first, 0);
             assert!(micros(first..end) <= 550_000 || end - first < MIN_TOKENS);
         }
         // Shallower tokens cost no more.
         let mut pace = PrefillPace::new(500);
-        read(&mut pace, 100_000..100_128);
+        measure(&mut pace, 100_000..100_128);
         let end = pace.tokens_within(0.5, 0, 0);
         assert!(micros(0..end) <= 500_000 && end > 0);
     }
@@ -243,16 +243,16 @@ mod tests {
     #[test]
     fn a_short_prefill_does_not_make_the_machine_look_slow() {
         let mut pace = PrefillPace::new(500);
-        read(&mut pace, 0..2048);
+        measure(&mut pace, 0..2048);
         let before = chunk(&pace, 512);
-        read(&mut pace, 512..517);
+        measure(&mut pace, 512..517);
         assert_eq!(chunk(&pace, 512), before);
     }
 
     #[test]
     fn the_pace_adapts_to_a_slower_machine_after_large_steps() {
         let mut pace = PrefillPace::new(500);
-        read(&mut pace, 0..4096);
+        measure(&mut pace, 0..4096);
         let first = 2048;
         for _ in 0..6 {
             let end = first + chunk(&pace, first);
@@ -263,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_step_come_in_whole_groups() {
+    fn the_rows_of_a_step_are_a_multiple_of_the_grain() {
         let mut pace = PrefillPace::new(500);
-        read(&mut pace, 0..4096);
+        measure(&mut pace, 0..4096);
         for rows in [0, 1, 7, 16, 33] {
             let tokens = pace.tokens_within(0.5, 2048, rows);
             assert_eq!((tokens + rows) % GRAIN, 0, "{tokens} and {rows}");

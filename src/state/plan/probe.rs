@@ -1,7 +1,8 @@
-//! Probes of the cache: the cached prefix of each waiting request, for policies that order by it.
+//! Looks up the cached prefix of each waiting request, for policies that order the queue by it.
 //!
-//! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
-//! settles first, so that the last step's pages count, and touches its matches, as an admission does.
+//! Such a policy's plan begins with a probe: Scheduler -> RadixCache -> Scheduler. Before the lookups, a probe
+//! publishes and releases memory as a plan does, so that the last step's pages count. Like an admission, it marks the
+//! matched prefixes as used.
 
 use rustc_hash::FxHashSet;
 
@@ -14,7 +15,7 @@ use crate::pool::pages::{Pages, WindowPages};
 use crate::pool::state_pool::OwnedState;
 use souffleur_base::ids::{RowId, SeqId, StepId};
 
-/// Requests of which the cache holds more than this are not compared with each other (SGLang's
+/// A request with more cached tokens than this is not compared with other requests (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).
 const CHECK_TOKENS: usize = 32;
 /// A request that shares this many tokens with an earlier one is deprioritised (SGLang's
@@ -24,9 +25,9 @@ const DEPRIORITISE_TOKENS: usize = 32;
 #[derive(Debug)]
 pub struct ProbePrefixes {
     pub step: StepId,
-    /// The holdings that earlier steps left to be settled, before anything is matched.
+    /// Memory of earlier steps to publish or release before any prefix is matched.
     pub settle: Vec<Settle>,
-    /// The waiting requests, in order of arrival, better priorities first.
+    /// The waiting requests, by priority, then by arrival.
     pub keys: Vec<ProbeKey>,
     pub kind: ProbeKind,
 }
@@ -34,17 +35,17 @@ pub struct ProbePrefixes {
 /// Facts that a probe finds in addition to the lengths of matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// Which requests share a prefix with an earlier one of the queue.
+    /// Which requests share a prefix with an earlier request in the queue.
     InBatch,
-    /// Where in the tree matches end.
+    /// The path of each match in the tree.
     Paths,
 }
 
-/// The finding of a probe of the cache for one request.
+/// A probe's result for one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matched {
     pub tokens: usize,
-    /// An earlier request of the queue will compute a prefix of this one, which is served later, from the cache.
+    /// An earlier request in the queue will compute a prefix of this request, which is served later from the cache.
     pub is_deprioritised: bool,
     /// The tree's nodes from the top down to where the match ended, if the policy needs them.
     pub path: Vec<u32>,
@@ -90,8 +91,8 @@ pub fn probe_prefixes(cache: &mut RadixTree, request: ProbePrefixes) -> Prefixes
 }
 
 /// The in-batch rule: of the requests that share an uncached prefix, the first is computed and the others wait for it.
-/// SGLang matches them against a scratch tree of the queue; the match is long enough exactly if an earlier key has the
-/// same first [`DEPRIORITISE_TOKENS`] tokens, so the scratch tree is a set of those.
+/// SGLang matches them against a scratch tree of the queue. A match there is long enough exactly if an earlier key has
+/// the same first [`DEPRIORITISE_TOKENS`] tokens, so a set of first tokens replaces the scratch tree.
 fn match_in_batch(cache: &mut RadixTree, keys: &[ProbeKey]) -> Vec<Matched> {
     let mut heads: FxHashSet<(&Namespace, &[u32])> = FxHashSet::default();
     let matched = keys.iter().map(|key| {

@@ -1,11 +1,10 @@
-//! The pools' leg of a plan: take everything back, then grant all demands or none.
+//! The pools' part of a plan: frees all returned memory, then grants all demands or none.
 
 use super::{Demand, Grant, Growth, Reservation, ReservePages, StepPlanned};
 use crate::pool::pages::WindowPages;
 use crate::pool::pools::Pools;
 use souffleur_base::ids::SeqId;
 
-/// Runs the second half of a plan.
 pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
     pools.pages.free_both(request.returned, request.evicted);
     for row in request.returned_rows {
@@ -49,11 +48,10 @@ pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
     }
 }
 
-/// Grants demands that the pools can meet.
 fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservation {
     let mut alloc = |n: usize| {
         let pages = pools.pages.alloc(n);
-        pages.expect("the sum of the demands was compared with the free pages")
+        pages.expect("the free pages cover the sum of the demands")
     };
     let has_windows = pools.windows.is_used();
     let windows = &mut pools.windows;
@@ -62,19 +60,16 @@ fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservat
             WindowPages::empty()
         } else {
             let pages = windows.alloc(n);
-            pages.expect("the sum of the demands was compared with the free window pages")
+            pages.expect("the free window pages cover the sum of the demands")
         }
     };
     let grants = demands.iter().map(|demand| Grant {
         seq: demand.seq,
         pages: alloc(demand.pages as usize),
         windows: alloc_windows(demand.pages as usize),
-        row: demand.row.then(|| {
-            pools
-                .rows
-                .alloc()
-                .expect("the demanded rows were compared with the free rows")
-        }),
+        row: demand
+            .row
+            .then(|| pools.rows.alloc().expect("the free rows cover the demands")),
         states: (0..demand.states)
             .filter_map(|_| pools.states.alloc())
             .collect(),

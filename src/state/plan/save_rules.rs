@@ -5,7 +5,7 @@ use crate::pool::state_pool::{SaveReason, StateLimits};
 /// A position in an extent at which the row's state is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveAt {
-    /// How many tokens the state has seen: whole pages.
+    /// Number of tokens that the state covers: whole pages.
     pub position: usize,
     pub reason: SaveReason,
 }
@@ -14,6 +14,6 @@ pub struct SaveAt {
 pub struct StateRules {
     pub limits: StateLimits,
     pub page_size: usize,
-    /// States are saved after multiples of this many tokens: whole pages, and blocks where a store keeps them.
+    /// States are saved at multiples of this many tokens: the page size, or with a KV store its block size.
     pub grain: usize,
 }

@@ -1,12 +1,13 @@
 //! Chooses the positions at which a prefill copies its recurrent state, and grants memory for the copies.
 //!
-//! Rows come first: a copy is best effort, and never refuses or preempts a request. A prefill's copies are in the cache
-//! when the next plan is made, and its rows can take them over; a decode's copy stays with its row, so the plan
-//! reserves a further state for each row that could still be admitted.
+//! Rows take precedence: copies are optional, and no request is refused or preempted for one. The copies of a prefill
+//! are in the cache before the next plan, which can drop them in favour of rows. The copy of a decode stays with its
+//! row, so a plan grants one only if a state remains for each row that could still be admitted.
 //!
-//! States are saved where others are likely to diverge or resume: at the request's anchors (ends of the instructions,
-//! of the user's last message and of turns), at the end of cached K/V well after the resumed state, where a held-back
-//! candidate resumes, one token before the end of a plain prompt and of one with several outputs, and on a grid.
+//! States are saved where other prompts are likely to diverge or resume: at the request's anchors (ends of the
+//! instructions, of the user's last message and of turns), at the end of cached K/V far after the resumed state, where
+//! a held-back candidate resumes, one token before the end of a prompt without turns or with several outputs, and at
+//! multiples of `grid_tokens`.
 
 use smallvec::SmallVec;
 
@@ -17,27 +18,27 @@ use crate::cache::prefix_cache::Thinning;
 use crate::cache::radix_tree::RadixTree;
 use crate::pool::state_pool::SaveReason;
 
-/// Fewest tokens of cached K/V beyond the resumed state for which a state at their end is worth its memory.
+/// A state at the end of cached K/V is worth its memory if at least this many tokens follow the resumed state.
 const MIN_BRANCH_TOKENS: usize = 64;
 /// Fewest anchors of a chat that ends with a tool result: the ends of its instructions, of the last message of the
 /// user, and of all turns.
 const ANCHORS_OF_TOOL_TURNS: usize = 3;
 
 impl StateRules {
-    /// The positions of an extent at which other prompts are likely to diverge from this one, in order of their worth;
-    /// `kv_tokens` of the prompt had K/V when it was admitted, and other candidates wait for the positions in `shared`.
-    pub(super) fn wishes(
+    /// The positions of an extent at which to copy the state, the most useful first. Other candidates wait for the
+    /// positions in `shared`.
+    pub(super) fn useful_copies(
         &self,
         candidate: &Candidate,
         admitted: &Admitted,
         shared: &[usize],
-    ) -> Wishes {
+    ) -> UsefulCopies {
         let floor = |position: usize| position - position % self.grain;
         let branch = admitted.kv_tokens;
         let is_branch = branch >= admitted.extend_start() + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
-        // An anchor beyond the end means more outputs of the prompt, which compute its last token.
+        // An anchor beyond the end stands for further outputs of the prompt, which compute its last token again.
         let anchors = anchors.map(|anchor| {
             if anchor > candidate.tokens.len() {
                 last
@@ -55,15 +56,15 @@ impl StateRules {
         };
         // A state at the end of loaded blocks makes them usable for other rows.
         let loaded = admitted.load.map(|load| at(load.to));
-        let wished = shared.iter().copied().map(at).chain(loaded);
-        let wished = wished
+        let useful = shared.iter().copied().map(at).chain(loaded);
+        let useful = useful
             .chain(first)
             .chain(anchors.rev().map(at))
             .chain(is_branch.then_some(branch).map(at))
             .chain(candidate.anchors.is_empty().then_some(last).map(at))
             .chain(second);
-        let mut places = Wishes::new();
-        for place in wished {
+        let mut places = UsefulCopies::new();
+        for place in useful {
             if self.is_within(place, admitted) && !places.contains(&place) {
                 places.push(place);
             }
@@ -97,17 +98,17 @@ pub(super) struct Spare {
     pub(super) live: usize,
     /// Unused rows: each may need a state before another row returns its own.
     pub(super) rows_to_come: usize,
-    /// Prefills from whose copies others will start: each needs a copy in addition to its own state.
+    /// Prefills whose copies other candidates will start from: each needs a copy in addition to its own state.
     pub(super) awaited: usize,
 }
 
 impl Spare {
-    /// Allocates states for copies: the requested ones in turn, then the grid. Drops cached states that are worth less.
+    /// Allocates states for copies: the useful ones in turn, then the grid. Drops cached states that are worth less.
     pub(super) fn grant(
         self,
         cache: &mut RadixTree,
         rules: &StateRules,
-        wishes: &[Option<Wishes>],
+        wanted: &[Option<UsefulCopies>],
         admitted: &mut [Admitted],
     ) {
         let all = self.free + cache.droppable_states(Thinning::Later);
@@ -120,13 +121,13 @@ impl Spare {
             copies: free + cache.droppable_states(Thinning::Unnamed),
             tails: all.saturating_sub(self.live + self.rows_to_come + self.awaited),
         };
-        let asked = left.grant(wishes, admitted);
-        cache.thin_states(asked.saturating_sub(free), Thinning::Unnamed);
-        free = free.saturating_sub(asked);
+        let taken = left.grant(wanted, admitted);
+        cache.thin_states(taken.saturating_sub(free), Thinning::Unnamed);
+        free = free.saturating_sub(taken);
         let most = left
             .copies
             .min(free + cache.droppable_states(Thinning::Grid));
-        let granted = grant_grid(rules, wishes, admitted, most);
+        let granted = grant_grid(rules, wanted, admitted, most);
         cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
         for admitted in admitted {
             admitted.saves.sort_unstable_by_key(|save| save.position);
@@ -137,18 +138,18 @@ impl Spare {
 struct Left {
     /// Copies of any kind.
     copies: usize,
-    /// Of these, copies that stay with their rows.
+    /// The part of `copies` that may stay with their rows.
     tails: usize,
 }
 
 impl Left {
-    /// Grants the first wish of each row, then the second of each, and so on. Returns the number of copies granted.
-    fn grant(&mut self, wishes: &[Option<Wishes>], admitted: &mut [Admitted]) -> usize {
+    /// Grants the first useful copy of each row, then the second of each, and so on. Returns the number granted.
+    fn grant(&mut self, wanted: &[Option<UsefulCopies>], admitted: &mut [Admitted]) -> usize {
         let before = self.copies;
-        let turns = wishes.iter().flatten().map(|wishes| wishes.len()).max();
+        let turns = wanted.iter().flatten().map(|wanted| wanted.len()).max();
         for turn in 0..turns.unwrap_or(0) {
-            for (wishes, admitted) in wishes.iter().zip(admitted.iter_mut()) {
-                match wishes.as_ref().and_then(|wishes| wishes.get(turn)) {
+            for (wanted, admitted) in wanted.iter().zip(admitted.iter_mut()) {
+                match wanted.as_ref().and_then(|wanted| wanted.get(turn)) {
                     Some(Place::At(position)) if self.copies > 0 => {
                         admitted.saves.push(SaveAt {
                             position: *position,
@@ -171,15 +172,15 @@ impl Left {
 
 fn grant_grid(
     rules: &StateRules,
-    wishes: &[Option<Wishes>],
+    wanted: &[Option<UsefulCopies>],
     admitted: &mut [Admitted],
     most: usize,
 ) -> usize {
     let mut granted = 0;
-    let on_grid = wishes
+    let on_grid = wanted
         .iter()
         .zip(admitted)
-        .filter(|(wishes, _)| wishes.is_some());
+        .filter(|(wanted, _)| wanted.is_some());
     for (_, admitted) in on_grid {
         for position in rules.grid(admitted) {
             let is_known = admitted.saves.iter().any(|save| save.position == position);
@@ -194,14 +195,13 @@ fn grant_grid(
     granted
 }
 
-/// The copies that an admitted candidate requests, the best position first. One that bypasses the cache requests none,
-/// and gets none on the grid.
-pub(super) type Wishes = SmallVec<[Place; 4]>;
+/// The useful copies of an admitted candidate, the best position first.
+pub(super) type UsefulCopies = SmallVec<[Place; 4]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// After this many tokens: whole pages.
     At(usize),
-    /// After the last whole page of the decode; it moves from page to page.
+    /// At the end of the last whole page of the sequence; decodes move the copy from page to page.
     Tail,
 }

@@ -1,4 +1,4 @@
-//! The parts of a plan before admissions: publish prefills, release ended requests, pin prefixes.
+//! The part of a plan before admissions: publishes prefills, releases ended requests, pins prefixes.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use souffleur_base::ids::{RowId, SeqId, StepId};
 
 #[derive(Debug)]
 pub enum Settle {
-    /// Publishes the tokens that a prefill extent wrote (or is about to write); the sequence continues. They stay
-    /// in the cache if its request is cancelled later: the step writes their K/V in any case.
+    /// Publishes the tokens whose K/V a prefill extent wrote or is about to write; the sequence continues. The tokens
+    /// stay in the cache if the request is cancelled later: the step writes their K/V in any case.
     Checkpoint(Box<SettleCheckpoint>),
-    /// Ends a sequence's hold on memory: finished, aborted or retracted.
+    /// Releases the memory of a finished, aborted or retracted sequence.
     Release(Box<SettleRelease>),
-    /// Releases a lock: the prefix of an admission that was undone.
+    /// Releases the lock on the prefix of an admission that was undone.
     Unlock(NodeLock),
     Unpin(NodeLock),
 }
@@ -24,19 +24,19 @@ pub enum Settle {
 #[derive(Debug)]
 pub struct PublishKey {
     pub namespace: Namespace,
-    /// Tokens whose K/V is written, page-floored by the tree.
+    /// The first `len` tokens have their K/V written. The tree publishes whole pages of them.
     pub tokens: Arc<[u32]>,
     pub len: usize,
-    /// Length of the prompt: it becomes a separate node.
+    /// Length of the prompt, which becomes a separate node of the tree.
     pub prompt_len: usize,
-    /// Tokens of this request that counted as a hit already.
+    /// Tokens of this request that an earlier checkpoint has counted as hits.
     pub inserted_tokens: usize,
     pub priority: i64,
     /// The step that writes the last of `tokens`.
     pub written_by: StepId,
-    /// Positions at which other prompts are likely to diverge from this one, where layers have windows.
+    /// For models with window layers: positions at which other prompts are likely to diverge from this one.
     pub boundaries: SmallVec<[usize; 4]>,
-    /// Tokens from the beginning on that the store has.
+    /// Length of the prefix that the KV store has.
     pub stored_tokens: usize,
 }
 
@@ -46,12 +46,12 @@ pub struct SettleCheckpoint {
     pub key: PublishKey,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,
-    /// The sequence's private pages after them.
+    /// The sequence's private pages after the protected ones.
     pub private: Pages,
     pub lock: NodeLock,
-    /// Copies of the sequence's state that the steps so far make.
+    /// Copies of the sequence's recurrent state that the steps planned so far make.
     pub states: Vec<SavedState>,
-    /// The sequence's own window pages, where layers have windows.
+    /// For models with window layers: the sequence's own window pages.
     pub windows: Option<Box<RowWindows>>,
 }
 
@@ -64,9 +64,9 @@ pub struct SettleRelease {
     pub protected_pages: usize,
     pub private: Pages,
     pub lock: NodeLock,
-    /// States of the sequence within the key.
+    /// Copies of the sequence's recurrent state at positions within the key.
     pub states: Vec<SavedState>,
-    /// Other states of the sequence.
+    /// Other states of the sequence, to be freed.
     pub returned_states: Vec<OwnedState>,
     pub windows: Option<Box<RowWindows>>,
 }

@@ -1,6 +1,6 @@
-//! `new_token_ratio`: the reserved part of the tokens that running requests may still generate.
+//! `new_token_ratio`: of the tokens that running requests may still generate, the fraction reserved for them.
 //!
-//! It starts high, decays with every successful decode, and jumps up after a retraction (SGLang's constants).
+//! The ratio starts high, decays with every successful decode, and jumps up after a retraction (SGLang's constants).
 
 /// Initial ratio, times the conservativeness.
 const INITIAL_RATIO: f64 = 0.7;
@@ -8,7 +8,7 @@ const INITIAL_RATIO: f64 = 0.7;
 const MIN_RATIO_FACTOR: f64 = 0.14;
 /// Decode steps from the initial to the least ratio.
 const DECAY_STEPS: f64 = 600.0;
-/// Decode steps that a retraction frees memory for.
+/// Decode steps of each remaining request that a retraction frees memory for.
 pub const RETRACT_DECODE_STEPS: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,6 @@ pub struct NewTokenRatio {
 }
 
 impl NewTokenRatio {
-    /// The ratio of an idle engine.
     pub fn new(conservativeness: f64) -> Self {
         let initial = (INITIAL_RATIO * conservativeness).min(1.0);
         let min = (initial * MIN_RATIO_FACTOR).min(1.0);
@@ -36,17 +35,17 @@ impl NewTokenRatio {
         self.current
     }
 
-    /// Lowers the ratio after a decode that found its memory.
+    /// Lowers the ratio after a decode that got the memory it needed.
     pub fn decay(&mut self) {
         self.current = (self.current - self.decay).max(self.min);
     }
 
-    /// Restores the initial ratio when nothing is left to run.
     pub fn reset(&mut self) {
         self.current = self.initial;
     }
 
-    /// Sets the ratio after a retraction, by the survivors' progress and memory for some decode steps each.
+    /// Sets the ratio after a retraction. `survivors`: output tokens and `max_new_tokens` of each request that still
+    /// runs.
     pub fn after_retraction(&mut self, survivors: impl Iterator<Item = (usize, usize)>) {
         let (mut outputs, mut limits, mut n) = (0, 0, 0);
         for (output_tokens, max_new_tokens) in survivors {

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::cache::prefix_cache::{CheckpointedWindows, SaveCounts, UnsavedBlock};
 use crate::cache::prefix_history::{Departure, EvictedEdge};
-use crate::plan::candidate::{FetchWish, LoadGrant};
+use crate::plan::candidate::{FetchDemand, LoadGrant};
 use crate::plan::prefill_adder::Budget;
 use crate::plan::save_rules::SaveAt;
 use crate::plan::settle::Pinned;
@@ -22,10 +22,10 @@ pub struct Verdict {
     pub mixed: bool,
     /// Nothing is admitted and nothing runs: the same step is to be planned again without the victims.
     pub preempt: Option<Preempt>,
-    /// Candidates held back for a prefix in flight.
+    /// Candidates that wait for another request's prefill of their prefix.
     pub held: Vec<SeqId>,
-    /// Candidates that wait for blocks which are to be fetched.
-    pub fetches: Vec<FetchWish>,
+    /// Fetches from the KV store to start, for candidates that wait for them.
+    pub fetches: Vec<FetchDemand>,
     pub saves: Vec<UnsavedBlock>,
     /// Why the admission stopped.
     pub budget: Option<Budget>,
@@ -39,7 +39,7 @@ pub struct Verdict {
     pub evicted_edges: Vec<EvictedEdge>,
     /// Pages that a flush took out of the cache; `None` without a flush.
     pub flushed_pages: Option<usize>,
-    /// The tree's counters after all this; `None` without a request to the tree.
+    /// The tree's counters after the plan; `None` if the plan skipped the tree.
     pub cache: Option<CacheCounts>,
 }
 
@@ -63,16 +63,16 @@ pub struct CacheCounts {
 pub struct CheckpointedSeq {
     pub seq: SeqId,
     pub lock: NodeLock,
-    /// Pages private to the sequence: the partial last one, over-allocation.
+    /// Pages private to the sequence: the partial last page and over-allocated pages.
     pub private: Pages,
     /// Pages of the sequence that the tree owns now.
     pub protected_pages: usize,
-    /// Index of the first page of `remap`.
+    /// Page index at which `remap` begins.
     pub remap_from: usize,
-    /// The tree's pages for `remap_from..protected_pages`: to be used from the next step on.
+    /// The tree's pages for `remap_from..protected_pages`, which the sequence uses from the next step on.
     pub remap: PageRun,
     pub inserted_tokens: usize,
-    /// The sequence's window pages, where layers have windows; the duplicates are returned.
+    /// For models with window layers: the sequence's window pages, without duplicates of the tree's.
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
@@ -80,27 +80,28 @@ pub struct CheckpointedSeq {
 #[derive(Debug)]
 pub struct Admitted {
     pub seq: SeqId,
-    /// The lock on its prefix; `None` for the chunked request, which has its lock already.
+    /// The lock on the cached prefix; `None` for the chunked request, which has its lock already.
     pub lock: Option<NodeLock>,
     /// The cached pages; empty for the chunked request.
     pub prefix: PageRun,
-    /// The cached window pages that the sequence sees.
+    /// The cached window pages that the sequence attends to.
     pub windows: WindowRun,
     /// Tokens whose K/V exists before the extent.
     pub prefix_len: usize,
     pub extend_end: usize,
-    /// The prefill does not end with this extent, which is empty where a load continues.
+    /// The prefill continues after this extent. The extent is empty if the step only loads blocks.
     pub chunked: bool,
-    /// The tree's view of the prompt's miss point, if misses are diagnosed.
+    /// Where the prompt diverges from the tree, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
-    /// Tokens with cached K/V at its admission: more than `prefix_len` where there was no state to resume from.
+    /// Tokens with cached K/V at the admission: more than `prefix_len` if no state to resume from was cached at their
+    /// end.
     pub kv_tokens: usize,
     pub state: Option<StateSlot>,
-    /// The positions at which its extent leaves copies of its state.
+    /// The positions at which the extent leaves copies of the recurrent state.
     pub saves: SmallVec<[SaveAt; 2]>,
-    /// A state is granted for copies at the ends of pages that its decode fills.
+    /// A state slot is granted for a copy at the end of the last whole page, which moves as the decode fills pages.
     pub keeps_tail: bool,
-    /// Blocks that are loaded after its prefix, before the extent.
+    /// Blocks that are loaded after the cached prefix, before the extent.
     pub load: Option<LoadGrant>,
 }
 

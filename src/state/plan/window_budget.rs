@@ -1,5 +1,6 @@
-//! Admission budget of sliding-window pages: every page comes with a window page, which is freed once no query sees
-//! it any more.
+//! Admission budget of the pages of sliding-window layers.
+//!
+//! Every page comes with a window page, which is freed once its tokens have left the window.
 
 use super::prefill_adder::CLIP_MAX_NEW_TOKENS;
 use crate::pool::pages::Window;
@@ -17,7 +18,8 @@ pub struct WindowBudget {
 }
 
 impl WindowBudget {
-    /// Starts with the running batch's reservations: tokens each may still generate, and tokens of its private pages.
+    /// Starts with the reservations of the running requests: for each request the tokens that it may still generate,
+    /// and the tokens of its private pages.
     pub fn new(window: Window, running: impl Iterator<Item = (f64, usize)>) -> Self {
         let mut budget = Self {
             window,
@@ -25,33 +27,33 @@ impl WindowBudget {
             taken: 0,
             has_running: false,
         };
-        for (to_come, own) in running {
-            budget.reserved += Self::reserve(window, to_come, own);
+        for (remaining, held) in running {
+            budget.reserved += Self::reserve(window, remaining, held);
             budget.has_running = true;
         }
         budget
     }
 
-    /// The window pages that a running request may still need: `to_come` tokens, as far as its private pages with `own`
-    /// tokens leave space for them in its window.
-    pub fn reserve(window: Window, to_come: f64, own: usize) -> f64 {
-        let room = window.tail_tokens().saturating_sub(own);
-        to_come.min(room as f64)
+    /// The window pages, in tokens, that a running request may still need: for its `remaining` tokens, up to a full
+    /// window, of which its private pages hold `held` tokens already.
+    pub fn reserve(window: Window, remaining: f64, held: usize) -> f64 {
+        let unfilled = window.tail_tokens().saturating_sub(held);
+        remaining.min(unfilled as f64)
     }
 
     pub fn window(&self) -> Window {
         self.window
     }
 
-    /// Tokens that are missing for `extend` tokens of a prefill and the decode after it, with `available` free or
-    /// evictable; 0 or less where it fits. A request that runs alone must be admitted if its prefill fits.
+    /// The tokens of window pages missing for `extend` tokens of a prefill and its decode, with `available` free or
+    /// evictable; 0 or less if they fit. For a request that runs alone only the prefill counts.
     pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let at_once = self.taken + self.in_pages(extend);
         if !self.has_running && self.taken == 0 {
             return at_once as f64 - available as f64;
         }
-        let to_come = self.for_decode(max_new_tokens) as f64 + self.reserved;
-        (at_once + self.window.page_size.get()) as f64 + to_come - available as f64
+        let later = self.for_decode(max_new_tokens) as f64 + self.reserved;
+        (at_once + self.window.page_size.get()) as f64 + later - available as f64
     }
 
     pub fn take(&mut self, extend: usize, max_new_tokens: usize) {
@@ -83,10 +85,10 @@ mod tests {
         let none = || std::iter::empty();
         let mut budget = WindowBudget::new(window, none());
         let alone = budget.deficit(95, 5000, 100);
-        assert_eq!(alone, 0.0, "no other sequence gives pages back");
+        assert_eq!(alone, 0.0, "the decode does not count");
         assert_eq!(budget.deficit(101, 0, 100), 10.0);
         budget.take(95, 5000);
-        // 100 at once, 120 to come, as much for the second one, and a page.
+        // Each of two requests takes 100 tokens for its prefill and 120 for its decode; one page is 10 tokens.
         assert_eq!(budget.deficit(95, 5000, 100 + 120 + 100 + 120 + 10), 0.0);
         assert_eq!(budget.deficit(95, 5000, 100 + 120 + 100 + 120 + 9), 1.0);
         let running = [(50.0, 100), (300.0, 30), (300.0, 500)];

@@ -2,7 +2,7 @@
 
 /// A number in [0, 1): a pure function of seed and output position.
 ///
-/// Counter-based: without state, a sequence that was retracted, moved or rebuilt draws the same numbers.
+/// There is no generator state, so a sequence that was retracted, moved or rebuilt draws the same numbers.
 pub fn uniform(seed: u64, position: u64) -> f64 {
     let bits = mix(mix(seed.wrapping_add(GOLDEN)) ^ position.wrapping_mul(GOLDEN));
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)

@@ -2,7 +2,7 @@
 
 /// Returns `exp(x)` for `x` of at most 0, within 1e-15 relative, and 0 below -708 (and at NaN).
 ///
-/// Only sums, products and shifts in a fixed order: the same bits on every machine and instruction set.
+/// Uses only sums, products and shifts in a fixed order, so every machine gets the same bits.
 #[inline(always)]
 pub(super) fn exp_of_negative(x: f64) -> f64 {
     /// 1.5 * 2^52: adding it rounds to an integer in the low bits.
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_exact() {
+    fn the_ends_of_the_domain_are_exact() {
         assert_eq!(exp_of_negative(0.0), 1.0);
         assert_eq!(exp_of_negative(-0.0), 1.0);
         for x in [-708.1, -1e300, f64::NEG_INFINITY, f64::NAN] {

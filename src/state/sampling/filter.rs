@@ -8,7 +8,7 @@ use super::params::SamplingParams;
 /// Reusable buffers: drawing with them allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct DrawScratch {
-    /// By token, its unnormalised probability; 0 if min_p drops it.
+    /// The unnormalised probability of each token; 0 if min_p drops the token.
     weights: Vec<f64>,
     ranked: Vec<(u32, f64)>,
 }
@@ -37,9 +37,9 @@ enum Order<'a> {
     ByRank(&'a [(u32, f64)]),
 }
 
-/// Tokens whose weights are summed in parallel lanes.
+/// Number of weights in a block, which is summed in parallel lanes.
 const BLOCK: usize = 64;
-/// Weight classes: eight per octave; the last one reaches down to 0.
+/// Number of weight classes: eight for each power of two; the last class extends to 0.
 const CLASSES: usize = 512;
 
 impl<'a> Kept<'a> {
@@ -95,7 +95,7 @@ impl<'a> Kept<'a> {
 
 const ALWAYS: &str = "the most likely token is always kept";
 
-/// Skips blocks that end at or below the target, then scans one.
+/// Skips blocks while the cumulative weight is at most the target, then scans one block.
 #[inline(always)]
 fn pick_by_id(weights: &[f64], target: f64) -> u32 {
     let mut before = 0.0;
@@ -113,7 +113,7 @@ fn pick_by_id(weights: &[f64], target: f64) -> u32 {
         }
         before = end;
     }
-    // By rounding, sums in another order may end below the target.
+    // The total was summed in another order, so rounding may leave this sum below the target.
     weights
         .iter()
         .rposition(|&weight| weight > 0.0)
@@ -183,7 +183,7 @@ impl ByRank {
         }
     }
 
-    /// The filter's last class: it keeps no token of later classes.
+    /// The last class with a token that the filter may keep.
     #[inline(always)]
     fn last_class(&self, weights: &[f64], mass: f64) -> usize {
         let mut classes = [(0usize, 0f64); CLASSES];
@@ -192,7 +192,7 @@ impl ByRank {
             *count += 1;
             *mass += weight;
         }
-        // Sums in rank order differ, by far less than this.
+        // Sums in rank order differ from sums by class, but by far less than this margin.
         let enough = mass * (1.0 + 1e-9);
         let mut sum = (0, 0.0);
         let is_last = |class: &(usize, f64)| {

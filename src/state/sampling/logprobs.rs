@@ -97,7 +97,7 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
     ids
 }
 
-/// Orders tokens by descending logit, ties by id. NaN ranks by its bits: any order will do.
+/// Orders tokens by descending logit, ties by id. NaN values rank by their bits, in any order.
 fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
     let (x, y) = (logits[a as usize], logits[b as usize]);
     if x == y {

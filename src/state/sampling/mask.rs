@@ -29,7 +29,7 @@ impl TokenMask {
         self.words.fill(0);
     }
 
-    /// Allows exactly these words' tokens: none past the last word; tokens outside the vocabulary are ignored.
+    /// Replaces the mask by `words`. Missing words allow no tokens; bits outside the vocabulary are ignored.
     pub fn set_words(&mut self, words: &[u32]) {
         let n_words = self.words.len().min(words.len());
         self.words[..n_words].copy_from_slice(&words[..n_words]);
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_cut_to_the_vocabulary_and_filled_up() {
+    fn words_are_truncated_to_the_vocabulary_and_padded() {
         let mut mask = TokenMask::none(70);
         mask.set_words(&[u32::MAX; 4]);
         assert_eq!(mask.allowed_tokens(), 70);

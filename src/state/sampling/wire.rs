@@ -1,7 +1,7 @@
 //! [`SamplingParams`] from and to JSON, in the format of SGLang's `/generate`.
 //!
-//! Hand-written instead of derived: errors must name the field, null must mean the default, and floats are accepted as
-//! integers.
+//! The code is hand-written, not derived: errors must name the field, null must mean the default, and integers may be
+//! written as floats.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ use souffleur_base::field::{Cut, Field, Keep, Shallow, check_bytes, check_count}
 /// SGLang's output constraints, which are parsed separately.
 pub const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
 
-/// Fields of SGLang and vLLM that this engine does not support as sampling parameters. OpenAI's endpoints read vLLM's
-/// constraints before they reject the others.
+/// Fields of SGLang and vLLM that this engine does not support as sampling parameters. The OpenAI endpoints read vLLM's
+/// constraints separately and reject the other fields.
 pub const NOT_YET: [&str; 14] = [
     "stop_regex",
     "beam_width",
@@ -95,7 +95,7 @@ impl<'de> Visitor<'de> for ReadParams<'_> {
     }
 }
 
-/// Parses and sets one parameter. Errors name the parameter, even if they show a part of the value.
+/// Parses and sets one parameter. The field of every error is the parameter, even if the text names a part of it.
 pub struct SetParam<'a> {
     pub params: &'a mut SamplingParams,
     pub name: &'a str,
@@ -118,14 +118,14 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
             _ => 0,
         };
         let value = Keep(kept).deserialize(deserializer)?;
-        if NOT_YET.contains(&name) && asks(name, &value) {
+        if NOT_YET.contains(&name) && is_set(name, &value) {
             return Ok(Err(FieldError::not_yet(name)));
         }
         if CONSTRAINTS.contains(&name) {
             return Ok(if value.asks_for_nothing() {
                 Ok(())
             } else {
-                Err(of_the_request(name))
+                Err(constraint_error(name))
             });
         }
         let set = set(params, name, &value, limits);
@@ -133,8 +133,8 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
     }
 }
 
-/// Returns whether the value uses an unsupported parameter, instead of the value that means unused.
-fn asks(name: &str, value: &Shallow) -> bool {
+/// False for values that leave an unsupported parameter unused, such as null.
+fn is_set(name: &str, value: &Shallow) -> bool {
     match value {
         Shallow::List { len: 0, .. } => name != "bad_words",
         Shallow::Map { len: 0, .. } => name != "custom_params",
@@ -143,7 +143,7 @@ fn asks(name: &str, value: &Shallow) -> bool {
 }
 
 /// The error for a constraint among a host's sampling parameters.
-fn of_the_request(name: &str) -> FieldError {
+fn constraint_error(name: &str) -> FieldError {
     let text = format!(
         "{name} cannot be set among the sampling parameters: set GenerateRequest::constraint instead"
     );
@@ -200,7 +200,7 @@ fn set(
             params.spaces_between_special_tokens = field.boolean()?
         }
         "no_stop_trim" => params.no_stop_trim = field.boolean()?,
-        // The text does not depend on the chunking.
+        // Checked and ignored: the text does not depend on the size of stream chunks.
         "stream_interval" => {
             field.positive()?;
         }

@@ -107,7 +107,7 @@ impl Batch {
         self.ended.push(seq);
     }
 
-    /// Removes a sequence that starts over.
+    /// Removes a sequence that will be computed again.
     #[inline]
     pub(super) fn evacuate(&mut self, seq: SeqId) {
         self.running.retain(|other| *other != seq);
@@ -117,7 +117,7 @@ impl Batch {
         self.extended.retain(|other| *other != seq);
     }
 
-    /// Removes all running sequences: they start over.
+    /// Removes all running sequences, which will be computed again.
     #[inline]
     pub(super) fn evacuate_all(&mut self) {
         self.running.clear();
@@ -156,13 +156,13 @@ impl Batch {
         self.owed_decodes
     }
 
-    /// Sets the decode steps due after a prefill step that some sequences sat out.
+    /// Sets the decode steps due after a prefill step that left out decodable sequences.
     #[inline]
     pub(super) fn owe_decodes(&mut self, steps: usize) {
         self.owed_decodes = steps;
     }
 
-    /// Counts a decode step against the due ones.
+    /// Counts a decode step against the steps due.
     #[inline]
     pub(super) fn pay_decode(&mut self) {
         self.owed_decodes = self.owed_decodes.saturating_sub(1);

@@ -12,7 +12,7 @@ impl Scheduler {
     }
 
     /// Fails the requests whose timeout has passed at `now_s`, on the clock of their `submitted_s`. Call it
-    /// periodically: a request's running time starts at the first call after its admission, so it is never cut short.
+    /// periodically: a request's running time starts at the first call after its admission, so none fails too early.
     pub fn expire_requests(&mut self, now_s: f64) {
         if !self.has_timeouts() {
             return;
@@ -37,7 +37,7 @@ fn overrun(sequence: &Sequence, now_s: f64) -> Option<RequestError> {
     let timeouts = &sequence.request.timeouts;
     let (since_s, limit_s, is_running) = match sequence.running_since_s {
         Some(since_s) => (since_s, timeouts.running_s?, true),
-        // Admitted and already retracted between two calls.
+        // The request was admitted and retracted between two calls.
         None if sequence.cached_tokens.is_some() => return None,
         None => (sequence.request.submitted_s, timeouts.waiting_s?, false),
     };

@@ -1,4 +1,4 @@
-//! State of host commands (from the program that embeds the engine): pinned prefixes, cache flushes, pauses.
+//! State of commands from the host, the program that embeds the engine: pinned prefixes, cache flushes, pauses.
 
 use super::flush::Flushes;
 use super::pins::Pins;
@@ -35,13 +35,13 @@ impl Hosts {
         self.is_paused = paused;
     }
 
-    /// A requested flush has no plan yet.
+    /// True if a flush is requested and not planned yet.
     #[inline]
     pub(super) fn asks_for_flush(&self) -> bool {
         self.flushes.are_requested()
     }
 
-    /// The next plan may carry out the flush: an earlier plan grants earlier pin requests.
+    /// True if the next plan flushes: requested pins are granted first, by an earlier plan.
     #[inline]
     pub(super) fn flush_is_due(&self) -> bool {
         self.flushes.are_requested() && !self.pins.has_demands()

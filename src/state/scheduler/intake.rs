@@ -67,7 +67,7 @@ impl IntakeLimits {
 }
 
 impl Scheduler {
-    /// Queues a request. One that is already cancelled ends at once; one whose id is in flight is rejected.
+    /// Queues a request. A cancelled request ends at once; a request whose id is in flight is rejected.
     pub fn submit(&mut self, request: Submission) {
         self.requests.forget_cancels_seen();
         let rid = request.rid.clone();
@@ -77,7 +77,7 @@ impl Scheduler {
         }
         // A probe bypasses the queue limit.
         if !request.intake.is_probe()
-            && let Err(error) = self.make_room(request.priority)
+            && let Err(error) = self.reject_worst(request.priority)
         {
             return self.reject(request, error);
         }
@@ -105,9 +105,9 @@ impl Scheduler {
     /// Cancels a request in any phase. Counts a stale message instead if the id is unknown (the request has ended, or
     /// intake will read its flag), or if the flag belongs to an earlier request with the same id.
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
-        let is_meant =
+        let is_addressed =
             |seq: &SeqId| flag.is_none_or(|flag| self.requests[*seq].request.cancel.is_same(flag));
-        match self.requests.holder(rid).filter(is_meant) {
+        match self.requests.holder(rid).filter(is_addressed) {
             Some(seq) => self.abort(seq),
             None => self.outbox.count(Counter::StaleMessages, 1),
         }
@@ -157,8 +157,8 @@ impl Scheduler {
     }
 
     /// Requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
-    /// [`prefixes_probed`](Self::prefixes_probed) found. Other threads raise flags at any time, so a flag that was seen
-    /// is an input that no message carries.
+    /// [`prefixes_probed`](Self::prefixes_probed) found. Other threads raise flags at any time, so a replay needs this
+    /// list in addition to the messages.
     pub fn cancels_seen(&self) -> &[IntakeId] {
         self.requests.cancels_seen()
     }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_pool_serves_one_token_and_a_page_less_serves_none() {
+    fn the_smallest_pool_serves_one_token_and_one_page_less_serves_none() {
         for page_size in 1..=256 {
             let page_size = PageSize::new(page_size).expect("it is positive");
             let least = IntakeLimits::min_capacity_tokens(page_size);

@@ -1,5 +1,5 @@
-//! Long-running requests, for the log: a prompt of 17,000 tokens may take minutes on two cores, and its user should see
-//! progress. The caller passes the time; no clock is read here.
+//! Finds long-running requests, so that the log shows their progress: a prompt of 17,000 tokens may take minutes on two
+//! cores. The caller passes the time; no clock is read here.
 
 use souffleur_base::ids::RequestId;
 

@@ -96,8 +96,8 @@ impl Memory {
         self.cache = cache;
     }
 
-    /// Updates the sequences' holdings. Returns true if every page is accounted for: `free + evictable + protected +
-    /// private == total`, likewise every window page, and every state: `free + cached + held == total`.
+    /// Updates the memory that sequences hold. Returns true if all pages are accounted for (`free + evictable +
+    /// protected + private == total`), and likewise all window pages and all states (`free + cached + held == total`).
     #[inline]
     pub(super) fn take_census(&mut self, census: Census) -> bool {
         self.census = census;

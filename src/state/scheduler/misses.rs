@@ -1,4 +1,4 @@
-//! Events for the diagnosis of cache misses: each prompt's miss point and the evictions, in order of occurrence.
+//! Events that explain cache misses: where each prompt diverges from the cache (its miss point), and evictions.
 
 use crate::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
 use souffleur_base::ids::{SeqId, StepId};
@@ -7,12 +7,12 @@ use super::Scheduler;
 use super::outbox::Counter;
 
 impl Scheduler {
-    /// Takes the pending events. None if the cache diagnoses no misses.
+    /// Takes the pending events, in order. If the cache diagnoses no misses, only flushes are reported.
     pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
         self.outbox.take_prefix_events()
     }
 
-    /// Keeps the miss point of the first admission, whose cached tokens clients see, until the store's part is known.
+    /// Keeps the miss point of the first admission until the part from the KV store is known.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {
@@ -60,7 +60,7 @@ impl Scheduler {
             .note_prefix_event(PrefixEvent::Left(Box::new(left)));
     }
 
-    /// A plan's evictions follow its admissions.
+    /// Reports a plan's evictions; call it after the plan's admissions.
     pub(super) fn note_evictions(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
         if !edges.is_empty() {
             self.outbox
@@ -68,7 +68,7 @@ impl Scheduler {
         }
     }
 
-    /// Reported even without diagnosis: listeners must know about a flush.
+    /// Reports a flush, even without diagnosis: listeners must learn of flushes.
     pub(super) fn note_flush(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
         self.outbox
             .note_prefix_event(PrefixEvent::Flushed { step, edges });

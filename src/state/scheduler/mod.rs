@@ -1,11 +1,11 @@
-//! The scheduler as a pure state machine: consumes requests and step results, produces plans and news.
+//! The scheduler as a pure state machine: takes requests and step results, and produces plans and messages.
 //!
-//! Only it opens plans: at most one is open, and at most two steps are in flight. Step N+1 is planned while N
-//! runs, so that plans know lengths, but no tokens of the previous step. The actor's handlers only pass values.
+//! Only the scheduler starts plans. At most one plan is open, and at most two steps are in flight. Step N+1 is planned
+//! while step N runs, so a plan knows how many tokens step N samples, but not which.
 //!
-//! Its parts, each in a file, own their state: requests (live ones), queue and order (the waiting queue), batch
+//! Each part is a file and owns some state: requests (live requests), queue and order (the waiting queue), batch
 //! (running requests), memory (counts from pools and tree), pipeline (the open plan, steps in flight), hosts (pins,
-//! flushes), outbox (news and counters). The rules between them:
+//! flushes and pauses, ordered by the embedding program, the host), outbox (messages and counters). Rules between them:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
 //! - planning: `next` (settlements, candidates, decode)
@@ -23,7 +23,7 @@
 //! - pending: tokens to compute, counted for gateways
 //! - windows: pages that left the attention window
 //! - tier: fetches from the store and saves to it
-//! - misses: events for the diagnosis of cache misses
+//! - misses: events that explain cache misses
 
 mod batch;
 mod deadlines;
@@ -111,13 +111,13 @@ pub struct SchedulerLimits {
     pub max_pins: usize,
     pub queue: QueueRules,
     pub eos_token_ids: Arc<[u32]>,
-    /// The states of sequences; `None` where no layer keeps one.
+    /// Limits of recurrent states; `None` without recurrent layers.
     #[serde(default)]
     pub states: Option<StateLimits>,
-    /// The pages of layers with windows; `None` where no layer has one.
+    /// Limits of window pages; `None` without window layers.
     #[serde(default)]
     pub windows: Option<WindowLimits>,
-    /// The use of a store for blocks of K/V; `None` without one.
+    /// Limits for the use of a KV store; `None` without a store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<TierLimits>,
 }
@@ -133,7 +133,7 @@ impl SchedulerLimits {
         })
     }
 
-    /// Upper bound of pinned states: each row can still get its own.
+    /// Pins hold at most half of the states that remain after one for each row.
     fn max_pinned_states(&self) -> usize {
         let total = self.states.map_or(0, |states| states.total_slots);
         total.saturating_sub(self.total_rows) / 2
@@ -143,7 +143,7 @@ impl SchedulerLimits {
 #[derive(Debug)]
 pub enum Next {
     Nothing,
-    /// To the tree, which answers the policy's questions; the plan follows.
+    /// To the tree, which looks up the prefixes for the policy; the plan follows.
     ProbePrefixes(Box<ProbePrefixes>),
     PlanStep(Box<PlanStep>),
     /// Straight to the pools: a decode that only appends pages.
@@ -151,7 +151,6 @@ pub enum Next {
     RunStep(Box<StepPlan>),
 }
 
-/// The state of the scheduler: parts that own their state, and the rules between them.
 pub struct Scheduler {
     limits: SchedulerLimits,
     requests: Requests,
@@ -165,11 +164,11 @@ pub struct Scheduler {
     left_windows: WindowPages,
     /// `None` without a store.
     tier: Option<Box<Tier>>,
-    /// Prefill speed, where steps are bounded by time.
+    /// Measured prefill speed; `None` if the time of steps is unbounded.
     pace: Option<Box<PrefillPace>>,
 }
 
-/// What happens to computed K/V when a sequence releases its memory.
+/// Whether a sequence that releases its memory publishes its K/V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Computed {
     Publish,
@@ -201,7 +200,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes the news about requests, in order of occurrence.
+    /// Takes the new tokens and ends of requests, in order.
     pub fn take_news(&mut self) -> Vec<RequestTokens> {
         self.outbox.take_news()
     }
@@ -226,7 +225,7 @@ impl Scheduler {
         tier.map_or_else(Vec::new, |tier| tier.take_orders())
     }
 
-    /// True without requests, open plan and steps in flight.
+    /// True if there are no requests, no open plan and no steps in flight.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && !self.has_open_plan() && self.pipeline.is_drained()
     }
@@ -311,7 +310,7 @@ impl Scheduler {
         }
     }
 
-    /// Exact, because the plan chain is a consistent cut.
+    /// The counts are exact: between a plan's start and its answer, nothing else changes the pools or the tree.
     fn check_integrity(&mut self) {
         let census = self.census();
         let is_whole = self.memory.take_census(census);
@@ -319,7 +318,8 @@ impl Scheduler {
             .count(Counter::IntegrityFailures, usize::from(!is_whole));
     }
 
-    /// Ends a sequence: reports it now, with `kept_output` output tokens; the next plan releases its memory.
+    /// Ends a sequence and reports its end; the next plan releases its memory. The first `kept_output` output tokens
+    /// are valid.
     fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, computed: Computed) {
         let sequence = &mut self.requests[seq];
         if sequence.has_ended {
@@ -339,7 +339,7 @@ impl Scheduler {
         }
         self.forget_store(seq);
         self.batch.end(seq, phase);
-        self.requests.release_name(seq);
+        self.requests.release_rid(seq);
         self.pipeline.note_change();
     }
 

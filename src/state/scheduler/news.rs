@@ -9,7 +9,7 @@ use souffleur_base::ids::IntakeId;
 /// New tokens of a request, or its end.
 #[derive(Debug)]
 pub struct RequestTokens {
-    /// The Tokenizer's number of the request: cloning its id would be a locked instruction for every token.
+    /// The Tokenizer's number for the request. Cloning a `RequestId` would cost an atomic instruction for every token.
     pub intake: IntakeId,
     pub tokens: SmallVec<[u32; 2]>,
     pub logprobs: Option<Box<RowLogprobs>>,
@@ -18,7 +18,7 @@ pub struct RequestTokens {
     /// Prompt tokens from the store, included in `cached_tokens`.
     pub loaded_tokens: u32,
     pub num_retractions: u32,
-    /// Why the request ended; an earlier stop string overrides it. Boxed, since most news are tokens.
+    /// Why the request ended; an earlier stop string overrides it. Boxed, since most messages carry tokens.
     pub end: Option<Box<RequestEnd>>,
 }
 
@@ -35,7 +35,7 @@ pub enum RequestEnd {
 }
 
 impl RequestEnd {
-    /// Whether a step's result shows this end to the executor.
+    /// True if the executor can tell this end from a step's result.
     pub fn shows_in_results(&self) -> bool {
         matches!(
             self,

@@ -40,7 +40,7 @@ impl Default for QueueRules {
 pub(super) struct QueueOrder {
     rules: QueueRules,
     policy: Box<dyn SchedulePolicy>,
-    /// Takes effect after the pending probe.
+    /// The policy that takes effect after the pending probe.
     next_policy: Option<Box<dyn SchedulePolicy>>,
     /// A change not yet sent to the tree.
     new_eviction_policy: Option<EvictionPolicy>,
@@ -89,7 +89,7 @@ impl QueueOrder {
     }
 
     /// With fcfs and LRU eviction, requests that wait long would lose their prefixes, so every [`TOUCH_INTERVAL`]th
-    /// pass touches those. Returns true for a touching pass.
+    /// pass touches these prefixes. Returns true for a touching pass.
     fn is_touching(&mut self) -> bool {
         let is_lru = |policy: EvictionPolicy| policy.name() == EvictionPolicy::default().name();
         if !self.policy.keeps_arrival() || !self.rules.eviction_policy.is_some_and(is_lru) {
@@ -110,7 +110,7 @@ impl Scheduler {
         let policy = schedule_policy(name)?;
         let order = self.queue.order_mut();
         let has_prefix_cache = order.rules.eviction_policy.is_some();
-        // The pending probe is useless to another policy.
+        // A pending probe was made for the old policy, which orders one more plan.
         order.next_policy = Some(effective_policy(policy, has_prefix_cache));
         if !self.pipeline.is_probing() {
             order.take_next_policy();
@@ -141,7 +141,7 @@ impl Scheduler {
         order.next_policy.as_ref().unwrap_or(&order.policy).name()
     }
 
-    /// The policy's probe before ordering the queue for a plan; a single request needs no order.
+    /// The probe that the policy needs to order the queue for this plan; `None` if the plan needs no order or no probe.
     pub(super) fn probe_due(&self) -> Option<ProbeNeed> {
         let need = self.queue.order().policy.probe_need()?;
         let n_waiting = self.queue.waiting().len();
@@ -150,7 +150,7 @@ impl Scheduler {
             .then_some(need)
     }
 
-    /// Probes the tree, which settles first: the policy sees the last step's effect on the cache.
+    /// Probes the tree. The settlements come first, so that the policy sees the last step's effect on the cache.
     pub(super) fn probe(&mut self, need: ProbeNeed) -> Next {
         self.queue.restore_arrival();
         let priority = self.queue.order().rules.priority;
@@ -217,7 +217,7 @@ impl Scheduler {
             };
             (is_known, waiting)
         });
-        // Requests that arrived after the probe follow.
+        // Requests that arrived after the probe come last.
         let (known, rest): (Vec<_>, Vec<_>) = all.partition(|(is_known, _)| *is_known);
         let mut known: Vec<Waiting> = known.into_iter().map(|(_, waiting)| waiting).collect();
         if !by_arrival {
@@ -231,7 +231,7 @@ impl Scheduler {
         }
         self.queue.reorder(order);
         if self.queue.waiting().len() > MAX_CANDIDATES {
-            // The head of the queue differs from the one at the beginning of the plan.
+            // The new head of the queue may contain requests that the first sweep did not check.
             self.sweep_cancelled();
         }
     }

@@ -15,7 +15,7 @@ pub(super) struct Outbox {
     news: Vec<RequestTokens>,
     prefix_events: Vec<PrefixEvent>,
     first_admissions: Vec<FirstAdmission>,
-    /// Sequences that ended for a reason invisible to the executor, with decodes in flight.
+    /// Sequences that ended with decodes in flight, for a reason that the executor cannot see in results.
     ended: Vec<SeqId>,
     told_tokens: u64,
     counts: [u64; Counter::StaleMessages as usize + 1],
@@ -45,13 +45,13 @@ impl Outbox {
         self.counts[counter as usize] += by as u64;
     }
 
-    /// Reserves capacity for news of this many requests.
+    /// Reserves capacity for messages about this many requests.
     #[inline]
     pub(super) fn expect(&mut self, n_requests: usize) {
         self.news.reserve(n_requests);
     }
 
-    /// Appends news; merges a request's tokens and end from one result.
+    /// Appends a message about a request; an end is merged into the message with the tokens before it.
     #[inline]
     pub(super) fn report(
         &mut self,

@@ -1,7 +1,7 @@
-//! Pauses for hosts: steps in flight finish, and no work is planned until the host resumes.
+//! Pauses the engine for a host: steps in flight finish, and no work is planned until the host resumes the engine.
 //!
 //! Requests still arrive, are cancelled and time out, memory is still released, and pins and flushes still work. Only
-//! admissions and decodes wait, with all memory that they hold.
+//! admissions and decodes stop; running requests keep their memory.
 
 use super::Scheduler;
 

@@ -7,14 +7,14 @@ use super::sequence::Sequence;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PendingTokens {
-    /// Prompt and output tokens of waiting requests. Some may come from the cache: their number is known at admission.
+    /// Prompt and output tokens of waiting requests. How many come from the cache is known only at admission.
     pub waiting: usize,
     /// Prompt tokens left of the chunked prefill.
     pub prefilling: usize,
 }
 
 impl PendingTokens {
-    /// The sum: upper bound of the work until each request has its first token.
+    /// Upper bound of the tokens to compute until each request has its first token.
     pub fn total(&self) -> usize {
         self.waiting + self.prefilling
     }

@@ -1,4 +1,4 @@
-//! Prefixes pinned by hosts: bounded, with a time to live, revoked before a request is refused for lack of memory.
+//! Prefixes pinned by hosts: limited in number and time, and revoked before a request is refused for lack of memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ impl Pins {
     }
 
     /// Releases all soft pins, or if there are none, [all others](Self::revoke_all).
-    pub(super) fn give_way(&mut self) -> bool {
+    pub(super) fn release_soft_or_all(&mut self) -> bool {
         self.yield_all() || self.revoke_all()
     }
 
@@ -122,7 +122,7 @@ impl Pins {
         self.soft.insert(number, name, expires_s);
     }
 
-    /// Releases a lock that belongs to no pin with the next plan.
+    /// Releases, with the next plan, a lock that belongs to no pin.
     pub(super) fn release(&mut self, lock: NodeLock) {
         self.released.push(Settle::Unlock(lock));
     }
@@ -137,7 +137,7 @@ impl Pins {
         !self.released.is_empty()
     }
 
-    fn ask(&mut self, namespace: Namespace, tokens: Arc<[u32]>, expires_s: u64) -> u64 {
+    fn request(&mut self, namespace: Namespace, tokens: Arc<[u32]>, expires_s: u64) -> u64 {
         let pin = self.demand(namespace, tokens);
         let lock = None;
         self.held.insert(pin, Pin { lock, expires_s });
@@ -191,7 +191,7 @@ impl Scheduler {
             });
         }
         self.pipeline.note_change();
-        Ok(self.hosts.pins_mut().ask(namespace, tokens, expires_s))
+        Ok(self.hosts.pins_mut().request(namespace, tokens, expires_s))
     }
 
     /// Releases a pin; false if it does not exist.

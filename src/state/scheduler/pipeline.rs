@@ -1,7 +1,7 @@
 //! The planning pipeline: the open plan and the steps in flight.
 //!
 //! Steps run in the order of their ids. A page that is freed while step N+2 is planned may still be written by step
-//! N+1; the earliest step that gets it is N+2, which runs later.
+//! N+1. The earliest step that can reuse the page is N+2, which runs later.
 
 use std::collections::VecDeque;
 
@@ -58,7 +58,7 @@ pub(super) struct OpenPlan {
     pub(super) step: StepId,
     /// The decode to run if nothing is admitted.
     pub(super) decode: Vec<SeqId>,
-    /// The number of the last host flush that it carries out.
+    /// The number of the last host flush that the plan carries out.
     pub(super) flush: Option<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Pipeline {
         self.phase = PlanPhase::Probed(found);
     }
 
-    /// Takes the probe's matches; its released memory stays.
+    /// Takes the probe's matches; the memory that the probe released stays.
     #[inline]
     pub(super) fn take_matches(&mut self) -> FxHashMap<SeqId, Matched> {
         match &mut self.phase {
@@ -261,8 +261,8 @@ impl Pipeline {
     #[inline]
     pub(super) fn append_page(&mut self, row: RowId, page: PageId) {
         let pages = SmallVec::from_buf_and_len([page; 2], 1);
-        // Built in place: `push` would copy it from the stack in large parts, which stall until its small stores have
-        // left the processor's store buffer.
+        // Builds the edit in place: `push` would copy it from the stack with wide loads, which stall until the narrow
+        // stores before them have left the processor's store buffer.
         self.deltas
             .extend(std::iter::once_with(|| TableDelta::Append { row, pages }));
     }

@@ -60,13 +60,13 @@ impl Scheduler {
             (Reservation::Short { .. }, None) => {
                 self.undo_admission(admitted);
                 self.check_integrity();
-                self.give_way(open)
+                self.free_memory(open)
             }
         };
-        let gone = std::mem::take(&mut verdict.evicted_edges);
+        let evicted = std::mem::take(&mut verdict.evicted_edges);
         match verdict.flushed_pages {
-            Some(_) => self.note_flush(step, gone),
-            None => self.note_evictions(step, gone),
+            Some(_) => self.note_flush(step, evicted),
+            None => self.note_evictions(step, evicted),
         }
         if verdict.budget == Some(Budget::NoToken)
             && let Some(refused) = verdict.refused
@@ -85,7 +85,7 @@ impl Scheduler {
             self.take_save_counts(cache.saves);
         }
         self.save(std::mem::take(&mut verdict.saves));
-        self.fetch_wished(std::mem::take(&mut verdict.fetches));
+        self.start_fetches(std::mem::take(&mut verdict.fetches));
         self.outbox
             .count(Counter::EvictedTokens, verdict.evicted_tokens);
         self.outbox
@@ -152,7 +152,7 @@ impl Scheduler {
             let kv = sequence.held_kv_mut();
             let page = pages
                 .next_to(&mut kv.private)
-                .expect("a page was granted to each");
+                .expect("each growing sequence was granted a page");
             if is_alive {
                 self.pipeline.append_page(kv.row, page);
             }
@@ -173,8 +173,8 @@ impl Scheduler {
         kv.private.append(pages);
     }
 
-    /// Attaches granted memory to the admitted sequences. A sequence cancelled meanwhile takes it too, and releases it
-    /// with the next plan; only the others are returned, as rows of the step.
+    /// Attaches granted memory to the admitted sequences and returns their rows of the step. A sequence that was
+    /// cancelled while the plan was open gets its memory but no row; the next plan releases the memory.
     fn attach_admitted(&mut self, admitted: Vec<Admitted>, grants: Vec<Grant>) -> PrefillRows {
         let mut rows = PrefillRows::default();
         let starting = admitted.iter().map(|admitted| admitted.seq);
@@ -211,8 +211,8 @@ impl Scheduler {
                 continue;
             }
             if positions.is_empty() {
-                self.place_round(seq, positions.end);
-                rows.placed.push(seq);
+                self.record_load(seq, positions.end);
+                rows.loading.push(seq);
             } else {
                 let mut work = self.extend_row(seq, positions, extent, &saves);
                 self.keep_loaded_states(&mut work);
@@ -222,8 +222,8 @@ impl Scheduler {
         rows
     }
 
-    /// A sequence whose load continues computes nothing in this step: it publishes the loaded part.
-    fn place_round(&mut self, seq: SeqId, loaded_tokens: usize) {
+    /// Records a sequence that only loads blocks in this step. It computes nothing, and publishes the loaded part.
+    fn record_load(&mut self, seq: SeqId, loaded_tokens: usize) {
         self.batch.extend(seq, Extent::Chunk);
         let sequence = &mut self.requests[seq];
         sequence.phase = Phase::Chunked;
@@ -258,7 +258,7 @@ impl Scheduler {
         let sequence = &mut self.requests[seq];
         let mut cached_tokens = loaded_len;
         if sequence.has_ended {
-            // It ended while the plan was open: nothing is loaded or computed into its grant.
+            // The sequence ended while the plan was open: nothing is loaded or computed for it.
             sequence.publish = false;
             cached_tokens = prefix_len;
         }
@@ -336,28 +336,28 @@ impl Scheduler {
         }
     }
 
-    /// With `mixed`, the decode rows follow the prefill rows; otherwise this step decodes nothing.
+    /// Emits a prefill. With `mixed`, the decode rows follow the prefill rows; otherwise this step decodes nothing.
     fn run_prefill(&mut self, prefill: PrefillRows, open: OpenPlan, mixed: bool) -> Next {
         let PrefillRows {
             starts,
             mut rows,
-            placed,
+            loading,
         } = prefill;
         let decode = self.alive(open.decode);
-        let rides = mixed && !decode.is_empty();
+        let decodes = mixed && !decode.is_empty();
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
-        if rows.is_empty() && placed.is_empty() && !rides {
+        if rows.is_empty() && loading.is_empty() && !decodes {
             return self.run_copies();
         }
-        if rides {
+        if decodes {
             let is_mixed = usize::from(!rows.is_empty());
             self.outbox.count(Counter::MixedSteps, is_mixed);
             rows.extend(self.decode_step_rows(&decode));
         }
         self.note_prefill_step(!mixed && !decode.is_empty());
-        self.emit_with_loads(starts, rows, &placed)
+        self.emit_with_loads(starts, rows, &loading)
     }
 
     /// Drops sequences that ended while the plan was open. Retraction and preemption open a new plan with a new list.
@@ -424,12 +424,12 @@ impl Scheduler {
         self.emit_with_loads(starts, rows, &[])
     }
 
-    /// Emits a step; `placed` are sequences that only load in it.
+    /// Emits a step; the sequences in `loading` only load blocks in it.
     fn emit_with_loads(
         &mut self,
         starts: Vec<RowStart>,
         rows: Vec<StepRow>,
-        placed: &[SeqId],
+        loading: &[SeqId],
     ) -> Next {
         self.outbox.count(Counter::Steps, 1);
         let prefill = PrefillWork::of(&rows);
@@ -437,7 +437,7 @@ impl Scheduler {
             .order_mut()
             .note_prefilled(prefill.tokens() as u64);
         let with_rows = rows.iter().map(|row| row.seq);
-        let seqs = with_rows.chain(placed.iter().copied()).collect();
+        let seqs = with_rows.chain(loading.iter().copied()).collect();
         let next = self.pipeline.next_step();
         let copies = self.tier.as_mut().and_then(|tier| tier.send(next));
         let loads = copies
@@ -459,7 +459,7 @@ impl Scheduler {
     }
 
     fn undo_admission(&mut self, admitted: Vec<Admitted>) {
-        // A continued chunk keeps its own lock.
+        // The chunked request has `None` here and keeps its lock.
         for lock in admitted.into_iter().filter_map(|admitted| admitted.lock) {
             self.hosts.pins_mut().release(lock);
         }
@@ -471,7 +471,7 @@ struct PrefillRows {
     starts: Vec<RowStart>,
     rows: Vec<StepRow>,
     /// Sequences that load in this step and compute nothing.
-    placed: Vec<SeqId>,
+    loading: Vec<SeqId>,
 }
 
 fn commit_row(
@@ -486,15 +486,15 @@ fn commit_row(
     kv.row
 }
 
-/// The log probabilities of a prefill row: input ones start where delivery stopped.
+/// The log probabilities that a prefill row requests. Those of input tokens begin after the ones already delivered.
 fn prefill_logprobs(sequence: &Sequence) -> Option<Arc<LogprobWish>> {
-    let wish = sequence.request.logprobs.as_ref()?;
-    let start = sequence.wished_input_start();
-    if wish.start == start {
-        return Some(wish.clone());
+    let requested = sequence.request.logprobs.as_ref()?;
+    let start = sequence.undelivered_input_start();
+    if requested.start == start {
+        return Some(requested.clone());
     }
     Some(Arc::new(LogprobWish {
         start,
-        ..LogprobWish::clone(wish)
+        ..LogprobWish::clone(requested)
     }))
 }

@@ -20,9 +20,9 @@ use super::{Next, Scheduler};
 pub(super) const MAX_CANDIDATES: usize = 256;
 
 impl Scheduler {
-    /// Decides the next message. `Nothing` while a plan is open or two steps are in flight; otherwise
-    /// [`Scheduler::step_planned`] takes the answer to the open plan.
-    #[allow(clippy::should_implement_trait)] // `Nothing` is not the end: the next event brings more
+    /// Decides the next message: `Nothing` while a plan is open or two steps are in flight. The answer to a plan goes
+    /// to [`Scheduler::step_planned`].
+    #[allow(clippy::should_implement_trait)] // an iterator would end at `Nothing`
     pub fn next(&mut self) -> Next {
         if self.must_wait() {
             return Next::Nothing;
@@ -158,7 +158,7 @@ impl Scheduler {
         for seq in self.batch.take_extended() {
             let boundaries = self.boundaries_of(seq);
             if self.is_kept_from_cache(seq) {
-                self.leave_windows(seq);
+                self.release_old_windows(seq);
             }
             if let Some(sequence) = self.requests.get_mut(seq)
                 && !sequence.has_ended
@@ -184,8 +184,8 @@ impl Scheduler {
         settle
     }
 
-    /// A state cannot be rolled back, so its tokens are known only when all steps in flight are done: they may skip an
-    /// ended sequence.
+    /// True for an ended sequence whose recurrent state is to be cached while steps in flight include the sequence.
+    /// They may skip it, and a state cannot be rolled back, so the state's position is known only after these steps.
     pub(super) fn awaits_state(&self, seq: SeqId) -> bool {
         let Some(sequence) = self.requests.get(seq) else {
             return false;
@@ -224,7 +224,7 @@ impl Scheduler {
         let rows = self.decode_rows();
         if self.limits.windows.is_some() {
             for &seq in &rows.growing {
-                self.leave_windows(seq);
+                self.release_old_windows(seq);
             }
         }
         rows
@@ -237,7 +237,8 @@ impl Scheduler {
             && !self.defers_prefill(decode)
     }
 
-    /// This plan's candidates: the chunked one, retracted ones, the queue in policy order. `decode` runs if none fits.
+    /// This plan's candidates: the chunked request, retracted requests, the queue in policy order. The sequences in
+    /// `decode` run if no candidate fits.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
@@ -403,9 +404,9 @@ fn release_of(
     })))
 }
 
-/// The part that a finished sequence publishes: its last token was never fed, so its K/V does not exist; steps queued
-/// before its end may have written more, which is discarded. A state cannot be rolled back: with one, all known tokens
-/// that were fed are published.
+/// The tokens that a finished sequence publishes. The last token was never an input, so it has no K/V. Steps queued
+/// before the end may have written further K/V, which is discarded. A recurrent state cannot be rolled back: with one,
+/// all known tokens with K/V are published.
 fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> PublishKey {
     let prompt_len = sequence.request.prompt.len();
     let n_output = if has_state {

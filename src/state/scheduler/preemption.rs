@@ -27,10 +27,10 @@ impl Scheduler {
         })
     }
 
-    /// The first queued requests that can be admitted now. With priorities, their rank comes first, so that a retracted
-    /// request cannot block a better one.
+    /// The first queued requests that can be admitted now. With priorities, requests are sorted by rank, so that a
+    /// retracted request cannot block a request of higher rank.
     pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
-        // A retracted sequence waits for its tokens in flight, a new one for the store's lookup.
+        // A retracted sequence waits for its tokens in flight, a new sequence for the store's lookup.
         let is_ready = |seq: &SeqId| {
             let sequence = &self.requests[*seq];
             let tier = sequence.tier.as_ref();
@@ -46,7 +46,7 @@ impl Scheduler {
         ready
     }
 
-    /// The running sequences that may be preempted; those with all tokens planned end anyway.
+    /// The running sequences that may be preempted: those in `decode`. The others have all tokens planned and end soon.
     pub(super) fn preemptible(&self, decode: &[SeqId]) -> Option<Preemption> {
         let threshold = self.limits.rules.priority?.preemption_threshold?;
         let victims = decode.iter().map(|&seq| Victim {
@@ -118,7 +118,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`RequestError::Overloaded`].
-    pub(super) fn make_room(&mut self, priority: Option<i64>) -> Result<(), RequestError> {
+    pub(super) fn reject_worst(&mut self, priority: Option<i64>) -> Result<(), RequestError> {
         let Some(rules) = self.limits.rules.priority else {
             return Ok(());
         };

@@ -11,7 +11,7 @@ pub(super) struct Queue {
     order: QueueOrder,
     /// In the order of the last plan, then newer arrivals.
     waiting: VecDeque<SeqId>,
-    /// Ahead of `waiting`, oldest first.
+    /// Served before `waiting`; oldest first.
     retracted: VecDeque<SeqId>,
     /// Preempted for the step being planned: not candidates for it.
     preempted: Vec<SeqId>,
@@ -78,8 +78,8 @@ impl Queue {
         self.retracted.insert(place, seq);
     }
 
-    /// Inserts a preempted request by its arrival: at the head, it would take back the memory that it freed. It is not
-    /// a candidate until [`Queue::forget_preempted`].
+    /// Inserts a preempted request by its arrival: at the head, the request would take back the memory that it freed.
+    /// It is not a candidate until [`Queue::forget_preempted`].
     #[inline]
     pub(super) fn push_preempted(&mut self, seq: SeqId) {
         self.preempted.push(seq);
@@ -109,7 +109,7 @@ impl Queue {
         self.retracted.retain(|seq| !admitted.contains(seq));
     }
 
-    /// Restores the order of arrival, which is the order of ids. Costs one comparison each if nothing is out of order.
+    /// Restores the order of arrival, which is the order of ids. Costs one comparison per request if all are in order.
     #[inline]
     pub(super) fn restore_arrival(&mut self) {
         self.waiting.make_contiguous().sort_unstable();

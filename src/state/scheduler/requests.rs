@@ -12,11 +12,11 @@ pub(super) struct Requests {
     table: SequenceTable,
     /// Requests that have not ended.
     by_rid: FxHashMap<RequestId, SeqId>,
-    /// A live request may have a timeout.
+    /// False only if no live request has a timeout.
     has_timeouts: bool,
-    /// Requests whose raised flag the last call found.
+    /// Requests whose cancel flag the last call to the scheduler found raised.
     cancels_seen: Vec<IntakeId>,
-    /// Requests whose flags this plan has checked, if the queue is longer than one check.
+    /// Requests whose cancel flags this plan has checked, if the queue is longer than one check covers.
     swept: FxHashSet<SeqId>,
 }
 
@@ -61,7 +61,7 @@ impl Requests {
     }
 
     #[inline]
-    pub(super) fn release_name(&mut self, seq: SeqId) {
+    pub(super) fn release_rid(&mut self, seq: SeqId) {
         let rid = &self.table[seq].request.rid;
         if self.by_rid.get(rid) == Some(&seq) {
             self.by_rid.remove(rid);
@@ -112,14 +112,14 @@ impl Requests {
         self.cancels_seen.clear();
     }
 
-    /// Starts a call that checks flags, and clears the flags seen.
+    /// Starts the checks of a new call; forgets those of the last one.
     #[inline]
     pub(super) fn begin_sweep(&mut self) {
         self.cancels_seen.clear();
         self.swept.clear();
     }
 
-    /// Requests of `head` whose flag is raised, except those checked since the sweep began.
+    /// Requests in `head` whose cancel flag is raised, except requests checked since the sweep began.
     #[inline]
     pub(super) fn cancelled_of(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
         let is_cancelled =
@@ -127,8 +127,8 @@ impl Requests {
         head.filter(is_cancelled).collect()
     }
 
-    /// A plan may sweep again in another order. A flag raised in between counts for the next plan, so that the list of
-    /// flags seen determines the plan.
+    /// Marks requests as checked. A plan may sweep a second time, over another head of the queue. A flag raised after
+    /// its first check counts only for the next plan, so that the list of flags seen determines this plan.
     #[inline]
     pub(super) fn note_swept(&mut self, head: impl Iterator<Item = SeqId>) {
         self.swept.extend(head);

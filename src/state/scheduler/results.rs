@@ -13,7 +13,7 @@ use super::pipeline::StepRecord;
 use super::planning::retract_of;
 use super::{Computed, Next, Scheduler};
 
-/// Lost steps that a request survives: a request that breaks every step must fail at last.
+/// Lost steps that a request survives: a request that breaks every step must fail eventually.
 const MAX_LOSSES: u32 = 2;
 
 impl Scheduler {
@@ -52,7 +52,8 @@ impl Scheduler {
         self.pipeline.take_spent()
     }
 
-    /// Drops the token of a sequence that ended while this step was in flight. A retracted sequence keeps its token.
+    /// Takes a row's result. The token of a sequence that ended while the step was in flight is dropped; a retracted
+    /// sequence keeps its token.
     fn take_row(&mut self, row: &mut RowResult) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
         if row.accepted == 0 {
@@ -85,8 +86,8 @@ impl Scheduler {
                 break;
             }
         }
-        let is_cut = matches!(end, None | Some(FinishReason::Length { .. }));
-        if is_cut && row.verdict == RowVerdict::GrammarDone {
+        let may_end_by_grammar = matches!(end, None | Some(FinishReason::Length { .. }));
+        if may_end_by_grammar && row.verdict == RowVerdict::GrammarDone {
             end = Some(FinishReason::Grammar);
         }
         sequence.planned_output = sequence.planned_output.max(sequence.output.len());
@@ -107,7 +108,7 @@ impl Scheduler {
         }
     }
 
-    /// The step skipped an ended sequence: the last planned token was not computed.
+    /// Takes a row that the step skipped because the sequence had ended: the last planned token was not computed.
     fn take_skipped(&mut self, seq: SeqId) {
         let Some(sequence) = self.requests.get_mut(seq) else {
             return;
@@ -125,8 +126,8 @@ impl Scheduler {
         }
     }
 
-    /// A step failed: nothing that it or a later one wrote can be trusted. Its requests fail if it was rejected, and
-    /// are recomputed if it was lost; then the tree is flushed.
+    /// Takes a failed step: the K/V that this step and later ones wrote may be wrong. The step's requests fail if the
+    /// step was rejected, and are recomputed if the step was lost. Then the tree is flushed.
     fn lose(&mut self, record: &StepRecord, error: &StepError) {
         self.pipeline.begin_recovery();
         for &seq in &record.rows {

@@ -13,9 +13,9 @@ use super::planning::retract_of;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// No page was granted. Waits for sequences about to end; else revokes pins, soft ones first; else retracts the
-    /// running request with the fewest output tokens (then the longest prompt), one per round. The last request fails.
-    pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
+    /// Frees memory after the pools granted nothing. Waits for sequences about to end; else revokes pins, soft pins
+    /// first; else retracts one request. A request that runs alone fails.
+    pub(super) fn free_memory(&mut self, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
@@ -28,7 +28,7 @@ impl Scheduler {
         }
         let mut evict_tokens = 0;
         let mut retracted = None;
-        if self.batch.ended().is_empty() && !self.hosts.pins_mut().give_way() {
+        if self.batch.ended().is_empty() && !self.hosts.pins_mut().release_soft_or_all() {
             match self.victim() {
                 Some(seq) => {
                     retracted = self.retract(seq);
@@ -113,7 +113,8 @@ impl Scheduler {
         }
     }
 
-    /// The engine is idle and the first candidate does not fit: releases pins, or fails it.
+    /// If the engine is idle and the first candidate does not fit, releases pins, or fails the candidate if there are
+    /// none.
     pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
         let is_busy =
             !self.batch.is_empty() || !self.batch.ended().is_empty() || !self.pipeline.is_drained();
@@ -122,7 +123,7 @@ impl Scheduler {
         }
         self.pipeline.note_change();
         let is_live = self.requests.get(refused).is_some();
-        if !self.hosts.pins_mut().give_way() && is_live {
+        if !self.hosts.pins_mut().release_soft_or_all() && is_live {
             self.fail(refused, RequestError::OutOfMemory);
         }
     }

@@ -13,7 +13,7 @@ use souffleur_base::ids::StateSlot;
 /// The states of an admitted sequence, if the model's layers keep any.
 #[derive(Debug)]
 pub struct RowStates {
-    /// Read and written by its steps; covers all committed tokens.
+    /// Read and written by the sequence's steps; covers all committed tokens.
     live: OwnedState,
     /// Copies made by the steps planned so far, until the next checkpoint.
     saved: Vec<SavedState>,
@@ -21,7 +21,7 @@ pub struct RowStates {
     tail: Option<Tail>,
     /// Granted for copies, not used by a step yet.
     unused: Vec<OwnedState>,
-    /// Tokens with cached K/V at its admission.
+    /// Tokens with cached K/V at the sequence's admission.
     pub kv_tokens: usize,
 }
 
@@ -64,9 +64,8 @@ impl RowStates {
         self.unused.extend(granted);
     }
 
-    /// The copies of one extent of a prefill of `prefill_tokens` tokens, ascending. The extent with the prefill's last
-    /// whole page also copies the tail there, since a short reply fills no page. Only a partial page may follow it, in
-    /// another extent.
+    /// The copies of one extent of a prefill of `prefill_tokens` tokens, ascending. The extent in which the prefill's
+    /// last whole page ends also makes the tail copy there, since a short reply fills no further page.
     pub fn save_extent(
         &mut self,
         places: &[SaveAt],
@@ -101,7 +100,7 @@ impl RowStates {
         })
     }
 
-    /// The copy by a decode whose token before `position` fills a page.
+    /// The tail copy of the step that completes the page ending at `position`.
     pub fn save_tail(&mut self, position: usize) -> Option<StateSave> {
         let tail = self.tail.as_mut()?;
         tail.previous = std::mem::replace(&mut tail.position, position);
@@ -141,8 +140,8 @@ impl RowStates {
         states
     }
 
-    /// Splits the states at the end of the sequence: those to cache, and those to return. `committed` tokens were
-    /// computed, and the first `known` tokens are known.
+    /// Splits the states of an ended sequence into states to cache and states to free. `committed` tokens were
+    /// computed; the ids of the first `known` are known.
     pub fn publish(
         self,
         committed: usize,

@@ -8,7 +8,7 @@ use super::Scheduler;
 
 /// Default number of decode steps after a prefill step.
 pub const PREFILL_DECODE_INTERVAL: usize = 1;
-/// Default minimum of decoding requests that the interval protects.
+/// Default of the fewest decoding requests for which prefills are delayed.
 pub const PREFILL_DECODE_INTERVAL_MIN_BS: usize = 1;
 /// Default upper bound of a prefill step that delays decodes, in milliseconds.
 pub const MAX_PREFILL_STEP_MS: u32 = 500;
@@ -42,7 +42,7 @@ impl Default for BatchRules {
 }
 
 impl Scheduler {
-    /// True while decode steps are due after the last prefill step. None is due once no request decodes.
+    /// True if decode steps must precede the next prefill step.
     pub(super) fn defers_prefill(&self, decode: &[SeqId]) -> bool {
         let rules = &self.limits.rules;
         self.batch.owed_decodes() > 0
@@ -50,9 +50,9 @@ impl Scheduler {
             && decode.len() >= rules.prefill_decode_interval_min_bs
     }
 
-    /// Records a prefill step; `sat_out`: a decodable request was left out.
-    pub(super) fn note_prefill_step(&mut self, sat_out: bool) {
-        if sat_out {
+    /// Records a prefill step; `left_out`: the step excluded a decodable request.
+    pub(super) fn note_prefill_step(&mut self, left_out: bool) {
+        if left_out {
             self.batch
                 .owe_decodes(self.limits.rules.prefill_decode_interval);
         }
@@ -77,25 +77,25 @@ impl Scheduler {
         Some(StepPace { pace, is_bound })
     }
 
-    /// True if a chunk from position `first` on would exceed the step time: the prefill then takes many steps, and each
-    /// decode step between them would read the weights again.
-    fn cuts_by_time(&self, first: usize, chunk: usize) -> bool {
+    /// True if a chunk from position `first` on would exceed the step time. The prefill then takes many steps, and
+    /// separate decode steps between them would read the weights again.
+    fn exceeds_step_time(&self, first: usize, chunk: usize) -> bool {
         let pace = self.pace.as_deref();
         pace.is_some_and(|pace| pace.tokens_within(pace.step_s(), first, 0) < chunk)
     }
 
-    /// Decode rows that share a prefill step that begins at position `first`: all or none. None if one of them requests
-    /// log probabilities, or if they would leave the prefill less than a page of its chunk.
+    /// Number of decode rows that share a step with a prefill from position `first` on: all or 0. It is 0 if one of
+    /// them requests log probabilities, or if they would leave the prefill less than a page of its chunk.
     pub(super) fn mixed_rows(&self, decode: &[SeqId], first: usize) -> usize {
         let Some(chunk) = self.limits.chunk_tokens else {
             return 0;
         };
-        let room = chunk.min(self.limits.max_prefill_tokens);
+        let input_limit = chunk.min(self.limits.max_prefill_tokens);
         let wants_logprobs = |seq: &SeqId| self.requests[*seq].request.logprobs.is_some();
-        let mixes = self.limits.rules.mixed_chunk || self.cuts_by_time(first, room);
-        let rides = mixes
-            && decode.len() + self.limits.page_size.get() <= room
+        let mixes = self.limits.rules.mixed_chunk || self.exceeds_step_time(first, input_limit);
+        let fits = mixes
+            && decode.len() + self.limits.page_size.get() <= input_limit
             && !decode.iter().any(wants_logprobs);
-        if rides { decode.len() } else { 0 }
+        if fits { decode.len() } else { 0 }
     }
 }

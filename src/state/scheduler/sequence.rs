@@ -15,7 +15,7 @@ pub enum Phase {
     /// Waits for its first admission or its readmission after a retraction.
     Waiting,
     Chunked,
-    /// Its prefill is planned to its end; it decodes.
+    /// The whole prefill is planned, and the sequence decodes.
     Running,
 }
 
@@ -23,7 +23,7 @@ pub enum Phase {
 ///
 /// ```text
 /// pages   [0 .. protected_pages)                  owned by the tree, kept by `lock`
-///         [protected_pages .. +private.len())     owned here
+///         [protected_pages .. +private.len())     owned by the sequence
 /// tokens  [0 .. committed)                        K/V written or planned to be
 /// ```
 #[derive(Debug)]
@@ -36,10 +36,10 @@ pub struct SequenceKv {
     pub private: Pages,
     pub protected_pages: usize,
     pub lock: NodeLock,
-    /// Tokens of this request that counted as a cache hit.
+    /// Tokens of this request that a checkpoint has counted as hits.
     pub inserted_tokens: usize,
     pub states: Option<Box<RowStates>>,
-    /// Private window pages, after the tree's, as far as they are visible; `None` without window layers.
+    /// Private window pages after the tree's, without pages that have left the window; `None` without window layers.
     pub windows: Option<Box<RowWindows>>,
 }
 
@@ -49,15 +49,15 @@ pub struct SequenceKv {
 #[repr(C)] // in this order
 pub struct Sequence {
     pub phase: Phase,
-    /// The next plan releases its memory.
+    /// The request has ended; the next plan releases its memory.
     pub has_ended: bool,
-    /// End-of-sequence and stop tokens end it.
+    /// End-of-sequence and stop tokens end the sequence.
     heeds_stops: bool,
-    /// The opening tokens of its output were sent.
+    /// The opening tokens of the output have been reported.
     pub is_opening_sent: bool,
     pub publish: bool,
     pub rows_in_flight: u32,
-    /// Copied from the request, as `heeds_stops`: every plan and every token reads them.
+    /// Copied from the request, like `heeds_stops`, since every plan and every token reads these fields.
     max_new_tokens: u32,
     pub retractions: u32,
     /// Prompt tokens from the cache at the first admission.
@@ -73,19 +73,19 @@ pub struct Sequence {
     pub fill: Arc<[u32]>,
     /// Prompt positions whose log probabilities were delivered.
     pub input_logprobs_until: u32,
-    /// The first observation of its admission, in seconds of the clock of `submitted_s`.
+    /// When a timeout check first found the sequence admitted, in seconds of the clock of `submitted_s`.
     pub running_since_s: Option<f64>,
-    /// Number of lost steps with a row of it.
+    /// Number of lost steps that included the sequence.
     pub losses: u32,
-    /// Number of plans that held it back for a prefix in flight.
+    /// Number of plans that held the sequence back while another prefill computed its prefix.
     pub waits: u8,
-    /// The engine's prefilled tokens at its arrival.
+    /// Tokens that the engine had prefilled when the request arrived.
     pub arrival_prefilled_tokens: u64,
-    /// Output tokens that count, once it has ended (a stop string may trim).
+    /// Number of valid output tokens of an ended sequence: a stop string may remove some.
     pub kept_output: usize,
-    /// Its lookup and fetch in the store; `None` without a store.
+    /// Lookup and fetch in the KV store; `None` without a store.
     pub tier: Option<Box<SequenceTier>>,
-    /// Its miss point at the first admission, until it is reported.
+    /// Where the prompt diverged from the tree at the first admission, until it is reported.
     pub departure: Option<Box<Departure>>,
 }
 
@@ -135,7 +135,7 @@ impl Sequence {
         self.max_new_tokens().saturating_sub(self.planned_output)
     }
 
-    /// True if it can decode: its last token is known or planned, and its length limit is not reached.
+    /// True if the sequence can decode: its last token is known or planned, and its length limit is not reached.
     pub fn can_decode(&self) -> bool {
         self.phase == Phase::Running && !self.has_ended && self.remaining_new_tokens() > 0
     }
@@ -148,7 +148,7 @@ impl Sequence {
     /// The memory of an admitted sequence.
     ///
     /// # Panics
-    /// If it is not admitted.
+    /// If the sequence is not admitted.
     pub fn held_kv(&self) -> &SequenceKv {
         let kv = self.kv.as_ref();
         kv.expect("an admitted sequence holds memory")
@@ -181,14 +181,14 @@ impl Sequence {
             return 0;
         }
         let limit = fill_tokens.saturating_sub(1);
-        match self.wished_input_start() {
+        match self.undelivered_input_start() {
             Some(start) => limit.min(start as usize),
             None => limit,
         }
     }
 
     /// First prompt position whose input log probabilities are requested and not delivered yet.
-    pub fn wished_input_start(&self) -> Option<u32> {
+    pub fn undelivered_input_start(&self) -> Option<u32> {
         let start = self
             .request
             .logprobs
@@ -198,7 +198,7 @@ impl Sequence {
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
     }
 
-    /// Leading tokens that the store has.
+    /// Leading tokens that the KV store has.
     pub fn stored_tokens(&self) -> usize {
         let tier = self.tier.as_ref();
         tier.map_or(0, |tier| tier.stored_tokens())
@@ -221,12 +221,12 @@ impl Sequence {
     }
 
     pub fn count_input_logprobs(&mut self, n: usize) {
-        if let Some(start) = self.request.logprobs.as_ref().and_then(|wish| wish.start) {
+        if let Some(start) = self.request.logprobs.as_ref().and_then(|spec| spec.start) {
             self.input_logprobs_until = self.input_logprobs_until.max(start) + n as u32;
         }
     }
 
-    /// Restarts it as a waiting sequence that keeps its output.
+    /// Makes the sequence wait again; it keeps its output.
     pub fn restart(&mut self) {
         self.phase = Phase::Waiting;
         self.planned_output = self.output.len();

@@ -1,7 +1,7 @@
 //! Prefixes pinned until their memory is needed: released before a request waits, is retracted, preempted or refused
 //! for lack of memory, and before the cache is flushed.
 //!
-//! A soft pin is an ordinary lock, which the tree does not distinguish.
+//! To the tree, a soft pin is an ordinary lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl Scheduler {
         total / SHARE_OF_POOL
     }
 
-    /// A candidate was refused for lack of memory: releases the oldest soft pin, and the next plan retries.
+    /// Releases the oldest soft pin for a candidate that was refused for lack of memory; the next plan retries.
     pub(super) fn yield_to_candidate(&mut self) -> bool {
         let has_yielded = self.hosts.pins_mut().yield_oldest();
         if has_yielded {

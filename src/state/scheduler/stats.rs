@@ -28,7 +28,7 @@ pub struct EngineStats {
     pub private_tokens: usize,
     pub total_rows: usize,
     pub free_rows: usize,
-    /// Slots of the state pool; 0 where no layer keeps a state.
+    /// Slots of the pool of recurrent states; 0 without recurrent layers.
     pub total_states: usize,
     pub free_states: usize,
     pub cached_states: usize,
@@ -41,7 +41,7 @@ pub struct EngineStats {
     pub pins: usize,
     pub soft_pins: usize,
     pub is_paused: bool,
-    /// The reserved fraction of the running requests' generation budget.
+    /// The fraction of the running requests' remaining output tokens for which memory is reserved.
     pub new_token_ratio: f64,
     pub steps: u64,
     /// Steps with both prefills and decodes.
@@ -71,7 +71,7 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// True without requests and with a whole pool: no page is private, and only pins hold locks.
+    /// True if there are no requests and all memory is accounted for: no page is private, and only pins hold locks.
     pub fn is_idle_and_whole(&self) -> bool {
         self.running_requests == 0
             && self.waiting_requests == 0

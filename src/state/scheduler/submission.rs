@@ -23,28 +23,28 @@ pub struct Submission {
     pub namespace: Namespace,
     /// Validated and clipped, with a seed.
     pub sampling: Arc<SamplingParams>,
-    /// Opening tokens of its output, fewer than its output limit; usually none. The prefill computes them with the
-    /// prompt, and they count as output.
+    /// The tokens with which the output must begin, fewer than the output limit; usually none. The prefill computes
+    /// them with the prompt, and they count as output.
     pub opening: Arc<[u32]>,
     /// Prompt positions where other prompts are likely to diverge, ascending: ends of turns, and one past the prompt's
-    /// end if it has parallel outputs. They decide where states are kept; empty if no layer keeps one.
+    /// end if it has parallel outputs. Recurrent states are cached there; empty without recurrent layers.
     pub anchors: Arc<[u32]>,
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// The prompt as vectors, for the executor. `prompt` has a placeholder for each.
+    /// The prompt as vectors, for the executor. `prompt` has a placeholder token for each vector.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// Its K/V neither comes from the cache nor enters it: its prompt is vectors, whose placeholders are all equal. It
-    /// waits for no other prefix and saves no states.
+    /// The request's K/V neither comes from the cache nor enters it, since its prompt is vectors, whose placeholders
+    /// are all equal. The request waits for no other prefix and saves no states.
     pub bypasses_cache: bool,
-    /// Requests the embedding of its prompt, without output.
+    /// Requests the embedding of the prompt, without output.
     pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` reads it.
     pub priority: Option<i64>,
-    /// Read at intake and before every plan: a cancel may overtake its request.
+    /// Read at intake and before every plan: a client may cancel before its request arrives here.
     pub cancel: CancelFlag,
     /// Time of intake, in seconds of the actor's clock.
     pub submitted_s: f64,
-    /// Its timeouts, on the same clock.
+    /// Timeouts, on the clock of `submitted_s`.
     pub timeouts: RequestTimeouts,
 }
 

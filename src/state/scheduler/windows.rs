@@ -30,28 +30,28 @@ impl Scheduler {
     fn window_needs_of(&self, seq: SeqId, window: Window) -> (f64, usize) {
         let kv = self.requests[seq].held_kv();
         let protected = window.page_size.tokens_in(kv.protected_pages);
-        let own = kv.committed.saturating_sub(protected);
-        let to_come = self.reserve_of(seq).tokens(self.batch.ratio().get());
-        (to_come, own)
+        let held = kv.committed.saturating_sub(protected);
+        let remaining = self.reserve_of(seq).tokens(self.batch.ratio().get());
+        (remaining, held)
     }
 
-    /// Tokens of window pages that a victim frees: its reservation, its own pages, and the cache's pages in its window,
-    /// unless others use them.
+    /// Tokens of window pages that the preemption of a sequence frees: its reservation, its private pages, and the
+    /// cache's pages in its window (which other sequences may share).
     pub(super) fn window_tokens_of(&self, seq: SeqId) -> f64 {
         let Some(window) = self.window() else {
             return 0.0;
         };
-        let (to_come, own) = self.window_needs_of(seq, window);
+        let (remaining, private) = self.window_needs_of(seq, window);
         let kv = self.requests[seq].held_kv();
         let n_own = kv.windows.as_ref().map_or(0, |own| own.pages.len());
         let passed = window.passed_pages(kv.committed);
         let held = n_own + kv.protected_pages.saturating_sub(passed);
-        WindowBudget::reserve(window, to_come, own) + window.page_size.tokens_in(held) as f64
+        WindowBudget::reserve(window, remaining, private) + window.page_size.tokens_in(held) as f64
     }
 
-    /// Releases window pages that neither this step's queries nor later ones attend to. With a cache, pages stay that a
-    /// prompt resuming from its last whole page would need, if the sequence ended now.
-    pub(super) fn leave_windows(&mut self, seq: SeqId) {
+    /// Releases window pages that neither this step's queries nor later ones attend to. With a cache, keeps the pages
+    /// that a later prompt needs to continue after the last whole page, in case the sequence ends now.
+    pub(super) fn release_old_windows(&mut self, seq: SeqId) {
         let Some(window) = self.window() else {
             return;
         };
@@ -75,7 +75,7 @@ impl Scheduler {
         }
     }
 
-    /// True if the cache gets nothing of the sequence.
+    /// True if the sequence publishes nothing to the cache.
     pub(super) fn is_kept_from_cache(&self, seq: SeqId) -> bool {
         let has_cache = self.limits.queue.eviction_policy.is_some();
         let holder = self.requests.get(seq);
@@ -100,7 +100,7 @@ impl Scheduler {
             let kv = sequence.held_kv_mut();
             let own = kv.windows.as_mut();
             let page = own.and_then(|own| own.take_next(&mut windows));
-            let page = page.expect("a window page was granted to each");
+            let page = page.expect("each growing sequence was granted a window page");
             if is_alive {
                 self.pipeline.append_windows(kv.row, &[page]);
             }
@@ -113,7 +113,7 @@ impl Scheduler {
         self.limits.windows.is_none() || growing <= free
     }
 
-    /// Positions where other prompts are likely to diverge from a sequence's.
+    /// Positions where other prompts are likely to diverge from this sequence; empty without window layers.
     pub(super) fn boundaries_of(&self, seq: SeqId) -> SmallVec<[usize; 4]> {
         match (self.limits.windows, self.requests.get(seq)) {
             (Some(_), Some(sequence)) => boundaries(sequence),

@@ -7,7 +7,7 @@ use souffleur_state::scheduler::Next;
 use souffleur_state::scheduler::news::{RequestEnd, RequestTokens};
 use souffleur_state::step::StepPlan;
 
-use crate::scheduler_waits::Promise;
+use crate::scheduler_waits::Guarantee;
 
 use super::{End, Fate, Life, MAX_EVICTED_PAGES, World};
 
@@ -27,21 +27,21 @@ impl World {
         }
     }
 
-    /// Records that a plan begins, with the order that its policy promises.
+    /// Records that a plan begins, with the order that its policy guarantees.
     pub(super) fn note_plan(&mut self, next: &Next) {
         let policy = self.states.scheduler.policy_name();
         match next {
-            Next::ProbePrefixes(_) => self.waits.begin_plan(Promise::Nothing, false),
+            Next::ProbePrefixes(_) => self.waits.begin_plan(Guarantee::Nothing, false),
             Next::PlanStep(_) => {
-                let promise = match policy {
-                    "lof" => Promise::LongestOutput,
-                    "random" => Promise::Nothing,
-                    _ => Promise::Arrival,
+                let guarantee = match policy {
+                    "lof" => Guarantee::LongestOutput,
+                    "random" => Guarantee::Nothing,
+                    _ => Guarantee::Arrival,
                 };
-                self.waits.begin_plan(promise, policy != "fcfs");
+                self.waits.begin_plan(guarantee, policy != "fcfs");
             }
             Next::ReservePages(_) | Next::RunStep(_) => {
-                self.waits.begin_plan(Promise::Nothing, false)
+                self.waits.begin_plan(Guarantee::Nothing, false)
             }
             Next::Nothing => {}
         }
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    pub(super) fn hear(&mut self) {
+    pub(super) fn take_news(&mut self) {
         for news in self.states.scheduler.take_news() {
             let RequestTokens {
                 intake,
@@ -110,7 +110,7 @@ impl World {
             } = news;
             let (number, end) = (intake.index(), end.map(|end| *end));
             let life = &mut self.lives[number];
-            assert_eq!(life.end, None, "r{number} gets news after its end");
+            assert_eq!(life.end, None, "r{number} gets tokens after its end");
             assert!(life.retractions <= num_retractions);
             life.delivered.extend(tokens);
             life.cached_tokens = cached_tokens;
@@ -124,7 +124,7 @@ impl World {
             if self.setup.clips {
                 assert_ne!(end, Some(RequestEnd::Failed(RequestError::OutOfMemory)));
             }
-            life.end = end.map(End::Told);
+            life.end = end.map(End::Reported);
             if life.end.is_some() {
                 self.watch.ended(number);
                 self.waits.ended(number);
@@ -142,7 +142,6 @@ impl World {
         assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
 
-    /// Checks the counters against the pools, the tree and the sequences.
     pub(super) fn check_counters(&self) {
         let page_size = self.states.cache.page_size();
         let private = self.states.scheduler.private_pages().count();

@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// Submits and returns the request's number; `None` when the prompt can never fit.
+    /// Submits a request and returns its number; `None` when the prompt can never fit.
     pub fn submit(&mut self, ask: Ask) -> Option<usize> {
         self.submit_flagged(ask, CancelFlag::default())
     }
@@ -48,7 +48,7 @@ impl World {
             sampling_seed: Some(seed),
             ..SamplingParams::default()
         };
-        let wish = ask.logprob_start.map(|start| LogprobWish {
+        let logprobs = ask.logprob_start.map(|start| LogprobWish {
             start: Some(start),
             ..LogprobWish::default()
         });
@@ -58,7 +58,7 @@ impl World {
             prompt: Arc::from(ask.prompt.as_slice()),
             namespace: Namespace::new(None, ask.salt),
             sampling: Arc::new(sampling),
-            logprobs: wish.map(Arc::new),
+            logprobs: logprobs.map(Arc::new),
             opening: ask.opening().into(),
             grammar: ask
                 .grammar
@@ -82,8 +82,8 @@ impl World {
         self.lives.push(life);
         self.order.note_arrival();
         self.states.scheduler.submit(submission);
-        self.hear();
-        // A refused request is never a sequence.
+        self.take_news();
+        // A rejected request gets no sequence id.
         if !matches!(
             self.lives[number].failure(),
             Some(RequestError::Overloaded { .. })
@@ -117,7 +117,7 @@ impl World {
         assert!(self.lives[number].end.is_some(), "cancelled, but not ended");
     }
 
-    /// The tokenizer found a stop string that ends with output token `kept`.
+    /// Reports a stop string that ends with output token `kept`, as the tokenizer does.
     pub fn stop_found(&mut self, number: usize, kept: usize) {
         let life = &mut self.lives[number];
         if life.end.is_some() {
@@ -179,14 +179,13 @@ impl World {
         self.after_event();
     }
 
-    /// Requests a flush of the cache; returns its number, or the code of the refusal.
+    /// Requests a flush of the cache; returns its number, or the error code.
     pub fn flush_cache(&mut self) -> Result<u64, &'static str> {
-        let asked = self.states.scheduler.flush_cache();
+        let requested = self.states.scheduler.flush_cache();
         self.after_event();
-        asked.map_err(|error| error.code())
+        requested.map_err(|error| error.code())
     }
 
-    /// Advances the clock and ends expired requests.
     pub fn pass(&mut self, seconds: f64) {
         self.now_s += seconds;
         self.states.scheduler.expire_requests(self.now_s);
@@ -206,7 +205,7 @@ impl World {
 
     pub(super) fn after_event(&mut self) {
         self.plans_since_progress = 0;
-        self.hear();
+        self.take_news();
         self.pump();
     }
 }

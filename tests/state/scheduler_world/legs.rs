@@ -10,7 +10,7 @@ use souffleur_state::sampling::{RowLogprobs, TokenLogprobs};
 use souffleur_state::scheduler::Next;
 use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 
-use crate::scheduler_waits::Room;
+use crate::scheduler_waits::Free;
 
 use super::{Fate, World};
 
@@ -36,7 +36,7 @@ impl World {
         match self.states.carry(leg) {
             Carried::On(leg) => {
                 if let Some(account) = &mut self.account {
-                    account.hear(&mut self.states.cache);
+                    account.take_changes(&mut self.states.cache);
                 }
                 self.check_after(before, &leg);
                 self.leg = Some(leg);
@@ -67,7 +67,7 @@ impl World {
     /// Checks the results of the tree and the pools.
     fn check_after(&mut self, before: Before, leg: &Leg) {
         match (before, leg) {
-            (Before::Probe(keys), _) if self.looks_at_sets() => {
+            (Before::Probe(keys), _) if self.checks_sets() => {
                 assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 let numbers: Vec<usize> = keys.iter().map(|k| self.number_of(k.seq)).collect();
                 self.order.note_probe(&self.states.cache, &numbers, &keys);
@@ -83,7 +83,7 @@ impl World {
                     !is_flush || is_kept || self.states.cache.total_size() == 0,
                     "flushed while busy"
                 );
-                if self.looks_at_sets() {
+                if self.checks_sets() {
                     assert_eq!(self.states.cache.check_integrity(), Ok(()));
                 }
             }
@@ -99,7 +99,7 @@ impl World {
             assert_eq!(self.stats().integrity_failures, 0);
             if !matches!(next, Next::PlanStep(_) | Next::ReservePages(_)) {
                 self.check_counters();
-                if self.looks_at_sets() {
+                if self.checks_sets() {
                     self.check_pages();
                     self.check_states();
                     self.check_windows();
@@ -107,10 +107,10 @@ impl World {
             }
             self.plans += 1;
         }
-        self.order.is_again = is_planned;
+        self.order.repeats = is_planned;
         self.take_next(next);
-        self.order.is_again = false;
-        self.hear();
+        self.order.repeats = false;
+        self.take_news();
         self.pump();
     }
 
@@ -161,7 +161,7 @@ impl World {
         self.end_step(Fate::Done)
     }
 
-    /// Runs everything to its end, then checks that nothing is left and every request got its output.
+    /// Runs all plans and steps until the engine is idle.
     pub fn drain(&mut self) {
         let mut rounds = 0;
         while !self.is_idle() {
@@ -185,14 +185,15 @@ impl World {
                 }
             }
         }
-        self.hear();
+        self.take_news();
     }
 
     fn take_next(&mut self, next: Next) {
         match next {
             Next::Nothing => return,
             Next::ProbePrefixes(probe) => {
-                self.order.note_asked(self.states.scheduler.policy_name());
+                self.order
+                    .note_probing_policy(self.states.scheduler.policy_name());
                 self.note_releases(&probe.settle);
                 self.leg = Some(Leg::ProbePrefixes(probe));
                 return;
@@ -243,14 +244,14 @@ impl World {
         let (cache, page_size) = (&self.states.cache, self.states.cache.page_size());
         let tokens = page_size.tokens_in(pages) + cache.evictable_size();
         let windows = self.states.pools.windows.free_pages() + cache.evictable_windows();
-        let room = Room {
+        let free = Free {
             rows: self.states.pools.rows.free_rows(),
             tokens: match self.setup.windows {
                 Some(_) => tokens.min(page_size.tokens_in(windows)),
                 None => tokens,
             },
         };
-        self.waits.take_step(&plan, &starts, &rows, room);
+        self.waits.take_step(&plan, &starts, &rows, free);
         let lives = &self.lives;
         self.inside
             .retain(|number| lives[*number].end.is_none() || lives[*number].holds_memory);
@@ -277,12 +278,12 @@ impl World {
     fn run_rows(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         let mut output = self.executor.run(plan)?;
         for (row, result) in plan.rows.iter().zip(&mut output.rows) {
-            let Some(wish) = &row.logprobs else { continue };
+            let Some(spec) = &row.logprobs else { continue };
             let prompt = &self.lives[self.number_of(row.seq)].ask.prompt;
             let mut logprobs = RowLogprobs::default();
-            if let (RowWork::Prefill { positions }, Some(start)) = (&row.work, wish.start) {
-                let wished = positions.clone().filter(|position| *position >= start);
-                let tokens = wished.filter_map(|position| prompt.get(position as usize + 1));
+            if let (RowWork::Prefill { positions }, Some(start)) = (&row.work, spec.start) {
+                let requested = positions.clone().filter(|position| *position >= start);
+                let tokens = requested.filter_map(|position| prompt.get(position as usize + 1));
                 logprobs.input.extend(tokens.map(|&token| TokenLogprobs {
                     token,
                     ..TokenLogprobs::default()

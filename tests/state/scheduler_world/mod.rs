@@ -44,7 +44,7 @@ pub struct Setup {
     pub max_prefill_tokens: usize,
     pub prefix_wait: bool,
     pub has_radix_cache: bool,
-    /// The share of the reservation for outputs: 0 admits requests that will not fit together.
+    /// The factor of the memory reserved for outputs: 0 admits requests that will not fit together.
     pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
@@ -53,9 +53,7 @@ pub struct Setup {
     /// Used only if `rules` has no priority rules, which determine the order themselves.
     pub priority: PriorityOrder,
     pub eviction: &'static str,
-    /// For a model whose layers keep states.
     pub states: Option<StateLimits>,
-    /// For a model with sliding windows.
     pub windows: Option<WindowLimits>,
     /// Plans between two checks of whole sets: each page, each node, the whole order of the queue.
     pub sets_every: usize,
@@ -160,11 +158,10 @@ pub struct World {
     pub setup: Setup,
     pub states: ControlStates,
     pub lives: Vec<Life>,
-    /// Every step emitted.
     pub history: Vec<StepPlan>,
     executor: FakeExecutor,
     ended: EndedRows,
-    /// Steps that left out a row which had ended.
+    /// Steps from which rows were removed because their requests had ended.
     pub skipped_steps: usize,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
@@ -185,13 +182,12 @@ pub struct World {
     plans_since_progress: usize,
     /// While true, no plans are made.
     holds_back: bool,
-    /// A step was made to fail.
     pub has_failures: bool,
     pub misses: PrefixHistory,
     reported: HashSet<RequestId>,
     /// The current (virtual) time.
     pub now_s: f64,
-    /// The cache as its events describe it, if they are enabled.
+    /// The cache's contents according to its events, if events are enabled.
     pub account: Option<Account>,
     order: OrderCheck,
 }
@@ -257,7 +253,7 @@ impl World {
         }
     }
 
-    /// Applies the cache's events to an account in blocks of this size from now on.
+    /// Enables the cache's events, which a new [`Account`] with blocks of this size applies.
     pub fn keep_account(&mut self, block_size: usize) -> &Account {
         self.states.cache.note_changes();
         let page_size = self.setup.page_size();
@@ -296,19 +292,17 @@ impl World {
         self.states.scheduler.stats()
     }
 
-    /// Requests that have not ended.
     pub fn alive(&self) -> Vec<usize> {
         let is_alive = |number: &usize| self.lives[*number].end.is_none();
         self.inside.iter().copied().filter(is_alive).collect()
     }
 
-    /// Whether no request is in the engine and no plan is open.
     pub fn is_idle(&self) -> bool {
         self.states.scheduler.is_idle() && self.leg.is_none()
     }
 
     /// True at the plans that check whole sets.
-    pub fn looks_at_sets(&self) -> bool {
+    pub fn checks_sets(&self) -> bool {
         self.plans.is_multiple_of(self.setup.sets_every)
     }
 

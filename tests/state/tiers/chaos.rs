@@ -114,27 +114,27 @@ fn run_all(page_size: u32, block_tokens: usize, n_states: usize) {
 }
 
 #[test]
-fn chaos_with_a_store_keeps_every_promise_with_pages_of_1() {
+fn chaos_with_a_store_keeps_every_guarantee_with_pages_of_1() {
     run_all(1, 16, 0);
 }
 
 #[test]
-fn chaos_with_a_store_keeps_every_promise_with_pages_of_4() {
+fn chaos_with_a_store_keeps_every_guarantee_with_pages_of_4() {
     run_all(4, 16, 0);
 }
 
 #[test]
-fn chaos_with_a_store_keeps_every_promise_with_pages_of_16() {
+fn chaos_with_a_store_keeps_every_guarantee_with_pages_of_16() {
     run_all(16, 16, 0);
 }
 
 #[test]
-fn chaos_with_a_store_keeps_every_promise_with_pages_of_32() {
+fn chaos_with_a_store_keeps_every_guarantee_with_pages_of_32() {
     run_all(32, 32, 0);
 }
 
 #[test]
-fn chaos_with_a_store_keeps_every_promise_of_a_model_with_states() {
+fn chaos_with_a_store_keeps_every_guarantee_for_a_model_with_states() {
     run_all(1, 16, 20);
     run_all(8, 16, 20);
 }

@@ -80,12 +80,12 @@ fn a_damaged_block_ends_the_loaded_prefix() {
 
 #[test]
 fn an_evicted_block_is_reported_whenever_it_was_evicted() {
-    // Before the query,
+    // Evicted before the lookup.
     let mut world = restarted();
     world.store.evict(3);
     let number = ask(&mut world);
     check(&mut world, number, (Cause::StoredEvicted, 48, 48));
-    // or between the query and the fetch.
+    // Evicted between the lookup and the fetch.
     let mut world = restarted();
     let number = ask(&mut world);
     world.answer();

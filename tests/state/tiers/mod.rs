@@ -157,7 +157,7 @@ fn blocks_that_come_in_time_are_used_and_the_rest_is_computed() {
 }
 
 #[test]
-fn blocks_that_a_fetch_did_not_bring_are_saved_once_computed() {
+fn blocks_that_a_fetch_did_not_return_are_saved_once_computed() {
     for (most, written) in [(0, 4), (2, 2), (4, 0)] {
         let mut world = TierWorld::new(Tiered::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
@@ -166,7 +166,7 @@ fn blocks_that_a_fetch_did_not_bring_are_saved_once_computed() {
         world.answer();
         world.answer_with(0, most);
         world.assert_clean();
-        assert_eq!(world.written(), written, "{most} blocks came");
+        assert_eq!(world.written(), written, "the fetch returned {most} blocks");
     }
 }
 
@@ -176,14 +176,14 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         let mut world = TierWorld::new(Tiered::default(), Default::default());
         world.submit(prompt(1, 64, 0), 1);
         let mut world = world.restart();
-        let asked = world.submit(prompt(1, 64, 5), 3);
+        let first = world.submit(prompt(1, 64, 5), 3);
         for _ in 0..n_answers {
             world.answer();
         }
         world.kill_store();
         let after = world.submit(prompt(1, 64, 6), 3);
         world.assert_clean();
-        let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
+        let loaded = [first, after].map(|number| world.lives[number].loaded_tokens);
         // No block waits to be saved any more.
         assert_eq!(world.tier().queued_paths, 0);
         // Blocks that arrived before the store died remain valid.
@@ -281,9 +281,14 @@ fn the_selective_policy_does_not_write_prefixes_used_once() {
 }
 
 #[test]
-fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
+fn without_a_free_buffer_a_block_is_not_saved_and_no_request_fails() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
-    world.store.desk.lock().expect("no holder panics").is_full = true;
+    world
+        .store
+        .buffers
+        .lock()
+        .expect("no holder panics")
+        .is_full = true;
     world.submit(prompt(1, 64, 0), 4);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
@@ -293,15 +298,15 @@ fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
 fn a_block_that_found_no_buffer_is_written_at_its_next_use() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     let set_full = |world: &TierWorld, is_full| {
-        let mut desk = world.store.desk.lock().expect("no holder panics");
-        desk.is_full = is_full;
+        let mut buffers = world.store.buffers.lock().expect("no holder panics");
+        buffers.is_full = is_full;
     };
     set_full(&world, true);
     world.submit(prompt(1, 64, 0), 1);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
     set_full(&world, false);
-    // The tree has the prefix, and the blocks after it are of no use without it.
+    // Only the tree has the prefix. The store must get it before it can use blocks after it.
     world.submit(prompt(1, 64, 40), 1);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 104 / 16);
@@ -339,7 +344,8 @@ fn a_prefix_that_is_longer_than_the_buffers_is_loaded_in_rounds() {
     }
 }
 
-/// A store with six blocks of a prompt; a step loads two. The first round is in a step, the second is requested.
+/// A world whose store has six blocks of a prompt, of which a step loads two. The first round is in a step, the second
+/// is requested.
 fn in_rounds() -> (TierWorld, usize) {
     in_rounds_with(None)
 }
@@ -374,7 +380,7 @@ fn no_step_loads_more_than_its_share() {
 fn other_requests_continue_between_two_rounds() {
     let (mut world, number) = in_rounds();
     let other = world.submit(prompt(2, 10, 0), 4);
-    // The store answers no order meanwhile.
+    // The store answers no order in this loop.
     while world.end_step(Fate::Done) {}
     assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
     world.assert_clean();
@@ -382,7 +388,7 @@ fn other_requests_continue_between_two_rounds() {
 }
 
 #[test]
-fn a_long_prompt_is_not_cut_between_two_rounds_and_stops_no_other() {
+fn a_long_prompt_is_not_chunked_between_two_rounds_and_stops_no_other() {
     let (mut world, number) = in_rounds_with(Some(32));
     let long = world.submit(prompt(2, 100, 0), 4);
     let short = world.submit(prompt(3, 10, 0), 4);

@@ -27,7 +27,7 @@ pub struct Run {
 
 /// Buffers by ticket.
 #[derive(Default)]
-pub struct Desk {
+pub struct Buffers {
     pub saved: HashMap<Ticket, (BlockKind, Vec<u8>)>,
     pub fetched: HashMap<Ticket, Run>,
     /// The executor finds no free buffer.
@@ -35,15 +35,15 @@ pub struct Desk {
 }
 
 pub struct Port {
-    desk: Arc<Mutex<Desk>>,
+    buffers: Arc<Mutex<Buffers>>,
     block_tokens: usize,
     token_bytes: usize,
 }
 
 impl BlockPort for Port {
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
-        let mut desk = self.desk.lock().expect("no holder panics");
-        if desk.is_full {
+        let mut buffers = self.buffers.lock().expect("no holder panics");
+        if buffers.is_full {
             return false;
         }
         let mut bytes = match kind {
@@ -52,7 +52,7 @@ impl BlockPort for Port {
             BlockKind::Window => panic!("no window is saved"),
         };
         gather(&mut bytes);
-        let before = desk.saved.insert(ticket, (kind, bytes));
+        let before = buffers.saved.insert(ticket, (kind, bytes));
         assert!(before.is_none(), "{ticket} is saved twice");
         true
     }
@@ -63,8 +63,8 @@ impl BlockPort for Port {
         wanted: Wanted,
         scatter: &mut dyn FnMut(LoadedPart<'_>),
     ) -> bool {
-        let mut desk = self.desk.lock().expect("no holder panics");
-        let Some(run) = desk.fetched.remove(&ticket) else {
+        let mut buffers = self.buffers.lock().expect("no holder panics");
+        let Some(run) = buffers.fetched.remove(&ticket) else {
             return false;
         };
         if run.blocks.len() < wanted.blocks || run.state.is_some() != wanted.state {
@@ -82,21 +82,19 @@ impl BlockPort for Port {
 
 pub struct NaiveStore {
     pub disk: Disk,
-    pub desk: Arc<Mutex<Desk>>,
+    pub buffers: Arc<Mutex<Buffers>>,
     /// Unanswered orders, in the order of arrival.
     pub pending: Vec<StoreOrder>,
-    /// Every order so far.
     pub seen: Vec<StoreOrder>,
     /// Loading takes longer than computing.
     pub is_slow: bool,
-    /// The reason of a short fetch.
+    /// The reason reported for a fetch that ends early.
     pub cut_by: StoredMiss,
-    /// Blocks that the store has evicted.
     evicted: HashSet<Path>,
     block_tokens: usize,
-    /// A prompt resumes only where there is a state.
+    /// A prompt resumes only at a stored state.
     has_states: bool,
-    asked: HashMap<SeqId, (Namespace, Arc<[u32]>)>,
+    prompts: HashMap<SeqId, (Namespace, Arc<[u32]>)>,
     discarded: HashSet<Ticket>,
 }
 
@@ -104,7 +102,7 @@ impl NaiveStore {
     pub fn new(block_tokens: usize, has_states: bool, disk: Disk) -> Self {
         Self {
             disk,
-            desk: Arc::default(),
+            buffers: Arc::default(),
             pending: Vec::new(),
             seen: Vec::new(),
             is_slow: false,
@@ -112,14 +110,14 @@ impl NaiveStore {
             evicted: HashSet::new(),
             block_tokens,
             has_states,
-            asked: HashMap::new(),
+            prompts: HashMap::new(),
             discarded: HashSet::new(),
         }
     }
 
     pub fn port(&self, token_bytes: usize) -> Box<dyn BlockPort> {
         Box::new(Port {
-            desk: self.desk.clone(),
+            buffers: self.buffers.clone(),
             block_tokens: self.block_tokens,
             token_bytes,
         })
@@ -131,9 +129,9 @@ impl NaiveStore {
             self.seen.push(order.clone());
             match order {
                 StoreOrder::Discard { ticket } => {
-                    let mut desk = self.desk.lock().expect("no holder panics");
-                    desk.saved.remove(&ticket);
-                    desk.fetched.remove(&ticket);
+                    let mut buffers = self.buffers.lock().expect("no holder panics");
+                    buffers.saved.remove(&ticket);
+                    buffers.fetched.remove(&ticket);
                     self.discarded.insert(ticket);
                 }
                 other => self.pending.push(other),
@@ -156,18 +154,18 @@ impl NaiveStore {
         blocks.take_while(is_there).count()
     }
 
-    /// The miss at the block after the first `there` blocks, if the store has evicted it.
+    /// The miss at the block after the first `n_stored` blocks, if the store has evicted it.
     fn miss_after(
         &self,
         namespace: &Namespace,
         tokens: &[u32],
-        there: usize,
+        n_stored: usize,
     ) -> Option<StoredMiss> {
-        let is_whole = (there + 1) * self.block_tokens <= tokens.len();
+        let is_whole = (n_stored + 1) * self.block_tokens <= tokens.len();
         let is_gone = is_whole
             && self
                 .evicted
-                .contains(&self.path(namespace, tokens, there + 1));
+                .contains(&self.path(namespace, tokens, n_stored + 1));
         is_gone.then_some(StoredMiss::Evicted)
     }
 
@@ -189,7 +187,7 @@ impl NaiveStore {
         ends.into_iter().find(has_state).unwrap_or(blocks.start)
     }
 
-    /// Answers one of the orders; a fetch brings at most `most` blocks.
+    /// Answers one of the orders; a fetch returns at most `most` blocks.
     pub fn answer(&mut self, index: usize, most: usize, scheduler: &mut Scheduler) {
         match self.pending.remove(index) {
             StoreOrder::Find {
@@ -198,7 +196,7 @@ impl NaiveStore {
                 tokens,
             } => {
                 let found = self.found(&namespace, &tokens);
-                self.asked.insert(seq, (namespace, tokens));
+                self.prompts.insert(seq, (namespace, tokens));
                 scheduler.prefix_found(seq, found);
             }
             StoreOrder::Fetch {
@@ -207,14 +205,14 @@ impl NaiveStore {
                 blocks,
                 ..
             } => {
-                let (namespace, tokens) = self.asked[&seq].clone();
+                let (namespace, tokens) = self.prompts[&seq].clone();
                 let most = if self.discarded.contains(&ticket) {
                     0
                 } else {
                     most
                 };
-                let there = self.chain(&namespace, &tokens).min(blocks.end);
-                let end = there
+                let n_stored = self.chain(&namespace, &tokens).min(blocks.end);
+                let end = n_stored
                     .min(blocks.start.saturating_add(most))
                     .max(blocks.start);
                 let end = self.usable(&namespace, &tokens, blocks.start..end);
@@ -231,12 +229,12 @@ impl NaiveStore {
                 };
                 let n_blocks = run.blocks.len();
                 if n_blocks > 0 {
-                    let mut desk = self.desk.lock().expect("no holder panics");
-                    desk.fetched.insert(ticket, run);
+                    let mut buffers = self.buffers.lock().expect("no holder panics");
+                    buffers.fetched.insert(ticket, run);
                 }
                 let miss = match blocks.start + n_blocks {
                     end if end == blocks.end => None,
-                    end if end == there => Some(StoredMiss::Evicted),
+                    end if end == n_stored => Some(StoredMiss::Evicted),
                     _ => Some(self.cut_by),
                 };
                 scheduler.blocks_fetched(ticket, n_blocks, miss);
@@ -255,14 +253,14 @@ impl NaiveStore {
     }
 
     fn found(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixFound {
-        let there = self.chain(namespace, tokens);
-        let blocks = self.usable(namespace, tokens, 0..there);
-        let miss = self.miss_after(namespace, tokens, there);
+        let n_stored = self.chain(namespace, tokens);
+        let blocks = self.usable(namespace, tokens, 0..n_stored);
+        let miss = self.miss_after(namespace, tokens, n_stored);
         PrefixFound {
             path: Arc::default(),
             blocks,
             worth: if self.is_slow { 0 } else { blocks },
-            miss: miss.filter(|_| blocks == there),
+            miss: miss.filter(|_| blocks == n_stored),
         }
     }
 
@@ -274,9 +272,9 @@ impl NaiveStore {
         tokens: &[u32],
         block: usize,
     ) -> bool {
-        let mut desk = self.desk.lock().expect("no holder panics");
-        let saved = desk.saved.remove(&ticket);
-        drop(desk);
+        let mut buffers = self.buffers.lock().expect("no holder panics");
+        let saved = buffers.saved.remove(&ticket);
+        drop(buffers);
         let has_parent = self.chain(&namespace, tokens) >= block;
         let Some((kind, saved)) = saved.filter(|_| has_parent) else {
             return false;

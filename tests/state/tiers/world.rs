@@ -40,7 +40,7 @@ pub struct Tiered {
     pub min_hits: u32,
     pub buffers: usize,
     pub blocks_per_load: usize,
-    /// State slots of a model whose layers keep states; 0 for other models.
+    /// State slots; 0 for models without recurrent layers.
     pub n_states: usize,
 }
 
@@ -306,9 +306,9 @@ impl TierWorld {
             assert_eq!(tier.free_buffers, tier.buffers, "{tier:?}");
             assert_eq!(tier.free_state_buffers, tier.state_buffers, "{tier:?}");
         }
-        let desk = self.store.desk.lock().expect("no holder panics");
-        assert!(desk.fetched.is_empty(), "fetched blocks were not taken");
-        assert!(desk.saved.is_empty() || !tier.serves);
+        let buffers = self.store.buffers.lock().expect("no holder panics");
+        assert!(buffers.fetched.is_empty(), "fetched blocks were not taken");
+        assert!(buffers.saved.is_empty() || !tier.serves);
     }
 
     pub fn stats(&self) -> EngineStats {
@@ -338,7 +338,7 @@ impl TierWorld {
         self.diagnose();
         for news in self.states.scheduler.take_news() {
             let life = &mut self.lives[news.intake.index()];
-            assert_eq!(life.end, None, "a request gets news after its end");
+            assert_eq!(life.end, None, "a request gets tokens after its end");
             life.delivered.extend(news.tokens);
             life.cached_tokens = news.cached_tokens;
             life.loaded_tokens = news.loaded_tokens;
@@ -347,7 +347,6 @@ impl TierWorld {
         self.check();
     }
 
-    /// Takes the reports of cache misses. A report's cached tokens equal those in the request's answer.
     fn diagnose(&mut self) {
         for event in self.states.scheduler.take_prefix_events() {
             let Some(report) = self.history.take(event, 0.0) else {
@@ -374,7 +373,7 @@ impl TierWorld {
                 assert!((load.positions.end as usize) < start.tokens.len());
             }
             let work = plan.rows.iter().find(|work| work.row == load.row);
-            // Without a row more is loaded before anything is computed.
+            // Without a row, a later round loads more before anything is computed.
             if let Some(work) = work {
                 assert_eq!(work.work.positions().start, load.positions.end);
             }
@@ -388,16 +387,16 @@ impl TierWorld {
         assert_eq!(stats.integrity_failures, 0);
         let used = tier.saving_buffers + tier.fetching_buffers + tier.ready_buffers;
         assert_eq!(tier.free_buffers + used, tier.buffers, "{tier:?}");
-        let desk = self.store.desk.lock().expect("no holder panics");
-        let fetched: usize = desk.fetched.values().map(|run| run.blocks.len()).sum();
+        let buffers = self.store.buffers.lock().expect("no holder panics");
+        let fetched: usize = buffers.fetched.values().map(|run| run.blocks.len()).sum();
         assert!(fetched <= tier.ready_buffers, "{tier:?}");
         if tier.serves {
             let of_blocks = |(kind, _): &&(BlockKind, Vec<u8>)| *kind == BlockKind::Kv;
-            let saved = desk.saved.values().filter(of_blocks).count();
+            let saved = buffers.saved.values().filter(of_blocks).count();
             assert!(saved <= tier.saving_buffers, "{tier:?}");
             assert!(tier.saving_buffers <= tier.buffers.div_ceil(2), "{tier:?}");
         }
-        drop(desk);
+        drop(buffers);
         let pages = &self.states.pools.pages;
         let private = self.states.scheduler.private_pages().count();
         if !self.states.scheduler.has_open_plan() {

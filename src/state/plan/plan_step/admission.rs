@@ -1,4 +1,4 @@
-//! The tree's admission of candidates: in order, each is matched, locked and judged against live counters.
+//! Admits candidates in order: locks the cached prefix of each, and compares its needs with the memory left.
 
 use smallvec::SmallVec;
 
@@ -8,19 +8,19 @@ use crate::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::cache::prefix_history::Departure;
 use crate::plan::preemption::{Deficit, Preemption};
 use crate::plan::prefill_adder::{Budget, Decision, PrefillAdder};
-use crate::plan::saves::{Spare, StateRules, Wishes};
+use crate::plan::saves::{Spare, StateRules, UsefulCopies};
 use crate::plan::{AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix};
 use crate::pool::pages::{PageRun, WindowRun};
 use souffleur_base::ids::StateSlot;
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;
-/// Upper bound on plans for which a candidate is held back.
+/// Upper bound on the number of plans that hold a candidate back.
 const MAX_WAITS: u8 = 2;
 
 impl Planning<'_> {
-    /// Admits candidates in order; returns the tokens that must be free for them (SGLang's conservative target:
-    /// a page more for each than its extent).
+    /// Admits candidates in order. Returns the tokens that must be free for them: the extent and one more page for
+    /// each, as in SGLang.
     pub(super) fn admit(&mut self, request: AdmitRequest) -> usize {
         self.take_freed_states();
         let mut adder = request.adder;
@@ -31,8 +31,8 @@ impl Planning<'_> {
         let mut shared: Vec<(usize, usize)> = Vec::new();
         let mut new_rows = 0;
         let mut target_tokens = 0;
-        // The request that is being chunked waits for a load.
-        let mut has_passed = false;
+        // The chunked request waits for stored blocks.
+        let mut chunked_waits = false;
         self.mixes = request.mixes;
         for candidate in &request.candidates {
             let waits = if request.prefix_wait {
@@ -45,7 +45,7 @@ impl Planning<'_> {
             let admitted = match self.judge(&mut adder, candidate, waits, has_row) {
                 Ok(admitted) => admitted,
                 Err(NotNow::Fetching) => {
-                    has_passed |= passes_chunked(&mut adder, candidate);
+                    chunked_waits |= passes_chunked(&mut adder, candidate);
                     fetching.push(candidate);
                     continue;
                 }
@@ -54,8 +54,9 @@ impl Planning<'_> {
                     self.verdict.held.push(candidate.seq);
                     continue;
                 }
-                // A candidate that would be chunked waits for the chunked one; later ones do not wait.
-                Err(NotNow::Refused(refusal @ Refusal::Budget(Budget::Other))) if has_passed => {
+                // The candidate would have to be chunked, so it waits for the chunked one. Later candidates may fit
+                // whole.
+                Err(NotNow::Refused(refusal @ Refusal::Budget(Budget::Other))) if chunked_waits => {
                     self.refuse(candidate, refusal);
                     continue;
                 }
@@ -63,7 +64,7 @@ impl Planning<'_> {
                     self.refuse(candidate, refusal);
                     let preempt = request.preemption.as_ref();
                     let preempt =
-                        preempt.and_then(|who| self.preempt(&adder, candidate, refusal, who));
+                        preempt.and_then(|rules| self.preempt(&adder, candidate, refusal, rules));
                     if preempt.is_none() {
                         break;
                     }
@@ -72,10 +73,9 @@ impl Planning<'_> {
                     return 0;
                 }
             };
-            let needs_row = candidate.continues_at.is_none();
-            new_rows += usize::from(needs_row);
+            new_rows += usize::from(candidate.continues_at.is_none());
             target_tokens += admitted.extend_end - admitted.prefix_len + self.page_size;
-            if admitted.load.is_some_and(|load| load.goes_on) {
+            if admitted.load.is_some_and(|load| load.continues) {
                 fetching.push(candidate);
             }
             self.verdict.admitted.push(admitted);
@@ -107,8 +107,8 @@ impl Planning<'_> {
         free + self.cache.droppable_states(Thinning::Any)
     }
 
-    /// Decides where the prefills of this plan leave copies of their states. `shared` are positions that held
-    /// candidates wait for, each with the index of the prefill.
+    /// Decides where the prefills of this plan leave copies of their states. `shared` lists the positions that
+    /// held-back candidates wait for, each after the index of the prefill that reaches it.
     fn grant_saves(
         &mut self,
         rules: &StateRules,
@@ -118,16 +118,16 @@ impl Planning<'_> {
     ) {
         self.take_freed_states();
         let mut admitted = std::mem::take(&mut self.verdict.admitted);
-        let wishes = in_flight.iter().zip(&admitted).enumerate();
-        let wishes = wishes.map(|(index, (candidate, admitted))| {
+        let useful = in_flight.iter().zip(&admitted).enumerate();
+        let useful = useful.map(|(index, (candidate, admitted))| {
             if candidate.bypasses_cache {
                 return None;
             }
             let of_this = shared.iter().filter(|(by, _)| *by == index);
             let shared: SmallVec<[usize; 4]> = of_this.map(|(_, at)| *at).collect();
-            Some(rules.wishes(candidate, admitted, &shared))
+            Some(rules.useful_copies(candidate, admitted, &shared))
         });
-        let wishes: Vec<Option<Wishes>> = wishes.collect();
+        let useful: Vec<Option<UsefulCopies>> = useful.collect();
         let spare = Spare {
             free: self.free_states + self.returned_states.len(),
             live: in_flight
@@ -143,7 +143,7 @@ impl Planning<'_> {
                 })
                 .count(),
         };
-        spare.grant(self.cache, rules, &wishes, &mut admitted);
+        spare.grant(self.cache, rules, &useful, &mut admitted);
         self.verdict.admitted = admitted;
         self.take_freed_states();
     }
@@ -180,7 +180,6 @@ impl Planning<'_> {
         Ok(admitted)
     }
 
-    /// Counts the window pages of an extent and of its decode.
     fn take_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
         if let Some(windows) = &mut self.windows {
             let max_new_tokens = if admitted.chunked {
@@ -279,7 +278,9 @@ impl Planning<'_> {
         let begins = load.map_or(prefix_len, |load| load.to);
         let decision = match load {
             Some(LoadGrant {
-                to, goes_on: true, ..
+                to,
+                continues: true,
+                ..
             }) => {
                 adder.pass_chunked(len - to, candidate.max_new_tokens);
                 Decision::Admit {
@@ -332,7 +333,7 @@ impl Planning<'_> {
         }
         let (locked, state) = self.with_state(locked);
         let load = self.load_after(candidate, locked.tokens, limit);
-        // Counted while the prefix is locked, so that it does not count as evictable.
+        // Call this while the prefix is locked: an unlocked prefix would count as evictable.
         let missing = self.missing_windows(adder, candidate, locked.tokens);
         if missing > 0.0 {
             self.cache.unlock(locked.lock);
@@ -368,7 +369,7 @@ impl Planning<'_> {
         }
     }
 
-    /// The tree's view of the prompt's miss point. A candidate that bypasses the cache has none.
+    /// Where the prompt diverges from the tree; `None` for a candidate that bypasses the cache.
     fn departure(
         &self,
         candidate: &Candidate,
@@ -387,8 +388,8 @@ impl Planning<'_> {
         )
     }
 
-    /// Holds the state that a row starts from until the plan is made. If this is the last state that the row could get
-    /// as its private one, it starts without a prefix.
+    /// Reserves the cached state that a row starts from until the plan is made. If no other state is left to be the
+    /// row's private one, the row starts without a prefix.
     fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
         let state = self.cache.hold_state(&locked.lock);
         if state.is_none() || self.spare_states() > self.n_starting() {
@@ -429,7 +430,7 @@ enum NotNow {
         by: usize,
         at: usize,
     },
-    /// The candidate waits for a fetch of its prefix from the store, in its place. Later candidates do not wait for it.
+    /// The candidate keeps its place while the store fetches its prefix. Later candidates may overtake it.
     Fetching,
     Refused(Refusal),
 }
@@ -437,17 +438,17 @@ enum NotNow {
 #[derive(Clone, Copy, PartialEq)]
 enum Refusal {
     Budget(Budget),
-    /// Window pages, in tokens.
     NoWindows {
+        /// Window pages, in tokens.
         missing: f64,
     },
     NoRow,
 }
 
-/// True when `other`, whose prefill is in flight, computes a good part of the candidate's uncached prefix.
+/// True if the prefill of `other` computes at least [`MIN_SHARED_TOKENS`] of the candidate's uncached prefix.
 fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
     let until = cached + MIN_SHARED_TOKENS;
-    // Compares the uncached part first: after a long cached prefix, requests differ there.
+    // Compares the uncached part first: requests with the same long cached prefix differ there.
     until <= limit
         && !other.bypasses_cache
         && until <= other.tokens.len()

@@ -1,18 +1,18 @@
-//! Loading of stored blocks for candidates: waits for fetches, and grants of loads.
+//! Loads blocks of the KV store for candidates: decides which candidates wait for a fetch, and which load blocks.
 //!
-//! The store has read and checked the blocks before the plan that uses them. They go to pages that this plan grants to
-//! the row, and the next checkpoint publishes them like computed ones: the tree has no node without pages. A load is
-//! part of the step that computes the rest of its prompt. A long one takes several rounds: its row is the chunked
-//! request, so no other prompt is chunked, and computes nothing before the last round.
+//! The store has read and checked the blocks before the plan that uses them. The step copies them to pages that the
+//! plan grants to the row, and the next checkpoint publishes these pages like computed ones. The same step computes the
+//! rest of the prompt. A long load takes several rounds, one a step. Its request is then the chunked request, so no
+//! other prompt is chunked, and computes nothing before the last round.
 
 use super::Planning;
 use super::admission::shared_tokens;
 use crate::plan::prefill_adder::{Decision, PrefillAdder};
-use crate::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
+use crate::plan::{Candidate, FetchDemand, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
-    /// True if a candidate waits for blocks of its prefix. It requests them unless an earlier candidate that shares
-    /// them waits already, which stops waiting at its deadline.
+    /// True if a candidate waits for stored blocks of its prefix. Requests a fetch, unless an earlier candidate already
+    /// waits for the same blocks; that wait ends at the fetch's deadline.
     pub(super) fn waits_for_blocks(
         &mut self,
         candidate: &Candidate,
@@ -32,7 +32,7 @@ impl Planning<'_> {
                 && shared_tokens(candidate, other, limit) >= worth
         };
         if !fetching.iter().any(is_shared) {
-            self.verdict.fetches.push(FetchWish {
+            self.verdict.fetches.push(FetchDemand {
                 seq: candidate.seq,
                 cached_tokens: cached,
             });
@@ -40,7 +40,7 @@ impl Planning<'_> {
         true
     }
 
-    /// The blocks in memory that continue the tree's prefix, if there are any.
+    /// The fetched blocks that continue the tree's prefix, if there are any.
     pub(super) fn load_after(
         &self,
         candidate: &Candidate,
@@ -56,7 +56,7 @@ impl Planning<'_> {
         else {
             return None;
         };
-        // A recurrent state cannot be cut: the stored one belongs to the end of the run.
+        // The stored recurrent state belongs to the end of the run, so with states the run must be used whole.
         let is_whole = to <= limit || !self.cache.keeps_states();
         let end = to.min(limit);
         let end = end - end % self.page_size;
@@ -64,11 +64,11 @@ impl Planning<'_> {
             ticket,
             begins: from,
             to: end,
-            goes_on: end == to && until.min(limit) >= to + self.block_tokens.max(1),
+            continues: end == to && until.min(limit) >= to + self.block_tokens.max(1),
         })
     }
 
-    /// The next blocks of the request that is being chunked, limited by the free pages.
+    /// The next blocks of the chunked request, limited by the free pages.
     pub(super) fn load_round(
         &self,
         adder: &mut PrefillAdder,
@@ -81,12 +81,12 @@ impl Planning<'_> {
         let loaded = adder.load_chunked(wanted, self.available());
         (loaded > 0).then_some(LoadGrant {
             to: prefix_len + loaded,
-            goes_on: load.goes_on && loaded == wanted,
+            continues: load.continues && loaded == wanted,
             ..load
         })
     }
 
-    /// True if the chunked request waits for more blocks of its prefix. It requests them if no fetch is running.
+    /// True if the chunked request waits for more blocks of its prefix. Requests a fetch if none is running.
     pub(super) fn waits_for_round(&mut self, candidate: &Candidate, prefix_len: usize) -> bool {
         match candidate.stored {
             StoredPrefix::Fetching => true,
@@ -94,7 +94,7 @@ impl Planning<'_> {
                 let limit = candidate.match_limit.min(candidate.tokens.len());
                 let is_worth = tokens.min(limit) >= prefix_len + self.block_tokens.max(1);
                 if is_worth {
-                    self.verdict.fetches.push(FetchWish {
+                    self.verdict.fetches.push(FetchDemand {
                         seq: candidate.seq,
                         cached_tokens: prefix_len,
                     });
@@ -105,7 +105,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Judges the part of a candidate that follows its cached and its loaded tokens.
+    /// Decides on the part of a candidate that follows its cached and its loaded tokens.
     pub(super) fn add_with_load(
         &self,
         adder: &mut PrefillAdder,
@@ -118,7 +118,9 @@ impl Planning<'_> {
         match load {
             None => adder.add(len, cached, max_new, self.available(), is_first),
             Some(LoadGrant {
-                to, goes_on: true, ..
+                to,
+                continues: true,
+                ..
             }) => adder.add_round(len, (cached, to), max_new, self.available()),
             Some(LoadGrant { to, .. }) => {
                 adder.add_loaded(len, (cached, to), max_new, self.available(), is_first)
@@ -127,7 +129,7 @@ impl Planning<'_> {
     }
 }
 
-/// Reserves the rest of the request that is being chunked; returns whether the candidate is that request.
+/// If the candidate is the chunked request, reserves memory for the rest of it. Returns whether it is.
 pub(super) fn passes_chunked(adder: &mut PrefillAdder, candidate: &Candidate) -> bool {
     let Some(has) = candidate.continues_at else {
         return false;

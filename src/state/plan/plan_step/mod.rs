@@ -1,7 +1,8 @@
-//! Runs a plan against the radix tree: settles, admits and evicts, in one serial transaction.
+//! Runs a plan against the radix tree: publishes, releases, admits and evicts, in one transaction.
 //!
-//! Settle ended sequences and written pages, then match, lock and judge the candidates one after the other against live
-//! counters, then evict the shortfall. Locks are taken before anything is evicted, so an admitted prefix stays.
+//! The transaction publishes written pages and releases ended sequences; then matches, locks and admits candidates one
+//! by one against live counters; then evicts the shortfall. Locks precede evictions, so an admitted prefix stays
+//! cached.
 
 mod admission;
 mod loads;
@@ -19,7 +20,6 @@ use crate::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
 use crate::pool::state_pool::{OwnedState, SavedState};
 use souffleur_base::ids::SeqId;
 
-/// Runs a plan against the tree and returns the demands on the pools.
 pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
     let mut plan = Planning {
         page_size: cache.page_size().get(),
@@ -68,7 +68,7 @@ pub fn plan_step(cache: &mut RadixTree, request: PlanStep) -> ReservePages {
         admit.max_new_rows += plan.returned_rows.len();
         target_tokens = target_tokens.max(plan.admit(admit));
     }
-    // Before anything is evicted: the copies run before the memory's next owner writes to it.
+    // Evicted pages may be saved too: the step copies them before their next owner writes to them.
     plan.save_with_step(&mut saves, request.else_decode.is_some());
     if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(decode.growing));
@@ -119,7 +119,6 @@ struct Planning<'a> {
     has_windows: bool,
     mixes: bool,
     windows: Option<WindowBudget>,
-    /// Tokens of a block; 0 without a store.
     block_tokens: usize,
 }
 
@@ -190,7 +189,7 @@ impl Planning<'_> {
         let Some(key) = key else {
             debug_assert!(
                 states.is_empty(),
-                "a released state without a key must be returned"
+                "a sequence released without publishing must return its states"
             );
             self.cache.unlock(lock);
             self.returned.append(private);
@@ -241,7 +240,7 @@ impl Planning<'_> {
         });
     }
 
-    /// Passes on the states that the cache takes; returns all of them to the pool if it keeps none.
+    /// Returns the states if the cache keeps states; otherwise frees all of them and returns none.
     fn kept(&mut self, states: Vec<SavedState>) -> Vec<SavedState> {
         if self.cache.keeps_states() {
             return states;
@@ -269,7 +268,7 @@ impl Planning<'_> {
         self.verdict.saves.extend(taken);
     }
 
-    /// Takes more blocks to save, as many as the step's other work allows, once that work is decided.
+    /// Takes more blocks to save, as many as the step's other work allows. Call it once that work is decided.
     fn save_with_step(&mut self, budget: &mut SaveBudget, decodes: bool) {
         if budget.most == 0 || self.verdict.preempt.is_some() {
             return;
@@ -289,8 +288,8 @@ impl Planning<'_> {
         (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
     }
 
-    /// The decode runs alone when nothing is admitted, in the prefill's step if it may and the pages suffice for both,
-    /// or not in this step. Returns the tokens that must be free.
+    /// Plans the decode: alone if nothing is admitted, together with the prefills if that is allowed and the pages
+    /// suffice, otherwise not in this step. Returns the tokens that must be free.
     fn decode(&mut self, growing: Vec<SeqId>) -> usize {
         let prefill_pages: usize = self
             .demands
@@ -299,9 +298,9 @@ impl Planning<'_> {
             .sum();
         let target_tokens = (prefill_pages + growing.len()) * self.page_size;
         if !self.verdict.admitted.is_empty() {
-            let has_room = target_tokens <= self.available()
+            let fits = target_tokens <= self.available()
                 && (!self.has_windows || target_tokens <= self.available_windows());
-            self.verdict.mixed = self.mixes && has_room;
+            self.verdict.mixed = self.mixes && fits;
             if !self.verdict.mixed {
                 return 0;
             }

@@ -116,7 +116,7 @@ impl RowSampler {
             self.constrain(logits, mask);
             peak = Peak::of(logits, 0);
         }
-        // An infinite logit takes all the probability, and the softmax is undefined.
+        // With an infinite logit the softmax is undefined; that token gets all the probability.
         if self.greedy || peak.logit.is_infinite() {
             return Self::sampled_peak(peak);
         }
@@ -128,7 +128,7 @@ impl RowSampler {
         }
     }
 
-    /// Records an output token: sampled, or given (teacher forcing, speculation).
+    /// Records an output token, sampled or chosen by the caller (teacher forcing, speculation).
     pub fn record(&mut self, token: u32) {
         if self.params.has_output_penalty() {
             *self.output_counts.entry(token).or_insert(0) += 1;
@@ -194,7 +194,7 @@ impl RowSampler {
         }
     }
 
-    /// If the grammar allows only end tokens, it takes precedence over `min_new_tokens`.
+    /// A grammar that allows only end tokens takes precedence over `min_new_tokens`.
     fn bans_ends(&self, mask: Option<&TokenMask>) -> bool {
         self.params.bans_ends(self.output_tokens)
             && mask.is_none_or(|mask| mask.allows_beside(&self.banned_ends))

@@ -146,7 +146,7 @@ fn top_p_refers_to_the_whole_vocabulary_after_top_k() {
 }
 
 #[test]
-fn a_flat_nucleus_larger_than_the_first_guess_is_kept_whole() {
+fn a_large_nucleus_of_equal_tokens_is_kept_whole() {
     let vocab = 5000;
     let params = SamplingParams {
         top_p: 0.5,
@@ -155,7 +155,11 @@ fn a_flat_nucleus_larger_than_the_first_guess_is_kept_whole() {
     let mut scratch = DrawScratch::default();
     let kept = Kept::of(&vec![0.0; vocab], 0.0, &params, &mut scratch);
     assert_eq!(kept.pick(0.0), 0);
-    assert_eq!(kept.pick(1.0 - f64::EPSILON), 2500, "equals rank by id");
+    assert_eq!(
+        kept.pick(1.0 - f64::EPSILON),
+        2500,
+        "equally likely tokens rank by id"
+    );
 }
 
 #[test]
@@ -299,7 +303,7 @@ fn nan_and_nothing_allowed_are_reported() {
 }
 
 #[test]
-fn equal_seeds_repeat_and_others_differ() {
+fn equal_seeds_give_equal_tokens_and_different_seeds_do_not() {
     let tokens = |seed| run(&mut sampler(seeded(seed), &[], &[]), 0..32);
     assert_eq!(tokens(7), tokens(7));
     assert_ne!(tokens(7), tokens(8));

@@ -1,5 +1,5 @@
-//! Scheduling policy: depth-first order of the radix tree, the branch with the most waiting requests first, so that
-//! requests that share a prefix run together.
+//! Scheduling policy: depth-first order of the radix tree, so that requests that share a prefix run together. The
+//! branch with the most waiting requests comes first.
 
 use rustc_hash::FxHashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct DfsWeight;
 /// Sort key of a node among its siblings: most requests below it first, then the earliest request.
 type Turn = (std::cmp::Reverse<usize>, usize);
 
-/// Sorts after every node: requests that end at a node follow those below it.
+/// Sorts after every node: requests that end at a node follow requests further down.
 const END: Turn = (std::cmp::Reverse(0), usize::MAX);
 
 impl SchedulePolicy for DfsWeight {

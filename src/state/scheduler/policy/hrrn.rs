@@ -1,6 +1,7 @@
 //! Scheduling policy: highest response ratio next; short prefills come first, and waiting raises the rank of long ones.
 //!
-//! Time is counted in prefilled tokens: the ratio is others' tokens since arrival over the request's uncached tokens.
+//! Time is counted in prefilled tokens. The ratio is the tokens prefilled for other requests since this request
+//! arrived, divided by its uncached tokens.
 
 use std::cmp::Ordering;
 
@@ -42,7 +43,7 @@ fn uncached(request: &Waiting) -> usize {
     request.prompt_tokens.saturating_sub(request.matched.tokens)
 }
 
-/// Compares `waited / uncached` without division; requests of another class are equal.
+/// Compares `waited / uncached` without division; fully cached and deprioritised requests compare as equal.
 fn ratio_descending(a: &Waiting, b: &Waiting) -> Ordering {
     if class(a) != 1 || class(b) != 1 {
         return Ordering::Equal;

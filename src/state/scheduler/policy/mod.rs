@@ -1,4 +1,4 @@
-//! Scheduling policies, one in each file: their trait, and the table of their names.
+//! The trait of scheduling policies, and the table of their names; each policy is a file.
 //!
 //! A policy sees the queue in order of arrival and sorts it stably. Priorities take precedence over every policy
 //! ([`PriorityOrder`]), and retracted requests precede the queue.
@@ -37,9 +37,10 @@ pub struct ProbeNeed {
     pub crowd: Crowd,
 }
 
+/// The behaviour with more than [`MAX_PROBED`] waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
-    /// With more than [`MAX_PROBED`] waiting requests, keeps the order of arrival without probing.
+    /// Keeps the order of arrival without probing.
     FallsBack,
     /// Probes and orders all waiting requests.
     OrdersAll,
@@ -91,7 +92,7 @@ pub fn schedule_policy(name: &str) -> Result<Box<dyn SchedulePolicy>, String> {
     })
 }
 
-/// The effective policy for `wanted`: a cache-aware one falls back to `fcfs` without a cache.
+/// Returns `wanted`, or `fcfs` if that policy probes the cache and there is no cache.
 pub fn effective_policy(
     wanted: Box<dyn SchedulePolicy>,
     has_prefix_cache: bool,
@@ -111,7 +112,7 @@ pub enum PriorityOrder {
 }
 
 impl PriorityOrder {
-    /// A request's rank, the smallest first. Without a priority it is the worst.
+    /// A request's rank: the smallest is served first, and requests without a priority last.
     pub fn rank(self, priority: Option<i64>) -> i128 {
         let worst = i128::MAX;
         match self {

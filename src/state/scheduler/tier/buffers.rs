@@ -1,4 +1,4 @@
-//! Accounting of the store's buffers, and the bounds of saves and fetches.
+//! Counts the KV store's buffers by use, and limits the share of saves and of fetches.
 
 /// Fetches leave 1/`FETCHES_LEAVE` of the buffers to saves.
 const FETCHES_LEAVE: usize = 4;
@@ -27,19 +27,19 @@ impl Buffers {
     }
 
     /// Saves use at most half of the buffers: a disk with slow writes delays no fetch.
-    pub(super) fn room_to_save(&self) -> usize {
+    pub(super) fn free_for_saves(&self) -> usize {
         let most = self.total.div_ceil(2);
         most.saturating_sub(self.saving).min(self.free())
     }
 
-    /// Fetches leave a quarter of the buffers, and at least one, to saves, as the store does.
-    pub(super) fn most_to_fetch(&self) -> usize {
+    /// Fetches leave a quarter of the buffers, and at least one, to saves; the store has the same limit.
+    pub(super) fn max_for_fetches(&self) -> usize {
         let left = (self.total / FETCHES_LEAVE).max(1);
         self.total.saturating_sub(left)
     }
 
-    pub(super) fn room_to_fetch(&self) -> usize {
+    pub(super) fn free_for_fetches(&self) -> usize {
         let used = self.fetching + self.ready;
-        self.most_to_fetch().saturating_sub(used).min(self.free())
+        self.max_for_fetches().saturating_sub(used).min(self.free())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
 use crate::cache::prefix_cache::SaveAccount;
 use crate::cache::prefix_history::StoredMiss;
-use crate::plan::{FetchWish, LoadGrant, StoredPrefix};
+use crate::plan::{FetchDemand, LoadGrant, StoredPrefix};
 use crate::scheduler::Scheduler;
 use crate::scheduler::outbox::Counter;
 use crate::scheduler::sequence::Phase;
@@ -13,7 +13,7 @@ use crate::step::{BlockLoad, StepRow};
 use souffleur_base::ids::{RowId, SeqId, StateSlot, Ticket};
 
 impl Scheduler {
-    /// The store becomes available or stops. Requests waiting for its lookup proceed without it.
+    /// Records that the store became available or stopped. Requests that wait for a stopped store proceed without it.
     pub fn store_serves(&mut self, serves: bool) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -29,11 +29,11 @@ impl Scheduler {
             let chunked = self.batch.chunked();
             let waiting: Vec<SeqId> = self.queue.all().chain(chunked).collect();
             for seq in waiting {
-                let of_sequence = self.requests[seq].tier.as_deref_mut();
-                if let Some(of_sequence) = of_sequence
-                    && !matches!(of_sequence.phase, TierPhase::Ready { .. })
+                let seq_tier = self.requests[seq].tier.as_deref_mut();
+                if let Some(seq_tier) = seq_tier
+                    && !matches!(seq_tier.phase, TierPhase::Ready { .. })
                 {
-                    of_sequence.phase = TierPhase::Done;
+                    seq_tier.phase = TierPhase::Done;
                 }
             }
         }
@@ -49,8 +49,8 @@ impl Scheduler {
             return;
         };
         let n_tokens = sequence.fill.len();
-        let of_sequence = sequence.tier.as_deref_mut();
-        let Some(of_sequence) = of_sequence.filter(|of_sequence| of_sequence.is_finding()) else {
+        let seq_tier = sequence.tier.as_deref_mut();
+        let Some(seq_tier) = seq_tier.filter(|seq_tier| seq_tier.is_finding()) else {
             return;
         };
         let PrefixFound {
@@ -61,7 +61,7 @@ impl Scheduler {
         } = found;
         let blocks = blocks.min(n_tokens / block_tokens);
         let worth = worth.min(blocks);
-        *of_sequence = SequenceTier {
+        *seq_tier = SequenceTier {
             phase: match worth {
                 0 => TierPhase::Done,
                 _ => TierPhase::Found,
@@ -69,8 +69,8 @@ impl Scheduler {
             path,
             worth,
             found_blocks: blocks,
-            gone: miss,
-            short: None,
+            end_miss: miss,
+            failed: None,
             stored_tokens: blocks * block_tokens,
             loaded_tokens: 0,
             is_first: false,
@@ -95,17 +95,17 @@ impl Scheduler {
         }
         let block_tokens = tier.block_tokens();
         let sequence = fetch.seq.and_then(|seq| self.requests.get_mut(seq));
-        let mut of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref_mut());
-        if let Some(of_sequence) = &mut of_sequence
+        let mut seq_tier = sequence.and_then(|sequence| sequence.tier.as_deref_mut());
+        if let Some(seq_tier) = &mut seq_tier
             && n_blocks < fetch.blocks.len()
         {
             let block = fetch.blocks.start + n_blocks;
-            of_sequence.short = Some((block, miss.unwrap_or(StoredMiss::Late)));
+            seq_tier.failed = Some((block, miss.unwrap_or(StoredMiss::Late)));
         }
-        let Some(of_sequence) = of_sequence.filter(|_| n_blocks > 0) else {
+        let Some(seq_tier) = seq_tier.filter(|_| n_blocks > 0) else {
             tier.orders.push(StoreOrder::Discard { ticket });
             if let Some(seq) = fetch.seq {
-                self.go_without(seq);
+                self.stop_fetching(seq);
             }
             return;
         };
@@ -115,22 +115,22 @@ impl Scheduler {
         let first = fetch.blocks.start;
         if n_blocks < fetch.blocks.len() {
             // Missing blocks were late, damaged or evicted: they are computed, and then saved.
-            of_sequence.stored_tokens = (first + n_blocks) * block_tokens;
-            of_sequence.worth = first + n_blocks;
+            seq_tier.stored_tokens = (first + n_blocks) * block_tokens;
+            seq_tier.worth = first + n_blocks;
         }
-        of_sequence.phase = TierPhase::Ready {
+        seq_tier.phase = TierPhase::Ready {
             ticket,
             from: first * block_tokens,
             to: (first + n_blocks) * block_tokens,
         };
     }
 
-    /// A fetch failed entirely, and the blocks found earlier may be evicted.
-    fn go_without(&mut self, seq: SeqId) {
+    /// Ends the use of the store after a fetch without blocks: the blocks found earlier may have been evicted.
+    fn stop_fetching(&mut self, seq: SeqId) {
         let sequence = self.requests.get_mut(seq);
-        if let Some(of_sequence) = sequence.and_then(|sequence| sequence.tier.as_deref_mut()) {
-            of_sequence.phase = TierPhase::Done;
-            of_sequence.stored_tokens = 0;
+        if let Some(seq_tier) = sequence.and_then(|sequence| sequence.tier.as_deref_mut()) {
+            seq_tier.phase = TierPhase::Done;
+            seq_tier.stored_tokens = 0;
         }
     }
 
@@ -145,7 +145,7 @@ impl Scheduler {
             return;
         }
         if tier.states.total > 0 {
-            // A state after the last block is useless unless all of it is loaded.
+            // A stored state is usable only if its whole block may come from the store.
             tokens = tokens[..limit].into();
         }
         sequence.tier = Some(Box::default());
@@ -159,12 +159,12 @@ impl Scheduler {
     /// The stored prefix that a plan may use.
     pub(in crate::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
         let sequence = &self.requests[seq];
-        let (Some(tier), Some(of_sequence)) = (&self.tier, &sequence.tier) else {
+        let (Some(tier), Some(seq_tier)) = (&self.tier, &sequence.tier) else {
             return StoredPrefix::None;
         };
-        let worth = of_sequence.worth * tier.block_tokens();
-        match of_sequence.phase {
-            // Its last round's buffers are released with their step; then it continues.
+        let worth = seq_tier.worth * tier.block_tokens();
+        match seq_tier.phase {
+            // The step in flight holds the buffers of the last round; the next round starts after it.
             TierPhase::Found if sequence.rows_in_flight > 0 => StoredPrefix::Fetching,
             TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => {
                 StoredPrefix::Found { tokens: worth }
@@ -184,8 +184,8 @@ impl Scheduler {
     }
 
     /// Fetches the blocks that candidates miss in the tree. A candidate without a free buffer skips the store.
-    pub(in crate::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
-        for FetchWish { seq, cached_tokens } in wishes {
+    pub(in crate::scheduler) fn start_fetches(&mut self, demands: Vec<FetchDemand>) {
+        for FetchDemand { seq, cached_tokens } in demands {
             let kept = self.kept_for_round(seq);
             let Some(tier) = &mut self.tier else {
                 return;
@@ -193,23 +193,23 @@ impl Scheduler {
             let Some(sequence) = self.requests.get_mut(seq) else {
                 continue;
             };
-            let of_sequence = sequence.tier.as_deref_mut();
-            let Some(of_sequence) = of_sequence.filter(|it| it.phase == TierPhase::Found) else {
+            let seq_tier = sequence.tier.as_deref_mut();
+            let Some(seq_tier) = seq_tier.filter(|it| it.phase == TierPhase::Found) else {
                 continue;
             };
             let first = cached_tokens / tier.block_tokens();
-            let missing = of_sequence.worth.saturating_sub(first);
+            let missing = seq_tier.worth.saturating_sub(first);
             let free = tier.free_to_fetch().saturating_sub(kept);
             let end = first + tier.round_of(missing).min(free);
             if end <= first || sequence.has_ended {
                 tier.stats.refused_fetches += 1;
-                of_sequence.phase = TierPhase::Done;
+                seq_tier.phase = TierPhase::Done;
                 self.pipeline.note_change();
                 continue;
             }
             let ticket = tier.ticket();
-            of_sequence.phase = TierPhase::Fetching { ticket };
-            let path = of_sequence.path.clone();
+            seq_tier.phase = TierPhase::Fetching { ticket };
+            let path = seq_tier.path.clone();
             tier.fetch(seq, ticket, path, first..end);
         }
     }
@@ -218,13 +218,11 @@ impl Scheduler {
     fn kept_for_round(&self, seq: SeqId) -> usize {
         let chunked = self.batch.chunked().filter(|chunked| *chunked != seq);
         let sequence = chunked.map(|chunked| &self.requests[chunked]);
-        let of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref());
-        match (&self.tier, sequence, of_sequence) {
-            (Some(tier), Some(sequence), Some(of_sequence))
-                if of_sequence.phase == TierPhase::Found =>
-            {
+        let seq_tier = sequence.and_then(|sequence| sequence.tier.as_deref());
+        match (&self.tier, sequence, seq_tier) {
+            (Some(tier), Some(sequence), Some(seq_tier)) if seq_tier.phase == TierPhase::Found => {
                 let has = sequence.kv.as_ref().map_or(0, |kv| kv.committed);
-                tier.round_of(of_sequence.worth.saturating_sub(has / tier.block_tokens()))
+                tier.round_of(seq_tier.worth.saturating_sub(has / tier.block_tokens()))
             }
             _ => 0,
         }
@@ -232,18 +230,18 @@ impl Scheduler {
 
     /// Fetches the next round of a prefix while the previous one is copied, if enough buffers are free.
     fn fetch_ahead(&mut self, seq: SeqId, cached_tokens: usize) {
-        let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
+        let (Some(tier), Some(seq_tier)) = (&self.tier, &self.requests[seq].tier) else {
             return;
         };
         let first = cached_tokens / tier.block_tokens();
-        let round = tier.round_of(of_sequence.worth.saturating_sub(first));
+        let round = tier.round_of(seq_tier.worth.saturating_sub(first));
         if tier.serves && tier.free_to_fetch() >= round {
-            self.fetch_wished(vec![FetchWish { seq, cached_tokens }]);
+            self.start_fetches(vec![FetchDemand { seq, cached_tokens }]);
         }
     }
 
     /// Loads the fetched blocks into a row after its `prefix_len` tokens from the cache or earlier rounds; `live` is
-    /// the slot of its state.
+    /// the slot of the row's recurrent state.
     pub(in crate::scheduler) fn begin_load(
         &mut self,
         (seq, row, live): (SeqId, RowId, Option<StateSlot>),
@@ -257,22 +255,22 @@ impl Scheduler {
         let is_round = sequence.phase == Phase::Chunked;
         let is_first = sequence.cached_tokens.is_none();
         let prompt_len = sequence.request.prompt.len();
-        let Some(of_sequence) = sequence.tier.as_deref_mut() else {
+        let Some(seq_tier) = sequence.tier.as_deref_mut() else {
             return;
         };
-        of_sequence.is_first = is_first || (is_round && of_sequence.is_first);
-        let mut goes_on = false;
-        if let TierPhase::Ready { ticket, .. } = of_sequence.phase {
+        seq_tier.is_first = is_first || (is_round && seq_tier.is_first);
+        let mut continues = false;
+        if let TierPhase::Ready { ticket, .. } = seq_tier.phase {
             match load {
                 Some(load) => {
                     let LoadGrant { begins, to, .. } = load;
-                    goes_on = load.goes_on;
+                    continues = load.continues;
                     let loaded = to.min(prompt_len).saturating_sub(prefix_len);
-                    if of_sequence.is_first {
-                        of_sequence.loaded_tokens += loaded as u32;
+                    if seq_tier.is_first {
+                        seq_tier.loaded_tokens += loaded as u32;
                         tier.stats.loaded_tokens += loaded as u64;
                     }
-                    if of_sequence.is_first && is_round {
+                    if seq_tier.is_first && is_round {
                         let cached = sequence.cached_tokens.get_or_insert(0);
                         *cached += loaded as u32;
                         self.outbox.count(Counter::CachedTokens, loaded);
@@ -288,17 +286,17 @@ impl Scheduler {
                 None => tier.discard_ready(ticket),
             }
         }
-        of_sequence.phase = if goes_on {
+        seq_tier.phase = if continues {
             TierPhase::Found
         } else {
             TierPhase::Done
         };
-        if let Some(load) = load.filter(|_| goes_on) {
+        if let Some(load) = load.filter(|_| continues) {
             self.fetch_ahead(seq, load.to);
         }
     }
 
-    /// Copies the loaded state once more where the row's extent would save it before computing anything.
+    /// Moves a copy of the state at the start of the row's extent into the load, which then writes the state twice.
     pub(in crate::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
         let first = work.work.positions().start;
         let (row, saves) = (work.row, &mut work.saves);
@@ -319,27 +317,27 @@ impl Scheduler {
         let Some(tier) = &mut self.tier else {
             return;
         };
-        let of_sequence = self.requests.get_mut(seq);
-        let of_sequence = of_sequence.and_then(|sequence| sequence.tier.as_deref_mut());
-        let Some(of_sequence) = of_sequence else {
+        let seq_tier = self.requests.get_mut(seq);
+        let seq_tier = seq_tier.and_then(|sequence| sequence.tier.as_deref_mut());
+        let Some(seq_tier) = seq_tier else {
             return;
         };
-        match std::mem::replace(&mut of_sequence.phase, TierPhase::Done) {
+        match std::mem::replace(&mut seq_tier.phase, TierPhase::Done) {
             TierPhase::Fetching { ticket } => tier.abandon(ticket),
             TierPhase::Ready { ticket, .. } => tier.discard_ready(ticket),
             TierPhase::Finding | TierPhase::Found | TierPhase::Done => {}
         }
     }
 
-    /// A sequence starts over: its stored blocks can be fetched again, unless one of its steps was lost.
+    /// Lets a sequence that waits again fetch its stored blocks again, unless one of its steps was lost.
     pub(in crate::scheduler) fn store_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         let was_lost = sequence.losses > 0;
-        let Some(of_sequence) = sequence.tier.as_deref_mut() else {
+        let Some(seq_tier) = sequence.tier.as_deref_mut() else {
             return;
         };
-        of_sequence.phase = match of_sequence.phase {
-            TierPhase::Done if !was_lost && of_sequence.worth > 0 => TierPhase::Found,
+        seq_tier.phase = match seq_tier.phase {
+            TierPhase::Done if !was_lost && seq_tier.worth > 0 => TierPhase::Found,
             TierPhase::Found if was_lost => TierPhase::Done,
             phase => phase,
         };

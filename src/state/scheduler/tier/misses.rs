@@ -1,4 +1,4 @@
-//! Finds why the store provided no more of a prompt, for the diagnosis of cache misses.
+//! Finds why the KV store did not provide more of a prompt, to explain cache misses.
 
 use super::{SequenceTier, TierPhase};
 use crate::cache::prefix_history::{StoredMiss, StoredPart};
@@ -6,41 +6,42 @@ use crate::scheduler::Scheduler;
 use souffleur_base::ids::SeqId;
 
 impl Scheduler {
-    /// A row's part from the store after `prefix_len` tokens from the tree, and why it ends; `None` if more may come.
+    /// The tokens that a row got from the store after `prefix_len` tokens from the tree, and why it got no more; `None`
+    /// if more may come.
     pub(in crate::scheduler) fn stored_part(
         &self,
         seq: SeqId,
         prefix_len: usize,
     ) -> Option<StoredPart> {
         let sequence = &self.requests[seq];
-        let (Some(tier), Some(of_sequence)) = (&self.tier, sequence.tier.as_deref()) else {
+        let (Some(tier), Some(seq_tier)) = (&self.tier, sequence.tier.as_deref()) else {
             return Some(StoredPart::default());
         };
-        if of_sequence.phase != TierPhase::Done {
+        if seq_tier.phase != TierPhase::Done {
             return None;
         }
-        let loaded_tokens = of_sequence.loaded_tokens as usize;
+        let loaded_tokens = seq_tier.loaded_tokens as usize;
         let limit = sequence.match_limit_of(sequence.fill.len());
         let reached = (prefix_len + loaded_tokens, limit);
         Some(StoredPart {
             loaded_tokens,
-            miss: of_sequence.miss_at(reached, tier.block_tokens()),
+            miss: seq_tier.miss_at(reached, tier.block_tokens()),
         })
     }
 }
 
 impl SequenceTier {
-    /// Why nothing came from the store after the first `reached` tokens, of at most `limit`; `None` where the store had
-    /// nothing within its history.
+    /// Why nothing came from the store after the first `reached` tokens, of at most `limit`. `None` if, as far as is
+    /// known, the store never had the next block.
     fn miss_at(&self, (reached, limit): (usize, usize), block_tokens: usize) -> Option<StoredMiss> {
-        if self.gone == Some(StoredMiss::Late) {
-            return self.gone;
+        if self.end_miss == Some(StoredMiss::Late) {
+            return self.end_miss;
         }
         let found = self.found_blocks * block_tokens;
         if reached >= found {
-            return self.gone.filter(|_| reached < found + block_tokens);
+            return self.end_miss.filter(|_| reached < found + block_tokens);
         }
-        if let Some((block, miss)) = self.short
+        if let Some((block, miss)) = self.failed
             && reached < (block + 1) * block_tokens
         {
             return Some(miss);
@@ -61,9 +62,9 @@ mod tests {
 
     const BLOCK: usize = 64;
 
-    fn check(of_sequence: &SequenceTier, reached: usize, expected: Option<StoredMiss>) {
-        let found = of_sequence.miss_at((reached, 1000), BLOCK);
-        assert_eq!(found, expected, "{of_sequence:?} at {reached}");
+    fn check(seq_tier: &SequenceTier, reached: usize, expected: Option<StoredMiss>) {
+        let found = seq_tier.miss_at((reached, 1000), BLOCK);
+        assert_eq!(found, expected, "{seq_tier:?} at {reached}");
     }
 
     #[test]
@@ -88,8 +89,8 @@ mod tests {
         let damaged = SequenceTier {
             found_blocks: 5,
             worth: 5,
-            short: Some((2, StoredMiss::Damaged)),
-            gone: Some(StoredMiss::Evicted),
+            failed: Some((2, StoredMiss::Damaged)),
+            end_miss: Some(StoredMiss::Evicted),
             ..SequenceTier::default()
         };
         check(&damaged, 128, Some(StoredMiss::Damaged));
@@ -103,7 +104,7 @@ mod tests {
     #[test]
     fn a_store_that_did_not_answer_is_late_at_every_position() {
         let silent = SequenceTier {
-            gone: Some(StoredMiss::Late),
+            end_miss: Some(StoredMiss::Late),
             ..SequenceTier::default()
         };
         check(&silent, 0, Some(StoredMiss::Late));

@@ -1,9 +1,9 @@
 //! The scheduler's side of the KV store: lookups and fetches for requests, saves from the tree, and the accounting of
 //! buffers.
 //!
-//! The store may answer late, or never, so no wait depends on it: a request in lookup or fetch stays in the queue,
-//! others overtake it, and the actor that passes on the orders answers in place of a late store. Only the scheduler
-//! counts buffers: `free + saving + fetching + ready == total`.
+//! The store may answer late, or never. So a request in lookup or fetch stays in the queue, other requests may overtake
+//! it, and the actor that passes orders to the store answers in place of a late store. Only the scheduler counts
+//! buffers: `free + saving + fetching + ready == total`.
 //!
 //! Plans depend on the store only through its answers, which are in the message log: a replay needs no disk. Discards
 //! are orders to the store, not parts of a plan, since no step reads the buffers that they free.
@@ -33,11 +33,11 @@ pub struct TierLimits {
     pub saves: SaveRules,
     /// Block buffers; saves use at most half.
     pub buffers: usize,
-    /// State buffers; saves use at most half. 0 where no layer keeps a state.
+    /// Buffers of recurrent states; saves use at most half. 0 without recurrent layers.
     pub state_buffers: usize,
-    /// Blocks saved per saving step, however little it prefills.
+    /// Blocks saved per saving step, even if the step prefills little.
     pub saves_per_step: usize,
-    /// One step in this many saves, where a block is too large to copy in every step.
+    /// Steps from one save to the next: above 1 if a block is too large to copy in every step.
     pub steps_per_save: usize,
     /// Blocks saved per step without other work.
     pub saves_at_rest: usize,
@@ -76,11 +76,11 @@ pub enum StoreOrder {
 #[derive(Clone, Debug)]
 pub struct PrefixFound {
     pub path: Arc<[BlockPlace]>,
-    /// Number of leading blocks.
+    /// Number of leading blocks of the prompt that the store has.
     pub blocks: usize,
     /// Number of blocks that are faster to fetch than to compute: all or none.
     pub worth: usize,
-    /// Why there are no more, if the store once had the next block; [`StoredMiss::Late`] if the store did not answer.
+    /// Why the store lacks the next block, if it once had that block; [`StoredMiss::Late`] if the store did not answer.
     pub miss: Option<StoredMiss>,
 }
 
@@ -104,7 +104,7 @@ pub struct TierStats {
     /// Prompt tokens whose K/V came from the store.
     pub loaded_tokens: u64,
     pub fetches: u64,
-    /// Fetches without a block.
+    /// Fetches that returned no block.
     pub late_fetches: u64,
     /// Fetches not started for lack of a free buffer.
     pub refused_fetches: u64,
@@ -118,9 +118,9 @@ pub struct SequenceTier {
     worth: usize,
     found_blocks: usize,
     /// See [`PrefixFound::miss`].
-    gone: Option<StoredMiss>,
+    end_miss: Option<StoredMiss>,
     /// The first block that a fetch failed to read, and why.
-    short: Option<(usize, StoredMiss)>,
+    failed: Option<(usize, StoredMiss)>,
     /// Leading tokens that need no save.
     stored_tokens: usize,
     /// Prompt tokens from the store at the first admission.
@@ -144,7 +144,7 @@ enum TierPhase {
         from: usize,
         to: usize,
     },
-    /// The sequence has all that it gets from the store.
+    /// The sequence gets nothing more from the store.
     Done,
 }
 
@@ -198,7 +198,7 @@ struct Saved {
 }
 
 struct Fetching {
-    /// The waiting sequence; `None` if it has left.
+    /// The waiting sequence; `None` if it has ended.
     seq: Option<SeqId>,
     blocks: Range<usize>,
 }
@@ -250,11 +250,11 @@ impl Tier {
         usize::from(self.states.total > 0)
     }
 
-    /// Number of these blocks to fetch per round: leaves buffers for fetching the next round.
+    /// How many of `blocks` blocks to fetch in one round. Leaves buffers for the fetch of the next round.
     fn round_of(&self, blocks: usize) -> usize {
         match self.states.total {
             0 => {
-                let with_next = self.blocks.most_to_fetch() / 2;
+                let with_next = self.blocks.max_for_fetches() / 2;
                 blocks
                     .min(self.limits.blocks_per_load)
                     .min(with_next.max(1))
@@ -265,7 +265,7 @@ impl Tier {
 
     fn free_to_fetch(&self) -> usize {
         if self.states.free() >= self.states_of_run() {
-            self.blocks.room_to_fetch()
+            self.blocks.free_for_fetches()
         } else {
             0
         }
@@ -353,7 +353,7 @@ impl Tier {
         }
     }
 
-    /// Drops copies that no step has taken: a step was lost.
+    /// Drops copies that no step has taken, after a lost step.
     pub(super) fn drop_copies(&mut self) {
         let copies = std::mem::take(&mut self.copies);
         for save in copies.saves {
@@ -374,7 +374,7 @@ impl Tier {
         }
     }
 
-    /// Makes the tree restart its record of saved blocks. A stopped store has already ended it.
+    /// Makes the tree restart its record of saved blocks. If the store has stopped, that record has already ended.
     fn forget_stored(&mut self) {
         if self.serves {
             self.account = SaveAccount::Forget;

@@ -8,8 +8,8 @@ use crate::step::{BlockSave, BlockSource};
 use souffleur_base::ids::Ticket;
 
 impl Scheduler {
-    /// Frees the buffers of blocks that were written or dropped. `kept` if the store has them. If not, the tree offers
-    /// all blocks again, since the store rejects blocks of a path that lacks an earlier one.
+    /// Frees the buffers of blocks that were written or dropped. `kept`: the store has the blocks. If not, the tree
+    /// offers all blocks again, since the store rejects a block if it lacks an earlier block of the same path.
     pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -24,13 +24,13 @@ impl Scheduler {
 
     pub(in crate::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
-        let most = tier.room_to_save();
+        let most = tier.free_for_saves();
         let account = std::mem::take(&mut tier.account);
         (most > 0 || account != SaveAccount::Keep).then_some(SaveBudget {
             base: tier.due_saves(),
             at_rest: tier.limits.saves_at_rest,
             most,
-            most_states: tier.states.room_to_save(),
+            most_states: tier.states.free_for_saves(),
             block_tokens: tier.block_tokens(),
             account,
         })
@@ -41,7 +41,7 @@ impl Scheduler {
         let tier = self.tier.as_ref();
         tier.is_some_and(|tier| {
             let is_due = !decodes || tier.due_saves() > 0;
-            is_due && tier.stats.queued_paths > 0 && tier.room_to_save() > 0
+            is_due && tier.stats.queued_paths > 0 && tier.free_for_saves() > 0
         })
     }
 
@@ -72,10 +72,10 @@ impl Scheduler {
 
 impl Tier {
     /// Number of blocks that can be saved now: none without a free buffer for a state that may follow.
-    fn room_to_save(&self) -> usize {
-        let has_states = self.states.total == 0 || self.states.room_to_save() > 0;
+    fn free_for_saves(&self) -> usize {
+        let has_states = self.states.total == 0 || self.states.free_for_saves() > 0;
         if self.serves && has_states {
-            self.blocks.room_to_save()
+            self.blocks.free_for_saves()
         } else {
             0
         }
