@@ -28,7 +28,7 @@ pub struct Attention<B: Backend> {
 
 enum Input<B: Backend> {
     Qkv(QkvWeights<B>),
-    /// For layers that share another layer's KV.
+    /// The layer reads another layer's KV.
     Queries(QueryWeights<B>),
 }
 
@@ -42,11 +42,11 @@ impl<B: Backend> Input<B> {
         let (hidden, eps, dim) = (config.hidden_size, config.rms_norm_eps, heads.key_dim);
         let (q, kv) = (heads.q_width(), heads.n_kv_heads * dim);
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-        let norm = |loader: &mut Loader<'_, B>, part: &str, of_all: usize| {
+        let norm = |loader: &mut Loader<'_, B>, part: &str, whole: usize| {
             let width = match spec.qk_norm {
                 QkNorm::None => return Ok(None),
                 QkNorm::Heads => dim,
-                QkNorm::Whole => of_all,
+                QkNorm::Whole => whole,
             };
             loader.norm(&name(part), width).map(Some)
         };
@@ -146,7 +146,7 @@ impl<B: Backend> Attention<B> {
         self.input.weight()
     }
 
-    /// Stores the keys and values of `normed`, unless the layer reads another's, and returns its queries and any gates.
+    /// Projects `normed` to queries and any gates, and stores keys and values if the layer keeps its KV.
     pub fn queries(
         &self,
         backend: &mut B,

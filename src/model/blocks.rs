@@ -35,7 +35,7 @@ pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadEr
 pub struct Reads<'a, B: Backend> {
     pub n_tokens: usize,
     pub tokens: &'a B::TokenList,
-    /// These tokens as a separate batch, in the list's order.
+    /// The same tokens as a separate batch, in the order of `tokens`.
     pub batch: &'a B::Batch,
 }
 
@@ -51,8 +51,8 @@ impl<B: Backend> Decoder<B> {
         loader: &mut Loader<'_, B>,
         spec: fn(&ModelConfig, usize) -> LayerSpec,
     ) -> Result<Self, LoadError> {
-        // The embedding, often the largest tensor, is loaded first: while it is packed, memory has both forms of it,
-        // but little else.
+        // The embedding, often the largest tensor, is loaded first: packing briefly needs memory for a second copy, and
+        // no other weights are loaded yet.
         let ends = Ends::load(loader)?;
         let layers = (0..loader.config().num_hidden_layers).map(|layer| {
             let spec = spec(loader.config(), layer);
@@ -75,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         reads: Option<Reads<'_, B>>,
     ) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
-        // After the last layer that keeps KV or a state, only the tokens that are read are computed.
+        // After the last layer that keeps KV or a state, only the tokens in `reads` are computed.
         let keeps = |layer: &Layer<B>| layer.keeps_kv_or_state();
         let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
@@ -138,7 +138,6 @@ struct Layer<B: Backend> {
 enum Mixer<B: Backend> {
     Attention(Attention<B>),
     Latent(LatentAttention<B>),
-    /// In hybrid models.
     State(StateMixer<B>),
 }
 
@@ -303,7 +302,7 @@ impl<B: Backend> Layer<B> {
         self.mixer.mix(backend, norm, x, rotations, batch)
     }
 
-    /// Adds the rest of the layer, including per-layer inputs if any.
+    /// Adds the mixer's output, the feed-forward block and any per-layer input to `x`, then applies the layer's factor.
     fn add(
         &self,
         backend: &mut B,

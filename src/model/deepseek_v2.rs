@@ -1,7 +1,8 @@
-//! DeepSeek-V2: latent attention, then routed experts and shared ones.
+//! DeepSeek-V2: latent attention, routed experts and shared experts.
 //!
-//! arXiv 2405.04434. The router's softmax is over all experts; a token uses the best of them, or of the groups with the
-//! highest maximum. The first layers have a plain MLP. Weights of the chosen experts are scaled, never renormalised.
+//! arXiv 2405.04434. The router's softmax is over all experts; a token uses the best experts of all groups, or of the
+//! groups whose best expert scores highest. The first layers have a plain MLP. Weights of chosen experts are scaled,
+//! never renormalised.
 
 use crate::config::ModelConfig;
 use crate::config::deepseek::{self, Defaults as Experts};
@@ -22,7 +23,7 @@ pub(crate) static FAMILY: Family = Family {
     }),
     keys: deepseek_v3::KEYS,
     experts,
-    // GGUF files have DeepSeek-V3's name.
+    // GGUF files of both versions are named `deepseek2`.
     gguf: GgufFamily {
         name: None,
         ..deepseek_v3::GGUF
@@ -38,7 +39,6 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     }
 }
 
-/// Softmax over all experts, of the best groups or of all, without renormalisation.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let grouped = match json.text("topk_method")? {
         None | Some("greedy") => false,

@@ -1,6 +1,6 @@
 //! DeepSeek-V3: DeepSeek-V2's layers with a different router.
 //!
-//! arXiv 2412.19437. Experts are scored by sigmoids. For the choice, each expert's correction bias is added to its
+//! arXiv 2412.19437. Experts are scored by sigmoids. To choose experts, each one's correction bias is added to its
 //! score, and groups rank by the sum of their best two scores; the weights of the chosen experts use the plain scores.
 
 use crate::config::ModelConfig;
@@ -27,7 +27,7 @@ pub(crate) static FAMILY: Family = Family {
     keys: KEYS,
     experts,
     gguf: GgufFamily {
-        // DeepSeek-V2's GGUF files differ from V3's in their router.
+        // In GGUF files only the router distinguishes DeepSeek-V2 from V3.
         by_experts: |experts| {
             let is_softmax = experts.is_some_and(|experts| !experts.is_sigmoid());
             is_softmax.then_some(&deepseek_v2::FAMILY)
@@ -58,7 +58,7 @@ pub(crate) const GGUF: GgufFamily = GgufFamily {
         has_shared: true,
         ..GgufExperts::PLAIN
     }),
-    // GGUF files scale scores instead of cos and sin: both weights are the same.
+    // In GGUF files YaRN scales the scores instead of cos and sin, so that both weights are equal.
     yarn_weights: |multiplier| Some((10.0 * multiplier, 10.0 * multiplier)),
     ..GgufFamily::named(Some("deepseek2"))
 };
@@ -70,7 +70,6 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
     }
 }
 
-/// Sigmoid scores, corrected for the choice, of the best groups; renormalised if `norm_topk_prob`.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let defaults = deepseek::Defaults {
         count: 256,
@@ -120,7 +119,7 @@ fn gguf_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadError> {
             WeightSum::AsScored => WeightSum::AsScored,
         },
         groups: limited.then_some(groups),
-        // The key is absent if the scale is one.
+        // An absent key and 0 mean a scale of one.
         scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         ..plain
     };

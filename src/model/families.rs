@@ -8,7 +8,7 @@ use super::{
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
 
-/// In the order in which errors list them.
+/// Supported families, in the order in which errors list them.
 pub(crate) static FAMILIES: [&Family; 23] = [
     &llama::FAMILY,
     &mistral::FAMILY,
@@ -70,7 +70,7 @@ pub(crate) fn gguf_names() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter_map(|family| family.gguf.name)
 }
 
-/// Whether `class` is the family's, or that of its decoder alone if the family is a vision-language model.
+/// Whether `class` is the family's class or, for a vision-language family, the class of its decoder alone.
 fn is_named(family: &Family, class: &str) -> bool {
     let model = family.name.strip_suffix("ForConditionalGeneration");
     family.name == class

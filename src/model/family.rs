@@ -1,7 +1,7 @@
-//! The record of a model family: all differences between its files and layers and those of other families.
+//! The record of a model family: how its files and layers differ from Llama's.
 //!
-//! Each family's own file has its record; [`crate::families`] is the table. One reader walks the record for
-//! `config.json` and another for GGUF. A family whose files differ in more than numbers has functions in its record.
+//! [`crate::families`] lists the records. `crate::config` and `crate::gguf` read files by the record, and call its
+//! functions where a family differs in more than names and numbers.
 
 use std::fmt;
 use std::ptr;
@@ -20,7 +20,7 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::Gate;
 use souffleur_kernels::routing::Routing;
 
-/// A family; two are equal if their records are the same object.
+/// A model family. Two families are equal if their records are the same object.
 #[derive(Clone, Copy)]
 pub struct Architecture(pub(crate) &'static Family);
 
@@ -62,9 +62,9 @@ pub(crate) struct Family {
     pub defaults: Defaults,
     pub intermediate: Intermediate,
     pub windows: Windows,
-    /// The usual interval of layers without RoPE, if the family has such layers.
+    /// Default interval of layers without RoPE, if the family has such layers.
     pub no_rope_interval: Option<usize>,
-    /// The default of partial rotary, if the family supports it.
+    /// Default of `partial_rotary_factor`, if the family reads it.
     pub partial_rotary: Option<f64>,
     pub attention_bias: AttentionBias,
     /// Whether `mlp_bias` is read.
@@ -76,7 +76,7 @@ pub(crate) struct Family {
     pub latent: Option<LatentDefaults>,
     pub gemma: Option<GemmaRules>,
     pub keys: KeyNames,
-    /// Parts of tensor names that differ: in checkpoints, in our names.
+    /// Parts of tensor names: in checkpoints, and the internal equivalent.
     pub tensor_names: &'static [(&'static str, &'static str)],
     /// Whether checkpoints fuse q, k and v, and gate and up.
     pub fused: bool,
@@ -107,7 +107,7 @@ impl Family {
             windows: Windows::NONE,
             no_rope_interval: None,
             partial_rotary: None,
-            attention_bias: AttentionBias::Key { absent: false },
+            attention_bias: AttentionBias::Key { default: false },
             mlp_bias: false,
             qk_norm: QkNorm::None,
             norms: BlockNorms::Before,
@@ -134,7 +134,7 @@ pub(crate) struct Defaults {
     pub heads: Option<usize>,
     pub kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
-    /// In tokens.
+    /// Context length, in tokens.
     pub context: usize,
     pub eps: f64,
     pub theta: f64,
@@ -160,11 +160,11 @@ impl Defaults {
 
 pub(crate) struct KeyNames {
     pub eps: &'static str,
-    /// Read before `tie_word_embeddings`.
+    /// A key that is read before `tie_word_embeddings`.
     pub ties_embeddings: Option<&'static str>,
-    /// The number of experts; `None` for either of the two usual names.
+    /// Key of the number of experts; `None` for either of the two usual keys.
     pub experts: Option<&'static str>,
-    /// Experts per token.
+    /// Key of the number of experts per token.
     pub experts_used: &'static str,
 }
 
@@ -190,7 +190,7 @@ pub(crate) enum AttentionBias {
     Never,
     /// All projections have biases if `attention_bias` is true.
     Key {
-        absent: bool,
+        default: bool,
     },
     /// Only queries, keys and values have biases.
     Qkv,
@@ -199,7 +199,7 @@ pub(crate) enum AttentionBias {
 pub(crate) struct Windows {
     pub slides: Slides,
     /// Default of `sliding_window`, in tokens.
-    pub absent: Option<usize>,
+    pub default: Option<usize>,
     /// Whether `null` is rejected.
     pub required: bool,
     pub layers: WindowLayers,
@@ -210,7 +210,7 @@ pub(crate) struct Windows {
 impl Windows {
     pub const NONE: Self = Self {
         slides: Slides::Never,
-        absent: None,
+        default: None,
         required: false,
         layers: WindowLayers::All,
         last_is_full: false,
@@ -227,7 +227,7 @@ impl Windows {
 pub(crate) enum Slides {
     Never,
     Always,
-    /// By `use_sliding_window`.
+    /// If `use_sliding_window` is true.
     ByKey,
 }
 
@@ -237,9 +237,9 @@ pub(crate) enum WindowLayers {
     All,
     /// All but the last of each period.
     Period(usize),
-    /// As `Period`, of the length in `sliding_window_pattern`.
+    /// As `Period`, but `sliding_window_pattern` overrides the length of the period.
     PeriodKey(usize),
-    /// From `max_window_layers` on.
+    /// The layers from `max_window_layers` on.
     From(usize),
     Unrotated,
 }
@@ -247,27 +247,27 @@ pub(crate) enum WindowLayers {
 pub(crate) struct GgufFamily {
     /// `general.architecture`; `None` if the family's files have the name of another family.
     pub name: Option<&'static str>,
-    /// Maps a file of this name to another family by its experts.
+    /// Returns another family with the same `name` if a file's experts show that the file belongs to that family.
     pub by_experts: fn(Option<&ExpertsConfig>) -> Option<&'static Family>,
     /// Numeric keys that the family reads; others must have a value without effect.
     pub numbers: &'static [&'static str],
-    /// Tensor names within a layer that differ from the usual ones: our name, the file's name.
+    /// Tensor names within a layer that differ from the usual ones: the internal name, the file's name.
     pub names: &'static [(&'static str, &'static str)],
     /// Alternative tensor names: the usual name, the alternative.
     pub other_names: &'static [(&'static str, &'static str)],
-    /// Whether rows of query and key projections are interleaved rotary pairs, also in layers without RoPE; our kernels
-    /// read the first halves of all pairs, then the second.
+    /// Whether rows of query and key projections are interleaved rotary pairs, also in layers without RoPE. The kernels
+    /// expect the first elements of all pairs before the second elements.
     pub paired_rows: bool,
     pub windows: GgufWindows,
     pub experts: Option<GgufExperts>,
-    /// The recurrent layers, by the number of layers.
+    /// The recurrent layers, from metadata and the number of layers.
     pub states: fn(&Keys<'_>, usize) -> Result<Option<RecurrentConfig>, LoadError>,
     /// YaRN's `mscale` and `mscale_all_dim`, from `yarn_log_multiplier`.
     pub yarn_weights: fn(f64) -> Option<(f64, f64)>,
-    /// Whether YaRN rounds the blend's ends to whole dimensions, for which there is no key.
+    /// Whether YaRN rounds the ends of its ramp to whole dimensions. GGUF has no key for this.
     pub yarn_truncates: bool,
     /// Whether `rope.scaling.finetuned` can disable RoPE.
-    pub says_whether_rotated: bool,
+    pub reads_finetuned: bool,
 }
 
 impl GgufFamily {
@@ -284,7 +284,7 @@ impl GgufFamily {
             states: |_, _| Ok(None),
             yarn_weights: |_| None,
             yarn_truncates: true,
-            says_whether_rotated: false,
+            reads_finetuned: false,
         }
     }
 }
@@ -293,14 +293,14 @@ impl GgufFamily {
 pub(crate) enum GgufWindows {
     /// Files with a window are rejected: no key names its layers.
     Refused,
-    /// A window in every layer, or none if it is 0. llama.cpp ignores windows in these files.
+    /// A window in every layer; 0 means no window. llama.cpp ignores windows in these files.
     Everywhere,
     /// A window in the listed layers, or in all but the last of each period.
     Pattern {
         period: usize,
         /// Whether the key is required and non-zero.
         required: bool,
-        absent: Option<usize>,
+        default: Option<usize>,
     },
 }
 

@@ -24,10 +24,10 @@ pub(crate) static FAMILY: Family = Family {
         score_cap: Some(50.0),
         logits_cap: Some(30.0),
         caps_logits_with_vision: true,
-        norms_from_one: true,
+        norms_minus_one: true,
         has_window_rope: false,
         plain_scores: false,
-        is_fourth: false,
+        is_gemma4: false,
     }),
     scales: gemma::scales,
     gguf: GgufFamily {
@@ -36,7 +36,7 @@ pub(crate) static FAMILY: Family = Family {
         windows: GgufWindows::Pattern {
             period: 2,
             required: false,
-            absent: Some(4096),
+            default: Some(4096),
         },
         ..GgufFamily::named(Some("gemma2"))
     },
@@ -57,7 +57,7 @@ pub(crate) const DEFAULTS: Defaults = Defaults {
 };
 
 pub(crate) const WINDOWS: Windows = Windows {
-    absent: Some(4096),
+    default: Some(4096),
     required: true,
     ..Windows::EVERYWHERE
 };

@@ -24,10 +24,10 @@ pub(crate) static FAMILY: Family = Family {
         score_cap: None,
         logits_cap: None,
         caps_logits_with_vision: false,
-        norms_from_one: true,
+        norms_minus_one: true,
         has_window_rope: true,
         plain_scores: false,
-        is_fourth: false,
+        is_gemma4: false,
     }),
     rope: gemma::full_rope,
     scales: gemma::scales,
@@ -37,7 +37,7 @@ pub(crate) static FAMILY: Family = Family {
         windows: GgufWindows::Pattern {
             period: 6,
             required: false,
-            absent: None,
+            default: None,
         },
         ..GgufFamily::named(Some("gemma3"))
     },

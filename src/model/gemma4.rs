@@ -3,7 +3,7 @@
 //! Full-attention layers have wider heads, partial rotary (a quarter), and in larger models no value projection: values
 //! are the keys before their norm. In smaller models the last layers share the KV of earlier ones, and all have
 //! per-layer inputs ([`crate::layer_inputs`]). One model has experts in parallel with its MLPs
-//! ([`crate::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
+//! ([`crate::side_experts`]). Layers end with a factor on the residual stream. Norm weights are stored as factors.
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig};
@@ -27,7 +27,7 @@ pub(crate) static FAMILY: Family = Family {
         ..gemma2::DEFAULTS
     },
     windows: Windows {
-        absent: Some(512),
+        default: Some(512),
         layers: WindowLayers::Period(6),
         last_is_full: true,
         ..gemma2::WINDOWS
@@ -38,10 +38,10 @@ pub(crate) static FAMILY: Family = Family {
         score_cap: None,
         logits_cap: None,
         caps_logits_with_vision: true,
-        norms_from_one: false,
+        norms_minus_one: false,
         has_window_rope: true,
         plain_scores: true,
-        is_fourth: true,
+        is_gemma4: true,
     }),
     keys: KeyNames {
         experts_used: "top_k_experts",
@@ -63,7 +63,7 @@ pub(crate) static FAMILY: Family = Family {
         windows: GgufWindows::Pattern {
             period: 6,
             required: false,
-            absent: None,
+            default: None,
         },
         experts: Some(GgufExperts {
             names: ExpertNames::GEMMA4,
@@ -77,7 +77,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("Gemma4ForConditionalGeneration", "gemma4", layer)
 };
 
-/// Parts of tensor names: Gemma 4's files have router and experts directly in a layer, our names in a module `moe`.
+/// Parts of tensor names: router and experts are directly in a layer in checkpoints, and in a module `moe` internally.
 const NAMES: &[(&str, &str)] = &[(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {

@@ -1,4 +1,4 @@
-//! A model's own sampling defaults and end tokens, from its optional `generation_config.json`.
+//! A model's sampling defaults and EOS tokens, from its optional `generation_config.json`.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub struct GenerationConfig {
     pub temperature: Option<f32>,
     /// Nucleus sampling; 0 keeps only the most likely token.
     pub top_p: Option<f32>,
-    /// -1 keeps all.
+    /// -1 for no limit.
     pub top_k: Option<i32>,
     /// Cutoff relative to the most likely token.
     pub min_p: Option<f32>,
@@ -54,20 +54,20 @@ impl GenerationConfig {
             eos_token_ids: json.token_ids("eos_token_id")?,
             temperature: if greedy { Some(0.0) } else { temperature },
             top_p: number("top_p", TOP_P)?,
-            top_k: top_k.map(every_token_below_one),
+            top_k: top_k.map(top_k_or_unlimited),
             min_p: number("min_p", MIN_P)?,
             repetition_penalty: number("repetition_penalty", PENALTY)?,
         })
     }
 }
 
-/// transformers writes 0 for all tokens, others write -1.
-pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
+/// Maps 0 to -1: both mean no limit, and transformers writes 0.
+pub(crate) fn top_k_or_unlimited(top_k: f64) -> i32 {
     if top_k < 1.0 { -1 } else { top_k as i32 }
 }
 
-/// EOS tokens, ascending, from `config.json` and `generation_config.json`; the tokenizer's if these name none. The stop
-/// check and the `min_new_tokens` mask share this list.
+/// EOS tokens, ascending, from `config.json` and `generation_config.json`, or from the tokenizer if neither names any.
+/// The stop check and the `min_new_tokens` mask share this list.
 ///
 /// Tokens outside of the vocabulary are dropped, with a warning.
 pub fn eos_token_ids(
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn a_missing_file_sets_nothing_and_a_wrong_value_is_named() {
         let dir = tempfile::tempdir().expect("temporary folder");
-        let absent = GenerationConfig::read(dir.path()).expect("optional");
+        let absent = GenerationConfig::read(dir.path()).expect("a missing file is allowed");
         assert_eq!(absent, GenerationConfig::default());
         for (text, expected) in [
             (

@@ -30,11 +30,11 @@ pub(crate) static FAMILY: Family = Family {
         ..Defaults::LLAMA
     },
     windows: Windows {
-        absent: Some(128),
+        default: Some(128),
         layers: WindowLayers::Period(2),
         ..Windows::EVERYWHERE
     },
-    attention_bias: AttentionBias::Key { absent: true },
+    attention_bias: AttentionBias::Key { default: true },
     sinks: true,
     experts,
     rope,
@@ -43,7 +43,7 @@ pub(crate) static FAMILY: Family = Family {
         windows: GgufWindows::Pattern {
             period: 2,
             required: true,
-            absent: None,
+            default: None,
         },
         experts: Some(GgufExperts {
             names: ExpertNames::GPT_OSS,
@@ -77,13 +77,13 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
 
 fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     if RopeConfig::is_absent(json)? {
-        Ok(usual_rope(theta(json)?.unwrap_or(context.theta)))
+        Ok(default_rope(theta(json)?.unwrap_or(context.theta)))
     } else {
         of_all_layers(json, context)
     }
 }
 
-fn usual_rope(theta: f64) -> RopeConfig {
+fn default_rope(theta: f64) -> RopeConfig {
     RopeConfig {
         theta,
         scaling: RopeScaling::Yarn(Yarn {

@@ -1,7 +1,7 @@
 //! Granite 3 and 4 without experts or states: Llama with four scale factors.
 //!
-//! One multiplies embeddings, another the outputs of attention and MLP before the residual add; a third replaces
-//! `1/sqrt(head_dim)` on attention scores, and the last divides logits. They keep activations at the same scale for
+//! The factors multiply embeddings and the outputs of attention and MLP before the residual add, replace
+//! `1/sqrt(head_dim)` on attention scores, and divide logits. The factors keep activations at the same scale for
 //! any width (arXiv 2203.03466). [`crate::blocks`] reads all four from the configuration
 //! ([`ModelConfig::embedding_scale`] and the following fields).
 
@@ -20,7 +20,7 @@ pub(crate) static FAMILY: Family = Family {
     gguf: GgufFamily {
         numbers: &[SCORE_SCALE, EMBEDDING_SCALE, RESIDUAL_SCALE, LOGITS_DIVISOR],
         paired_rows: true,
-        says_whether_rotated: true,
+        reads_finetuned: true,
         ..GgufFamily::named(Some("granite"))
     },
     ..Family::new("GraniteForCausalLM", "granite", layer)

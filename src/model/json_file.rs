@@ -86,7 +86,7 @@ impl JsonFile {
         }
     }
 
-    /// This object, with its entries overridden by the non-null ones of a nested object.
+    /// This object, overridden by the non-null entries of the nested object `key`.
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
@@ -114,8 +114,9 @@ impl JsonFile {
         match number {
             Some(number) if limits.contains(&number) => Ok(Some(number)),
             _ => {
-                let wish = format!("a whole number from {} to {}", limits.start(), limits.end());
-                Err(self.expected(key, value, wish))
+                let expected =
+                    format!("a whole number from {} to {}", limits.start(), limits.end());
+                Err(self.expected(key, value, expected))
             }
         }
     }
@@ -149,9 +150,9 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "true or false"))
     }
 
-    /// `null` means false; a missing key means `absent`.
-    pub fn flag_or_null(&self, key: &str, absent: bool) -> Result<bool, LoadError> {
-        let default = absent && !self.has(key);
+    /// `null` means false; a missing key means `if_missing`.
+    pub fn flag_or_null(&self, key: &str, if_missing: bool) -> Result<bool, LoadError> {
+        let default = if_missing && !self.has(key);
         Ok(self.flag(key)?.unwrap_or(default))
     }
 
@@ -177,7 +178,7 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a list of strings"))
     }
 
-    /// One token id, or a list.
+    /// Token ids, given as one number or a list.
     pub fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -205,9 +206,8 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, format!("a list of {what}")))
     }
 
-    /// `wish` describes the expected value.
-    pub fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
-        self.error(key, format!("is {}, expected {wish}", quote(got)))
+    pub fn expected(&self, key: &str, got: &Value, expected: impl Display) -> LoadError {
+        self.error(key, format!("is {}, expected {expected}", quote(got)))
     }
 
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {

@@ -5,7 +5,7 @@
 
 use crate::config::latent::LatentConfig;
 use crate::loader::Loader;
-use crate::loader::heads::{HeadRows, Turn};
+use crate::loader::heads::{HeadRows, Orientation};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::latent::{LatentShape, LatentWeights, LowRankQueries};
 use souffleur_kernels::{Backend, Linear};
@@ -96,7 +96,7 @@ impl<B: Backend> LatentAttention<B> {
     }
 }
 
-/// Where a head's up projections to keys and to values are: in one tensor, keys first, or in two.
+/// The rows of a head's up projections to keys and to values: in one tensor, keys first, or in two.
 fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRows<'a>; 2] {
     let (rank, plain, value) = (latent.rank, latent.plain_dim, latent.value_dim);
     let rows = |name, rows, width| HeadRows {
@@ -105,7 +105,7 @@ fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRo
         width,
         first: 0,
         len: rows,
-        turn: Turn::AsStored,
+        orientation: Orientation::AsStored,
     };
     if latent.split {
         [rows(keys, rank, plain), rows(values, value, rank)]
@@ -113,7 +113,7 @@ fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRo
         let both = rows(keys, plain + value, rank);
         let keys = HeadRows {
             len: plain,
-            turn: Turn::Transposed,
+            orientation: Orientation::Transposed,
             ..both
         };
         let values = HeadRows {

@@ -1,7 +1,7 @@
 //! Per-layer inputs, looked up by token (Gemma 4).
 //!
-//! A second table has a part for each layer and token; a projection of the embedding, normalised per layer, is added. A
-//! layer gates its part by the residual stream, projects and normalises it, and adds the result to the stream.
+//! A layer's input for a token is a vector from a table, plus a projection of the token's embedding that is normalised
+//! per layer. The layer gates the input by the residual stream, projects and normalises it, and adds it to the stream.
 
 use crate::blocks::norm::Norm;
 use crate::config::gemma4::LayerInputs;
@@ -32,7 +32,7 @@ impl<B: Backend> InputTable<B> {
         })
     }
 
-    /// The inputs of a step's tokens with embeddings `x`: a part for each layer.
+    /// The inputs of a step's tokens, which have the embeddings `x`: a vector for each layer.
     pub fn inputs(&self, backend: &mut B, x: &B::Tensor, batch: &B::Batch) -> B::Tensor {
         let mut inputs = backend.look_up(&self.table, Some(self.table_scale), batch);
         let x = backend.operand(x, &self.projection.weight);

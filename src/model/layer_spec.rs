@@ -1,4 +1,4 @@
-//! A layer's parts, as a family describes them: plain data, which `blocks` loads.
+//! Descriptions of a layer's parts, which families return and `blocks` loads.
 
 use crate::config::ModelConfig;
 use souffleur_kernels::rope::PositionScale;
@@ -24,11 +24,11 @@ impl LayerSpec {
 /// Position of the norms of attention and MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockNorms {
-    /// Of a block's input.
+    /// Norm of a block's input.
     Before,
-    /// Of its input and its output.
+    /// Norms of a block's input and output.
     Around,
-    /// Of its output, before the residual add.
+    /// Norm of a block's output, before the residual add.
     After,
 }
 
@@ -41,8 +41,8 @@ impl BlockNorms {
         self != Self::Before
     }
 
-    /// Name of the norm of the feed-forward block's input. Where attention has an output norm, that norm has the usual
-    /// name instead.
+    /// Name of the norm of the feed-forward block's input. If attention has an output norm, that norm is the one named
+    /// `post_attention_layernorm`.
     pub fn of_feed_forward_input(self) -> Option<&'static str> {
         match self {
             Self::Before => Some("post_attention_layernorm"),
@@ -56,7 +56,7 @@ impl BlockNorms {
 pub enum QkNorm {
     None,
     Heads,
-    /// Of all heads together.
+    /// One norm over all heads together.
     Whole,
 }
 

@@ -1,10 +1,10 @@
-//! LFM2: most layers are gated short convolutions, the others Qwen3's attention layers under other names. The last
+//! LFM2: gated short convolutions in most layers, Qwen3's attention with different tensor names in the others. The last
 //! layer may be a convolution, whose state needs every token.
 
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key};
 use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE};
-use crate::config::recurrent::{Recurrence, RecurrentConfig, Written, layer_kinds};
+use crate::config::recurrent::{Recurrence, RecurrentConfig, StoredForm, layer_kinds};
 use crate::family::{
     AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Intermediate, KeyNames,
 };
@@ -93,7 +93,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// The configured width is that of an ungated MLP. The gated one has two thirds of it, scaled and rounded up.
+/// The configured width is for an ungated MLP. The gated MLP has two thirds of that width, scaled and rounded up.
 fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     let given = match json.size("block_ff_dim", INTERMEDIATE)? {
         None => json.required_size("intermediate_size", INTERMEDIATE)?,
@@ -122,7 +122,7 @@ fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     }
 }
 
-/// Sigmoid scores, with an optional correction for the choice; the first layers have no experts.
+/// Sigmoid scores, with an optional correction bias when experts are chosen; the first layers have no experts.
 fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json.size(count_key(json), EXPERTS)?.unwrap_or(32);
     let n_used = json.size("num_experts_per_tok", EXPERTS)?.unwrap_or(4);
@@ -163,13 +163,13 @@ fn gguf_routing(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError>
             WeightSum::AsScored => WeightSum::AsScored,
             WeightSum::One { .. } => WeightSum::One { added: 1e-6 },
         },
-        // 0 means none, as in llama.cpp.
+        // 0 means no scale, as in llama.cpp.
         scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0) as f32,
         ..routing
     })
 }
 
-/// By layer types, or by the list of attention layers.
+/// Reads which layers are convolutions from `layer_types`, or from the list of attention layers.
 fn states(json: &JsonFile, layers: usize) -> Result<Option<RecurrentConfig>, LoadError> {
     let kinds = layer_kinds(json, layers, "conv")?;
     let attention = json.numbers("full_attn_idxs", "layers")?;
@@ -183,13 +183,13 @@ fn states(json: &JsonFile, layers: usize) -> Result<Option<RecurrentConfig>, Loa
             n_taps: json.size("conv_L_cache", 2..=MAX_TAPS)?.unwrap_or(3),
             bias: json.flag("conv_bias")?.unwrap_or(false),
         },
-        written: Written::AsFactors,
+        stored_form: StoredForm::AsFactors,
         gated_attention: false,
         shared_expert: None,
     }))
 }
 
-/// Layers without key heads are convolutions.
+/// Layers with 0 KV heads are convolutions.
 fn gguf_states(keys: &Keys<'_>, layers: usize) -> Result<Option<RecurrentConfig>, LoadError> {
     let heads = keys
         .metadata
@@ -208,7 +208,7 @@ fn gguf_states(keys: &Keys<'_>, layers: usize) -> Result<Option<RecurrentConfig>
             n_taps: keys.required("shortconv.l_cache", 2..=MAX_TAPS)?,
             bias: false,
         },
-        written: Written::Applied,
+        stored_form: StoredForm::Gguf,
         gated_attention: false,
         shared_expert: None,
     }))

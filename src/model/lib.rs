@@ -1,9 +1,9 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] resolves a model's path.
 //!
-//! Each family has a file, [`llama`] being the simplest, with its record (`family.rs`): names, defaults, keys, tensors
-//! and layers; `families.rs` is the table. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
+//! Each family has a file with its record (`family.rs`): names, defaults, keys, tensors and layers. [`llama`] is the
+//! simplest; `families.rs` lists all. Shared parts are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`],
 //! [`routed_experts`], [`side_experts`] and [`state_mixer`]. All are generic
-//! over [`Backend`](souffleur_kernels::Backend), and know no devices, requests or steps.
+//! over [`Backend`](souffleur_kernels::Backend), and independent of devices, requests and steps.
 
 pub mod attention;
 pub mod blocks;

@@ -1,6 +1,6 @@
 //! Llama 2 and 3, and models of the same architecture.
 //!
-//! Attention and MLP biases are configured separately. Llama 3.1's longer context is in RoPE's frequencies
+//! Attention and MLP biases are configured separately. Llama 3.1 extends the context by scaling RoPE's frequencies
 //! ([`crate::rope`]).
 
 use crate::config::ModelConfig;
@@ -11,7 +11,7 @@ use crate::mixtral;
 pub(crate) static FAMILY: Family = Family {
     mlp_bias: true,
     gguf: GgufFamily {
-        // Mixtral's GGUF files have Llama's name; they have experts.
+        // Mixtral's GGUF files have Llama's architecture name, and experts.
         by_experts: |experts| experts.map(|_| &mixtral::FAMILY),
         paired_rows: true,
         experts: Some(mixtral::GGUF_EXPERTS),

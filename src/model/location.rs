@@ -1,4 +1,4 @@
-//! A model's path: a folder in Hugging Face layout, or a GGUF file.
+//! Resolves a model's path to a folder in Hugging Face layout or to a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use crate::weights::folder::{self, INDEX, SINGLE};
 use crate::weights::quantised::scheme;
 use souffleur_base::error::LoadError;
 
-/// Describes the encoding of the weights, like the files of quantisation tools.
+/// File that describes the encoding of the weights, as [`scheme::FILES`] do.
 const CONFIG: &str = "config.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelLocation {
-    /// With `config.json`.
+    /// A folder with `config.json`.
     Folder(PathBuf),
-    /// The only or first file.
+    /// The model's only file, or the first of several.
     Gguf(PathBuf),
 }
 
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn names(location: &ModelLocation) -> Vec<String> {
-        let files = location.weight_files().expect("there are weights");
+        let files = location.weight_files().expect("has weights");
         let name = |file: &PathBuf| file.file_name().map(|name| name.to_string_lossy().into());
         files.iter().filter_map(name).collect()
     }
@@ -80,7 +80,7 @@ mod tests {
 
         let folder = tempfile::tempdir().expect("a folder can be made");
         let write = |name: &str, text: &str| {
-            std::fs::write(folder.path().join(name), text).expect("it can be written");
+            std::fs::write(folder.path().join(name), text).expect("writable");
         };
         let found = || ModelLocation::find(folder.path()).expect("one model");
         assert!(found().weight_files().is_err(), "no weights");

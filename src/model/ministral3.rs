@@ -52,13 +52,13 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
 
 fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     if RopeConfig::is_absent(json)? {
-        Ok(usual_rope())
+        Ok(default_rope())
     } else {
         of_all_layers(json, context)
     }
 }
 
-fn usual_rope() -> RopeConfig {
+fn default_rope() -> RopeConfig {
     RopeConfig {
         theta: 1e6,
         scaling: RopeScaling::Yarn(Yarn {
@@ -74,7 +74,7 @@ fn usual_rope() -> RopeConfig {
     }
 }
 
-/// From the RoPE parameters; the default without these.
+/// Reads the scale of queries from the RoPE parameters; without these it is the default.
 fn queries(json: &JsonFile, max_positions: usize) -> Result<Option<PositionScale>, LoadError> {
     if RopeConfig::is_absent(json)? {
         return Ok(Some(PositionScale {

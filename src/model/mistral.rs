@@ -18,7 +18,7 @@ pub(crate) static FAMILY: Family = Family {
         ..Defaults::LLAMA
     },
     windows: Windows {
-        absent: Some(4096),
+        default: Some(4096),
         ..Windows::EVERYWHERE
     },
     attention_bias: AttentionBias::Never,

@@ -29,7 +29,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("MixtralForCausalLM", "mixtral", layer)
 };
 
-/// Its GGUF architecture is named `llama`.
+/// Experts of Mixtral's GGUF files, whose architecture is named `llama`.
 pub(crate) const GGUF_EXPERTS: GgufExperts = GgufExperts {
     names: ExpertNames::MIXTRAL,
     ..GgufExperts::PLAIN

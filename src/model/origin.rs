@@ -1,7 +1,7 @@
 //! Detects that a model's files were replaced after it was loaded.
 //!
-//! A rebuild after an engine's failure loads the model again, under the same public name. By then its path may have
-//! another model, or one still being copied, whose output clients would attribute to the first.
+//! After a failure, the engine loads the model again under the same public name. If the path then has another model, or
+//! a partly copied one, clients would attribute the output of that model to the first model.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,7 +26,7 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Records the files of the weights, and those that describe them.
+    /// Records the files of the weights, and the files that describe the weights.
     ///
     /// # Errors
     /// [`LoadError::Io`] if a file cannot be read; errors of [`ModelLocation::find`].
@@ -160,7 +160,7 @@ mod tests {
     }
 
     fn put(folder: &Path, name: &str, text: &str) {
-        fs::write(folder.join(name), text).expect("it can be written");
+        fs::write(folder.join(name), text).expect("writable");
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let dir = folder.path();
         put(dir, "config.json", "{}");
         put(dir, "model.safetensors", "weights");
-        let look = || ModelFiles::look(dir).expect("it can be read");
+        let look = || ModelFiles::look(dir).expect("readable");
         let files = look();
         files.check().expect("nothing has changed");
 
@@ -188,8 +188,8 @@ mod tests {
         let file = File::options()
             .write(true)
             .open(dir.join("model.safetensors"));
-        let file = file.expect("it is there");
-        file.set_modified(UNIX_EPOCH).expect("its times can be set");
+        let file = file.expect("exists");
+        file.set_modified(UNIX_EPOCH).expect("the file has times");
         assert!(replacement_error(&files).contains("its modification time is 0.000, it was "));
 
         let files = look();
@@ -208,7 +208,7 @@ mod tests {
         let dir = folder.path();
         put(dir, "config.json", "{}");
         put(dir, "model.safetensors", "weights");
-        let files = ModelFiles::look(dir).expect("it can be read");
+        let files = ModelFiles::look(dir).expect("readable");
         put(dir, "copy", "weights");
         fs::rename(dir.join("copy"), dir.join("model.safetensors")).expect("same folder");
         assert!(replacement_error(&files).contains("its inode changed"));
@@ -218,7 +218,7 @@ mod tests {
     fn without_weights_only_the_configuration_is_compared() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         put(folder.path(), "config.json", "{}");
-        let files = ModelFiles::look(folder.path()).expect("it can be read");
+        let files = ModelFiles::look(folder.path()).expect("readable");
         files.check().expect("nothing has changed");
         put(folder.path(), "config.json", "{ }");
         assert!(replacement_error(&files).contains("it has 3 bytes, 2 before"));
@@ -229,17 +229,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder can be made");
         put(folder.path(), "config.json", "{}");
         put(folder.path(), "model.safetensors", "weights");
-        let files = ModelFiles::look(folder.path()).expect("it can be read");
-        fs::remove_file(folder.path().join("model.safetensors")).expect("it is there");
-        let error = files.check().expect_err("it is gone");
+        let files = ModelFiles::look(folder.path()).expect("readable");
+        fs::remove_file(folder.path().join("model.safetensors")).expect("exists");
+        let error = files.check().expect_err("the file is gone");
         assert!(matches!(error, LoadError::Format { .. }), "{error}");
 
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = folder.path().join("m.gguf");
-        fs::write(&file, "GGUF").expect("it can be written");
-        let files = ModelFiles::look(&file).expect("it can be read");
-        fs::remove_file(&file).expect("it is there");
-        let error = files.check().expect_err("it is gone");
+        fs::write(&file, "GGUF").expect("writable");
+        let files = ModelFiles::look(&file).expect("readable");
+        fs::remove_file(&file).expect("exists");
+        let error = files.check().expect_err("the file is gone");
         assert!(matches!(error, LoadError::Io { .. }), "{error}");
     }
 }

@@ -23,10 +23,10 @@ pub(crate) const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
-/// From some layer on, if enabled.
+/// A window from layer `max_window_layers` on, if enabled.
 pub(crate) const WINDOWS: Windows = Windows {
     slides: Slides::ByKey,
-    absent: Some(4096),
+    default: Some(4096),
     layers: WindowLayers::From(28),
     ..Windows::NONE
 };

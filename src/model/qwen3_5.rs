@@ -4,7 +4,7 @@
 use crate::config::ModelConfig;
 use crate::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
 use crate::config::limits::{EXPERTS, HEADS, INTERMEDIATE, check_kv_heads};
-use crate::config::recurrent::{DELTA_DIM, Recurrence, RecurrentConfig, Written, layer_kinds};
+use crate::config::recurrent::{DELTA_DIM, Recurrence, RecurrentConfig, StoredForm, layer_kinds};
 use crate::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
 use crate::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
 use crate::json_file::JsonFile;
@@ -39,7 +39,7 @@ pub(crate) static MOE: Family = Family {
     ..hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
 };
 
-/// Qwen3.5's predecessor, with fused inputs.
+/// Qwen3-Next, Qwen3.5's predecessor, with fused input projections.
 pub(crate) static NEXT: Family = Family {
     intermediate: Intermediate::Default(5632),
     experts: next_experts,
@@ -108,7 +108,7 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     }
 }
 
-/// As in Qwen3-MoE, with other defaults.
+/// Reads the experts of Qwen3-Next: the keys of Qwen3-MoE with other defaults.
 fn next_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let Some(experts) = qwen3_moe::experts(json, layers)? else {
         return Ok(None);
@@ -175,7 +175,7 @@ fn states(
             shape,
             fused: kind.fused,
         },
-        written: Written::FromOne,
+        stored_form: StoredForm::MinusOne,
         gated_attention: true,
         shared_expert: shared,
     }))
@@ -219,7 +219,7 @@ fn gguf_states(
             shape,
             fused: false,
         },
-        written: Written::Applied,
+        stored_form: StoredForm::Gguf,
         gated_attention: true,
         shared_expert: if kind.has_shared_expert {
             Some(keys.required("expert_shared_feed_forward_length", INTERMEDIATE)?)

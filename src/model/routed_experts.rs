@@ -48,7 +48,7 @@ fn load_router<B: Backend>(
 ) -> Result<Router<B>, LoadError> {
     let hidden = loader.config().hidden_size;
     let (names, count) = (config.names, config.count());
-    let numbers = |loader: &mut Loader<'_, B>, present: bool, name: &str| {
+    let expert_vector = |loader: &mut Loader<'_, B>, present: bool, name: &str| {
         if present {
             loader.vector(&[(name, count)]).map(Some)
         } else {
@@ -57,8 +57,8 @@ fn load_router<B: Backend>(
     };
     Ok(Router {
         logits: loader.linear(&[(names.router(layer), count)], hidden, config.bias)?,
-        correction: numbers(loader, config.corrected, &names.correction(layer))?,
-        factors: numbers(loader, config.scaled, &names.factors(layer))?,
+        correction: expert_vector(loader, config.corrected, &names.correction(layer))?,
+        factors: expert_vector(loader, config.scaled, &names.factors(layer))?,
         routing: config.routing,
     })
 }

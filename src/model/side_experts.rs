@@ -1,4 +1,4 @@
-//! Experts in parallel with an MLP, each with separate norms (Gemma 4).
+//! Experts in parallel with an MLP; both have separate norms (Gemma 4).
 
 use crate::blocks::norm::Norm;
 use crate::config::experts::ExpertsConfig;

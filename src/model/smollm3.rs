@@ -1,6 +1,6 @@
 //! SmolLM3: Llama without RoPE in some layers (NoPE), usually every fourth.
 //!
-//! Such a layer infers token order only from earlier layers (arXiv 2501.18795). Its keys are cached unrotated.
+//! Layers without RoPE infer token order only from earlier layers (arXiv 2501.18795). Their keys are cached unrotated.
 
 use crate::config::ModelConfig;
 use crate::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
@@ -30,7 +30,7 @@ pub(crate) static FAMILY: Family = Family {
     ..Family::new("SmolLM3ForCausalLM", "smollm3", layer)
 };
 
-/// [`ModelConfig::rotated`] tells which layers have RoPE.
+/// [`ModelConfig::rotated`] lists the layers with RoPE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

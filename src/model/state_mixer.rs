@@ -74,7 +74,7 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// Updates the states of all rows with `normed`, and returns their output.
+    /// Updates the states of all rows with `normed`, and returns the mixer's output.
     pub fn mix(&self, backend: &mut B, normed: &B::Operand, batch: &B::Batch) -> B::Tensor {
         match &self.weights {
             Weights::GatedConv(conv) => backend.gated_conv(normed, conv, self.layer, batch),
@@ -90,7 +90,7 @@ impl<B: Backend> StateMixer<B> {
 
 pub type GatedExpert<B> = (Linear<B>, Expert<B>);
 
-/// `None` if the model has none.
+/// `None` if the model has no gated shared expert.
 pub fn load_gated_expert<B: Backend>(
     loader: &mut Loader<'_, B>,
     layer: usize,

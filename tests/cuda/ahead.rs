@@ -1,4 +1,4 @@
-//! Steps launched before the previous step's output is read: tokens, graphs, memory and faults.
+//! Tests of steps launched before the previous step's output is read: tokens, graphs, memory and faults.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
     let error = executor.run(&plans[2]).unwrap_err();
     assert!(matches!(&error, StepError::Lost(_)), "{error}");
     assert!(error.to_string().contains("701"), "{error}");
-    // Everything is computed again.
+    // All steps run again, from the prompts on.
     assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 
@@ -199,7 +199,7 @@ fn a_step_without_memory_for_its_token_counts_is_rejected_and_changes_no_other()
     assert!(matches!(&error, StepError::Rejected(_)), "{error}");
     assert!(error.to_string().contains("memory"), "{error}");
     outputs.extend(run(&mut executor, &plans[5..10]));
-    // With memory all of them fit, and the earlier rows continue with graphs that are recorded anew.
+    // Once there is memory, all rows fit, and the earlier rows continue with newly recorded graphs.
     let n_sampled = executor.run(&memory_hungry).unwrap().rows.len();
     assert_eq!(n_sampled, 20);
     outputs.extend(run(&mut executor, &plans[10..]));
@@ -231,8 +231,8 @@ fn a_lost_context_ends_the_executor() {
 }
 
 #[test]
-fn any_number_of_log_probabilities_equals_the_cpus() {
-    let wish = |top| {
+fn log_probabilities_equal_the_cpus_for_any_number() {
+    let logprobs = |top| {
         Some(Arc::new(LogprobWish {
             start: Some(2),
             top,
@@ -242,9 +242,9 @@ fn any_number_of_log_probabilities_equals_the_cpus() {
     let mut plans = plans();
     plans.truncate(3);
     for plan in &mut plans {
-        // More than the kernels rank, exactly as many, few, none.
+        // Numbers of ranked tokens: more than the kernels rank, exactly as many, few, none.
         for (row, top) in plan.rows.iter_mut().zip([100, 64, 3, 0]) {
-            row.logprobs = wish(top);
+            row.logprobs = logprobs(top);
         }
     }
     let expected = on_the_cpu(&plans);

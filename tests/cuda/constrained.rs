@@ -1,4 +1,4 @@
-//! Constrained rows in batches with unconstrained ones, with steps launched ahead and decodes as graphs.
+//! Tests of constrained decoding on the GPU: in batches with unconstrained rows, with steps launched ahead and graphs.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -24,14 +24,14 @@ use crate::world::{Outcome, World, collect};
 
 const REQUESTS: u32 = 12;
 /// Requests that are sent first and have the longest outputs, one unconstrained and one with a regular expression. The
-/// second is admitted while the first runs, without pages reserved for the rest of the first.
+/// second is admitted while the first runs, without pages reserved for the remaining output of the first.
 const GROWING: [u32; 2] = [0, 2];
 const GROWING_TOKENS: u32 = 100;
-/// A pool size in tokens that holds either of them to its end, but not both.
+/// A pool size in tokens in which either growing request can end, but not both at once.
 const TIGHT_POOL_TOKENS: usize = 144;
 /// Token ids of prompts are less than this.
 const PROMPT_VOCAB: u32 = 700;
-/// The id of a sequence that takes over a row is the row's number plus this.
+/// The id of the second sequence in a row is the row's number plus this.
 const SECOND_SEQ: u64 = 100;
 
 fn launch_ahead(plans: &[StepPlan]) -> Vec<StepOutput> {
@@ -78,7 +78,7 @@ fn steps_with_masks_are_launched_ahead_too() {
 }
 
 #[test]
-fn graphs_and_masks_take_turns() {
+fn graph_steps_alternate_with_masked_steps() {
     let rows = rows();
     let (free, constrained): (Vec<Row>, Vec<Row>) =
         rows.iter().cloned().partition(|row| row.grammar.is_none());
@@ -96,7 +96,7 @@ fn graphs_and_masks_take_turns() {
 }
 
 #[test]
-fn a_row_is_taken_over_while_its_last_token_is_under_way() {
+fn a_row_is_reused_while_its_last_token_is_in_flight() {
     let first = rows();
     // Rows without a grammar get one; rows with a grammar get another one or none.
     let mut second = first.clone();
@@ -123,7 +123,7 @@ fn a_row_is_taken_over_while_its_last_token_is_under_way() {
 }
 
 #[test]
-fn a_row_that_is_done_or_has_failed_disturbs_no_step_under_way() {
+fn finished_and_failed_rows_disturb_no_step_in_flight() {
     let rows = rows_that_stop();
     check(&plans(&rows, 8));
 }
@@ -169,9 +169,8 @@ fn request(index: u32) -> GenerateRequest {
     request
 }
 
-/// Outcomes in the order of the indices, and how often a request was retracted.
-///
-/// Dropping `open` starts the first step, once the engine has all requests, the growing ones first.
+/// Sends all requests, the growing ones first, then drops `open`, which starts the first step. Returns the outcomes by
+/// index, and the number of retractions.
 async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u64) {
     let mut sent: Vec<(u32, Generation)> = Vec::new();
     let others = (0..REQUESTS).filter(|index| !GROWING.contains(index));
@@ -210,7 +209,7 @@ async fn constrained_outputs_equal_the_cpus() {
     let cpu = start_on_cpu(config(&F32_PAGES_OF_16));
     let (expected, _) = all_at_once(cpu, None).await;
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
-        let roomy = config(&setup);
+        let large = config(&setup);
         let tight = EngineConfig {
             max_total_tokens: Some(TIGHT_POOL_TOKENS),
             // Prompts are admitted at once, however slow the machine is.
@@ -218,9 +217,9 @@ async fn constrained_outputs_equal_the_cpus() {
             schedule_conservativeness: 0.01,
             ..config(&setup)
         };
-        for (config, is_tight) in [(roomy, false), (tight, true)] {
+        for (config, is_tight) in [(large, false), (tight, true)] {
             let (open, gate) = bounded(0);
-            let world = setup.start_on_gpu_behind(gate, config);
+            let world = setup.start_gated_on_gpu(gate, config);
             let (got, retractions) = all_at_once(world, Some(open)).await;
             assert_eq!(results(&got), results(&expected), "{setup:?}");
             assert_eq!(retractions > 0, is_tight, "{setup:?}");

@@ -1,4 +1,4 @@
-//! EOS tokens form one list, regardless of the file that names them.
+//! Tests that EOS tokens take effect regardless of the file that names them.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const EOS: u32 = 1;
 const MIN_NEW_TOKENS: u32 = 5;
 
 /// The fixture, with an end-of-sequence token that only its tokenizer names.
-fn named_by_its_tokenizer() -> tempfile::TempDir {
+fn fixture_with_tokenizer_eos() -> tempfile::TempDir {
     let (source, dir) = (fixture("llama"), tempfile::tempdir().unwrap());
     for entry in std::fs::read_dir(&source).unwrap() {
         let path = entry.unwrap().path();
@@ -56,7 +56,7 @@ async fn check_minimum_length(world: World) {
 
 #[tokio::test]
 async fn an_eos_token_that_only_the_tokenizer_names_is_not_sampled_before_the_minimum_length() {
-    let model = named_by_its_tokenizer();
+    let model = fixture_with_tokenizer_eos();
     for setup in [F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16] {
         let config = config(&setup, model.path());
         check_minimum_length(start_on_cpu(config.clone())).await;

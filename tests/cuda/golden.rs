@@ -1,4 +1,4 @@
-//! Tokens and log probabilities equal the CPU executor's, see `scores.rs`.
+//! Tests that tokens and log probabilities equal the CPU executor's (see `scores.rs`).
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
         disable_radix_cache: true,
         ..setup.config(model)
     };
-    let world = setup.start_on_gpu_behind(gate, config);
+    let world = setup.start_gated_on_gpu(gate, config);
     // Requests with log probabilities run alone in their steps.
     let send = |index| {
         let mut request = request(index);

@@ -24,7 +24,7 @@ pub fn is_thorough() -> bool {
     real().is_some() && std::env::var_os("SOUFFLEUR_TEST_SMALL").is_none()
 }
 
-/// The number of an emulated device that no other test uses, so that its kernels run at the same time as theirs.
+/// The number of an emulated device that no other test uses, so that tests run their kernels concurrently.
 pub fn unused() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(100);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -46,7 +46,7 @@ pub fn open(emulated: usize) -> (Device, Modules) {
     (device, modules)
 }
 
-/// The root of the repository, which a binary that was copied elsewhere gets from the environment.
+/// The root of the repository. `SOUFFLEUR_REPOSITORY` sets it for a test binary that was copied elsewhere.
 pub fn repository() -> PathBuf {
     std::env::var_os("SOUFFLEUR_REPOSITORY")
         .map_or_else(|| crate::repository::repository().to_owned(), PathBuf::from)

@@ -1,4 +1,4 @@
-//! Requests that are cancelled, retracted, or in flight when the device fails.
+//! Tests of requests that are cancelled, retracted, or in flight when the device fails.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,18 +53,18 @@ fn growing_request(index: u32) -> GenerateRequest {
     request
 }
 
-/// Requests that are retracted from the batch continue with the same outputs.
+/// Checks that retracted requests continue with the same outputs.
 async fn retracted(setup: &Setup) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let config = EngineConfig {
         max_total_tokens: Some(TIGHT_POOL_TOKENS),
         // A bound on step time would admit the prompts one after the other.
         max_prefill_step_ms: 0,
-        // Next to nothing is reserved for running requests, so that they compete for pages.
+        // Almost nothing is reserved for running requests, so that they compete for pages.
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
     };
-    let world = setup.start_on_gpu_behind(gate, config);
+    let world = setup.start_gated_on_gpu(gate, config);
     let order = first_of(LONGEST, GROWING);
     let sent = world
         .send_behind_first(order.iter().map(|index| growing_request(*index)))
@@ -81,7 +81,7 @@ async fn retracted(setup: &Setup) {
     reference.stop().await;
 }
 
-/// Every other request is cancelled at its first token; the others are unaffected.
+/// Cancels every other request at its first token, and checks the outputs of the others.
 async fn cancelled(setup: &Setup) {
     let world = setup.start_on_gpu(setup.config(&model()));
     let kept = (0..REQUESTS)
@@ -89,7 +89,7 @@ async fn cancelled(setup: &Setup) {
         .map(|index| bits(world.generate(request(index))));
     let gone = (1..REQUESTS).step_by(2).map(async |index| {
         let mut leaving = long_request(index);
-        // As long as the context allows, so that none ends before it is cancelled.
+        // Outputs are as long as the context allows, so that no request ends before it is cancelled.
         leaving.sampling.ignore_eos = true;
         leaving.sampling.min_new_tokens = 0;
         leaving.sampling.max_new_tokens = 1000;

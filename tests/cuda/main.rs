@@ -1,5 +1,5 @@
-//! The engine on the CUDA executor, over the emulated driver: the kernels run on the CPU, and streams run their
-//! work as late as CUDA allows. The CPU executor's output is the reference, in f32 token by token.
+//! Tests of the engine on the CUDA executor, over the emulated driver: kernels run on the CPU, and streams as late as
+//! CUDA allows. The CPU executor's output is the reference, in f32 token by token.
 
 #![allow(clippy::unwrap_used)]
 

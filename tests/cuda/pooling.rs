@@ -1,4 +1,4 @@
-//! Embeddings on the device equal the CPU's, up to rounding, for any chunk size.
+//! Tests that embeddings on the GPU equal the CPU's, up to rounding, for any chunk size.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ async fn embed(world: &World, index: u32, pooling: Pooling) -> Arc<[f32]> {
     }
 }
 
-/// Requests that sample.
+/// Requests without pooling.
 fn others() -> impl Iterator<Item = GenerateRequest> {
     (5..9).map(request)
 }

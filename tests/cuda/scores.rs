@@ -1,6 +1,6 @@
-//! The CPU executor's tokens, and its scores of tokens that a GPU chose.
+//! Reference outputs of the CPU executor, and its log probabilities of the tokens that a GPU chose.
 //!
-//! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`] as sums are taken in another order.
+//! In f32 the tokens are equal, and log probabilities differ by at most [`F32_TOLERANCE`], because sums are reordered.
 //! In bfloat16 the devices round activations at different places, so that they may choose different tokens of nearly
 //! the same probability: the CPU scores each token that the GPU chose, given the GPU's previous tokens.
 
@@ -14,9 +14,9 @@ use crate::requests::{Bits, bits};
 use crate::setups::{Setup, start_on_cpu};
 use crate::world::{World, within};
 
-/// In nats.
+/// Largest difference of log probabilities, in nats.
 const F32_TOLERANCE: f32 = 2e-4;
-/// In nats; bfloat16 has 8 bits of precision.
+/// Largest difference of log probabilities, in nats; bfloat16 has 8 bits of precision.
 const BF16_TOLERANCE: f32 = 0.1;
 
 pub struct Reference {
@@ -55,7 +55,7 @@ impl Reference {
     pub async fn check(&self, setup: &Setup, index: u32, got: &Bits, what: &str) {
         let what = format!("{setup:?}, {what}, request {index}");
         let tokens: Vec<u32> = got.iter().map(|bit| bit.0).collect();
-        let likely: Vec<f32> = match setup.dtype {
+        let logprobs: Vec<f32> = match setup.dtype {
             DtypeChoice::Float32 => {
                 assert_eq!(tokens, self.expected(index), "{what}");
                 let expected = self.outputs[index as usize].iter();
@@ -70,7 +70,7 @@ impl Reference {
             DtypeChoice::Float32 => F32_TOLERANCE,
             _ => BF16_TOLERANCE,
         };
-        for (place, (got, expected)) in got.iter().zip(&likely).enumerate() {
+        for (place, (got, expected)) in got.iter().zip(&logprobs).enumerate() {
             let got = f32::from_bits(got.1);
             assert!(
                 (got - expected).abs() <= tolerance,
@@ -79,7 +79,7 @@ impl Reference {
         }
     }
 
-    /// Compares a request's tokens, which came without log probabilities.
+    /// Compares the tokens of a request without log probabilities.
     pub async fn check_tokens(&self, setup: &Setup, index: u32, tokens: &[u32], what: &str) {
         let what = format!("{setup:?}, {what}, request {index}");
         match setup.dtype {
@@ -116,7 +116,7 @@ impl Reference {
 
     /// The log probabilities of a request's output, token by token.
     async fn scored(&self, request: &GenerateRequest, output: &[u32]) -> Vec<Scored> {
-        let mut asked = request.clone();
+        let mut scoring = request.clone();
         let Prompt::Tokens(prompt) = &request.prompt else {
             panic!("{request:?}")
         };
@@ -124,15 +124,15 @@ impl Reference {
             0 => &[],
             _ => &self.world.engine.model().eos_token_ids,
         };
-        asked.prompt = Prompt::Tokens(prompt.iter().chain(output).copied().collect());
-        asked.logprobs = Some(LogprobWish {
+        scoring.prompt = Prompt::Tokens(prompt.iter().chain(output).copied().collect());
+        scoring.logprobs = Some(LogprobWish {
             start: Some(prompt.len() as u32 - 1),
             top: 1 + banned.len() as u32,
             ..Default::default()
         });
-        asked.sampling.max_new_tokens = 1;
-        asked.sampling.min_new_tokens = 0;
-        let scored = self.input_logprobs(asked).await;
+        scoring.sampling.max_new_tokens = 1;
+        scoring.sampling.min_new_tokens = 0;
+        let scored = self.input_logprobs(scoring).await;
         // The first token of the requested range has no log probability.
         let scored = &scored[scored.len() - output.len()..];
         let of = |(scored, token): (&TokenLogprobs, &u32)| {

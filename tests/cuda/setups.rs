@@ -65,15 +65,15 @@ impl Setup {
 
     pub fn start_on_gpu(&self, config: EngineConfig) -> World {
         let (_, open) = crossbeam_channel::bounded(0);
-        self.start_on_gpu_behind(open, config)
+        self.start_gated_on_gpu(open, config)
     }
 
-    /// As [`Self::start_on_gpu`], but the engine runs no step before the sender of `gate` is dropped.
-    pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
+    /// Like [`Self::start_on_gpu`], but the engine runs no step before the sender of `gate` is dropped.
+    pub fn start_gated_on_gpu(&self, gate: Receiver<()>, config: EngineConfig) -> World {
         self.start_on(gpu::unused(), gate, config)
     }
 
-    /// As [`Self::start_on_gpu_behind`] on an emulated device, with a store if the configuration has one.
+    /// Like [`Self::start_gated_on_gpu`], on device `ordinal` if the GPU is emulated, with the store if configured.
     pub fn start_on(&self, ordinal: usize, gate: Receiver<()>, config: EngineConfig) -> World {
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
         // The memory plan is for a CPU: on a GPU, layers with windows keep all tokens.

@@ -1,5 +1,5 @@
-//! Prefixes that outlive memory and engines: a prompt loaded from the store gives the output of a computed one, for any
-//! timing of copies and any copy that the driver refuses.
+//! Tests of the KV store on a GPU: prompts loaded from the store give the outputs of computed prompts, for any timing
+//! of copies and any copy that the driver refuses.
 
 use std::path::Path;
 
@@ -35,10 +35,10 @@ const SETUPS: [Setup; 5] = [
 ];
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
-/// Number of requests, which belong to three conversations.
-const CROWD: u32 = 9;
+/// Number of turns of three conversations.
+const TURNS: u32 = 9;
 
-fn stored(setup: &Setup, folder: &Path) -> EngineConfig {
+fn with_store(setup: &Setup, folder: &Path) -> EngineConfig {
     EngineConfig {
         kv_disk_path: Some(folder.to_owned()),
         kv_disk_bytes: 1 << 28,
@@ -47,11 +47,11 @@ fn stored(setup: &Setup, folder: &Path) -> EngineConfig {
     }
 }
 
-/// An engine on a separate device, whose copies run as early or as late as possible, once the store is ready.
-async fn serving(setup: &Setup, config: EngineConfig, (ordinal, hurries): (usize, bool)) -> World {
+/// Starts an engine on a separate device, whose copies run as early or as late as possible, and waits for its store.
+async fn start_up(setup: &Setup, config: EngineConfig, (ordinal, early): (usize, bool)) -> World {
     if gpu::real().is_none() {
         souffleur_cusim::load();
-        Device::new(ordinal).hurry_copies(hurries);
+        Device::new(ordinal).hurry_copies(early);
     }
     let (_, open) = crossbeam_channel::bounded(0);
     let world = setup.start_on(ordinal, open, config);
@@ -64,7 +64,7 @@ fn tier(stats: &EngineStats) -> TierStats {
 }
 
 /// Waits until all computed blocks, at least `blocks`, are written.
-async fn written(world: &World, blocks: u64) {
+async fn wait_written(world: &World, blocks: u64) {
     let is_written = |stats: &EngineStats| {
         let tier = tier(stats);
         let is_idle = tier.queued_paths == 0 && tier.free_buffers == tier.buffers;
@@ -73,8 +73,8 @@ async fn written(world: &World, blocks: u64) {
     world.until(is_written).await;
 }
 
-/// A prompt of two whole blocks and some more.
-fn ask(seed: u32) -> GenerateRequest {
+/// A request whose prompt has two whole blocks and a part of a third.
+fn two_blocks(seed: u32) -> GenerateRequest {
     let prompt = (0..150).map(|i| (i * 17 + seed * 5 + i / 7) % VOCAB);
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt.collect()));
     request.logprobs = Some(LogprobWish::default());
@@ -86,8 +86,8 @@ fn ask(seed: u32) -> GenerateRequest {
     request
 }
 
-/// One of several requests of a conversation, which share one block or two; greedy.
-fn of_crowd(index: u32) -> GenerateRequest {
+/// A greedy request: a turn of a conversation, whose turns share one or two blocks.
+fn chat_turn(index: u32) -> GenerateRequest {
     let (conversation, turn) = (index % 3, index / 3);
     let shared = (0..70 + 40 * turn).map(|i| (i * 13 + conversation * 71 + i / 5) % VOCAB);
     let own = (0..3 + index).map(|i| (i * 29 + index * 37 + 11) % VOCAB);
@@ -100,20 +100,20 @@ fn of_crowd(index: u32) -> GenerateRequest {
     request
 }
 
-async fn first_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> Bits {
-    let world = serving(setup, stored(setup, folder), device).await;
-    let (bits, cached) = bits(world.generate(ask(1))).await;
+async fn before_restart(setup: &Setup, folder: &Path, device: (usize, bool)) -> Bits {
+    let world = start_up(setup, with_store(setup, folder), device).await;
+    let (bits, cached) = bits(world.generate(two_blocks(1))).await;
     assert_eq!(cached, 0);
-    written(&world, 2).await;
+    wait_written(&world, 2).await;
     world.assert_whole().await;
     world.stop().await;
     bits
 }
 
-/// The output of the second life, and the number of tokens from the store.
-async fn second_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bits, u64) {
-    let world = serving(setup, stored(setup, folder), device).await;
-    let (bits, cached) = bits(world.generate(ask(1))).await;
+/// The output after a restart, and the number of tokens loaded from the store.
+async fn after_restart(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bits, u64) {
+    let world = start_up(setup, with_store(setup, folder), device).await;
+    let (bits, cached) = bits(world.generate(two_blocks(1))).await;
     let stats = world.assert_whole().await;
     let loaded = tier(&stats).loaded_tokens;
     assert_eq!(u64::from(cached), loaded);
@@ -125,13 +125,13 @@ async fn second_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bi
 async fn a_prompt_has_the_same_output_after_a_restart() {
     const ORDINAL: usize = 20;
     for setup in &SETUPS {
-        for hurries in [false, true] {
+        for early in [false, true] {
             let folder = TempDir::new().unwrap();
-            let device = (ORDINAL, hurries);
-            let expected = first_life(setup, folder.path(), device).await;
-            let (got, loaded) = second_life(setup, folder.path(), device).await;
-            assert_eq!(loaded, 128, "{setup:?}, early copies: {hurries}");
-            assert_eq!(got, expected, "{setup:?}, early copies: {hurries}");
+            let device = (ORDINAL, early);
+            let expected = before_restart(setup, folder.path(), device).await;
+            let (got, loaded) = after_restart(setup, folder.path(), device).await;
+            assert_eq!(loaded, 128, "{setup:?}, early copies: {early}");
+            assert_eq!(got, expected, "{setup:?}, early copies: {early}");
         }
     }
 }
@@ -140,29 +140,29 @@ async fn a_prompt_has_the_same_output_after_a_restart() {
 #[tokio::test]
 async fn saves_and_loads_during_other_requests_change_no_output() {
     const ORDINAL: usize = 21;
-    for (setup, hurries) in [
+    for (setup, early) in [
         (F32_PAGES_OF_1_GRAPHS, false),
         (F32_PAGES_OF_16, true),
         (BF16_PAGES_OF_16_GRAPHS, true),
     ] {
-        let reference = Reference::new(&setup, &fixture("llama"), (of_crowd, CROWD)).await;
+        let reference = Reference::new(&setup, &fixture("llama"), (chat_turn, TURNS)).await;
         let folder = TempDir::new().unwrap();
-        for life in 0..2 {
+        for engine in 0..2 {
             let config = EngineConfig {
                 max_total_tokens: Some(720),
-                ..stored(&setup, folder.path())
+                ..with_store(&setup, folder.path())
             };
-            let world = serving(&setup, config, (ORDINAL, hurries)).await;
-            let crowd = (0..CROWD).map(|index| bits(world.generate(of_crowd(index))));
-            let outputs = join_all(crowd).await;
+            let world = start_up(&setup, config, (ORDINAL, early)).await;
+            let turns = (0..TURNS).map(|index| bits(world.generate(chat_turn(index))));
+            let outputs = join_all(turns).await;
             for (index, (got, _)) in (0..).zip(&outputs) {
-                let what = format!("life {life}");
+                let what = format!("engine {engine}");
                 reference.check(&setup, index, got, &what).await;
             }
             // The second engine finds all blocks in the store.
-            written(&world, if life == 0 { 3 } else { 0 }).await;
+            wait_written(&world, if engine == 0 { 3 } else { 0 }).await;
             let stats = world.assert_whole().await;
-            if life > 0 {
+            if engine > 0 {
                 assert!(tier(&stats).loaded_tokens > 0, "{setup:?}: {stats:?}");
             }
             world.stop().await;
@@ -181,21 +181,21 @@ async fn a_refused_copy_costs_time_and_changes_no_token() {
         return;
     }
     let setup = F32_PAGES_OF_16;
-    let reference = Reference::new(&setup, &fixture("llama"), (of_crowd, CROWD)).await;
+    let reference = Reference::new(&setup, &fixture("llama"), (chat_turn, TURNS)).await;
     let folder = TempDir::new().unwrap();
     let device = Device::new(ORDINAL);
-    let world = serving(&setup, stored(&setup, folder.path()), (ORDINAL, false)).await;
-    for index in 0..CROWD {
-        let (got, _) = bits(world.generate(of_crowd(index))).await;
+    let world = start_up(&setup, with_store(&setup, folder.path()), (ORDINAL, false)).await;
+    for index in 0..TURNS {
+        let (got, _) = bits(world.generate(chat_turn(index))).await;
         reference.check(&setup, index, &got, "computed").await;
     }
-    written(&world, 3).await;
+    wait_written(&world, 3).await;
     world.stop().await;
     for nth in [1, 2, 3, 4, 6] {
-        let world = serving(&setup, stored(&setup, folder.path()), (ORDINAL, false)).await;
+        let world = start_up(&setup, with_store(&setup, folder.path()), (ORDINAL, false)).await;
         device.plan(Fault::Copy(OUT_OF_MEMORY), nth);
-        let crowd = (0..CROWD).map(|index| bits(world.generate(of_crowd(index))));
-        for (index, (got, _)) in (0..).zip(join_all(crowd).await) {
+        let turns = (0..TURNS).map(|index| bits(world.generate(chat_turn(index))));
+        for (index, (got, _)) in (0..).zip(join_all(turns).await) {
             let what = format!("without copy {nth}");
             reference.check(&setup, index, &got, &what).await;
         }
@@ -216,10 +216,10 @@ async fn a_device_that_fails_leaves_the_store_to_the_next_executor() {
     let setup = F32_PAGES_OF_1_GRAPHS;
     let folder = TempDir::new().unwrap();
     let device = (ORDINAL, false);
-    let expected = first_life(&setup, folder.path(), device).await;
-    let world = serving(&setup, stored(&setup, folder.path()), device).await;
+    let expected = before_restart(&setup, folder.path(), device).await;
+    let world = start_up(&setup, with_store(&setup, folder.path()), device).await;
     Device::new(ORDINAL).plan(Fault::Kernel(ILLEGAL_ADDRESS), 20);
-    let outcome = collect(world.generate(ask(2))).await;
+    let outcome = collect(world.generate(two_blocks(2))).await;
     match &outcome.end {
         Event::Failed(error) => assert_eq!(error.code(), "engine_down", "{error}"),
         other => panic!("ended with {other:?}"),
@@ -231,7 +231,7 @@ async fn a_device_that_fails_leaves_the_store_to_the_next_executor() {
     })
     .await;
     world.until(|stats| tier(stats).serves).await;
-    let (got, cached) = bits(world.generate(ask(1))).await;
+    let (got, cached) = bits(world.generate(two_blocks(1))).await;
     assert_eq!((cached, got), (128, expected));
     world.assert_whole().await;
     world.stop().await;

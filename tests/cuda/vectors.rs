@@ -1,4 +1,4 @@
-//! On the device, a prompt of vectors gives the same bits as the tokens whose embeddings they are.
+//! Tests that a prompt of vectors gives the same bits on the GPU as the tokens with these embeddings.
 
 use souffleur_config::EngineConfig;
 use souffleur_request::{GenerateRequest, Prompt};
@@ -38,12 +38,12 @@ async fn check(setup: Setup, model: &str) {
     };
     let world = setup.start_on_gpu(config);
     for index in INDICES {
-        // One after the other, so that the steps have the same shapes.
+        // Requests run one after the other, so that the steps have the same shapes.
         let expected = bits(world.generate(of_tokens(index))).await;
         let got = bits(world.generate(of_vectors(model, index))).await;
         assert_eq!(got, expected, "{model}, request {index}, {setup:?}");
     }
-    // Together with rows of tokens, whose outputs do not change.
+    // In a batch with rows of tokens, the tokens are the same in f32; bfloat16 may round differently.
     let alone = collect(world.generate(of_tokens(2))).await.tokens;
     let sent: Vec<_> = (0..4)
         .map(|index| match index {

@@ -1,4 +1,4 @@
-//! `--device` as users see it: one sentence about the devices that the driver found, or why it found none.
+//! Tests of `--device` on the command line: the devices that the driver finds, and errors that say why it finds none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -154,7 +154,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    // One of two GPUs, newer than all available machine code, under a driver newer than the kernels.
+    // Two GPUs are newer than all available machine code, and the driver is newer than the kernels.
     let variables = [
         TWO_GIB,
         ("CUSIM_DEVICES", "2"),

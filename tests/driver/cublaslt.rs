@@ -1,6 +1,6 @@
 //! Tests of the cuBLASLt wrapper with a fake library that implements cuBLASLt's documentation on the CPU.
 //!
-//! They show that matrices have the right layout and that attributes have the documented sizes, not that NVIDIA's
+//! The tests show that matrices have the right layout and that attributes have the documented sizes, not that NVIDIA's
 //! library accepts them.
 
 use std::io::Write;
@@ -32,8 +32,8 @@ fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     library
 }
 
-/// The fake library, loaded into this process for good: every later open of `libcublasLt.so` by name gets it. Its
-/// counters are global, so only one test at a time may hold a `Fake`.
+/// The fake library, which stays loaded: every later open of `libcublasLt.so` by name returns it. Its counters are
+/// global, so that only one test at a time may hold a `Fake`.
 struct Fake {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
@@ -47,7 +47,7 @@ impl Fake {
         let library = LIBRARY.get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
             let library = compile(folder.path(), "libcublasLt.so", &[]);
-            // SAFETY: its initialisers do nothing.
+            // SAFETY: the library's initialisers do nothing.
             unsafe { Library::new(library) }.unwrap()
         });
         Self {
@@ -115,17 +115,17 @@ fn matrices_are_passed_in_the_right_layout() {
             let before = count("fake_products");
             check_products(&world, &mut products, element, shape);
             // For results in bf16 with a bias in f32 the library has no algorithm: the built-in kernels compute them.
-            let own = i32::from(element == ElementType::Bf16);
+            let built_in = i32::from(element == ElementType::Bf16);
             assert_eq!(
                 count("fake_products") - before,
-                4 - own,
+                4 - built_in,
                 "{element:?} {shape:?}"
             );
         }
         // The heuristic runs once for each shape.
-        let asked = count("fake_heuristics");
+        let before = count("fake_heuristics");
         check_products(&world, &mut products, element, (20, 130, 64));
-        assert_eq!(count("fake_heuristics"), asked);
+        assert_eq!(count("fake_heuristics"), before);
         // The library reports that it has no algorithm.
         let before = count("fake_products");
         check_products(&world, &mut products, element, (3, 7, 8));
@@ -145,7 +145,7 @@ fn after_a_failure_the_built_in_kernels_compute_the_product() {
     for (shape, (n_lines, n_left)) in shapes.into_iter().zip([(1, 1), (0, 3)]) {
         let before = fake.count("fake_products");
         fake.fail(1);
-        // Of four products the first fails, and all four are right.
+        // The library fails in the first of four products, and all four results are right.
         let lines = logged(|| check_products(&world, &mut products, element, shape));
         assert_eq!(lines.len(), n_lines, "{lines:?}");
         for line in lines {
@@ -173,7 +173,7 @@ fn products_without_an_algorithm_are_counted_and_logged_once() {
     let element = ElementType::Bf16;
     let products = Products::new(&world.device, &world.modules, element, GemmWish::CublasLt);
     let mut products = products.unwrap();
-    // Elements with a bias in f32, as Qwen2 has them: one of four.
+    // One of the four products stores bf16 elements and has a bias in f32, as in Qwen2.
     let first = logged(|| check_products(&world, &mut products, element, (20, 130, 64)));
     assert_eq!(first.len(), 1, "{first:?}");
     let want = ["INFO", "no algorithm", "n: 130", "has_bias: true"];
@@ -184,7 +184,7 @@ fn products_without_an_algorithm_are_counted_and_logged_once() {
         }
     });
     assert_eq!(others, [""; 0]);
-    // All four with seven outputs, for which the library has no algorithm.
+    // One of four products of each shape, and all four with seven outputs, have no algorithm in the library.
     assert_eq!(products.n_left_by_cublaslt(), 1 + 1 + 4 + 1);
     assert_eq!(fake.count("fake_mistakes"), 0);
     let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
@@ -207,7 +207,7 @@ fn on_hopper_the_built_in_kernels_compute_few_rows_of_bf16_unless_cublaslt_is_re
             check_products(&world, &mut products.unwrap(), element, shape);
             fake.count("fake_products") - before
         };
-        // Of four, one has a bias in f32 and a result in bf16, for which the library has no algorithm.
+        // One of four products has a bias in f32 and a result in bf16, for which the library has no algorithm.
         let bf16 = ElementType::Bf16;
         let of_few = if few_are_built_in { 0 } else { 3 };
         assert_eq!(products_of_library(bf16, (8, 24, 16)), of_few, "{wish:?}");
@@ -228,7 +228,7 @@ fn on_hopper_the_built_in_kernels_compute_few_rows_of_bf16_unless_cublaslt_is_re
     assert_eq!(fake.count("fake_mistakes"), 0);
 }
 
-/// Dropping products waits for the whole context, in the library too.
+/// Dropping `Products` waits for the whole context, also in cuBLASLt.
 #[test]
 fn products_may_be_dropped_during_recordings() {
     let world = World::new(57);
@@ -250,9 +250,9 @@ fn products_may_be_dropped_during_recordings() {
     });
 }
 
-/// Two versions in one folder, and drivers of two versions: only the matching library is loaded, and named.
+/// With two versions of the library in one folder, only the version that matches the driver is loaded and logged.
 #[test]
-fn the_library_of_the_drivers_version_is_opened_and_no_other() {
+fn only_the_library_of_the_drivers_version_is_opened() {
     if !Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("kernels/kernels.pack")
         .is_file()

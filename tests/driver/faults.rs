@@ -1,4 +1,4 @@
-//! Device faults: refused launches, lost contexts, and devices, memory and kernels that are missing.
+//! Tests of device faults: refused launches, lost contexts, and missing devices, memory and kernels.
 
 use memmap2::MmapMut;
 use souffleur::error::StepError;
@@ -46,7 +46,7 @@ impl Rotations {
             frequencies,
             positions,
         } = self;
-        // SAFETY: buffers of one row and half a head of one.
+        // SAFETY: the buffers have one row, and one pair of a head.
         unsafe {
             embed.rotations(
                 stream,

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Never ends, but makes `timeout` stop it at once, by the signal of `timeout`'s own timer.
+/// Never ends, but makes `timeout` stop it at once, by sending `timeout` the signal of its timer.
 const STUCK: &str = r#"#!/usr/bin/env bash
 process=$PPID
 until [[ $(</proc/$process/comm) == timeout ]]; do
@@ -15,8 +15,8 @@ kill -ALRM $process
 exec tail -f /dev/null
 "#;
 
-/// Prints results as the real program does. `CALLS` is the file that lists the calls. `STUCK` names the work that hangs
-/// after a first result, `BROKEN_AT_ONCE` that which fails without one, and `DIFFERENT` commands with another answer.
+/// Prints results like the real program, and lists calls in the file `CALLS`. The command `STUCK` hangs after a first
+/// result; `BROKEN_AT_ONCE` fails without a result; `generate` with the argument `DIFFERENT` gives another answer.
 const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
@@ -79,7 +79,7 @@ while [[ $1 == --* ]]; do shift $([[ $1 == *=* ]] && echo 1 || echo 2); done
 echo "========= ERROR SUMMARY: 0 errors"
 "#;
 
-/// Prints Cargo's messages about two programs that it built.
+/// Prints Cargo's messages about two built programs.
 const CARGO: &str = r#"#!/usr/bin/env bash
 kind=bin name=souffleur
 [[ $1 == test ]] && kind=test name=cuda
@@ -131,7 +131,7 @@ impl Bench {
         command
     }
 
-    /// A command on a machine, which keeps its state in the folder `state`.
+    /// The script with arguments, on a machine that has the folders `state` and `out`.
     fn check(&self, machine: &str, arguments: &[&str]) -> Command {
         let mut command = self.command();
         let place = |what: &str| self.path(&format!("{machine}/{what}"));
@@ -240,7 +240,7 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
     let first = call("one", "probe twins llama");
     has(&first, &["row 3 of bench llama", "2 passed; 0 failed"]);
     bench.calls();
-    // Another machine, on which nothing was run.
+    // The second machine has no results except those in the bundle.
     let second = call("two", "probe twins llama engine");
     has(
         &second,
@@ -264,7 +264,7 @@ fn a_bundle_is_all_that_a_bare_machine_needs() {
         !calls.iter().any(|call| call.starts_with("bench")),
         "{calls:?}"
     );
-    // The bundle lacks the bundled model, which every machine unpacks from the binary.
+    // The bundle does not contain the bundled model, which every machine unpacks from the binary.
     let list = Command::new("tar")
         .arg("-tzf")
         .arg(&bundle)
@@ -307,7 +307,7 @@ fn a_stopped_part_keeps_its_measurements() {
     let printed = call("one", "llama", "bench llama-3.1-8b");
     has(&printed, &["stopped after 120 s", "row 1 of bench llama"]);
     assert!(!printed.contains("row 3"), "{printed}");
-    // On the next machine it is retried, and another part is stopped, in the middle of a line.
+    // The next machine retries that part, and another part is stopped in the middle of a line.
     let printed = call("two", "llama kernels", "gpu kernels");
     has(
         &printed,
@@ -324,7 +324,7 @@ fn a_stopped_part_keeps_its_measurements() {
 }
 
 #[test]
-fn a_later_try_with_fewer_results_removes_none() {
+fn a_retry_with_fewer_results_removes_none() {
     let bench = Bench::new();
     let mut command = bench.check("gpu", &["--only", "llama"]);
     command.env("STUCK", "bench llama-3.1-8b");
@@ -341,7 +341,7 @@ fn a_later_try_with_fewer_results_removes_none() {
 }
 
 #[test]
-fn a_part_that_cannot_finish_is_not_begun() {
+fn a_part_that_cannot_finish_is_not_started() {
     let bench = Bench::new();
     let arguments = [
         "--limit",
@@ -392,7 +392,7 @@ fn answers_that_differ_in_f32_are_a_failure() {
     has(&unrecorded, &["--disable-cuda-graph", "differs"]);
 }
 
-/// With the real program instead of its stand-in: every row of the engine and of the kernels, and no times.
+/// Runs the real program instead of its stand-in: every row of the engine and the kernels has a result without times.
 #[test]
 fn the_script_completes_on_the_emulated_driver() {
     if !Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! Copies, launches and graphs allocate no host memory outside the driver.
+//! Tests that copies, launches and graphs allocate no host memory outside the driver.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -20,12 +20,12 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // A thread that ends may free and allocate when its counter is gone.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantees are the system allocator's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantees are the system allocator's.
         unsafe { System.dealloc(block, layout) }
     }
 }

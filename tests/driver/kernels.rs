@@ -1,4 +1,4 @@
-//! Launch wrappers over the emulated kernels: names, arguments and sizes match `kernels/*.cu`.
+//! Tests of launch wrappers on the emulated kernels: names, arguments and sizes match `kernels/*.cu`.
 //!
 //! The kernels' arithmetic is tested in C++ (`kernels/cusim/tests`); here small shapes show that the calls are right.
 
@@ -36,7 +36,7 @@ impl World {
         buffer
     }
 
-    /// One of the elements of a buffer.
+    /// An element of a buffer.
     fn element(&self, buffer: &DeviceBuffer<u8>, element: ElementType, index: usize) -> f32 {
         let at = index * element.bytes();
         let got = self.stream.read(buffer, at..at + element.bytes()).unwrap();
@@ -77,7 +77,7 @@ fn tokens_are_embedded_and_positions_rotated() {
     let out = world.poisoned::<f32>(4);
     let (frequencies, positions) = (world.upload(&[1.0, 0.5_f32]), world.upload(&[0_u32, 3]));
     let rotations = world.poisoned::<f32>(8);
-    // SAFETY: two tokens of two elements, and of two halves.
+    // SAFETY: two tokens of two elements, and two positions of two pairs.
     unsafe {
         let table = table.ptr().cast();
         embed
@@ -105,7 +105,7 @@ fn tokens_are_embedded_and_positions_rotated() {
 }
 
 #[test]
-fn rows_are_normed_and_gated() {
+fn rows_are_normalised_and_gated() {
     let world = World::new(32);
     let norm = RmsNorm::load(&world.modules, F32).unwrap();
     let silu = SiluMul::load(&world.modules, F32).unwrap();
@@ -117,7 +117,7 @@ fn rows_are_normed_and_gated() {
         world.poisoned::<f32>(4),
         world.poisoned::<f32>(2),
     );
-    // SAFETY: two rows of two; a row of one gate and one product each.
+    // SAFETY: two rows of two elements, which are a gate and an up projection for `silu`.
     unsafe {
         let (null, stream) = (DevicePtr::NULL, &world.stream);
         let out = normed.ptr().cast();
@@ -177,13 +177,13 @@ pub fn check_products(
     let w: Vec<f32> = (0..n * k).map(|i| value(i + 3)).collect();
     let bias: Vec<f32> = (0..n).map(value).collect();
     let upload = |values: &[f32]| world.upload(&bytes_of(element, values));
-    let (x_there, w_there, bias_there) = (upload(&x), upload(&w), world.upload(&bias));
+    let (x_list, w_list, bias_list) = (upload(&x), upload(&w), world.upload(&bias));
     let out = world.upload(&vec![1.0_f32; (m * n) as usize]);
     let mut params = GemmParams {
         out: out.ptr().cast(),
-        x: x_there.ptr().cast(),
-        w: w_there.ptr().cast(),
-        bias: bias_there.ptr(),
+        x: x_list.ptr().cast(),
+        w: w_list.ptr().cast(),
+        bias: bias_list.ptr(),
         partials: DevicePtr::NULL,
         m,
         n,
@@ -215,7 +215,7 @@ pub fn check_products(
     let stored = world.poisoned::<u8>((m * n) as usize * element.bytes());
     params.out = stored.ptr();
     params.write = GemmWrite::Store;
-    for (bias, expected) in [(DevicePtr::NULL, &plain), (bias_there.ptr(), &biased)] {
+    for (bias, expected) in [(DevicePtr::NULL, &plain), (bias_list.ptr(), &biased)] {
         params.bias = bias;
         // SAFETY: likewise.
         unsafe { products.multiply(&world.stream, &params) }.unwrap();
@@ -231,7 +231,7 @@ pub fn check_products(
 fn heads_are_rotated_into_the_pool() {
     let world = World::new(34);
     let rope = RopeStore::load(&world.modules, F32).unwrap();
-    // One query head, one key head, of two elements; a quarter turn.
+    // One query head and one key head of two elements, rotated by 90 degrees.
     let qkv = world.upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0_f32]);
     let rotations = world.upload(&[0.0, 1.0_f32]);
     let slots = world.upload(&[2_u32]);
@@ -310,7 +310,7 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     };
     let attention = Attention::load(&world.modules, shape, 108).unwrap();
     let n_pages = N_TOKENS.div_ceil(PAGE);
-    // Pages in reverse order, without page 0, the dummy.
+    // Pages in reverse order, without page 0, which is padding.
     let table: Vec<u32> = (0..n_pages).map(|page| n_pages - page).collect();
     let values = paged_values(&table, (shape.n_kv_heads * head_dim) as usize);
     let keys = vec![0.0; values.len()];
@@ -366,7 +366,7 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     }
 }
 
-/// From sm_90 on, kernels themselves wait for earlier launches, so that they may begin early.
+/// From sm_90 on, kernels may begin early and wait for earlier launches (programmatic dependent launch).
 #[test]
 fn launches_begin_early_from_sm_90_on() {
     for (ordinal, capability, begins_early) in [(37, 80, false), (38, 90, true)] {

@@ -1,4 +1,4 @@
-//! The driver layer over the emulated driver, whose device is the CPU and whose streams run as late as CUDA allows.
+//! Tests of the driver layer over the emulated driver, which runs kernels on the CPU, and streams as late as possible.
 
 #![allow(clippy::unwrap_used)]
 // Launches, graphs and copies from pinned memory are unsafe to call.

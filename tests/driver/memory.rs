@@ -1,4 +1,4 @@
-//! Buffers and pinned memory: counting, copies, refusals and frees.
+//! Tests of buffers and pinned memory: counting, copies, refusals and frees.
 
 use memmap2::MmapMut;
 use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
@@ -69,7 +69,7 @@ fn pinned_memory_is_copied_both_ways() {
     assert_eq!(to[..], [0, 2, 3, 4, 0, 0]);
 }
 
-/// While memory of another owner is pinned, a copy runs when the stream reaches the copy, and not earlier.
+/// Copies of memory that was pinned after its allocation run when the stream reaches them, not earlier.
 #[test]
 fn existing_memory_is_pinned_and_unpinned() {
     let (device, _) = device(7);
@@ -85,7 +85,7 @@ fn existing_memory_is_pinned_and_unpinned() {
     let pinned = unsafe { [device.pin(from).unwrap(), device.pin(to).unwrap()] };
     assert_eq!(device.pinned_bytes(), 9);
     let (first, last) = (from.as_ptr(), to.as_mut_ptr());
-    // SAFETY: neither is touched before the stream was waited for.
+    // SAFETY: neither range is touched before `synchronize` returns.
     unsafe {
         stream.upload_bytes((&buffer, 1), first, 3).unwrap();
         stream.read_back_bytes(last, &buffer, 0..6).unwrap();
@@ -103,7 +103,7 @@ fn existing_memory_is_pinned_and_unpinned() {
     assert_eq!(to, [1, 2, 3, 3, 9, 9]);
 }
 
-/// As with a real driver, two ranges that share a page cannot both be pinned, nor can a copy be pinned only in part.
+/// Two ranges that share a page cannot both be pinned, and a copy cannot be pinned only in part, as with a real driver.
 #[test]
 fn memory_is_pinned_by_whole_pages() {
     const ALREADY_REGISTERED: i32 = 712;

@@ -1,4 +1,4 @@
-//! Sources of kernels: NVRTC, the cache, and errors if there is none.
+//! Tests of the sources of kernels: NVRTC, the cache, and the error if no source has kernels.
 
 use std::path::PathBuf;
 
@@ -41,13 +41,13 @@ fn kernels_that_nvrtc_compiled_are_cached() {
     let cached = Modules::load_from(&device, without_nvrtc).unwrap();
     assert_eq!(cached.origins(), "cache");
     Embed::load(&cached, ElementType::Bf16).unwrap();
-    // An image that was cut short is compiled again.
+    // A truncated image is compiled again.
     let mut files = std::fs::read_dir(cache.path().join("kernels")).unwrap();
     let path = files.next().expect("a cached image").unwrap().path();
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-    let mended = Modules::load_from(&device, places).unwrap();
-    assert_eq!(mended.origins(), "cache, nvrtc");
+    let repaired = Modules::load_from(&device, places).unwrap();
+    assert_eq!(repaired.origins(), "cache, nvrtc");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Shared memory of thread blocks: static and dynamic bytes are added, and the emulated device has real limits.
+//! Tests of thread blocks' shared memory: static and dynamic bytes are added, and the emulated device has real limits.
 
 use souffleur::kernels::cuda::driver::{
     Device, DevicePtr, DriverError, Grid, Kernel, Priority, Stream,
@@ -11,8 +11,8 @@ use souffleur_cusim::Fault;
 use crate::{device, modules};
 
 const INVALID_VALUE: i32 = 1;
-/// The most shared memory that a block may have on an A100.
-const MOST_BYTES: u32 = 166_912;
+/// The shared memory limit of a block on an A100.
+const MAX_BYTES: u32 = 166_912;
 const DEFAULT_BYTES: u32 = 48 << 10;
 const DECODE: &str = "attend_decode_bf16_d64";
 
@@ -41,7 +41,7 @@ fn null_params() -> AttendParams {
     }
 }
 
-/// Launches into a discarded recording: drivers refuse the same launches as elsewhere, and nothing runs.
+/// Launches into a discarded recording, in which the driver refuses the same launches as elsewhere, and nothing runs.
 fn recorded(
     device: &Device,
     launch: impl FnOnce(&Stream) -> Result<(), DriverError>,
@@ -52,7 +52,7 @@ fn recorded(
 
 fn launch(device: &Device, kernel: &Kernel, shared_bytes: u32) -> Result<(), DriverError> {
     let grid = Grid::new([1, 1, 1], 128).shared(shared_bytes);
-    // SAFETY: it is not run.
+    // SAFETY: the launch is recorded, but not run.
     recorded(device, |stream| unsafe {
         kernel.launch(stream, grid, &(null_params(),))
     })
@@ -91,7 +91,7 @@ fn static_bytes_are_added_to_dynamic_ones() {
 fn no_block_gets_more_than_the_device_has() {
     let (device, _) = device(62);
     let kernel = decode(&modules(&device));
-    let most = MOST_BYTES - kernel.static_shared_bytes().unwrap();
+    let most = MAX_BYTES - kernel.static_shared_bytes().unwrap();
     kernel.allow_shared_bytes(most).unwrap();
     let refused = kernel.allow_shared_bytes(most + 1);
     let bytes = (most + 1).to_string();
@@ -111,7 +111,7 @@ fn attention_and_products_allow_the_shared_memory_that_they_use() {
             head_dim,
             ..null_params()
         };
-        // SAFETY: it is not run.
+        // SAFETY: the launch is recorded, but not run.
         recorded(&device, |stream| unsafe {
             attention.decode(stream, &params, 1)
         })
@@ -141,7 +141,7 @@ fn a_forgotten_request_for_shared_memory_is_noticed() {
     let modules = modules(&device);
     emulated.plan(Fault::Attribute, 1);
     let attention = Attention::load(&modules, shape(64), 108).unwrap();
-    // SAFETY: it is not run.
+    // SAFETY: the launch is recorded, but not run.
     let refused = recorded(&device, |stream| unsafe {
         attention.decode(stream, &null_params(), 1)
     });

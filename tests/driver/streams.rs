@@ -1,4 +1,4 @@
-//! Streams, events and graphs.
+//! Tests of streams, events and graphs.
 
 use souffleur::kernels::cuda::driver::{DriverError, HostUse, Priority};
 
@@ -30,7 +30,7 @@ fn an_event_orders_two_streams() {
             compute.wait(&copied).unwrap();
         }
         compute.copy(&second, 0, &first, 0..1).unwrap();
-        // Without the wait the emulated streams show a possible order of a GPU: the copy comes too late.
+        // Without the wait, the emulated streams run in an order that a GPU may choose: the upload comes too late.
         assert_eq!(compute.read(&second, 0..1).unwrap(), [expected]);
         device.synchronize().unwrap();
         assert!(copied.is_reached().unwrap());
@@ -108,7 +108,7 @@ fn recordings_and_waits_for_the_whole_context_exclude_each_other() {
             graph.unwrap_or_else(|error: DriverError| panic!("recording {round}: {error}"));
         }
     });
-    // A thread that records and waits gets an error, and no other recording is ended.
+    // A thread that waits during its recording gets an error, and no other recording is ended.
     let refused = stream.capture(|| device.synchronize()).unwrap_err();
     assert!(refused.to_string().contains("CAPTURE"), "{refused}");
 }

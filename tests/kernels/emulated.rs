@@ -1,4 +1,4 @@
-//! The C++ tests of the kernels: each compares kernels with plain references on random inputs.
+//! Runs the C++ tests of the kernels, which compare kernels with plain references on random inputs.
 
 use crate::program::{Build, compile, files, kernels, run, text_of};
 

@@ -1,4 +1,4 @@
-//! CUDA kernels without a GPU: compiled as C++ and run on the CPU, with faults planted in them, and compiled by NVRTC.
+//! Tests of CUDA kernels without a GPU: compiled as C++, run on the CPU with and without faults, and compiled by NVRTC.
 
 #![allow(clippy::unwrap_used)]
 

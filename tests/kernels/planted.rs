@@ -1,5 +1,5 @@
-//! Faults planted in kernels: the tests of those kernels have to find them, as they would find real ones.
-//! `emulated.rs` asserts that the same programs pass without a fault.
+//! Checks that the tests of kernels find faults that are planted in the kernels. `emulated.rs` asserts that the same
+//! programs pass without a fault.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::program::{Build, compile, kernels, run, text_of};
 
 const SCHEDULES: [&str; 3] = ["0", "1", "2"];
 
-/// Whether a test, or those of its cases that variables choose, finds a fault under any schedule.
+/// Whether a test, restricted to some cases by variables, finds a fault under any schedule.
 fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     let program = compile(&kernels().join("cusim/tests").join(test), Build::Plain);
     SCHEDULES.iter().any(|order| {
@@ -16,8 +16,8 @@ fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     })
 }
 
-/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them, which guard
-/// properties that no kernel relies on.
+/// Skips each barrier of a unit in turn. The unit's test must fail for all but `unseen` of them, which no kernel relies
+/// on.
 #[track_caller]
 fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: usize) {
     let source = fs::read_to_string(kernels().join(unit)).unwrap();
@@ -36,7 +36,7 @@ fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: us
     assert_eq!(
         missed.len(),
         unseen,
-        "{test} does not miss {missed:?} of {sites:?}"
+        "{test} passes although {missed:?} of {sites:?} are skipped"
     );
 }
 
@@ -67,12 +67,12 @@ fn waiting_for_one_copy_too_few_is_found() {
     for test in ["gemm.cpp", "attention.cpp"] {
         assert!(
             is_found(test, &[], ("CUSIM_WEAK_WAIT", "1")),
-            "{test} does not miss the copies"
+            "{test} passes although a copy is missing"
         );
     }
 }
 
-/// Attention over a page table with a page that the pool does not have, and the same without.
+/// Runs attention over a page table with a page outside the pool, and over a valid one.
 #[test]
 fn a_page_outside_the_pool_is_found() {
     let program = compile(
@@ -90,6 +90,6 @@ fn a_page_outside_the_pool_is_found() {
     );
     assert!(
         report.contains("attention"),
-        "it does not name the kernel: {report}"
+        "the report does not name the kernel: {report}"
     );
 }

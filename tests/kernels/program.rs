@@ -10,7 +10,7 @@ use std::sync::Mutex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Build {
     Plain,
-    /// With AddressSanitizer and UndefinedBehaviorSanitizer; a finding ends the test.
+    /// Built with AddressSanitizer and UndefinedBehaviorSanitizer; a finding ends the test.
     Sanitized,
 }
 
@@ -36,7 +36,7 @@ pub fn kernels() -> PathBuf {
 /// Compiles a test and returns the program.
 ///
 /// # Panics
-/// With the compiler's messages.
+/// If the compiler fails, with its messages.
 pub fn compile(source: &Path, build: Build) -> PathBuf {
     // Several tests run the same program: one of them compiles it.
     static LOCKS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];

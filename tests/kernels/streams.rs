@@ -1,4 +1,4 @@
-//! Faults planted between streams: the emulated driver has to show them, as it would show real ones.
+//! Tests that the emulated driver exposes errors in the order of stream work, which the tests plant.
 
 #![allow(unsafe_code)]
 
@@ -8,7 +8,7 @@ use souffleur_kernels::cuda::driver::{
 };
 
 const WIDTH: usize = 256;
-/// The text that the driver takes for an image that has every kernel.
+/// The text that the emulated driver accepts as an image with every kernel.
 const ANY_KERNEL: &[u8] = b"cusim\0";
 
 #[derive(Clone, Copy, PartialEq)]
@@ -30,7 +30,7 @@ fn open(ordinal: usize) -> (souffleur_cusim::Device, Device) {
 }
 
 fn kernel(device: &Device, name: &str) -> Kernel {
-    // SAFETY: it is the emulator's name for all kernels, not read beyond its end.
+    // SAFETY: the emulated driver reads the text up to its NUL.
     let module = unsafe { device.load_module(ANY_KERNEL) }.unwrap();
     module.kernel(name).unwrap()
 }
@@ -103,9 +103,9 @@ fn reading_pinned_memory_too_early_is_found() {
     check(3, Planted::EarlyRead);
 }
 
-/// A graph is the recorded work, over the contents of memory when it runs.
+/// A graph repeats the recorded work on the contents of memory at each launch.
 #[test]
-fn a_graph_runs_with_what_its_buffers_hold_by_then() {
+fn a_graph_reads_the_contents_of_buffers_at_its_launch() {
     let (emulated, device) = open(6);
     let stream = device.stream(Priority::High).unwrap();
     let (row, out) = (
@@ -122,7 +122,7 @@ fn a_graph_runs_with_what_its_buffers_hold_by_then() {
     assert_eq!(emulated.counts().n_graph_launches, 0);
     for value in [1.0, 2.0] {
         staged.fill(value);
-        // SAFETY: as above; the read waits for it.
+        // SAFETY: as above; the read waits for the graph.
         unsafe { graph.launch(&stream) }.unwrap();
         assert_eq!(stream.read(&out, 0..WIDTH).unwrap(), [value; WIDTH]);
     }
@@ -130,7 +130,7 @@ fn a_graph_runs_with_what_its_buffers_hold_by_then() {
 }
 
 #[test]
-fn what_a_capture_must_not_do_ends_it() {
+fn forbidden_calls_end_a_capture() {
     let (_, device) = open(7);
     let stream = device.stream(Priority::High).unwrap();
     let other = device.stream(Priority::Low).unwrap();
@@ -152,7 +152,7 @@ fn what_a_capture_must_not_do_ends_it() {
 }
 
 #[test]
-fn a_write_behind_an_allocation_is_laid_to_its_kernel() {
+fn a_write_past_an_allocation_is_attributed_to_its_kernel() {
     let (emulated, device) = open(4);
     let stream = device.stream(Priority::Low).unwrap();
     let norm = kernel(&device, "rms_norm_f32");
@@ -180,7 +180,7 @@ fn a_write_behind_an_allocation_is_laid_to_its_kernel() {
 }
 
 #[test]
-fn planned_faults_strike_when_they_should() {
+fn planned_faults_occur_at_the_planned_calls() {
     const TOO_MANY_RESOURCES: i32 = 701;
     let (emulated, device) = open(5);
     emulated.plan(Fault::Allocation, 2);

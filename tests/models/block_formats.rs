@@ -1,5 +1,4 @@
-//! GGUF files whose matrices have one block type or a common mix: the logits of a sequence are bit for bit the same in
-//! every batch and chunk size.
+//! Tests that GGUF files with one block type or a common mix give the same bits in every batch and chunk size.
 
 use std::path::Path;
 
@@ -31,7 +30,7 @@ fn medium(name: &str) -> BlockType {
 }
 
 /// Superblocks, and types that converters fall back to for narrow rows.
-fn fallen_back(name: &str) -> BlockType {
+fn fallbacks(name: &str) -> BlockType {
     match name {
         "attn_q" => BlockType::Q5_0,
         "attn_k" => BlockType::Q8_0,
@@ -90,7 +89,7 @@ enum FeedForward {
 /// Experts of a layer, and the number per token.
 const EXPERTS: usize = 4;
 const USED: usize = 2;
-const EXPERT: usize = 256;
+const EXPERT_WIDTH: usize = 256;
 
 fn config_of(feed_forward: FeedForward) -> serde_json::Value {
     let mut config = json!({
@@ -102,7 +101,7 @@ fn config_of(feed_forward: FeedForward) -> serde_json::Value {
         config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
         config["num_experts"] = json!(EXPERTS);
         config["num_experts_per_tok"] = json!(USED);
-        config["moe_intermediate_size"] = json!(EXPERT);
+        config["moe_intermediate_size"] = json!(EXPERT_WIDTH);
     }
     config
 }
@@ -148,7 +147,7 @@ fn write(path: &Path, mix: Mix<'_>, feed_forward: FeedForward) {
         }
         let inner = match feed_forward {
             FeedForward::Mlp => INNER,
-            FeedForward::Experts => EXPERT,
+            FeedForward::Experts => EXPERT_WIDTH,
         };
         let parts = [
             ("ffn_gate", [inner, HIDDEN]),
@@ -216,10 +215,7 @@ fn experts_are_invariant_in_every_type_of_blocks() {
 fn mixes_of_types_are_invariant() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
-    let mixes: [(&str, Mix<'_>); 2] = [
-        ("Q4_K_M", &medium),
-        ("types that rows fall back to", &fallen_back),
-    ];
+    let mixes: [(&str, Mix<'_>); 2] = [("Q4_K_M", &medium), ("fallback types", &fallbacks)];
     for (what, mix) in mixes {
         write(&path, mix, FeedForward::Mlp);
         check(&path, what);

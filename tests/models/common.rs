@@ -30,8 +30,7 @@ pub fn fixtures() -> Vec<String> {
     names
 }
 
-/// The plan with a state for each row that starts without a prefix, in the slot of the row's number, if the model keeps
-/// states.
+/// Adds a state to each started row that has none, in the slot with the row's number, if the model keeps states.
 pub fn with_states(executor: &CpuExecutor, plan: &StepPlan) -> StepPlan {
     let mut plan = plan.clone();
     if executor.keeps_states() {

@@ -1,4 +1,4 @@
-//! Broken models give an error that names the fault, before memory is allocated.
+//! Tests that broken models give an error that names the fault, before memory is allocated.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use souffleur_model::loader::LoadFormat;
 
 use crate::common::{fixture, options};
 
-/// A copy of the tiny Llama, to break.
+/// A copy of the tiny Llama, which tests damage.
 fn copy() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {

@@ -1,4 +1,4 @@
-//! MoE checkpoints: names and layouts of the experts' tensors, errors, and memory.
+//! Tests of MoE checkpoints: names and layouts of the experts' tensors, errors, and memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn tensors_of(name: &str) -> Tensors {
     stored.collect()
 }
 
-/// The model of a fixture with other tensors.
+/// A folder with the configuration of a fixture and these tensors.
 fn folder(name: &str, tensors: &Tensors) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = "config.json";
@@ -170,8 +170,8 @@ fn decoders_of_vision_models_may_have_any_prefix() {
             with_vision.insert(other.to_owned(), norm);
         }
         for (what, tensors) in [
-            ("another", renamed(&own, &[outer, head])),
-            ("none", renamed(&own, &[plain])),
+            ("other prefix", renamed(&own, &[outer, head])),
+            ("no prefix", renamed(&own, &[plain])),
             ("other parts", with_vision),
             ("experts one by one", one_by_one(&own)),
         ] {
@@ -330,11 +330,11 @@ fn experts_of_gpt_oss_may_be_in_blocks() {
     let mut wrong = blocks;
     let scales = wrong.get_mut(&format!("{name}_scales")).unwrap();
     scales.shape.push(1);
-    for (tensors, complaint) in [(&without, "down_proj_scales"), (&wrong, "down_proj_scales")] {
+    for (tensors, problem) in [(&without, "down_proj_scales"), (&wrong, "down_proj_scales")] {
         let dir = folder("gpt-oss", tensors);
         let error = describe(dir.path(), None, None, LoadFormat::Auto)
             .err()
             .unwrap();
-        assert!(error.to_string().contains(complaint), "{error}");
+        assert!(error.to_string().contains(problem), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! GGUF files give the logits of the safetensors that they were made from, or of the values of their blocks.
+//! Tests that GGUF files give the logits of the safetensors from which they were made, or of their decoded blocks.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::gguf_files::writer::Tensor;
 use crate::gguf_files::{Latents, of_folder, of_folder_with, widened};
 use crate::random_models::{Stored, write_tensors};
 
-/// Longer than the fixtures' original contexts.
+/// A prompt longer than the fixtures' original contexts.
 fn prompt() -> Vec<u32> {
     (0..100_u32).map(|n| (n * 37 + 11) % 288).collect()
 }
@@ -92,7 +92,7 @@ fn remove_keys_without_gguf_form(config: &mut Value) {
     for (key, value) in edits {
         config[key] = value;
     }
-    // GGUF files hold one of YaRN's two weights.
+    // GGUF files have only one of YaRN's weights `mscale` and `mscale_all_dim`.
     if let Some(all) = config["rope_scaling"].get("mscale_all_dim").cloned() {
         config["rope_scaling"]["mscale"] = all;
     }
@@ -214,20 +214,20 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("gemma2", &forms[..1], true),
         ("gemma3", &forms[..1], true),
         ("gemma3-wrapped", &forms[..1], true),
-        // GGUF files rotate pairs without rotation by very small angles.
+        // GGUF files rotate the unrotated pairs by very small angles.
         ("gemma4", &forms[..1], false),
         ("gemma4-experts", &forms[..1], false),
         ("granite", &forms[..1], true),
         ("granite-bias", &forms[..1], true),
         ("olmo2", &forms[..1], true),
         ("olmo2-bias", &forms[..1], true),
-        // The window is left out; the layers without rotation are the same in every file.
+        // GGUF files have no key for the window, or for the layers without RoPE.
         ("smollm3-window", &forms[..1], true),
         ("phi3", &forms[..1], true),
         ("phi3-partial", &forms[..1], true),
         ("phi3-longrope", &forms[..1], true),
         ("phi3-longrope-su", &forms[..1], true),
-        // A weight of YaRN is in f32.
+        // GGUF files have YaRN's weight in f32.
         ("ministral3", &forms[..1], false),
         ("mistral3", &forms[..1], false),
     ] {
@@ -277,13 +277,13 @@ fn files_have_the_rotations_of_short_and_of_long_sequences() {
     assert_ne!(short[31], long[31], "same rotation");
 }
 
-/// The folder for a test's files: the one that tools/gguf/check.py reads, if it is set, otherwise `own`.
+/// The folder for a test's files: `SOUFFLEUR_TEST_GGUF_DIR`, which tools/gguf/check.py reads, or `own`.
 fn output_folder(own: &Path) -> PathBuf {
     std::env::var_os("SOUFFLEUR_TEST_GGUF_DIR").map_or_else(|| own.to_owned(), PathBuf::from)
 }
 
 #[test]
-fn a_file_is_described_as_its_folder_is() {
+fn a_file_and_its_folder_have_the_same_description() {
     let dir = folder("qwen3");
     let file = dir.path().join("tiny.gguf");
     std::fs::write(&file, of_folder(dir.path()).bytes()).unwrap();
@@ -294,11 +294,11 @@ fn a_file_is_described_as_its_folder_is() {
     assert_eq!(gguf.config.rope, folder.config.rope);
     let own = describe(&file, None, None, LoadFormat::Auto).unwrap();
     assert_eq!(own.dtype, Dtype::F32);
-    let made = describe(&file, None, None, LoadFormat::Dummy).unwrap();
-    assert_eq!(made.weights_bytes, own.weights_bytes);
+    let dummy = describe(&file, None, None, LoadFormat::Dummy).unwrap();
+    assert_eq!(dummy.weights_bytes, own.weights_bytes);
 }
 
-/// A matrix in Q8_0 where its rows are whole blocks, and the f32 matrix with the same values.
+/// A matrix in Q8_0, if its rows are whole blocks, and the f32 matrix with the same values.
 fn in_blocks(tensor: Tensor) -> (Tensor, Tensor) {
     let whole = tensor.sizes.len() == 2 && tensor.sizes[0].is_multiple_of(32);
     if !whole {
@@ -413,7 +413,7 @@ fn matrices_are_described_with_their_bytes_and_kinds_of_product() {
             .clone()
             .all(|matrix| matrix.bytes == 2 * matrix.elements)
     );
-    // On a device without kernels for blocks all are in bf16.
+    // A device without kernels for blocks has all matrices in bf16.
     let decoded = |matrix: &LoadedMatrix| matrix.decoded_bytes == 2 * matrix.elements;
     assert!(kept.iter().all(decoded));
     let exact = of(Dtype::F32, None);

@@ -1,4 +1,4 @@
-//! `--quantization int4` gives the results of a GGUF file of the same superblocks.
+//! Tests that `--quantization int4` gives the results of a GGUF file with the same superblocks.
 
 use std::path::Path;
 
@@ -42,7 +42,7 @@ const WIDE: &[(&str, usize)] = &[
     ("head_dim", 64),
 ];
 
-/// A file of f32 with its matrices in the superblocks that int4 makes.
+/// Encodes the f32 matrices of a file as the superblocks of `--quantization int4`.
 fn in_superblocks(mut file: File) -> File {
     let tied = !file
         .tensors
@@ -96,7 +96,7 @@ fn folders_and_files_have_the_logits_of_their_superblocks() {
         let expected = logits(&superblocks, &with(None));
         assert_eq!(logits(dir.path(), &with(INT4)), expected, "{name}: folder");
         assert_eq!(logits(&plain, &with(INT4)), expected, "{name}: f32 file");
-        // Blocks stay as they are.
+        // Superblocks of the file are kept.
         assert_eq!(logits(&superblocks, &with(INT4)), expected, "{name}");
         let of = |path: &Path, quantization| {
             let described = describe(path, Some(Dtype::BF16), quantization, LoadFormat::Auto);
@@ -111,7 +111,7 @@ fn folders_and_files_have_the_logits_of_their_superblocks() {
 
 #[test]
 fn rows_of_any_width_are_padded() {
-    // 96 and 300 inputs: one superblock that is not full, and one beyond a full one.
+    // 96 inputs fill a part of one superblock, 300 inputs one superblock and a part of a second.
     let dir = random_folder("qwen3", &[("hidden_size", 96), ("intermediate_size", 300)]);
     let (int4, bf16) = (
         logits(dir.path(), &with(INT4)),
@@ -140,9 +140,9 @@ fn every_instruction_set_encodes_alike() {
 #[test]
 fn dummy_weights_are_quantised_too() {
     let dir = random_folder("qwen3", WIDE);
-    let made = CpuOptions {
+    let dummy = CpuOptions {
         load_format: LoadFormat::Dummy,
         ..with(INT4)
     };
-    assert_eq!(logits(dir.path(), &made), logits(dir.path(), &with(INT4)));
+    assert_eq!(logits(dir.path(), &dummy), logits(dir.path(), &with(INT4)));
 }

@@ -1,4 +1,4 @@
-//! The logits of a sequence are bit for bit the same, whatever else is in the batch and however it is chunked.
+//! Tests that the logits of a sequence have the same bits in every batch and for all chunk sizes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::common::{
 use crate::kernel_paths::repeats_floats;
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
-/// Longer than the tiny models' windows and than one block of keys.
+/// Longer than the tiny models' windows, and than a block of keys.
 pub const PROMPT_TOKENS: u32 = 75;
 pub const VOCAB: u32 = 288;
 const ROW: u32 = 7;
@@ -68,7 +68,7 @@ pub fn alone(executor: &mut CpuExecutor, page_size: u32, chunk_tokens: u32) -> B
     bits
 }
 
-/// As [`alone`], with logits only from position `first_read` on and at the end: the last layer skips other positions.
+/// Like [`alone`], with logits only from position `first_read` on and at the end: the last layer skips other positions.
 pub fn alone_read_from(
     executor: &mut CpuExecutor,
     page_size: u32,
@@ -96,7 +96,7 @@ pub fn alone_read_from(
     bits
 }
 
-/// The logits of the prompt in chunks of 16, among fifteen other rows: some decode, some prefill chunks of other sizes.
+/// The logits of the prompt in chunks of 16, with fifteen other rows: some decode, some prefill chunks of other sizes.
 pub fn among_others(executor: &mut CpuExecutor) -> Bits {
     let mut bits = Bits::new();
     let others: Vec<u32> = (1..=16).filter(|row| *row != ROW).collect();
@@ -140,7 +140,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
 }
 
 /// The logits of the prompt after a prefix of `cached` tokens that another row has computed.
-pub fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
+pub fn after_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     let own = pages(4, page_size);
@@ -184,7 +184,7 @@ pub fn assert_same(got: &Bits, expected: &Bits, what: &str) {
 }
 
 /// The fixtures that need kernels which no other run of this binary covers.
-fn uncovered() -> Vec<String> {
+fn uncovered_fixtures() -> Vec<String> {
     let is_quantised = |name: &String| {
         let config = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
         config.contains("quantization_config")
@@ -197,7 +197,7 @@ struct Model {
     name: String,
     options: CpuOptions,
     executor: CpuExecutor,
-    /// The logits of the prompt at once.
+    /// The logits of the prompt in one chunk.
     expected: Bits,
 }
 
@@ -209,7 +209,7 @@ impl Model {
 }
 
 fn for_each_model(check: impl Fn(&mut Model)) {
-    for name in uncovered() {
+    for name in uncovered_fixtures() {
         for dtype in DTYPES {
             let options = CpuOptions {
                 dtype: Some(dtype),
@@ -272,16 +272,16 @@ fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
             let what = format!("page size {page_size}, {threads} threads");
             let page_size = page_size as u32;
             model.assert_same(&alone(&mut executor, page_size, 20), &what);
-            let got = behind_prefix(&mut executor, page_size, 64);
+            let got = after_prefix(&mut executor, page_size, 64);
             model.assert_same(&got, &format!("{what}, after a prefix"));
         }
     });
 }
 
 /// Checks the prompt alone and among others, and decoded tokens, on each number of NUMA nodes.
-fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
+fn check_nodes(name: &str, options: &CpuOptions, node_counts: &[usize]) {
     let expected = alone(&mut load(name, options), 1, PROMPT_TOKENS);
-    for &nodes in numbers {
+    for &nodes in node_counts {
         let (quantization, kv) = (options.quantization, options.kv_dtype);
         let what = format!("{name}, {quantization:?}, K/V {kv:?}, {nodes} nodes");
         let on_nodes = CpuOptions {
@@ -305,7 +305,7 @@ fn numa_nodes_do_not_change_a_bit() {
         dtype: Some(Dtype::BF16),
         ..options()
     };
-    for name in uncovered() {
+    for name in uncovered_fixtures() {
         check_nodes(&name, &in_bf16, &[2, 3, 4]);
     }
     for name in [
@@ -330,7 +330,7 @@ fn numa_nodes_do_not_change_a_bit() {
 
 #[test]
 fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
-    for name in uncovered() {
+    for name in uncovered_fixtures() {
         for dtype in DTYPES {
             let options = CpuOptions {
                 dtype: Some(dtype),
@@ -389,7 +389,7 @@ pub fn check_retraction(executor: &mut CpuExecutor, what: &str) {
 
 #[test]
 fn every_instruction_set_is_invariant() {
-    // A run that tests all instruction sets starts the runs in which one is forced.
+    // If the instruction set is forced, another run of this test checks all of them.
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }

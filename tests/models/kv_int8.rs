@@ -1,4 +1,4 @@
-//! `--kv-cache-dtype int8`: logits close to those with KV in the type of the weights, and as batch-invariant.
+//! Tests that with `--kv-cache-dtype int8` logits stay close to those with unquantised KV, and batch-invariant.
 
 use souffleur_executor::cpu::{CpuOptions, describe};
 use souffleur_executor::logits::LogitsRequest;
@@ -9,7 +9,7 @@ use souffleur_state::pool::kv_layout::KvDtype;
 
 use crate::common::{fixture, fixtures, load, options};
 use crate::invariance::{
-    PROMPT_TOKENS, alone, alone_read_from, among_others, assert_same, behind_prefix,
+    PROMPT_TOKENS, after_prefix, alone, alone_read_from, among_others, assert_same,
 };
 use crate::oracle::{oracle, request, run};
 
@@ -38,7 +38,7 @@ fn with(dtype: Dtype) -> CpuOptions {
 }
 
 #[test]
-fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
+fn int8_kv_does_not_depend_on_chunks_batches_pages_prefixes_or_threads() {
     for name in FAMILIES {
         let options = with(Dtype::BF16);
         let mut executor = load(name, &options);
@@ -63,7 +63,7 @@ fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
             let (mut executor, page_size) = (load(name, &options), page_size as u32);
             let got = alone(&mut executor, page_size, 20);
             assert_same(&got, &expected, &what);
-            let got = behind_prefix(&mut executor, page_size, 64);
+            let got = after_prefix(&mut executor, page_size, 64);
             assert_same(&got, &expected, &format!("{what}, after a prefix"));
         }
     }
@@ -71,7 +71,7 @@ fn int8_kv_does_not_depend_on_cuts_batches_pages_prefixes_or_threads() {
 
 #[test]
 fn int8_kv_is_invariant_on_every_instruction_set() {
-    // A run that tests all instruction sets starts the runs in which one is forced.
+    // If the instruction set is forced, another run of this test checks all of them.
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }
@@ -136,8 +136,8 @@ fn log_probabilities_with_int8_kv_stay_near_those_without() {
         let (rounding, most_rounding) = errors(&exact, &in_bf16);
         eprintln!("| `{name}` | {mean:.4} | {most:.3} | {rounding:.4} | {most_rounding:.3} |");
         // Rounding also makes some tokens choose other experts.
-        let bar = if oracle.has_experts() { 0.1 } else { 0.05 };
-        assert!(mean <= bar, "{name}: {mean}");
+        let limit = if oracle.has_experts() { 0.1 } else { 0.05 };
+        assert!(mean <= limit, "{name}: {mean}");
         assert!(mean > 0.0, "{name}: nothing was quantised");
     }
 }
@@ -150,7 +150,7 @@ fn int8_kv_takes_half_the_memory() {
         let int8 = plain.clone().with_kv(Some(KvDtype::Int8));
         assert_eq!(int8.kv_layout.state_bytes(), plain.kv_layout.state_bytes());
         let [plain, int8] = [plain, int8].map(|of| of.kv_layout.bytes_per_token() as f64);
-        // Heads of the tiny models are of 16 elements and more, and each has a scale.
+        // Heads of the tiny models have at least 16 elements, and each head has a scale.
         let share = int8 / plain;
         assert!(
             (0.515..=0.5 + 1.0 / 16.0).contains(&share),
@@ -176,6 +176,6 @@ fn kv_may_have_another_type_than_the_weights() {
     };
     let [wide, same, plain] =
         [wide, same, plain].map(|options| alone(&mut load("qwen3", &options), 1, PROMPT_TOKENS));
-    assert_same(&same, &plain, "KV in bfloat16 by its name");
+    assert_same(&same, &plain, "explicit KV type bfloat16");
     assert!(wide != plain, "KV is not in float32");
 }

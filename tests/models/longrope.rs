@@ -1,4 +1,4 @@
-//! LongRoPE: a sequence's longest possible length decides between short and long frequencies, and the batch does not.
+//! Tests that a sequence's maximum length, and not its batch, selects the short or long frequencies of LongRoPE.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn at_most(max_new_tokens: u32) -> Arc<SamplingParams> {
     })
 }
 
-/// The bits of all logits of each row: its prompt in chunks, all rows together, then four tokens after it.
+/// The bits of the logits of each row. All rows run together: the prompt in chunks, then four decoded tokens.
 fn bits(rows: &[(u32, u32)], chunk: u32) -> Vec<Vec<Vec<u32>>> {
     let mut executor = executor();
     let prompt = tokens(3, PROMPT_TOKENS as usize, VOCAB);
@@ -70,7 +70,7 @@ fn bits(rows: &[(u32, u32)], chunk: u32) -> Vec<Vec<Vec<u32>>> {
 }
 
 #[test]
-fn the_longest_possible_output_decides_and_other_rows_do_not() {
+fn the_maximum_length_decides_and_other_rows_do_not() {
     let short = bits(&[(1, ORIGINAL - PROMPT_TOKENS)], PROMPT_TOKENS);
     let long = bits(&[(1, ORIGINAL - PROMPT_TOKENS + 1)], PROMPT_TOKENS);
     assert_eq!(short[0][0], long[0][0], "position 0 is not rotated");

@@ -1,4 +1,4 @@
-//! Models on the CPU executor: compared with transformers and with themselves in other batches, and broken models.
+//! Tests of models on the CPU executor: against transformers, against the same model in other batches, and errors.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Rows whose output follows a grammar, in steps with other rows.
+//! Tests of rows whose output follows a grammar, in steps with other rows.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ pub fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// As [`rows`], but the first row's grammar fails after three tokens, and the second row's is done after four.
+/// Like [`rows`], but the first row's grammar fails after three tokens, and the second row's is done after four.
 pub fn rows_that_stop() -> Vec<Row> {
     let mut rows = rows();
     let grammar = |done_after, fails_after| -> Option<Arc<dyn Grammar>> {
@@ -91,7 +91,7 @@ pub fn prompt(row: u32) -> Vec<u32> {
     tokens(u64::from(row), PROMPT_TOKENS as usize, VOCAB)
 }
 
-/// Starts rows whose outputs have these tokens already, and prefills them.
+/// Starts rows that already have these output tokens, and prefills all their tokens.
 pub fn opening(step: u64, rows: &[Row], outputs: &[Vec<u32>]) -> StepPlan {
     let mut first = plan(step);
     for (row, output) in rows.iter().zip(outputs) {
@@ -172,12 +172,12 @@ fn a_greedy_row_takes_the_likeliest_token_that_is_allowed() {
     let mut rows = rows();
     rows.truncate(3);
     let mut plans = plans(&rows, STEPS);
-    let wish = Arc::new(LogprobWish {
+    let logprobs = Arc::new(LogprobWish {
         top: VOCAB,
         ..Default::default()
     });
     for row in plans.iter_mut().flat_map(|plan| &mut plan.rows) {
-        row.logprobs = Some(wish.clone());
+        row.logprobs = Some(logprobs.clone());
     }
     let steps = run(&mut load("llama", &options()), &plans);
     for (at, row) in rows.iter().enumerate() {
@@ -237,7 +237,7 @@ fn a_restarted_row_continues_its_output() {
     let expected = generate(&rows);
     let mut executor = load("llama", &options());
     run(&mut executor, &plans(&rows, 7));
-    // Some rows start again from their outputs so far, while the others continue.
+    // The first four rows start again with their outputs so far, while the others continue.
     let so_far: Vec<Vec<u32>> = expected.iter().map(|output| output[..7].to_vec()).collect();
     let mut again = opening(7, &rows[..4], &so_far[..4]);
     again.rows.extend(decodes(7, &rows[4..], 7).rows);
@@ -256,7 +256,7 @@ fn a_row_follows_the_grammar_of_its_current_sequence() {
     let rows = rows();
     let mut executor = load("llama", &options());
     run(&mut executor, &plans(&rows, 5));
-    // Each row gets the grammar of another kind.
+    // Each row gets the grammar of the next row.
     let mut others = rows.clone();
     for (row, other) in others.iter_mut().zip(rows.iter().cycle().skip(1)) {
         row.grammar = other.grammar.clone();
@@ -313,14 +313,14 @@ impl GrammarState for AlwaysState {
 
 #[test]
 fn a_mask_that_allows_all_changes_no_bit() {
-    let wish = Some(Arc::new(LogprobWish::default()));
+    let request = Some(Arc::new(LogprobWish::default()));
     let bits = |grammar: Option<Arc<dyn Grammar>>| {
         let mut rows = rows();
         rows.iter_mut()
             .for_each(|row| row.grammar = grammar.clone());
         let mut plans = plans(&rows, STEPS);
         let works = plans.iter_mut().flat_map(|plan| &mut plan.rows);
-        works.for_each(|row| row.logprobs = wish.clone());
+        works.for_each(|row| row.logprobs = request.clone());
         let steps = run(&mut load("llama", &options()), &plans);
         let bit = |row: &RowResult| {
             let logprobs = row.logprobs.as_ref().expect("requested");

@@ -1,4 +1,4 @@
-//! Every family and rope variant against results of transformers (tools/oracle).
+//! Tests of every family and RoPE variant against results of transformers (tools/oracle).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,8 +51,8 @@ impl Prompt {
         all.filter(|at| self.has_clear_experts(*at)).collect()
     }
 
-    /// Asserts that, where the choice of experts is clear, errors are at most twice those of transformers in bf16: the
-    /// largest, and the median of each token's largest, which a few outliers of transformers do not raise.
+    /// Asserts that errors at positions with clear experts are at most twice the errors of transformers in bf16: both
+    /// the largest error and the median over positions of a position's largest error, which outliers hardly affect.
     fn check_rounded(&self, ours: &[Vec<f32>], expected: &[Vec<f32>], about: &str) {
         let clear = self.clear();
         let pairs = clear.iter().map(|at| (&ours[*at], &expected[*at]));
@@ -139,7 +139,7 @@ pub fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     seen
 }
 
-/// The largest error; NaN if there is one.
+/// The largest error; NaN if any error is NaN.
 fn max_abs_error(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     largest(
@@ -174,7 +174,7 @@ fn f32_logits_match_at_every_prompt_position() {
                 }));
             assert!(
                 worst <= 1.0,
-                "{name}, prompt {prompt}: error is {worst} of the limit"
+                "{name}, prompt {prompt}: error is {worst} times the limit"
             );
         }
     }

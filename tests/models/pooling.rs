@@ -1,5 +1,4 @@
-//! Embeddings of prompts: compared with logits that transformers computed from the same states, and with those of other
-//! chunks.
+//! Tests that embeddings of prompts agree with the logits of transformers, and do not depend on chunks.
 
 use std::sync::Arc;
 
@@ -45,7 +44,7 @@ fn embed(executor: &mut CpuExecutor, prompt: &[u32], pooling: Pooling, chunk: u3
         let mut output = executor.run(&step).unwrap();
         assert_eq!(output.rows[0].tokens.len(), 1, "the other row samples");
         assert!(output.rows[1].tokens.is_empty());
-        assert!(embedding.is_none(), "it came too early");
+        assert!(embedding.is_none(), "the embedding came too early");
         let read = output.rows[1].logprobs.take();
         embedding = read.and_then(|read| read.embedding);
     }

@@ -1,4 +1,4 @@
-//! Models with shapes that are valid but unusual run in every quantisation.
+//! Tests that models with valid but unusual shapes run in every quantisation.
 
 use serde_json::{Value, json};
 use souffleur_executor::cpu::{CpuExecutor, CpuOptions, describe};
@@ -7,7 +7,7 @@ use souffleur_model::loader::LoadFormat;
 
 use crate::common::{fixture, options};
 
-/// The configuration of a fixture with other values, in a folder without weights.
+/// A folder with the edited configuration of a fixture, without weights.
 fn folder(name: &str, edits: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = std::fs::read(fixture(name).join("config.json")).unwrap();
@@ -97,7 +97,7 @@ fn states_of_any_size() {
     }
 }
 
-/// A model with layers of one kind has no keys and values at all, or no states.
+/// Hybrid models whose layers are all of one kind have either no keys and values or no states.
 #[test]
 fn layers_of_one_kind_only() {
     for (name, edits) in [

@@ -1,4 +1,4 @@
-//! Double sparsity on whole models: invariance, recall, and models that are refused.
+//! Tests of double sparsity on whole models: invariance, recall, and models that are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use souffleur_model::text::TextModel;
 
 use crate::common::{fixture, load, options, tokens};
 use crate::invariance::{
-    PROMPT_TOKENS, VOCAB, alone, alone_read_from, among_others, assert_same, behind_prefix,
+    PROMPT_TOKENS, VOCAB, after_prefix, alone, alone_read_from, among_others, assert_same,
     check_retraction,
 };
 
@@ -59,7 +59,7 @@ fn sparse_options(name: &str, file: &Path, dtype: Dtype, tokens: usize) -> CpuOp
     }
 }
 
-/// Models with grouped heads, head norms, sinks with windows in every second layer, gates in a model with states.
+/// Models with grouped heads, with head norms, with sinks and windows, and with gates and states.
 const MODELS: [&str; 4] = ["llama", "qwen3", "gpt-oss", "qwen3-5"];
 
 #[test]
@@ -90,7 +90,7 @@ fn no_chunk_batch_page_size_thread_or_cached_prefix_changes_a_bit() {
                     threads,
                     ..base.clone()
                 };
-                let got = behind_prefix(&mut load(name, &options), page_size as u32, cached);
+                let got = after_prefix(&mut load(name, &options), page_size as u32, cached);
                 let what = format!("{name}, {dtype:?}, pages of {page_size}, {cached} cached");
                 assert_same(&got, &expected, &what);
             }

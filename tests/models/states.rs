@@ -1,4 +1,4 @@
-//! Recurrent states: the same bits however a prompt is chunked, saved or restored, and contradictory plans.
+//! Tests of recurrent states: the same bits for all chunks, saves and restores, and refused contradictory plans.
 
 use std::sync::Arc;
 
@@ -45,16 +45,16 @@ fn slot(number: u32) -> StateSlot {
     StateSlot::new(number)
 }
 
-fn begun(tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
-    let mut begun = start(ROW, tokens, tokens.len(), &greedy());
-    begun.state = Some(StateStart {
+fn row_start(tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
+    let mut row_start = start(ROW, tokens, tokens.len(), &greedy());
+    row_start.state = Some(StateStart {
         live: slot(live),
         from: from.map(|(_, from)| slot(from)),
     });
     if let Some((cached, _)) = from {
-        begun.prefix = first_pages(cached);
+        row_start.prefix = first_pages(cached);
     }
-    begun
+    row_start
 }
 
 fn first_pages(n: u32) -> PageRun {
@@ -81,15 +81,15 @@ fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
 
 /// The bits of the logits at the end of the prompt, whose chunks end at `cuts`, and at eight decoded tokens.
 fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
-    run_from(executor, begun(&prompt(), 1, None), cuts)
+    run_from(executor, row_start(&prompt(), 1, None), cuts)
 }
 
-/// As `run`, for a row that begins with `begun`. The first page depends on the cuts, so that pages hold keys and values
-/// of other tokens until they are written.
-fn run_from(executor: &mut CpuExecutor, begun: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
+/// Like `run`, for a row that begins with `row_start`. The first page depends on the cuts, so that pages hold keys and
+/// values of other tokens until they are written.
+fn run_from(executor: &mut CpuExecutor, row_start: RowStart, cuts: &[u32]) -> Vec<Vec<u32>> {
     let first_page = 1 + cuts.iter().sum::<u32>() % 97;
     let mut step = plan(0);
-    step.starts = vec![begun];
+    step.starts = vec![row_start];
     step.table = vec![append(ROW, first_page..first_page + 199)];
     let ends = cuts.iter().copied().chain([TOKENS]);
     let mut first = 0;
@@ -136,16 +136,16 @@ fn every_cut_of_a_prompt_without_states_gives_the_same_bits() {
     if repeats_floats() {
         return;
     }
-    let begun = || start(ROW, &prompt(), TOKENS as usize, &greedy());
+    let row_start = || start(ROW, &prompt(), TOKENS as usize, &greedy());
     for name in OTHERS {
         let options = CpuOptions {
             n_state_slots: 0,
             ..with(Dtype::BF16, 2)
         };
         let mut executor = load(name, &options);
-        let whole = run_from(&mut executor, begun(), &[]);
+        let whole = run_from(&mut executor, row_start(), &[]);
         for cut in 1..TOKENS {
-            let got = run_from(&mut executor, begun(), &[cut]);
+            let got = run_from(&mut executor, row_start(), &[cut]);
             assert!(got == whole, "{name}, cut at {cut}");
         }
         for threads in 1..=8 {
@@ -153,7 +153,7 @@ fn every_cut_of_a_prompt_without_states_gives_the_same_bits() {
                 threads,
                 ..options.clone()
             };
-            let got = run_from(&mut load(name, &options), begun(), &[50]);
+            let got = run_from(&mut load(name, &options), row_start(), &[50]);
             assert!(got == whole, "{name}, {threads} threads");
         }
     }
@@ -177,7 +177,7 @@ fn a_state_saved_within_a_prompt_continues_as_the_row_did() {
         let prompt = prompt();
         let whole = run(&mut executor, &[]);
         let mut step = plan(0);
-        step.starts = vec![begun(&prompt, 1, None)];
+        step.starts = vec![row_start(&prompt, 1, None)];
         step.table = vec![append(ROW, 1..200)];
         let mut work = prefill(ROW, 0..TOKENS, true);
         saves(
@@ -188,7 +188,7 @@ fn a_state_saved_within_a_prompt_continues_as_the_row_did() {
         assert!(last(&mut executor, &step) == whole[0], "{name}, all saved");
         for cached in 1..TOKENS {
             let mut step = plan(0);
-            step.starts = vec![begun(&prompt, 2, Some((cached, 10 + cached)))];
+            step.starts = vec![row_start(&prompt, 2, Some((cached, 10 + cached)))];
             step.table = vec![append(ROW, 300..500)];
             step.rows = vec![prefill(ROW, cached..TOKENS, true)];
             let got = last(&mut executor, &step);
@@ -211,7 +211,7 @@ fn a_prompt_continues_from_a_state_at_the_end_of_any_page() {
             assert!(run(&mut executor, &[50]) == single, "{about}");
             let prompt = prompt();
             let mut step = plan(0);
-            step.starts = vec![begun(&prompt, 1, None)];
+            step.starts = vec![row_start(&prompt, 1, None)];
             step.table = vec![append(ROW, 1..60)];
             let mut work = prefill(ROW, 0..TOKENS, true);
             let pages = 1..=TOKENS / page_size;
@@ -220,7 +220,7 @@ fn a_prompt_continues_from_a_state_at_the_end_of_any_page() {
             assert!(last(&mut executor, &step) == single[0], "{about}");
             for n in pages {
                 let cached = n * page_size;
-                let mut start = begun(&prompt, 2, None);
+                let mut start = row_start(&prompt, 2, None);
                 start.prefix = first_pages(n);
                 start.state = Some(StateStart {
                     live: slot(2),
@@ -285,7 +285,7 @@ fn states_after_decodes_are_saved_and_reused_slots_begin_with_zeros() {
         let mut executor = load(name, &with(Dtype::F32, 1));
         let prompt = prompt();
         let mut step = plan(0);
-        step.starts = vec![begun(&prompt, 1, None)];
+        step.starts = vec![row_start(&prompt, 1, None)];
         step.table = vec![append(ROW, 1..200)];
         step.rows = vec![prefill(ROW, 0..TOKENS, true)];
         let first = executor.run(&step).unwrap().rows[0].tokens[0];
@@ -298,7 +298,7 @@ fn states_after_decodes_are_saved_and_reused_slots_begin_with_zeros() {
         let expected = last(&mut executor, &step);
         let sequence: Vec<u32> = prompt.iter().copied().chain([first, second]).collect();
         let mut step = plan(3);
-        step.starts = vec![begun(&sequence, 2, Some((TOKENS + 1, 20)))];
+        step.starts = vec![row_start(&sequence, 2, Some((TOKENS + 1, 20)))];
         step.table = vec![append(ROW, 300..500)];
         step.rows = vec![prefill(ROW, TOKENS + 1..TOKENS + 2, true)];
         assert!(
@@ -306,19 +306,19 @@ fn states_after_decodes_are_saved_and_reused_slots_begin_with_zeros() {
             "{name}, from the copy"
         );
         let again = run(&mut executor, &[]);
-        assert!(run(&mut executor, &[]) == again, "{name}, the slot again");
+        assert!(run(&mut executor, &[]) == again, "{name}, reused slot");
     }
 }
 
-type Break = fn(&mut StepPlan, &[u32]);
+type Edit = fn(&mut StepPlan, &[u32]);
 
-/// The words of the error, and the change that contradicts the rest of the plan.
-const CONTRADICTIONS: [(&str, Break); 15] = [
+/// A part of the expected error, and a change that contradicts the rest of the plan.
+const CONTRADICTIONS: [(&str, Edit); 15] = [
     ("states are 1 to 200", |step, prompt| {
-        step.starts[0] = begun(prompt, 201, None)
+        step.starts[0] = row_start(prompt, 201, None)
     }),
     ("states are 1 to 200", |step, prompt| {
-        step.starts[0] = begun(prompt, 0, None)
+        step.starts[0] = row_start(prompt, 0, None)
     }),
     ("states are 1 to 200", |step, _| {
         saves(&mut step.rows[0], [(64, 0)])
@@ -331,20 +331,20 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
         });
     }),
     ("without the state that follows them", |step, prompt| {
-        step.starts[0] = begun(prompt, 1, Some((10, 2)));
+        step.starts[0] = row_start(prompt, 1, Some((10, 2)));
         step.starts[0].state = Some(StateStart {
             live: slot(1),
             from: None,
         });
     }),
     ("read and written", |step, prompt| {
-        step.starts[0] = begun(prompt, 1, Some((10, 4)));
+        step.starts[0] = row_start(prompt, 1, Some((10, 4)));
         let mut work = prefill(ROW, 10..100, false);
         saves(&mut work, [(64, 4)]);
         step.rows = vec![work];
     }),
     ("read and written", |step, prompt| {
-        step.starts[0] = begun(prompt, 1, Some((10, 1)));
+        step.starts[0] = row_start(prompt, 1, Some((10, 1)));
         step.rows = vec![prefill(ROW, 10..100, false)];
     }),
     ("written twice", |step, _| {
@@ -354,7 +354,7 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
         saves(&mut step.rows[0], [(64, 1)])
     }),
     ("written twice", |step, prompt| {
-        step.starts.push(begun_at(9, prompt, 1, None))
+        step.starts.push(start_of(9, prompt, 1, None))
     }),
     ("expected more than 0", |step, _| {
         saves(&mut step.rows[0], [(0, 4)])
@@ -366,15 +366,15 @@ const CONTRADICTIONS: [(&str, Break); 15] = [
         saves(&mut step.rows[0], [(64, 4), (64, 5)])
     }),
     ("computes each position once", |step, prompt| {
-        step.starts[0] = begun(prompt, 1, Some((10, 2)));
+        step.starts[0] = row_start(prompt, 1, Some((10, 2)));
         step.rows = vec![prefill(ROW, 5..100, false)];
     }),
 ];
 
-fn begun_at(row: u32, tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
-    let mut begun = begun(tokens, live, from);
-    begun.row = souffleur_base::ids::RowId::new(row);
-    begun
+fn start_of(row: u32, tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
+    let mut row_start = row_start(tokens, live, from);
+    row_start.row = souffleur_base::ids::RowId::new(row);
+    row_start
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn contradictions_are_refused_before_anything_is_written() {
     let prompt = prompt();
     let good = || {
         let mut step = plan(0);
-        step.starts = vec![begun(&prompt, 1, None)];
+        step.starts = vec![row_start(&prompt, 1, None)];
         step.table = vec![append(ROW, 1..200)];
         let mut work = prefill(ROW, 0..100, false);
         saves(&mut work, [(64, 4), (100, 5)]);
@@ -400,7 +400,7 @@ fn contradictions_are_refused_before_anything_is_written() {
     }
     let mut shared = good();
     let from = Some((10, 2));
-    shared.starts = vec![begun(&prompt, 1, from), begun_at(9, &prompt, 3, from)];
+    shared.starts = vec![row_start(&prompt, 1, from), start_of(9, &prompt, 3, from)];
     shared.rows = Vec::new();
     executor.run(&shared).unwrap();
     executor.run(&good()).unwrap();
@@ -412,7 +412,7 @@ fn contradictions_are_refused_before_anything_is_written() {
     executor.run(&again).unwrap();
     let mut dense = load("llama", &options());
     let mut step = plan(0);
-    step.starts = vec![begun(&prompt, 1, None)];
+    step.starts = vec![row_start(&prompt, 1, None)];
     let text = dense.run(&step).unwrap_err().to_string();
     assert!(text.contains("no layer of the model keeps"), "{text}");
 }

@@ -35,10 +35,10 @@ fn run_of(pages: &[u32]) -> PageRun {
     run
 }
 
-type Break = fn(&mut StepPlan);
+type Edit = fn(&mut StepPlan);
 
-/// The words of the error, and the change that contradicts the rest of the plan.
-const CONTRADICTIONS: [(&str, Break); 15] = [
+/// A part of the expected error, and a change that contradicts the rest of the plan.
+const CONTRADICTIONS: [(&str, Edit); 15] = [
     ("never started", |plan| plan.starts.clear()),
     ("outside 1 to 32", |plan| plan.starts[0].row = RowId::new(0)),
     ("outside 1 to 32", |plan| {
@@ -163,7 +163,7 @@ fn remapped_pages_serve_the_same_history() {
 fn input_logprobs_cover_the_requested_positions_across_chunks() {
     let mut executor = executor();
     let prompt = tokens(3, 10, 288);
-    let wish = Arc::new(LogprobWish {
+    let request = Arc::new(LogprobWish {
         start: Some(3),
         top: 2,
         token_ids: [5].into(),
@@ -172,7 +172,7 @@ fn input_logprobs_cover_the_requested_positions_across_chunks() {
     let mut input = Vec::new();
     for (first, end) in [(0, 4), (4, 5), (5, 10)] {
         step.rows = vec![prefill(1, first..end, end == 10)];
-        step.rows[0].logprobs = Some(wish.clone());
+        step.rows[0].logprobs = Some(request.clone());
         let mut output = executor.run(&step).unwrap();
         let logprobs = output.rows[0].logprobs.take().unwrap();
         input.extend(logprobs.input);

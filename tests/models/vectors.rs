@@ -1,4 +1,4 @@
-//! A prompt of vectors that are the embeddings of tokens gives the bits of those tokens.
+//! Tests that a prompt of vectors gives the same bits as the tokens with these embeddings.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::embeddings::embeddings;
 use crate::invariance::{Bits, observe};
 
 const ROW: u32 = 7;
-/// Another row, of tokens, in the same steps.
+/// A row with a prompt of tokens, in the same steps.
 const OTHER: u32 = 3;
 const PROMPT_TOKENS: u32 = 41;
 const CHUNK: u32 = 17;
 const DECODES: u32 = 4;
 const VOCAB: u32 = 288;
 
-/// With a frequency penalty, which counts tokens of the output and ignores the prompt.
+/// Parameters with a frequency penalty, which counts tokens of the output and ignores the prompt.
 fn sampling() -> Arc<SamplingParams> {
     Arc::new(SamplingParams {
         temperature: 0.0,
@@ -70,19 +70,19 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for name in fixtures() {
         if name == "gemma4" {
-            // Its layers have per-layer inputs, looked up by token.
+            // Gemma 4 looks up per-layer inputs by token.
             continue;
         }
         let mut vectors = embeddings(&fixture(&name), &prompt);
         if name.starts_with("gemma") {
-            // A vector in place of an embedding is not multiplied by the root of the width.
+            // Prompt vectors are not multiplied by the square root of the width, as Gemma's embeddings are.
             let values = vectors
                 .values(0..prompt.len())
                 .iter()
                 .map(|value| 8.0 * value);
             vectors = Arc::new(PromptVectors::new(64, values.collect()).unwrap());
         }
-        // In the stored type and in f32, both of which hold the vectors exactly.
+        // The stored type and f32 both represent the vectors exactly.
         for dtype in [None, Some(Dtype::F32)] {
             let options = CpuOptions { dtype, ..options() };
             let expected = run(&mut load(&name, &options), None);

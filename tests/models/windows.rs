@@ -1,5 +1,5 @@
-//! Layers with sliding windows give the same bits with window pages as with pages for all tokens, for any cache
-//! contents and page size.
+//! Tests that layers with sliding windows give the same bits with window pages as with pages for all tokens, for any
+//! cache contents and page size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::invariance::VOCAB;
 /// The window of the tiny models.
 const WINDOW: usize = 24;
 const OUTPUT_TOKENS: usize = 40;
-/// Models in which all layers have windows, or one of two.
+/// Models in which all layers or every second layer have windows.
 const MODELS: [&str; 5] = [
     "mistral",
     "gpt-oss",

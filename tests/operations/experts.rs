@@ -188,7 +188,7 @@ fn relative_error(got: &[f32], before: &[f32], expected: &[f64]) -> f64 {
     (off / size).sqrt()
 }
 
-/// A bound of the error, which comes from rounded activations: bf16 rounds three times, to eight bits.
+/// Largest relative error. Errors come from rounding activations, which bf16 does three times, to eight bits.
 fn bound(kind: Kind) -> f64 {
     match kind {
         Kind::Plain(Format::F32 | Format::F16) => 3e-6,
@@ -375,7 +375,7 @@ fn widths_that_fill_no_panel_are_padded() {
         limit: 7.0,
         slope: 1.702,
     };
-    // Two parts of 24 alternate so that the last of their four panels ends where four whole ones would.
+    // The panels of gate and up alternate. With 24 outputs each, the last two of four panels are partly filled.
     for (format, (width, gate)) in FORMATS
         .into_iter()
         .flat_map(|format| [(40usize, Gate::Silu), (24, clamped)].map(|of| (format, of)))

@@ -1,5 +1,5 @@
-//! The operations of the backends: the CPU's against plain references and against themselves in other batches, and
-//! the CUDA backend's, on the emulated driver, against the CPU's.
+//! Tests of the backends' operations: the CPU's against plain references and against themselves in other batches, the
+//! CUDA backend's on the emulated driver against the CPU's.
 
 // Kernels are called with vectors and pointers.
 #![allow(unsafe_code)]

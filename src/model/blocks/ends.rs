@@ -26,10 +26,10 @@ pub struct Ends<B: Backend> {
 }
 
 pub struct Rotations<B: Backend> {
-    /// In all layers, or in layers without windows.
+    /// cos and sin of all layers, or of layers without windows if `windowed` is set.
     pub all: B::Tensor,
     windowed: Option<B::Tensor>,
-    /// In layers without RoPE, of width 0.
+    /// A tensor of width 0, for layers without RoPE.
     none: Option<B::Tensor>,
 }
 
@@ -42,7 +42,7 @@ impl<B: Backend> Rotations<B> {
     }
 
     /// # Panics
-    /// If the configuration has no such layer.
+    /// If every layer of the model has RoPE.
     pub fn none(&self) -> &B::Tensor {
         let none = self.none.as_ref();
         none.expect("the model must have a layer without RoPE")

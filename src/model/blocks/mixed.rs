@@ -2,7 +2,7 @@
 
 use souffleur_kernels::Backend;
 
-/// The input of the rest of a layer, after its KV or state is stored.
+/// Result of the part of a layer that stores KV or a state; input of the layer's remaining part.
 pub struct Mixed<B: Backend> {
     /// Queries, or the output of a state mixer.
     pub rows: B::Tensor,

@@ -9,7 +9,7 @@ use crate::state_mixer::{GatedExpert, load_gated_expert};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::Backend;
 
-/// Routed experts, and in some models a shared one for every token.
+/// Routed experts, and in some models a shared expert that every token uses.
 pub struct Mixture<B: Backend> {
     experts: RoutedExperts<B>,
     shared: Option<Mlp<B>>,

@@ -6,14 +6,14 @@ use crate::side_experts::SideExperts;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::{Backend, Gate, Linear};
 
-/// `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
+/// `down(g(gate(x), up(x)))`, where `g` is usually `silu(gate) * up`.
 pub struct Mlp<B: Backend> {
     pub(super) gate_up: Linear<B>,
     pub(super) gate: Gate,
     pub(super) down: Linear<B>,
     /// Norm of the output, before the residual add.
     pub(super) post_norm: Option<Norm<B>>,
-    /// Experts whose output is added before that norm.
+    /// Experts whose output is added before `post_norm`.
     pub(super) side: Option<SideExperts<B>>,
     pub(super) residual_scale: Option<f32>,
 }

@@ -59,7 +59,7 @@ pub(crate) fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Resu
     }
 }
 
-/// Reads all but the router's formula, which `routing` makes from the number of experts and the number per token.
+/// `routing` returns the router's formula, given the numbers of experts and of experts per token.
 pub(crate) fn read(
     json: &JsonFile,
     layers: usize,
@@ -72,8 +72,9 @@ pub(crate) fn read(
         return Ok(None);
     }
     if let Some(other) = json.value("moe_layer_freq").filter(|freq| **freq != 1) {
-        let wish = "1: only models with experts in all layers after the dense ones are supported";
-        return Err(json.expected("moe_layer_freq", other, wish));
+        let expected =
+            "1: only models with experts in all layers after the dense ones are supported";
+        return Err(json.expected("moe_layer_freq", other, expected));
     }
     let used = match json.size("num_experts_per_tok", EXPERTS)? {
         Some(used) => used,
@@ -126,8 +127,8 @@ pub(crate) fn groups(
     Ok((groups.n_used < groups.n_groups).then_some(groups))
 }
 
-/// Checks that groups have equally many experts, and used groups enough of them. The error continues a sentence that
-/// begins with the key of the number of groups; `count_key` is the key of the number of experts.
+/// Checks that groups are equally large, and that the used groups have enough experts for a token. The error continues
+/// a sentence that begins with the key of the number of groups; `count_key` is the key of the number of experts.
 pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), String> {
     let Routing {
         n_experts, n_used, ..

@@ -13,7 +13,7 @@ pub struct ExpertsConfig {
     pub width: usize,
     pub layers: Vec<bool>,
     pub names: ExpertNames,
-    /// Whether the router adds a correction bias to each score, for the choice only.
+    /// Whether a correction bias is added to each score when experts are chosen.
     pub corrected: bool,
     /// Width of the shared expert, which every token uses.
     pub shared_width: Option<usize>,
@@ -52,7 +52,7 @@ impl ExpertsConfig {
         self.routing.n_experts
     }
 
-    /// Expected number of a layer's experts that some tokens use, assuming uniform and independent routing.
+    /// Expected number of distinct experts per layer that `tokens` tokens use, if routing is uniform and independent.
     pub fn expected(&self, tokens: f64) -> f64 {
         let Routing {
             n_experts, n_used, ..
@@ -124,18 +124,18 @@ impl ExpertNames {
         router: "gate",
         projections: ["w1", "w3", "w2"],
     };
-    /// Our names for gpt-oss, whose checkpoints have only stacks.
+    /// Internal names for gpt-oss, whose checkpoints have only stacks.
     pub const GPT_OSS: Self = Self {
         router: "router",
         ..Self::QWEN
     };
-    /// Our names for Gemma 4, whose experts are stacked and in parallel with the MLP.
+    /// Internal names for Gemma 4, whose experts are stacked and in parallel with the MLP.
     pub const GEMMA4: Self = Self {
         module: "moe",
         router: "router.proj",
         ..Self::QWEN
     };
-    /// The names in checkpoints.
+    /// All names; gpt-oss differs from Qwen only in the router.
     pub const ALL: [Self; 3] = [Self::QWEN, Self::MIXTRAL, Self::GEMMA4];
 
     pub fn module(self, layer: usize) -> String {
@@ -146,7 +146,7 @@ impl ExpertNames {
         format!("{}.{}", self.module(layer), self.router)
     }
 
-    /// Correction biases, added to scores for the choice.
+    /// Correction biases, added to scores when experts are chosen.
     pub fn correction(self, layer: usize) -> String {
         format!("{}.e_score_correction_bias", self.router(layer))
     }
@@ -195,7 +195,7 @@ pub(super) fn mlp_tensors(
     specs
 }
 
-/// The key of the number of experts: of two equivalent names, the one in the file.
+/// The key of the number of experts, for which files use one of two names.
 pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     if json.value("num_local_experts").is_some() {
         "num_local_experts"

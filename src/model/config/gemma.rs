@@ -13,7 +13,7 @@ use souffleur_kernels::Gate;
 
 pub(crate) const GATE: Gate = Gate::GeluTanh;
 pub(crate) const WINDOW_THETA: f64 = 1e4;
-/// RoPE base of the other layers, since Gemma 3.
+/// RoPE base of full-attention layers, since Gemma 3.
 pub(crate) const FULL_THETA: f64 = 1e6;
 
 pub(crate) struct GemmaRules {
@@ -23,11 +23,11 @@ pub(crate) struct GemmaRules {
     /// Whether the class with a vision tower caps logits too.
     pub caps_logits_with_vision: bool,
     /// Whether checkpoints store norm weights minus one.
-    pub norms_from_one: bool,
+    pub norms_minus_one: bool,
     pub has_window_rope: bool,
     /// Whether the scale of scores is 1.
     pub plain_scores: bool,
-    pub is_fourth: bool,
+    pub is_gemma4: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -36,10 +36,10 @@ pub struct GemmaConfig {
     pub score_cap: Option<f32>,
     pub logits_cap: Option<f32>,
     /// Norm weights are stored minus one.
-    pub norms_from_one: bool,
+    pub norms_minus_one: bool,
     /// RoPE of sliding-window layers, if different.
     pub window_rope: Option<RopeConfig>,
-    pub fourth: Option<Gemma4Config>,
+    pub gemma4: Option<Gemma4Config>,
 }
 
 impl GemmaConfig {
@@ -49,15 +49,15 @@ impl GemmaConfig {
         max_positions: usize,
     ) -> Result<Self, LoadError> {
         refuse_unsupported(json)?;
-        let cap = |key: &str, absent: Option<f64>| {
-            let absent = absent.filter(|_| !json.has(key));
-            Ok(json.number(key, FACTORS)?.or(absent).map(|cap| cap as f32))
+        let cap = |key: &str, default: Option<f64>| {
+            let default = default.filter(|_| !json.has(key));
+            Ok(json.number(key, FACTORS)?.or(default).map(|cap| cap as f32))
         };
         Ok(Self {
             // The classes of Gemma 3 read this key but do not use it.
             score_cap: match rules.score_cap {
                 None => None,
-                absent => cap("attn_logit_softcapping", absent)?,
+                default => cap("attn_logit_softcapping", default)?,
             },
             // Gemma 3 with a vision tower does not use this key either.
             logits_cap: if !rules.caps_logits_with_vision && json.has("text_config") {
@@ -65,19 +65,19 @@ impl GemmaConfig {
             } else {
                 cap("final_logit_softcapping", rules.logits_cap)?
             },
-            norms_from_one: rules.norms_from_one,
+            norms_minus_one: rules.norms_minus_one,
             window_rope: if rules.has_window_rope {
                 Some(window_rope(json, max_positions)?)
             } else {
                 None
             },
-            fourth: None,
+            gemma4: None,
         })
     }
 }
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
-    // Published files have `hidden_act` too; transformers reads this one.
+    // Published files also have `hidden_act`; transformers reads `hidden_activation`.
     match json.text("hidden_activation")? {
         None | Some("gelu_pytorch_tanh") => {}
         Some(other) => {
@@ -85,14 +85,14 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
             return Err(json.error("hidden_activation", reason));
         }
     }
-    // Gemma 4 names the modality with bidirectional attention; images are not supported.
-    const BOTH_WAYS: &str = "use_bidirectional_attention";
-    match json.value(BOTH_WAYS) {
+    // In Gemma 4 this key names a modality with bidirectional attention. Without images "vision" has no effect.
+    const BIDIRECTIONAL: &str = "use_bidirectional_attention";
+    match json.value(BIDIRECTIONAL) {
         None | Some(Value::Bool(false)) => Ok(()),
         Some(Value::String(what)) if what == "vision" => Ok(()),
         Some(other) => {
             let reason = format!("is {other}, supported: false (attention is causal)");
-            Err(json.error(BOTH_WAYS, reason))
+            Err(json.error(BIDIRECTIONAL, reason))
         }
     }
 }
@@ -107,7 +107,7 @@ pub(crate) fn scales(json: &JsonFile, widths: &Widths) -> Result<Scales, LoadErr
     })
 }
 
-/// Before rounding to the model's element type.
+/// The factor on embeddings, before it is rounded to the model's element type.
 pub(crate) fn embedding_scale(hidden: usize) -> f32 {
     (hidden as f64).sqrt() as f32
 }

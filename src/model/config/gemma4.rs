@@ -4,22 +4,19 @@ use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim
 use crate::json_file::JsonFile;
 use souffleur_base::error::LoadError;
 
-/// Default, for full-attention layers.
-const FULL_HEAD_DIM: usize = 512;
-/// Default, of the per-layer inputs.
-const INPUT_WIDTH: usize = 256;
+const DEFAULT_FULL_HEAD_DIM: usize = 512;
+const DEFAULT_INPUT_WIDTH: usize = 256;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
-    /// Of full-attention layers.
+    /// KV heads of full-attention layers.
     pub full_kv_heads: usize,
-    /// Of full-attention layers.
     pub full_head_dim: usize,
-    /// In full-attention layers the key projection also gives the values.
+    /// Whether the key projection of full-attention layers also gives the values.
     pub keys_are_values: bool,
     /// Number of final layers that share the KV of the last earlier layer of their kind.
     pub n_sharing: usize,
-    /// Whether the MLPs of these layers are twice as wide.
+    /// Whether the MLPs of the sharing layers are twice as wide.
     pub double_wide: bool,
     pub inputs: Option<LayerInputs>,
 }
@@ -28,7 +25,7 @@ pub struct Gemma4Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerInputs {
     pub width: usize,
-    /// Rows of their table, by token id.
+    /// Rows of the table of per-layer inputs: one for each token id.
     pub vocab_size: usize,
 }
 
@@ -44,7 +41,7 @@ impl Gemma4Config {
         }
         let full_head_dim = json
             .size("global_head_dim", HEAD_DIM)?
-            .unwrap_or(FULL_HEAD_DIM);
+            .unwrap_or(DEFAULT_FULL_HEAD_DIM);
         check_head_dim(full_head_dim).map_err(|reason| json.error("global_head_dim", reason))?;
         let keys_are_values = json.flag("attention_k_eq_v")?.unwrap_or(false);
         const GLOBAL: &str = "num_global_key_value_heads";
@@ -88,7 +85,7 @@ impl Gemma4Config {
         }
     }
 
-    /// The layer whose KV a layer reads: its own, or the last one of its kind that keeps KV.
+    /// Index of the layer whose KV `layer` reads: `layer`, or the last layer of the same kind that keeps KV.
     pub fn source(&self, windows: &[Option<usize>], layer: usize) -> Option<usize> {
         let n_keeping = windows.len() - self.n_sharing;
         if layer < n_keeping {
@@ -104,7 +101,7 @@ impl Gemma4Config {
 fn layer_inputs(json: &JsonFile) -> Result<Option<LayerInputs>, LoadError> {
     let width = json.size("hidden_size_per_layer_input", 0..=*INTERMEDIATE.end())?;
     let vocab_size = json.size("vocab_size_per_layer_input", VOCAB)?;
-    Ok(match width.unwrap_or(INPUT_WIDTH) {
+    Ok(match width.unwrap_or(DEFAULT_INPUT_WIDTH) {
         0 => None,
         width => Some(LayerInputs {
             width,

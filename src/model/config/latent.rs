@@ -10,12 +10,12 @@ pub struct LatentConfig {
     /// Rank of low-rank queries; `None` if queries are projected directly.
     pub query_rank: Option<usize>,
     pub rank: usize,
-    /// Elements of a query and of a key without rotation.
+    /// Unrotated elements of a query and of a key.
     pub plain_dim: usize,
     /// Rotated elements of a query and of a key, even.
     pub rotary_dim: usize,
     pub value_dim: usize,
-    /// Of the norms of latents and low-rank queries.
+    /// Epsilon of the norms of latents and low-rank queries.
     pub eps: f32,
     /// Whether checkpoints interleave the rows of a rotated pair.
     pub interleaved: bool,
@@ -53,7 +53,7 @@ impl LatentConfig {
         Ok(latent)
     }
 
-    /// Elements stored per token: a latent and a rotated part.
+    /// Elements stored per token: the latent vector and the rotated key.
     pub fn key_dim(&self) -> usize {
         self.rank + self.rotary_dim
     }

@@ -6,7 +6,7 @@ use super::latent::LatentConfig;
 use souffleur_kernels::latent::LatentShape;
 
 impl ModelConfig {
-    /// Key heads, and elements of a key, in window layers and in the others.
+    /// KV heads and elements of a key, each as `[window layers, other layers]`.
     pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
         let dim = self.latent.as_ref();
         let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
@@ -19,7 +19,7 @@ impl ModelConfig {
         }
     }
 
-    /// Key heads of a layer, and elements of a key.
+    /// KV heads of a layer, and elements of a key.
     pub fn heads_in(&self, layer: usize) -> (usize, usize) {
         let (heads, dims) = self.kinds_of_heads();
         let kind = usize::from(self.windows[layer].is_none());
@@ -27,10 +27,10 @@ impl ModelConfig {
     }
 
     pub fn fourth(&self) -> Option<&Gemma4Config> {
-        self.gemma.as_ref()?.fourth.as_ref()
+        self.gemma.as_ref()?.gemma4.as_ref()
     }
 
-    /// The layer whose KV a layer reads: usually its own.
+    /// Index of the layer whose KV `layer` reads, usually `layer` itself.
     pub fn kv_source(&self, layer: usize) -> usize {
         let source = self
             .fourth()

@@ -17,10 +17,10 @@ pub(crate) const HEADS: RangeInclusive<usize> = 1..=1 << 12;
 pub(crate) const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
 pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
-/// Of a scale or softcap.
+/// Limits of a scale or softcap.
 pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 
-/// `heads` has the key of the number of query heads, and the number.
+/// `heads` is the key and the value of the number of query heads.
 pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
     let (key, heads) = heads;
     if heads.is_multiple_of(kv_heads) {
@@ -30,7 +30,7 @@ pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<()
     }
 }
 
-/// The default head size: `heads`, given with their key, share the width evenly.
+/// The default head size, the hidden size divided by the number of heads. `heads` is that number's key and value.
 pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
     let (key, heads) = heads;
     if hidden.is_multiple_of(heads) {
@@ -40,7 +40,7 @@ pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize
     }
 }
 
-/// RoPE rotates pairs.
+/// Head sizes are even because RoPE rotates pairs of elements.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     if head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
         Ok(())
@@ -52,7 +52,8 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     }
 }
 
-/// Checks the experts per token against those of a layer (with their key), and the number in all layers.
+/// Checks that a layer has at least `used` experts, and all layers together at most [`MAX_EXPERTS`]. `experts` is the
+/// key and the value of the number of experts per layer.
 pub(crate) fn check_experts(
     used: usize,
     experts: (&str, usize),

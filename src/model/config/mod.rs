@@ -20,7 +20,7 @@ pub(crate) mod windows;
 use self::experts::ExpertsConfig;
 use self::gemma::GemmaConfig;
 use self::latent::LatentConfig;
-use self::recurrent::{RecurrentConfig, Written};
+use self::recurrent::{RecurrentConfig, StoredForm};
 
 pub use crate::family::Architecture;
 use crate::layer_spec::{BlockNorms, QkNorm};
@@ -33,7 +33,7 @@ use souffleur_kernels::shape::{AttentionShape, DecoderShape};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasConfig {
-    /// Of q, k and v; for latent attention of the down projections.
+    /// Whether q, k and v have biases; for latent attention, the down projections.
     pub qkv: bool,
     pub o: bool,
     pub mlp: bool,
@@ -52,7 +52,7 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Key and value heads in each layer; divides `num_attention_heads`. One for latent attention.
     pub num_key_value_heads: usize,
-    /// Even. For latent attention, only the rotated elements.
+    /// Elements of a head, even; for latent attention, only the rotated elements.
     pub head_dim: usize,
     pub latent: Option<LatentConfig>,
     pub rms_norm_eps: f32,
@@ -61,14 +61,14 @@ pub struct ModelConfig {
     pub qk_norm: QkNorm,
     /// Layers with a recurrent state instead of keys and values.
     pub recurrent: Option<RecurrentConfig>,
-    /// Rotated elements of a head, which are its first ones; even.
+    /// Number of rotated elements of a head, which are its first ones; even.
     pub rotary_dim: usize,
     /// For each layer, whether it has RoPE.
     pub rotated: Vec<bool>,
     pub embedding_scale: Option<f32>,
     /// Factor on a block's output, before the residual add.
     pub residual_scale: Option<f32>,
-    /// Score scale, instead of 1/sqrt of a query's elements.
+    /// Factor on scores, instead of 1/sqrt(elements of a query).
     pub score_scale: Option<f32>,
     pub logits_divisor: Option<f32>,
     pub query_scale: Option<PositionScale>,
@@ -77,12 +77,12 @@ pub struct ModelConfig {
     pub sinks: bool,
     /// Sliding window of each layer, including the query's own token; `None` for full attention.
     pub windows: Vec<Option<usize>>,
-    /// As in the file, in tokens; see [`Self::context_tokens`].
+    /// Context length in the file, in tokens; see [`Self::context_tokens`].
     pub max_position_embeddings: usize,
     pub rope: RopeConfig,
     pub bos_token_id: Option<u32>,
     pub eos_token_ids: Vec<u32>,
-    /// The preferred type of the weights.
+    /// The element type of the weights, if the file names one.
     pub dtype: Option<Dtype>,
 }
 
@@ -95,7 +95,7 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Score scale: the family's, or 1/sqrt of a query's elements; with latent attention, times YaRN's factor.
+    /// Factor on scores: the family's, or 1/sqrt(elements of a query). Latent attention multiplies it by YaRN's factor.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
         if let Some(scale) = self.score_scale {
@@ -110,14 +110,13 @@ impl ModelConfig {
         }
     }
 
-    /// Maximum over layers of the width of a token's query heads as attention reads them, in elements.
+    /// Largest width of a token's queries in any layer, in elements; with latent attention, after absorption.
     pub fn q_width(&self) -> usize {
         let (_, dims) = self.kinds_of_heads();
         self.num_attention_heads * dims.into_iter().fold(0, usize::max)
     }
 
-    /// Maximum over layers of the width of a token's key heads, in elements; the values are as wide, or parts of the
-    /// keys.
+    /// Largest width of a token's keys in any layer, in elements. Values are as wide, or part of the keys.
     pub fn kv_width(&self) -> usize {
         let (heads, dims) = self.kinds_of_heads();
         (heads[0] * dims[0]).max(heads[1] * dims[1])
@@ -180,13 +179,13 @@ impl ModelConfig {
     }
 
     /// Whether norm weights are stored minus one.
-    pub fn writes_norms_from_one(&self) -> bool {
-        let states = self.recurrent.as_ref().map(|states| states.written);
-        states == Some(Written::FromOne)
+    pub fn stores_norms_minus_one(&self) -> bool {
+        let states = self.recurrent.as_ref().map(|states| states.stored_form);
+        states == Some(StoredForm::MinusOne)
             || self
                 .gemma
                 .as_ref()
-                .is_some_and(|gemma| gemma.norms_from_one)
+                .is_some_and(|gemma| gemma.norms_minus_one)
     }
 
     pub fn gates_attention(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Parses `config.json`, driven by the family's record.
+//! Parses `config.json`, as the record of the model's family directs.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -29,7 +29,7 @@ impl ModelConfig {
         Self::from_json(&JsonFile::read(&dir.join("config.json"), MAX_FILE_BYTES)?)
     }
 
-    /// `file` is for errors.
+    /// Parses the text of a `config.json`. Errors name `file`.
     ///
     /// # Errors
     /// Like [`Self::read`].
@@ -98,7 +98,6 @@ impl ModelConfig {
     }
 }
 
-/// Of layers with attention.
 struct Heads {
     queries: usize,
     keys: usize,
@@ -141,7 +140,7 @@ fn size_or(
     }
 }
 
-/// BOS and EOS. A key that is `null` names none.
+/// BOS and EOS. A key that is `null` means that there is no such token.
 fn special_tokens(
     json: &JsonFile,
     defaults: &Defaults,
@@ -187,9 +186,9 @@ fn gemma(
         return Ok(None);
     };
     let mut gemma = GemmaConfig::from_json(json, rules, max_positions)?;
-    if rules.is_fourth {
+    if rules.is_gemma4 {
         let heads = (heads.queries, heads.keys);
-        gemma.fourth = Some(Gemma4Config::from_json(json, windows, heads)?);
+        gemma.gemma4 = Some(Gemma4Config::from_json(json, windows, heads)?);
     }
     Ok(Some(gemma))
 }
@@ -208,8 +207,8 @@ fn bias(json: &JsonFile, family: &Family) -> Result<BiasConfig, LoadError> {
     let (qkv, o) = match family.attention_bias {
         AttentionBias::Never => (false, false),
         AttentionBias::Qkv => (true, false),
-        AttentionBias::Key { absent } => {
-            let bias = attention.unwrap_or(absent);
+        AttentionBias::Key { default } => {
+            let bias = attention.unwrap_or(default);
             (bias, bias)
         }
     };

@@ -6,7 +6,7 @@ use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::StateHeads;
 use souffleur_kernels::recurrent::DeltaNetShape;
 
-/// Suffixes of a delta net's projections to decay and beta, which have few outputs.
+/// Name suffixes of a delta net's projections to decay and beta, which have few outputs.
 pub(super) const GATES: [&str; 2] = [
     ".linear_attn.in_proj_a.weight",
     ".linear_attn.in_proj_b.weight",
@@ -19,8 +19,8 @@ pub struct RecurrentConfig {
     /// For each layer, whether it keeps a state; the others have attention.
     pub layers: Vec<bool>,
     pub recurrence: Recurrence,
-    pub written: Written,
-    /// Whether the attended values are multiplied by a sigmoid gate, which the query projection also gives.
+    pub stored_form: StoredForm,
+    /// Whether the output of attention has a sigmoid gate, which the query projection computes.
     pub gated_attention: bool,
     /// Width of the gated shared expert, in MoE layers.
     pub shared_expert: Option<usize>,
@@ -36,20 +36,20 @@ pub enum Recurrence {
     },
     DeltaNet {
         shape: DeltaNetShape,
-        /// Whether its inputs have two projections, whose rows are grouped by key head.
+        /// Whether checkpoints fuse the input projections into two, with rows grouped by key head.
         fused: bool,
     },
 }
 
 /// How checkpoints store norm weights and decays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum StoredForm {
     /// Norm weights are factors; decays are stored as logarithms.
     AsFactors,
     /// Norm weights are stored minus one, except the delta net's norm.
-    FromOne,
+    MinusOne,
     /// Norm weights and decays are factors, as in GGUF files.
-    Applied,
+    Gguf,
 }
 
 impl RecurrentConfig {
@@ -65,7 +65,7 @@ impl RecurrentConfig {
         (elements * size_of::<f32>()) as u64
     }
 
-    /// The heads whose parts the state begins with.
+    /// The heads whose matrices are at the beginning of a state.
     pub fn state_heads(&self) -> StateHeads {
         match self.recurrence {
             Recurrence::GatedConv { .. } => StateHeads::default(),
@@ -158,7 +158,7 @@ pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, us
     parts
 }
 
-/// For each layer of `layer_types`, whether it is of the recurrent kind.
+/// Reads `layer_types`: for each layer, whether it is of the recurrent kind `with_state`.
 pub(crate) fn layer_kinds(
     json: &JsonFile,
     layers: usize,

@@ -1,20 +1,20 @@
-//! Scale factors on activations, as some families configure them.
+//! Scale factors on activations, which some families configure.
 
 use souffleur_kernels::rope::PositionScale;
 
 pub(crate) const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
-/// Slope by which the factor on queries grows with the position.
+/// Limits of [`PositionScale`]'s slope.
 pub(crate) const SLOPES: std::ops::RangeInclusive<f64> = 0.0..=1e3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scales {
     pub embedding: Option<f32>,
-    /// On a block's output, before the residual add.
+    /// Factor on a block's output, before the residual add.
     pub residual: Option<f32>,
-    /// On attention scores, instead of 1/sqrt of a query's elements.
+    /// Factor on attention scores, instead of 1/sqrt of a query's elements.
     pub scores: Option<f32>,
     pub logits_divisor: Option<f32>,
-    /// On queries, by position.
+    /// Factor on queries, by position.
     pub queries: Option<PositionScale>,
 }
 

@@ -1,4 +1,4 @@
-//! Sizes that families name, derive or default differently.
+//! Reads sizes and options whose key, derivation or default depends on the family.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, even_head_dim};
 use crate::family::{Family, Intermediate};
@@ -26,7 +26,7 @@ pub(super) fn ties_embeddings(json: &JsonFile, family: &Family) -> Result<bool, 
     Ok(ties.unwrap_or(family.defaults.ties_embeddings))
 }
 
-/// The whole head, or the configured part, rounded down.
+/// Rotated elements of a head: all, or the configured fraction, rounded down.
 pub(super) fn rotary_dim(
     json: &JsonFile,
     family: &Family,
@@ -52,8 +52,8 @@ pub(super) fn key_value_heads(
     heads: usize,
 ) -> Result<usize, LoadError> {
     const KEY: &str = "num_key_value_heads";
-    let absent = family.defaults.kv_heads.filter(|_| !json.has(KEY));
-    let kv_heads = json.size(KEY, HEADS)?.or(absent).unwrap_or(heads);
+    let default = family.defaults.kv_heads.filter(|_| !json.has(KEY));
+    let kv_heads = json.size(KEY, HEADS)?.or(default).unwrap_or(heads);
     check_kv_heads(kv_heads, ("num_attention_heads", heads))
         .map_err(|reason| json.error(KEY, reason))?;
     Ok(kv_heads)
@@ -66,8 +66,8 @@ pub(super) fn head_dim(
     heads: usize,
 ) -> Result<usize, LoadError> {
     const KEY: &str = "head_dim";
-    let absent = family.defaults.head_dim.filter(|_| !json.has(KEY));
-    let head_dim = match json.size(KEY, HEAD_DIM)?.or(absent) {
+    let default = family.defaults.head_dim.filter(|_| !json.has(KEY));
+    let head_dim = match json.size(KEY, HEAD_DIM)?.or(default) {
         Some(head_dim) => head_dim,
         None => even_head_dim(hidden, ("num_attention_heads", heads))
             .map_err(|reason| json.error("hidden_size", format!("{reason}: set head_dim")))?,

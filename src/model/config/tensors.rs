@@ -74,7 +74,7 @@ impl ModelConfig {
             specs.push(named("post_feedforward_layernorm.weight", &[hidden]));
         }
         if self.gemma.is_some() {
-            self.push_fourth(layer, specs);
+            self.push_gemma4(layer, specs);
             let mlp = self.intermediate_in(layer);
             let module = format!("model.layers.{layer}.mlp");
             specs.extend(mlp_tensors(&module, hidden, mlp, self.bias.mlp));
@@ -100,7 +100,7 @@ impl ModelConfig {
     }
 
     /// The tensors of a Gemma 4 layer in addition to those of Gemma 3.
-    fn push_fourth(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
+    fn push_gemma4(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
         if self.fourth().is_none() {
             return;
         }
@@ -170,7 +170,7 @@ impl ModelConfig {
         specs
     }
 
-    /// The key projection if keys are values.
+    /// Name of the value projection: `k_proj` if a layer's keys are also its values.
     pub fn value_projection(&self, layer: usize) -> &'static str {
         let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
         if of_keys && self.windows[layer].is_none() {
@@ -201,8 +201,8 @@ impl ModelConfig {
             let end = format!(".{}.weight", experts.names.router);
             tensor.ends_with(&end) || tensor.ends_with(".shared_expert_gate.weight")
         };
-        let keeps_states = recurrent::GATES.iter().any(|gate| tensor.ends_with(gate));
-        if keeps_states || self.experts.as_ref().is_some_and(is_router) {
+        let is_state_gate = recurrent::GATES.iter().any(|gate| tensor.ends_with(gate));
+        if is_state_gate || self.experts.as_ref().is_some_and(is_router) {
             MatrixRole::Router
         } else {
             MatrixRole::Inner

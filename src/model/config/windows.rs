@@ -39,8 +39,8 @@ fn window(json: &JsonFile, family: &Family) -> Result<Option<usize>, LoadError> 
         Slides::ByKey => json.flag("use_sliding_window")?.unwrap_or(false),
     };
     let given = json.size(KEY, CONTEXT)?;
-    let absent = family.windows.absent.filter(|_| !json.has(KEY));
-    let window = given.or(absent).filter(|_| slides);
+    let default = family.windows.default.filter(|_| !json.has(KEY));
+    let window = given.or(default).filter(|_| slides);
     if window.is_none() && family.windows.required {
         return Err(json.error(KEY, "is null, expected a number of tokens"));
     }
@@ -71,14 +71,14 @@ fn kinds<'a>(
     Ok(kinds)
 }
 
-/// For each layer, whether it has the window, without a list of kinds.
+/// For each layer, whether it has the window, for files without `layer_types`.
 fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>, LoadError> {
     Ok(match family.windows.layers {
         WindowLayers::All => vec![true; layers],
-        WindowLayers::Period(period) => every_but(period, layers),
+        WindowLayers::Period(period) => all_but_every_nth(period, layers),
         WindowLayers::PeriodKey(period) => {
             let given = json.size(PATTERN, LAYERS)?;
-            every_but(given.unwrap_or(period), layers)
+            all_but_every_nth(given.unwrap_or(period), layers)
         }
         WindowLayers::From(first) => {
             let given = json.size("max_window_layers", 0..=usize::MAX)?;
@@ -106,7 +106,7 @@ pub(super) fn rotated(
         let interval = json
             .size("no_rope_layer_interval", LAYERS)?
             .unwrap_or(usual);
-        return Ok(every_but(interval, layers));
+        return Ok(all_but_every_nth(interval, layers));
     };
     if marks.len() < layers {
         let reason = format!(
@@ -121,8 +121,8 @@ pub(super) fn rotated(
     }
 }
 
-/// All layers but the last of each `interval`.
-pub(crate) fn every_but(interval: usize, layers: usize) -> Vec<bool> {
+/// For each layer, false for every `interval`-th and true for the others.
+pub(crate) fn all_but_every_nth(interval: usize, layers: usize) -> Vec<bool> {
     let numbers = 1..=layers;
     numbers
         .map(|number| !number.is_multiple_of(interval))

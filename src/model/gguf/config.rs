@@ -5,7 +5,7 @@
 
 use super::Gguf;
 use super::experts::experts;
-use super::gemma::Fourth;
+use super::gemma::Gemma4Sizes;
 use super::keys::{KV_HEADS, Keys};
 use super::latent::latent;
 use super::names::{self, EMBEDDING};
@@ -70,7 +70,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         architecture: Architecture(family),
         vocab_size,
         hidden_size,
-        intermediate_size: intermediate_size(&keys, family, heads.fourth.as_ref())?,
+        intermediate_size: intermediate_size(&keys, family, heads.gemma4.as_ref())?,
         experts,
         num_hidden_layers,
         num_attention_heads: heads.queries,
@@ -86,7 +86,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         score_scale: scales.scores,
         rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
         gemma: gemma::read(&keys, family)?.map(|own| GemmaConfig {
-            fourth: heads.fourth.map(|own| own.config),
+            gemma4: heads.gemma4.map(|own| own.config),
             ..own
         }),
         latent: heads.latent,
@@ -103,14 +103,13 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     })
 }
 
-/// Of layers with attention.
 struct Heads {
     queries: usize,
     keys: usize,
     dim: usize,
     rotary_dim: usize,
     latent: Option<LatentConfig>,
-    fourth: Option<Fourth>,
+    gemma4: Option<Gemma4Sizes>,
 }
 
 impl Heads {
@@ -124,13 +123,13 @@ impl Heads {
         let queries = keys.required(HEAD_COUNT, HEADS)?;
         let latent = family.latent.as_ref().map(|_| latent(gguf, keys));
         let latent = latent.transpose()?;
-        let is_fourth = family.gemma.as_ref().is_some_and(|rules| rules.is_fourth);
-        let fourth = if is_fourth {
-            Some(gemma::read_fourth(gguf, keys, windows, queries)?)
+        let is_gemma4 = family.gemma.as_ref().is_some_and(|rules| rules.is_gemma4);
+        let gemma4 = if is_gemma4 {
+            Some(gemma::read_gemma4(gguf, keys, windows, queries)?)
         } else {
             None
         };
-        let kv_heads = match (&latent, &fourth) {
+        let kv_heads = match (&latent, &gemma4) {
             (Some(_), _) => 1,
             (None, Some(own)) => own.kv_heads,
             (None, None) if has_states => recurrent::kv_heads(keys)?.unwrap_or(queries),
@@ -138,7 +137,7 @@ impl Heads {
         };
         check_kv_heads(kv_heads, (&keys.key(HEAD_COUNT), queries))
             .map_err(|reason| keys.error(KV_HEADS, reason))?;
-        let (dim, rotary_dim) = match (&latent, &fourth) {
+        let (dim, rotary_dim) = match (&latent, &gemma4) {
             (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
             (None, Some(own)) => (own.head_dim, own.head_dim),
             (None, None) => head_dims(keys, family, hidden, queries)?,
@@ -149,18 +148,18 @@ impl Heads {
             dim,
             rotary_dim,
             latent,
-            fourth,
+            gemma4,
         })
     }
 
     /// Rotated elements of the widest heads.
     fn widest_rotary(&self) -> usize {
-        let wide = self.fourth.as_ref().map(|own| own.config.full_head_dim);
+        let wide = self.gemma4.as_ref().map(|own| own.config.full_head_dim);
         wide.unwrap_or(self.rotary_dim)
     }
 }
 
-/// Gemma's factors, for which there are no keys.
+/// Gemma's factors, for which GGUF has no keys.
 fn gemma_scales(rules: &GemmaRules, hidden: usize, layers: usize, heads: &Heads) -> Scales {
     let scores = gemma::score_scale(rules, layers, hidden, (heads.queries, heads.dim));
     Scales {
@@ -173,9 +172,9 @@ fn gemma_scales(rules: &GemmaRules, hidden: usize, layers: usize, heads: &Heads)
 fn intermediate_size(
     keys: &Keys<'_>,
     family: &Family,
-    fourth: Option<&Fourth>,
+    gemma4: Option<&Gemma4Sizes>,
 ) -> Result<usize, LoadError> {
-    match (family.intermediate, fourth) {
+    match (family.intermediate, gemma4) {
         // All layers have experts.
         (Intermediate::Default(0), _) => Ok(0),
         (_, Some(own)) => Ok(own.intermediate_size),
@@ -240,7 +239,7 @@ fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError>
     Ok(())
 }
 
-/// The head size, the same for keys and values, and its rotated part: all, or in some families the first elements.
+/// The head size, which keys and values share, and the rotated elements: all, or in some families the first ones.
 fn head_dims(
     keys: &Keys<'_>,
     family: &Family,
@@ -276,7 +275,7 @@ fn head_dims(
     Ok((head_dim, rotary_dim))
 }
 
-/// From the embedding: `vocab_size` is often absent.
+/// Number of rows of the embedding, since the key `vocab_size` is often absent.
 fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     let metadata = gguf.metadata();
     let missing = || {

@@ -33,17 +33,17 @@ pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfi
     Ok(Some(GemmaConfig {
         score_cap: cap(SCORE_CAP)?,
         logits_cap: cap(LOGITS_CAP)?,
-        norms_from_one: false,
+        norms_minus_one: false,
         window_rope: theta.or(usual).map(|theta| RopeConfig {
             theta,
             scaling: RopeScaling::Default,
         }),
-        fourth: None,
+        gemma4: None,
     }))
 }
 
-/// Gemma 4's layer sizes, which files list if they differ.
-pub(super) struct Fourth {
+/// Layer sizes of Gemma 4. Files list a size by layer if it differs between layers.
+pub(super) struct Gemma4Sizes {
     pub config: Gemma4Config,
     /// Key heads and head size, of sliding-window layers.
     pub kv_heads: usize,
@@ -52,17 +52,17 @@ pub(super) struct Fourth {
     pub intermediate_size: usize,
 }
 
-pub(super) fn read_fourth(
+pub(super) fn read_gemma4(
     gguf: &Gguf,
     keys: &Keys<'_>,
     windows: &[Option<usize>],
     heads: usize,
-) -> Result<Fourth, LoadError> {
+) -> Result<Gemma4Sizes, LoadError> {
     const SHARING: &str = "attention.shared_kv_layers";
     const WIDTHS: &str = "feed_forward_length";
     let layers = windows.len();
     let n_sharing = keys.size(SHARING, 0..=*LAYERS.end())?.unwrap_or(0);
-    let kv_heads = each(keys, KV_HEADS, HEADS, layers)?;
+    let kv_heads = per_layer(keys, KV_HEADS, HEADS, layers)?;
     for count in &kv_heads {
         check_kv_heads(*count, (&keys.key("attention.head_count"), heads))
             .map_err(|reason| keys.error(KV_HEADS, reason))?;
@@ -86,7 +86,7 @@ pub(super) fn read_fourth(
         check_head_dim(dim).map_err(|reason| keys.error(name, reason))?;
         Ok(dim)
     };
-    let widths = each(keys, WIDTHS, INTERMEDIATE, layers)?;
+    let widths = per_layer(keys, WIDTHS, INTERMEDIATE, layers)?;
     let (narrow, widest) = (widths[0], widths[layers - 1]);
     let double_wide = widest == 2 * narrow;
     let is_supported = (0..layers).all(|layer| {
@@ -108,7 +108,7 @@ pub(super) fn read_fourth(
     config
         .check_sharing(windows)
         .map_err(|reason| keys.error(SHARING, reason))?;
-    Ok(Fourth {
+    Ok(Gemma4Sizes {
         config,
         kv_heads: kv_heads[windowed],
         head_dim: dim("attention.key_length_swa")?,
@@ -117,7 +117,7 @@ pub(super) fn read_fourth(
 }
 
 /// The value for each layer, from a scalar or from a list.
-fn each(
+fn per_layer(
     keys: &Keys<'_>,
     name: &str,
     limits: RangeInclusive<usize>,
@@ -160,7 +160,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     }))
 }
 
-/// The factor on attention scores. There is no key; it follows from the number of layers, as in llama.cpp.
+/// The factor on attention scores. GGUF has no key for it; it follows from the number of layers, as in llama.cpp.
 pub(super) fn score_scale(
     rules: &GemmaRules,
     layers: usize,

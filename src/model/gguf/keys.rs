@@ -9,7 +9,7 @@ pub(crate) const SCORE_SCALE: &str = "attention.scale";
 pub(crate) const EMBEDDING_SCALE: &str = "embedding_scale";
 pub(crate) const RESIDUAL_SCALE: &str = "residual_scale";
 pub(crate) const LOGITS_DIVISOR: &str = "logit_scale";
-/// Slope by which the factor on queries grows with the position.
+/// Slope of the factor on queries, which grows with the position.
 pub(crate) const QUERY_SLOPE: &str = "attention.temperature_scale";
 pub(crate) const SCORE_CAP: &str = "attn_logit_softcapping";
 pub(crate) const LOGITS_CAP: &str = "final_logit_softcapping";
@@ -27,15 +27,15 @@ pub(crate) const ROUTER_NUMBERS: &[&str] = &[
 ];
 pub(crate) const KV_HEADS: &str = "attention.head_count_kv";
 
-/// The norm of attention's output, in families with one: our name, the file's.
+/// The norm of attention's output, in families with one: the internal name, the file's name.
 pub(crate) const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
-/// The norm before the feed-forward block and the final one, in files with other names: the usual name, the other.
+/// The norm before the feed-forward block, and the final norm: the usual name, and the name in some files.
 pub(crate) const OTHER_NORMS: &[(&str, &str)] = &[
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
 ];
 
-/// Keys with the architecture's prefix.
+/// Metadata keys with the architecture's prefix.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub metadata: Metadata<'a>,

@@ -6,8 +6,8 @@ use crate::config::latent::LatentConfig;
 use crate::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};
 use souffleur_base::error::LoadError;
 
-/// Newer files have separate up projections to keys and to values, and both the sizes of heads and the sizes stored per
-/// token.
+/// Newer files have separate up projections to keys and to values. In these files, metadata keys with `_mla` are sizes
+/// of a head, and keys without `_mla` are sizes stored per token.
 pub(super) fn latent(gguf: &Gguf, keys: &Keys<'_>) -> Result<LatentConfig, LoadError> {
     let split = gguf.tensor("blk.0.attn_k_b.weight").is_some();
     let head = |name: &str| -> Result<usize, LoadError> {
@@ -21,7 +21,8 @@ pub(super) fn latent(gguf: &Gguf, keys: &Keys<'_>) -> Result<LatentConfig, LoadE
     let query_dim = head("key_length")?;
     let plain_dim = query_dim.checked_sub(rotary_dim).filter(|dim| *dim > 0);
     let plain_dim = plain_dim.ok_or_else(|| {
-        let reason = format!("is {rotary_dim}, expected less than a head's key of {query_dim}");
+        let reason =
+            format!("is {rotary_dim}, expected less than {query_dim}, the size of a head's key");
         keys.error("rope.dimension_count", reason)
     })?;
     Ok(LatentConfig {

@@ -1,7 +1,7 @@
 //! Loads models from GGUF files, as written by llama.cpp and related tools.
 //!
 //! Every error is one sentence that names the file, the key or tensor, the value, the limit and the remedy.
-//! [`config`](fn@config) makes the configuration, [`weights`](fn@weights) the weights under Hugging Face's names,
+//! [`config`](fn@config) reads the configuration, [`weights`](fn@weights) the weights under Hugging Face's names, and
 //! [`vocabulary`](fn@vocabulary) the fields of a tokenizer and a chat template. [`souffleur_gguf`] reads the container.
 
 mod config;

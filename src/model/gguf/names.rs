@@ -1,4 +1,4 @@
-//! Maps our tensor names (Hugging Face's) to tensors, or rows of tensors, in a GGUF file.
+//! Maps internal tensor names (Hugging Face's) to tensors, or rows of tensors, in a GGUF file.
 
 use std::ops::Range;
 
@@ -12,23 +12,23 @@ use souffleur_kernels::tensor_view::RowOrder;
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// Absent for tied embeddings.
 pub(super) const OUTPUT: &str = "output.weight";
-/// Per-layer inputs of all layers, by token.
+/// Per-layer inputs of all layers: a row for each token id.
 pub(super) const INPUT_TABLE: &str = "per_layer_token_embd.weight";
 /// Divisors of RoPE's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
-/// For short and for long sequences.
+/// Divisors of RoPE's frequencies for short and for long sequences (LongRoPE).
 pub(super) const ROPE_FACTORS: [&str; 2] =
     ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 const FUSED: &str = "attn_qkv";
 
-/// Stacked, for gate, up, down.
+/// Stacks of the experts' gate, up and down projections.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
 pub(super) const ROUTER: &str = "ffn_gate_inp";
 
-/// Names outside of layers: ours, the file's.
-const ENDS: [(&str, &str); 6] = [
+/// Names outside of layers: internal, in the file.
+const OUTSIDE_LAYERS: [(&str, &str); 6] = [
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
     ("model.per_layer_projection_norm", "per_layer_proj_norm"),
@@ -37,8 +37,8 @@ const ENDS: [(&str, &str); 6] = [
     ("lm_head", "output"),
 ];
 
-/// Irregular names: ours, the file's within a layer.
-const WHOLE: [(&str, &str); 7] = [
+/// Names within a layer, including the suffix: internal, in the file.
+const WITH_SUFFIX: [(&str, &str); 7] = [
     ("layer_scalar", "layer_output_scale.weight"),
     ("moe.router.scale", "ffn_gate_inp.scale"),
     ("moe.router.per_expert_scale", "ffn_down_exps.scale"),
@@ -50,8 +50,8 @@ const WHOLE: [(&str, &str); 7] = [
 /// Decay and beta of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
 
-/// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 49] = [
+/// Names within a layer, without the suffix: internal, in the file.
+const IN_LAYER: [(&str, &str); 49] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -169,10 +169,10 @@ impl<'s> ExpertPart<'s> {
     }
 }
 
-/// Correction biases of a router's scores, for the choice.
+/// Correction biases, added to a router's scores when experts are chosen.
 pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 
-/// The name in GGUF files of the tensor that we name `ours`.
+/// The name in GGUF files of the tensor with the internal name `ours`.
 ///
 /// # Panics
 /// If no configuration has the tensor.
@@ -183,7 +183,7 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     if let Some((layer, own)) = ours
         .strip_prefix("model.layers.")
         .and_then(|rest| rest.split_once('.'))
-        && let Some((_, file)) = WHOLE.iter().find(|(known, _)| *known == own)
+        && let Some((_, file)) = WITH_SUFFIX.iter().find(|(known, _)| *known == own)
     {
         return format!("blk.{layer}.{file}");
     }
@@ -193,7 +193,7 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     let find = |table: &[(&str, &'static str)], module: &str| {
         let found = table.iter().find(|(known, _)| *known == module);
         found
-            .expect("every tensor of a configuration must have a name here")
+            .expect("every tensor of a configuration must have a GGUF name")
             .1
     };
     let within_layer = module
@@ -203,10 +203,10 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
         Some((layer, module)) => {
             let own = config.architecture.family().gguf.names.iter();
             let own = own.copied().find(|(known, _)| *known == module);
-            let file = own.map_or_else(|| find(&LAYER, module), |(_, file)| file);
+            let file = own.map_or_else(|| find(&IN_LAYER, module), |(_, file)| file);
             format!("blk.{layer}.{file}.{suffix}")
         }
-        None => format!("{}.{suffix}", find(&ENDS, module)),
+        None => format!("{}.{suffix}", find(&OUTSIDE_LAYERS, module)),
     }
 }
 
@@ -214,12 +214,12 @@ pub(super) struct Place<'a> {
     pub tensor: Tensor<'a>,
     /// Expected shape of the whole tensor, outermost dimension first.
     pub whole: Vec<usize>,
-    /// Row indices run through all matrices of a stack.
+    /// Rows of the tensor; the rows of a stack's matrices are numbered consecutively.
     pub rows: Range<usize>,
     pub order: RowOrder,
 }
 
-/// Finds one of our tensors: alone, or as rows of a fused one.
+/// Finds a tensor of the configuration, as a separate tensor or as rows of a fused one.
 pub(super) fn find<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,
@@ -286,8 +286,8 @@ fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Te
     })
 }
 
-/// Finds tensors of hybrids that are some rows of each group of a fused one: queries and gates of each head, decay and
-/// beta of each key head.
+/// Finds a tensor of a hybrid model that is fused with another by alternating groups of rows: queries and gates of
+/// each head, or decay and beta of each key head.
 fn part_of_hybrid<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,
@@ -326,7 +326,7 @@ fn part_of_hybrid<'a>(
     Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
 }
 
-/// Gate or up projection in a fused tensor, as in files of Phi-3.
+/// Finds a gate or up projection in a fused tensor, as in files of Phi-3.
 fn half_of_mlp<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,

@@ -1,10 +1,10 @@
-//! Number of layers, and KV heads of a hybrid's attention layers, from GGUF.
+//! Reads from GGUF the number of layers, and the KV heads of a hybrid's attention layers.
 
 use super::keys::{KV_HEADS, Keys};
 use crate::config::limits::{HEADS, LAYERS};
 use souffleur_base::error::LoadError;
 
-/// Multi-token prediction (MTP) layers, which follow the model's.
+/// Number of multi-token prediction (MTP) layers, which follow the decoder's layers.
 const EXTRA_LAYERS: &str = "nextn_predict_layers";
 
 /// Number of layers without MTP.

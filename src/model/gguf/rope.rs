@@ -18,7 +18,7 @@ const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 /// YaRN's `mscale_all_dim`, or a tenth of it: see [`GgufFamily::yarn_weights`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const SCALING: &str = "rope.scaling.type";
-/// Whether the model has RoPE at all.
+/// Key that is false if the model has no RoPE.
 const FINETUNED: &str = "rope.scaling.finetuned";
 
 pub(super) fn rope(
@@ -35,7 +35,7 @@ pub(super) fn rope(
         });
     }
     let rotates = keys.metadata.flag(&keys.key(FINETUNED))?;
-    if family.says_whether_rotated && rotates == Some(false) {
+    if family.reads_finetuned && rotates == Some(false) {
         let reason = "is false: models of this architecture without RoPE are not supported";
         return Err(keys.error(FINETUNED, reason));
     }
@@ -71,8 +71,8 @@ fn long_rope(
     let (short, long) = match found {
         (Some(short), Some(long)) => (short, long),
         (None, None) => return Ok(None),
-        (Some(_), None) => return Err(alone(gguf, short_name, long_name)),
-        (None, Some(_)) => return Err(alone(gguf, long_name, short_name)),
+        (Some(_), None) => return Err(without_counterpart(gguf, short_name, long_name)),
+        (None, Some(_)) => return Err(without_counterpart(gguf, long_name, short_name)),
     };
     let kind = keys.text(SCALING)?;
     if let Some(other) = kind.filter(|kind| !["none", "longrope"].contains(kind)) {
@@ -91,8 +91,8 @@ fn long_rope(
     }))
 }
 
-/// A tensor is present without its counterpart.
-fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
+/// The error for a tensor without its counterpart.
+fn without_counterpart(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
     let reason = format!("is present without {missing}: convert the model again");
     gguf.metadata().error(found, reason)
 }
@@ -102,7 +102,7 @@ fn scaling(
     family: &GgufFamily,
     max_positions: usize,
 ) -> Result<RopeScaling, LoadError> {
-    // 0 means none, as in llama.cpp.
+    // 0 means no scaling, as in llama.cpp.
     let unless_zero = |name| {
         Ok(keys
             .number(name, 0.0..=1e6)?
@@ -174,7 +174,7 @@ fn yarn(
     Ok(yarn)
 }
 
-/// One divisor for each pair of the `head_dim` rotated elements.
+/// The frequency divisors, one for each pair of the `head_dim` rotated elements.
 fn divisors(gguf: &Gguf, name: &str, head_dim: usize) -> Result<Option<Arc<[f32]>>, LoadError> {
     let Some(tensor) = gguf.tensor(name) else {
         return Ok(None);

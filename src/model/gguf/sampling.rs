@@ -2,9 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::generation::{
-    GenerationConfig, MIN_P, PENALTY, TEMPERATURE, TOP_P, every_token_below_one,
-};
+use crate::generation::{GenerationConfig, MIN_P, PENALTY, TEMPERATURE, TOP_P, top_k_or_unlimited};
 use souffleur_base::error::LoadError;
 use souffleur_gguf::Metadata;
 
@@ -21,11 +19,11 @@ pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadE
     let penalized = read("penalty_last_n", f64::from(i32::MIN)..=f64::from(i32::MAX))?;
     let penalty = number("penalty_repeat", PENALTY)?;
     Ok(GenerationConfig {
-        // GGUF files have these among the tokenizer's keys.
+        // GGUF files have EOS tokens among the tokenizer's keys.
         eos_token_ids: None,
         temperature: number("temp", TEMPERATURE)?,
         top_p: number("top_p", TOP_P)?,
-        top_k: top_k.map(every_token_below_one),
+        top_k: top_k.map(top_k_or_unlimited),
         min_p: number("min_p", MIN_P)?,
         // A penalty on the last 0 tokens has no effect.
         repetition_penalty: penalty.filter(|_| penalized != Some(0.0)),

@@ -8,7 +8,7 @@ use crate::config::scales::{FACTORS, SLOPES, Scales, unless_one};
 use souffleur_base::error::LoadError;
 use souffleur_kernels::rope::PositionScale;
 
-/// Reads the keys `named`. Zero means none, as in llama.cpp.
+/// Reads the keys in `named`. Zero means no factor, as in llama.cpp.
 pub(super) fn read(
     keys: &Keys<'_>,
     named: &[&str],

@@ -60,22 +60,22 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
         add_space_prefix: keys.flag("add_space_prefix")?,
         chat_template: owned(metadata.text("tokenizer.chat_template")?),
         tool_use_template: owned(metadata.text("tokenizer.chat_template.tool_use")?),
-        ..ends(keys)?
+        ..end_fields(keys)?
     }))
 }
 
-/// The EOS tokens below `vocab_size`. They are used also with a tokenizer from another file.
+/// The EOS tokens below `vocab_size`, which apply even if the tokenizer comes from another file.
 pub(super) fn end_token_ids(
     metadata: Metadata<'_>,
     vocab_size: usize,
 ) -> Result<Vec<u32>, LoadError> {
-    let mut ids = ends(Keys(metadata))?.end_token_ids();
+    let mut ids = end_fields(Keys(metadata))?.end_token_ids();
     ids.retain(|id| (*id as usize) < vocab_size);
     Ok(ids)
 }
 
-/// Only the fields that determine EOS.
-fn ends(keys: Keys<'_>) -> Result<VocabularyFields<'_>, LoadError> {
+/// Reads only the fields that determine EOS.
+fn end_fields(keys: Keys<'_>) -> Result<VocabularyFields<'_>, LoadError> {
     Ok(VocabularyFields {
         tokens: keys.texts("tokens")?,
         token_types: keys.token_types()?,

@@ -1,4 +1,4 @@
-//! Weights of a GGUF file, under our names.
+//! Weights of a GGUF file, under internal names.
 
 use std::collections::BTreeSet;
 
@@ -78,7 +78,7 @@ fn entry(place: &Place<'_>, spec: &TensorSpec) -> Result<Entry, LoadError> {
     })
 }
 
-/// Equality up to leading dimensions of 1.
+/// Whether two shapes are equal, apart from leading dimensions of 1.
 fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     let longer = got.len().max(expected.len());
     let filled = |shape: &[usize]| {
@@ -88,7 +88,7 @@ fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     filled(got) == filled(expected)
 }
 
-/// Types without blocks, by id.
+/// Element types that are not block-quantised, with their GGUF ids.
 const PLAIN: [(u32, &str, Dtype); 3] = [
     (0, "F32", Dtype::F32),
     (1, "F16", Dtype::F16),
@@ -118,7 +118,7 @@ fn refuse_others(
     config: &ModelConfig,
     used: &BTreeSet<String>,
 ) -> Result<(), LoadError> {
-    // Layers after the last one are for multi-token prediction.
+    // Layers after the decoder's are for multi-token prediction, and are not used.
     let is_extra = |name: &str| {
         let layer = name
             .strip_prefix("blk.")

@@ -2,7 +2,7 @@
 
 use super::keys::Keys;
 use crate::config::limits::{CONTEXT, LAYERS};
-use crate::config::windows::every_but;
+use crate::config::windows::all_but_every_nth;
 use crate::family::{Family, GgufWindows};
 use souffleur_base::error::LoadError;
 
@@ -25,12 +25,12 @@ pub(super) fn read(
         GgufWindows::Pattern {
             period,
             required,
-            absent,
+            default,
         } => {
             let window = if required {
                 Some(keys.required(WINDOW, CONTEXT)?)
             } else {
-                size()?.or(absent).filter(|window| *window > 0)
+                size()?.or(default).filter(|window| *window > 0)
             };
             let slides = pattern(keys, layers, period)?.into_iter();
             Ok(slides.map(|slides| window.filter(|_| slides)).collect())
@@ -38,10 +38,10 @@ pub(super) fn read(
     }
 }
 
-/// Which layers have RoPE. No key lists them: models of a family with other layers have its usual interval.
+/// For each layer, whether it has RoPE. GGUF has no key for this; families with layers without RoPE have an interval.
 pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
     match family.no_rope_interval {
-        Some(interval) => every_but(interval, layers),
+        Some(interval) => all_but_every_nth(interval, layers),
         None => vec![true; layers],
     }
 }
@@ -62,8 +62,8 @@ fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
     match keys.size(WINDOW, 0..=usize::MAX >> 1)? {
         Some(window) if (1..context).contains(&window) => {
             let reason = format!(
-                "is {window} in a model with a context of {context} tokens: sliding windows are read from \
-                 safetensors only, use the model's safetensors folder"
+                "is {window} in a model with a context of {context} tokens: sliding windows in GGUF files of this \
+                 architecture are not supported, use the model's safetensors folder"
             );
             Err(keys.error(WINDOW, reason))
         }

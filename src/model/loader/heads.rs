@@ -7,6 +7,7 @@ use souffleur_kernels::dtype::{Dtype, MatrixRole};
 use souffleur_kernels::random::RandomTensor;
 use souffleur_kernels::tensor_view::TensorView;
 
+/// Rows `first..first + len` of the `rows` rows that each head has in the tensor `name`.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows<'a> {
     pub name: &'a str,
@@ -14,20 +15,20 @@ pub struct HeadRows<'a> {
     pub width: usize,
     pub first: usize,
     pub len: usize,
-    pub turn: Turn,
+    pub orientation: Orientation,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Orientation {
     AsStored,
     Transposed,
 }
 
 impl HeadRows<'_> {
     fn shape(&self) -> [usize; 2] {
-        match self.turn {
-            Turn::AsStored => [self.len, self.width],
-            Turn::Transposed => [self.width, self.len],
+        match self.orientation {
+            Orientation::AsStored => [self.len, self.width],
+            Orientation::Transposed => [self.width, self.len],
         }
     }
 }
@@ -53,9 +54,9 @@ impl<B: Backend> Loader<'_, B> {
                 bytes: &whole.bytes[first..first + of.len * row_bytes],
                 ..whole
             };
-            match of.turn {
-                Turn::AsStored => self.backend.matrix(&[part], &[MatrixRole::Inner]),
-                Turn::Transposed => {
+            match of.orientation {
+                Orientation::AsStored => self.backend.matrix(&[part], &[MatrixRole::Inner]),
+                Orientation::Transposed => {
                     let values = transposed(&part.to_f32(), of.width);
                     let shape = of.shape();
                     let bytes = bytemuck::cast_slice(&values);

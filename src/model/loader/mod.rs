@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
-use crate::config::recurrent::Written;
+use crate::config::recurrent::StoredForm;
 use crate::gguf::{self, Gguf};
 use crate::location::ModelLocation;
 use crate::random::random_vector;
@@ -33,11 +33,11 @@ pub enum LoadFormat {
     /// The safetensors in the model's folder, or the GGUF file.
     #[default]
     Auto,
-    /// Random weights, of the shapes in a folder's `config.json`, which needs no other file, or in a GGUF file.
+    /// Random weights in the configured shapes. A folder needs no file but `config.json`.
     Dummy,
 }
 
-/// Progress: bytes read, total bytes.
+/// Receives the bytes read so far and the total bytes.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// A model whose files are open and checked: every tensor is present in the right shape, or will be random.
@@ -49,8 +49,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder or a GGUF file. Without a `dtype` the model runs in that of its embedding, or as [`Gguf::dtype`]
-    /// determines; without weights in the configured one.
+    /// Opens a folder or a GGUF file. `dtype` is by default [`Gguf::dtype`] for a GGUF file, the configured type for
+    /// random weights of a folder, and the embedding's type otherwise.
     ///
     /// # Errors
     /// Any [`LoadError`] except [`LoadError::Memory`].
@@ -83,7 +83,7 @@ impl Checkpoint {
         self.weights.as_ref().map_or(&[], Weights::types)
     }
 
-    /// Quantisation of the matrices in the files, if not plain or in GGUF blocks.
+    /// Quantisation scheme of safetensors; `None` for plain matrices and for GGUF blocks.
     pub fn scheme(&self) -> Option<Scheme> {
         self.weights.as_ref()?.scheme()
     }
@@ -92,13 +92,13 @@ impl Checkpoint {
         self.kv_layout_in(None)
     }
 
-    /// KV in `dtype`, if given.
+    /// The KV layout in `dtype`, by default in the type of the weights.
     pub fn kv_layout_in(&self, dtype: Option<KvDtype>) -> KvLayout {
         self.config.kv_layout(dtype.unwrap_or(self.dtype.into()))
     }
 
-    /// Bytes of the loaded weights: matrices in `dtype` or quantised, norms and biases in f32. `kept` returns the size
-    /// of a matrix `[outputs, inputs]` that keeps its stored blocks.
+    /// Bytes of the loaded weights: matrices in `dtype` or quantised, norms and biases in f32. `kept` returns the bytes
+    /// of a matrix `[outputs, inputs]` if it keeps its stored blocks.
     pub fn weights_bytes(
         &self,
         quantization: Option<Quantization>,
@@ -109,7 +109,7 @@ impl Checkpoint {
         tensors.iter().map(bytes).sum()
     }
 
-    /// As counted by [`Self::weights_bytes`].
+    /// Bytes of one tensor, counted like [`Self::weights_bytes`].
     pub fn tensor_bytes(
         &self,
         spec: &TensorSpec,
@@ -211,7 +211,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         &self.checkpoint.config
     }
 
-    /// Loads matrices `(name, outputs)` of `inputs` each, stacked.
+    /// Loads matrices `(name, outputs)` with `inputs` columns, and stacks their rows.
     pub fn matrix(
         &mut self,
         parts: &[(&str, usize)],
@@ -248,7 +248,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// Sets the row order of checkpoints, unless the file has its own.
+    /// Sets the row order of the family's checkpoints, unless the view has a special order already.
     fn ordered<'v>(&self, view: TensorView<'v>, name: &str) -> TensorView<'v> {
         match view.order {
             RowOrder::AsNumbered => TensorView {
@@ -291,9 +291,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(vector)
     }
 
-    /// Some families store the weights minus one.
+    /// Loads a norm's weight. Some families store it minus one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
-        if self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
+        if self.config().stores_norms_minus_one() && self.checkpoint.weights.is_some() {
             self.mapped_vector(name, &[width], |values| {
                 values.iter_mut().for_each(|value| *value += 1.0);
             })
@@ -319,8 +319,8 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// `-exp(A_log)`, which GGUF files store directly.
     pub fn decays(&mut self, name: &str, heads: usize) -> Result<B::Vector, LoadError> {
         let recurrent = self.config().recurrent.as_ref();
-        match recurrent.map(|recurrent| recurrent.written) {
-            Some(Written::Applied) if self.checkpoint.weights.is_some() => {
+        match recurrent.map(|recurrent| recurrent.stored_form) {
+            Some(StoredForm::Gguf) if self.checkpoint.weights.is_some() => {
                 self.vector(&[(name, heads)])
             }
             _ => self.mapped_vector(name, &[heads], |values| {
@@ -401,7 +401,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.rope(&config.rope.frequencies(dim))
     }
 
-    /// `None` unless window layers have a RoPE of their own.
+    /// `None` if window layers have the same RoPE as the others.
     pub fn window_rope(&mut self) -> Option<B::Rope> {
         let config = self.config();
         let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
@@ -414,7 +414,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         has_some.then(|| self.backend.rope(&Rope::none()))
     }
 
-    /// For Gemma, the factor is rounded to the model's element type.
+    /// Factor on embeddings. Gemma rounds the factor to the model's element type.
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
         match self.config().gemma {

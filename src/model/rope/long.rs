@@ -10,12 +10,12 @@ use souffleur_base::error::LoadError;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// For sequences within the original context, one divisor for each pair.
+    /// Divisors of the frequencies, one for each pair, for sequences within the original context.
     pub short: Vec<f32>,
     pub long: Vec<f32>,
     /// Trained context before scaling, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Factor on cos and sin, for both sets.
+    /// Factor on cos and sin, with either set of divisors.
     pub attention_factor: f64,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct RopeContext {
     pub rotary_dim: usize,
 }
 
-/// For families with the same RoPE in all layers.
+/// Reads the RoPE of families with the same RoPE in all layers.
 pub(crate) fn of_all_layers(
     json: &JsonFile,
     context: &RopeContext,
@@ -49,7 +49,7 @@ pub enum RopeScaling {
     Linear {
         factor: f64,
     },
-    /// Llama 3.1: long wavelengths are divided, short ones kept, those between blended.
+    /// Llama 3.1: frequencies of long wavelengths are divided, of short ones kept, of others blended.
     Llama3 {
         factor: f64,
         /// Wavelengths above `original / low_freq_factor` tokens are long.
@@ -85,14 +85,14 @@ pub struct Yarn {
     pub attention_factor: Option<f64>,
     /// Weight in the numerator of the derived attention factor; used with `mscale_all_dim` only.
     pub mscale: Option<f64>,
-    /// Weight in its denominator; used with `mscale` only.
+    /// Weight in the denominator of the derived attention factor; used with `mscale` only.
     pub mscale_all_dim: Option<f64>,
     pub truncate: bool,
 }
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's context and,
-    /// for families with the key of the original context outside of the RoPE parameters, its default.
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's context, and a
+    /// default original context for families whose key of it is outside of the RoPE parameters.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
@@ -130,7 +130,7 @@ impl RopeConfig {
         })
     }
 
-    /// For one kind of layers, with the parameters `own`.
+    /// Reads the RoPE of one kind of layers from its parameters, `own`.
     pub(crate) fn of_kind(
         outer: &JsonFile,
         own: Option<&JsonFile>,
@@ -172,7 +172,7 @@ impl RopeConfig {
 
     /// Sequences longer than this, in tokens, use the long frequencies; `None` without long ones.
     ///
-    /// A sequence's length is that of its prompt plus its maximum output, so that it never changes and cached keys stay
+    /// Here a sequence's length is its prompt plus its maximum output: the length never changes, so cached keys stay
     /// valid.
     pub fn long_above(&self) -> Option<usize> {
         match &self.scaling {
@@ -181,14 +181,14 @@ impl RopeConfig {
         }
     }
 
-    /// Whether only the base is configured. An empty `rope_parameters` means the default RoPE.
+    /// Whether no RoPE is configured, except for the base. An empty `rope_parameters` configures the default RoPE.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
         let scaling = json.object("rope_scaling")?;
         let is_scaled = scaling.is_some_and(|scaling| !scaling.entries().is_empty());
         Ok(!is_scaled && json.object("rope_parameters")?.is_none())
     }
 
-    /// Context reached by scaling the original one, in tokens.
+    /// Context to which YaRN extends the original one, in tokens.
     pub fn extended_positions(&self) -> Option<usize> {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {
@@ -199,7 +199,7 @@ impl RopeConfig {
         }
     }
 
-    /// Factor on latent attention's scores, in addition to that on cos and sin.
+    /// Factor on latent attention's scores, in addition to the factor on cos and sin.
     pub fn score_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {
@@ -212,13 +212,13 @@ impl RopeConfig {
         }
     }
 
-    /// For heads of `head_dim` elements.
+    /// The frequencies for heads of `head_dim` elements.
     ///
     /// # Panics
     /// If there are fewer divisors than pairs.
     pub fn frequencies(&self, head_dim: usize) -> Rope {
         let dim = head_dim as f64;
-        // Rounded to f32 where torch rounds: far positions multiply any difference.
+        // Rounded to f32 where torch rounds: large positions multiply any difference in frequency.
         let wavelength = |pair: usize| {
             let exponent = (2 * pair) as f32 / head_dim as f32;
             self.theta.powf(f64::from(exponent)) as f32
@@ -236,7 +236,7 @@ impl RopeConfig {
                 attention_scale: both.attention_factor as f32,
             };
         }
-        let wanted = (0..head_dim / 2).map(|pair| {
+        let frequencies = (0..head_dim / 2).map(|pair| {
             let plain = f64::from(wavelength(pair).recip());
             match &self.scaling {
                 RopeScaling::LongRope(_) => unreachable!("LongRoPE returned above"),
@@ -267,7 +267,7 @@ impl RopeConfig {
             }
         });
         Rope {
-            inv_freq: wanted.map(|frequency| frequency as f32).collect(),
+            inv_freq: frequencies.map(|frequency| frequency as f32).collect(),
             long_inv_freq: None,
             attention_scale: match &self.scaling {
                 RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
@@ -318,7 +318,7 @@ impl RopeScaling {
                     original_max_position_embeddings: original()?,
                 })
             }
-            // Older names of Phi-3.
+            // Phi-3 has older names: `su`, and `yarn` with `long_factor`.
             "longrope" | "su" => long_rope(),
             "yarn" if own.has("long_factor") => long_rope(),
             "yarn" => Ok(Self::Yarn(yarn(own, original()?, max_positions)?)),

@@ -1,8 +1,8 @@
-//! Channel files of double sparsity, in SGLang's format: for each layer and ranking a key, whose value is a row of
-//! channels for each head, most important first.
+//! Reads and writes channel files of double sparsity, in SGLang's format: a JSON key for each layer and ranking, whose
+//! value has a row of channels for each head, most important first.
 //!
 //! All query heads of a key head share its labels, so there is a row for each key head. Rows for each query head are
-//! also accepted: a key head then has the channels with the lowest sum of ranks in its rows.
+//! also accepted: a key head then has the channels with the lowest sums of ranks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use souffleur_base::error::LoadError;
 use souffleur_base::kv_layout::PagedKv;
 use souffleur_kernels::sparsity::LabelChannels;
 
-/// 128 layers with 128 heads of 256 channels take half of it.
+/// 128 layers with 128 heads of 256 channels take half of this limit.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
 pub(super) struct ChannelFile {
@@ -94,7 +94,7 @@ impl ChannelFile {
     }
 }
 
-/// Most important first.
+/// The channels of a row, most important first.
 fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     let row = row.as_array().ok_or("is not a list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
@@ -121,7 +121,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     Ok(channels)
 }
 
-/// The lowest sums of ranks; the lower channel among equals. A channel missing in a row ranks last there.
+/// The channels with the lowest sums of ranks; of equal sums the lower channel. A channel missing in a row ranks last.
 fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
     let mut sums = vec![0; dim];
     for row in rows {
@@ -143,7 +143,7 @@ fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelRanks {
     pub layer: usize,
-    /// In the order of [`ChannelType::ALL`].
+    /// One entry for each type of [`ChannelType::ALL`].
     pub importance: [Vec<Vec<f64>>; 3],
 }
 
@@ -166,7 +166,7 @@ pub fn write(file: &Path, layers: &[ChannelRanks]) -> Result<(), LoadError> {
     })
 }
 
-/// Indices in descending order of value. Values are means of absolute values, so their bits order them, including NaN.
+/// Indices in descending order of value. Values are not negative, so that their bits sort them, including NaN.
 fn ranking(importance: &[f64]) -> Vec<usize> {
     let mut channels: Vec<usize> = (0..importance.len()).collect();
     let bits = |channel: &usize| Reverse(importance[*channel].to_bits());

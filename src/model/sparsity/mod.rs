@@ -20,19 +20,19 @@ pub struct SparsityWish {
     pub ranked_by: ChannelType,
     /// Channels per label; [`default_channels`] if `None`.
     pub channels: Option<usize>,
-    /// Tokens per query head, including the query's own.
+    /// Tokens that a query head attends to, including the query's token.
     pub tokens: usize,
-    /// Context length from which a query is sparse, in tokens.
+    /// Context length from which attention is sparse, in tokens.
     pub threshold: usize,
 }
 
 /// Default ratio of a key's channels to a label's.
 const DEFAULT_SHARE: usize = 4;
-/// Default minimum, at most a key's channels: a quarter of a narrow key finds too few of the important tokens.
-const LEAST_DEFAULT: usize = 32;
+/// Smallest default, unless a key has fewer channels: a quarter of a narrow key finds too few important tokens.
+const MIN_DEFAULT: usize = 32;
 
 pub fn default_channels(key_dim: usize) -> usize {
-    (key_dim / DEFAULT_SHARE).max(LEAST_DEFAULT).min(key_dim)
+    (key_dim / DEFAULT_SHARE).max(MIN_DEFAULT).min(key_dim)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct ModelSparsity {
 }
 
 impl ModelSparsity {
-    /// The [tag](Self::tag) as a part of a fingerprint: never empty, and no prefix of another one.
+    /// The [tag](Self::tag) as a part of a fingerprint: never empty, and no tag is a prefix of another.
     pub fn stable_bytes(&self) -> &[u8] {
         self.tag.as_bytes()
     }
@@ -63,17 +63,17 @@ pub struct LayersToLabel<'a> {
 }
 
 impl LayersToLabel<'_> {
-    /// The keys of a layer with labels: one with full attention. Window layers read few keys, and recurrent layers
-    /// none.
+    /// The KV pages of a layer with labels. Only layers with full attention have labels: window layers read few keys,
+    /// recurrent layers none.
     fn labelled(&self, layer: usize) -> Option<&PagedKv> {
         let pages = self.layout.layers()[layer].pages()?;
         self.windows[layer].is_none().then_some(pages)
     }
 
-    /// Elements of a head's label in each layer; [`default_channels`] by default.
+    /// Elements of a head's label in each layer: `channels`, or [`default_channels`]; 0 for layers without labels.
     ///
     /// # Errors
-    /// The unsupported part of the model.
+    /// [`LoadError::Device`] names the unsupported part of the model.
     pub fn labels(&self, channels: Option<usize>) -> Result<Vec<usize>, LoadError> {
         let refuse = |reason: String| {
             Err(LoadError::Device(format!(
@@ -113,8 +113,8 @@ impl LayersToLabel<'_> {
         }
         if labels.iter().all(|labels| *labels == 0) {
             refuse(
-            "is on, but every layer of this model has a window or a state: no query sees all tokens before it, so \
-             turn it off"
+            "is on, but every layer of this model has a window or a state, and double sparsity needs full attention: \
+             turn it off for this model"
                 .to_owned(),
         )
         } else {
@@ -127,7 +127,7 @@ impl SparsityWish {
     /// Reads the channel file for a model.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`] naming the file, layer, head and channel; [`LoadError::Device`] for a
+    /// [`LoadError::Io`] and [`LoadError::Format`] naming file, layer, head and channel; [`LoadError::Device`] for a
     /// model that cannot be sparse.
     pub fn read(&self, layers: LayersToLabel<'_>) -> Result<ModelSparsity, LoadError> {
         let labels = layers.labels(self.channels)?;
@@ -165,7 +165,7 @@ impl SparsityWish {
     }
 }
 
-/// A single number if all labels have the same size.
+/// The sizes of labels, joined by `+`; equal consecutive sizes are written once.
 fn sizes_text(labels: &[usize]) -> String {
     let mut sizes: Vec<usize> = labels.iter().copied().filter(|size| *size > 0).collect();
     sizes.dedup();

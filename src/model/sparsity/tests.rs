@@ -63,7 +63,7 @@ fn read_text(
     })
 }
 
-fn good() -> Value {
+fn valid_file() -> Value {
     json!({
         "model.layers.0.self_attn.qk_proj": [[7, 1, 2, 0], [3, 6, 5]],
         "model.layers.0.self_attn.k_proj": [[0, 1, 2], [0, 1, 2]],
@@ -73,8 +73,8 @@ fn good() -> Value {
 }
 
 #[test]
-fn channels_are_those_of_the_ranking_and_ascend() {
-    let read = read_as(&good(), wish).expect("a good file");
+fn channels_follow_the_ranking_in_ascending_order() {
+    let read = read_as(&valid_file(), wish).expect("valid");
     let of = |layer: usize| {
         let labels = read.rules.layers[layer].as_ref().expect("it has labels");
         (0..2)
@@ -82,7 +82,7 @@ fn channels_are_those_of_the_ranking_and_ascend() {
             .collect::<Vec<_>>()
     };
     assert_eq!(of(0), [[1, 2, 7], [3, 5, 6]]);
-    // Ranks of the first two rows: channel 1 has 1 + 1, then 3 with 3 + 0, then 0 with 0 + 4 and 2 with 2 + 2.
+    // Sums of ranks in the first two rows: 2 for channel 1, 3 for channel 3, 4 for channels 0 and 2.
     assert_eq!(of(2), [[0, 1, 3], [5, 6, 7]]);
     assert_eq!(read.rules.layers[1], None, "it has a window");
     assert_eq!(read.rules.layers[3], None, "it has a state");
@@ -106,7 +106,7 @@ fn channels_are_those_of_the_ranking_and_ascend() {
     assert!(by_k.is_ok());
 }
 
-/// Ranks channels by both criteria, equally.
+/// A file with the same ranks by both criteria.
 const BOTH: &str = r#"{"model.layers.0.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.0.self_attn.k_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.k_proj":[[0,1,2],[0,1,2]]}"#;
 
 #[test]
@@ -117,7 +117,7 @@ fn tags_differ_by_parameters_and_file() {
             edit(&mut wish);
             wish
         });
-        let read = read.expect("a good file");
+        let read = read.expect("valid");
         assert_eq!(read.stable_bytes(), read.tag.as_bytes());
         read.tag.to_string()
     };
@@ -140,16 +140,16 @@ fn tags_differ_by_parameters_and_file() {
 /// The tag must never change: it is part of the keys of blocks that older versions stored.
 #[test]
 fn the_tag_is_stable_across_versions() {
-    let read = read_text(BOTH, wish).expect("a good file");
+    let read = read_text(BOTH, wish).expect("valid");
     let expected = "ds-qk-3-4-16-3d8a78521ed72ac700c978b231f0a1638d3c651cc80a21e1628d4393d84ddc36";
     assert_eq!(&*read.tag, expected);
 }
 
 #[test]
-fn hostile_files_are_refused_with_a_sentence() {
+fn invalid_files_are_refused_with_the_reason() {
     let first = "model.layers.0.self_attn.qk_proj";
     let with = |value: Value| {
-        let mut json = good();
+        let mut json = valid_file();
         json[first] = value;
         json
     };
@@ -199,7 +199,7 @@ fn hostile_files_are_refused_with_a_sentence() {
         ),
     ];
     for (json, expected) in table {
-        let error = read_as(&json, wish).expect_err("it is refused").to_string();
+        let error = read_as(&json, wish).expect_err("must fail").to_string();
         assert!(error.contains(&expected), "{error}: expected {expected}");
     }
     let missing = wish(PathBuf::from("/no/such/channels.json"));
@@ -226,7 +226,7 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
         };
         layers
             .labels(Some(channels))
-            .expect_err("it is refused")
+            .expect_err("must fail")
             .to_string()
     };
     let latent = KvLayout::uniform(
@@ -283,7 +283,7 @@ fn written_channels_are_read_back() {
             ranked_by,
             ..wish(file.path().to_owned())
         };
-        let read = wish.read(layers).expect("a good file");
+        let read = wish.read(layers).expect("valid");
         let labels = read.rules.layers[2].as_ref().expect("it has labels");
         assert_eq!(
             (labels.head(0), labels.head(1)),

@@ -1,4 +1,4 @@
-//! All weights of a model, by name.
+//! The weights of a model: tensors by name, with their type and bytes in the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use super::entry::Entry;
+use super::quantised::gpt_oss::Strided;
 use super::quantised::part_names::part_names;
 use super::quantised::part_of::PartOf;
 use super::quantised::scheme::Scheme;
-use super::quantised::turned::Turned;
 use crate::json_file::format_error;
 use crate::tensor_spec::TensorSpec;
 use souffleur_base::error::LoadError;
@@ -26,17 +26,17 @@ pub struct TypeCount {
 }
 
 pub struct Weights {
-    /// The file or folder searched, for errors.
+    /// The file or folder that errors name.
     searched: PathBuf,
     pub(super) files: Vec<MappedFile>,
     pub(super) entries: FxHashMap<String, Entry>,
     types: Vec<TypeCount>,
     pub(super) scheme: Option<Scheme>,
-    pub(super) turned: FxHashMap<String, Turned>,
-    /// Matrices that are rows of quantised ones.
+    pub(super) gpt_oss: FxHashMap<String, Strided>,
+    /// Matrices that are rows of a quantised matrix.
     pub(super) parts: FxHashMap<String, PartOf>,
-    /// Parts of tensor names that differ: in the checkpoint, in our names.
-    pub(super) own_names: Vec<(&'static str, &'static str)>,
+    /// Parts of tensor names: in the checkpoint, and the internal equivalent.
+    pub(super) renamed_parts: Vec<(&'static str, &'static str)>,
 }
 
 impl Weights {
@@ -53,9 +53,9 @@ impl Weights {
             entries,
             types: count_types(types),
             scheme: None,
-            turned: FxHashMap::default(),
+            gpt_oss: FxHashMap::default(),
             parts: FxHashMap::default(),
-            own_names: Vec::new(),
+            renamed_parts: Vec::new(),
         }
     }
 
@@ -124,11 +124,11 @@ impl Weights {
         })
     }
 
-    /// Releases a tensor's pages, which are read again from the file on access. Otherwise a model that is copied while
-    /// loading would count twice in resident memory.
+    /// Releases a tensor's pages, which are read again from the file on access. Without this, weights that are copied
+    /// during loading would count twice in resident memory.
     pub fn release(&self, name: &str) {
         // Two matrices may share these bytes; pages released too early are read again.
-        for (file, range) in self.turned.get(name).into_iter().flat_map(Turned::ranges) {
+        for (file, range) in self.gpt_oss.get(name).into_iter().flat_map(Strided::ranges) {
             self.files[*file].release(range.clone());
         }
         for name in self.names_of(name) {
@@ -146,18 +146,18 @@ impl Weights {
         found.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// As stored, or as the blocks of the converted matrix; `None` if missing or of an unknown type.
+    /// The stored type of a tensor, or the block type of a converted matrix; `None` if missing or of an unknown type.
     pub fn stored(&self, name: &str) -> Option<Stored> {
         match self.entries.get(name) {
             Some(entry) => entry.stored.as_ref().ok().copied(),
-            None => match self.turned.get(name) {
-                Some(turned) => Some(turned.stored()),
+            None => match self.gpt_oss.get(name) {
+                Some(matrix) => Some(matrix.stored()),
                 None => self.quantised_blocks(name).map(Stored::Blocks),
             },
         }
     }
 
-    /// `None` if missing or not plain.
+    /// The type of a plain tensor; `None` if missing or in blocks.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         match self.stored(name)? {
             Stored::Plain(dtype) => Some(dtype),
@@ -165,10 +165,10 @@ impl Weights {
         }
     }
 
-    /// As stored; `None` if missing.
+    /// Bytes of a tensor in the files; `None` if missing.
     pub fn bytes_of(&self, name: &str) -> Option<usize> {
-        if let Some(turned) = self.turned.get(name) {
-            return Some(turned.file_bytes());
+        if let Some(matrix) = self.gpt_oss.get(name) {
+            return Some(matrix.file_bytes());
         }
         let names = self.names_of(name);
         let bytes = names.iter().map(|name| self.entries[*name].range.len());

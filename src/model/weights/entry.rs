@@ -7,7 +7,7 @@ use souffleur_kernels::tensor_view::{RowOrder, Stored};
 #[derive(Clone)]
 pub(crate) struct Entry {
     pub file: usize,
-    /// Its element type, or the name of one without kernels.
+    /// The element type, or the name of a type without kernels.
     pub stored: Result<Stored, String>,
     /// Outermost dimension first.
     pub shape: Vec<usize>,

@@ -9,14 +9,14 @@ use super::entry::Entry;
 use crate::config::experts::{ExpertNames, ExpertsConfig};
 use souffleur_base::error::LoadError;
 
-/// Stacks of all experts' matrices, and which of gate, up and down they contain.
+/// Names of stacks, and the projections in each, as indices into gate, up, down.
 const STACKED: [(&str, &[usize]); 2] = [("gate_up_proj", &[0, 1]), ("down_proj", &[2])];
 
 impl Weights {
     /// Renames experts, and splits stacks.
     ///
     /// # Errors
-    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration, or in
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration or has
     /// unsupported codes.
     pub fn name_experts(
         &mut self,
@@ -24,7 +24,7 @@ impl Weights {
         hidden: usize,
     ) -> Result<(), LoadError> {
         if experts.names == ExpertNames::GPT_OSS {
-            return self.turn_experts(experts, hidden);
+            return self.extract_gpt_oss_experts(experts, hidden);
         }
         self.rename_experts(experts.names);
         for layer in (0..experts.layers.len()).filter(|layer| experts.are_in(*layer)) {

@@ -1,4 +1,4 @@
-//! Weights in safetensors: a single file, or the shards of an index.
+//! Opens weights in safetensors: a single file, or the shards of an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -84,7 +84,7 @@ impl Shards {
                 let reason = format!("is not a complete safetensors file: {error}");
                 format_error(mapped.path(), reason)
             })?;
-        // Format: 8 bytes of header length, the header, then the data, from which offsets count.
+        // Format: 8 bytes of header length, the header, the data. Offsets are relative to the data.
         let data_start = 8 + header_bytes;
         for (name, info) in metadata.tensors() {
             if !wanted(&name) {

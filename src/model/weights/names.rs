@@ -1,4 +1,4 @@
-//! Maps tensor names in checkpoints to our names, and splits fused tensors.
+//! Maps tensor names in checkpoints to internal names, and splits fused tensors.
 
 use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
@@ -7,21 +7,21 @@ use crate::config::recurrent::Recurrence;
 use souffleur_base::error::LoadError;
 use souffleur_kernels::tensor_view::RowOrder;
 
-/// Prefixes of decoder tensors: in vision-language checkpoints, in our names.
+/// Prefixes of decoder tensors: in vision-language checkpoints, and the internal equivalent.
 const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
 
-/// Names of experts' projections: ours, LFM2's.
+/// Names of experts' projections: internal, in LFM2's checkpoints.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
     (".up_proj.", ".w3."),
     (".down_proj.", ".w2."),
 ];
 
-/// A part of a tensor: its name, first row and number of rows within each group.
+/// A part of a fused tensor: name, first row and number of rows in each group.
 type Part<'a> = (&'a str, usize, usize);
 
 impl Weights {
@@ -32,20 +32,20 @@ impl Weights {
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
             // In errors, a missing output projection has the prefix that the other tensors have.
-            let neighbour = match *from {
+            let prefix = match *from {
                 "language_model.lm_head." => "language_model.model.",
                 from => from,
             };
             let mut names = self.entries.keys();
-            names.any(|name| name.starts_with(neighbour))
+            names.any(|name| name.starts_with(prefix))
         });
-        self.own_names = used.copied().collect();
+        self.renamed_parts = used.copied().collect();
         self.rename(|name| {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
         let own = config.architecture.family().tensor_names;
-        self.own_names.extend(own);
+        self.renamed_parts.extend(own);
         self.rename(|name| {
             let (from, to) = own.iter().find(|(from, _)| name.contains(from))?;
             Some(name.replacen(from, to, 1))
@@ -56,10 +56,10 @@ impl Weights {
         Ok(())
     }
 
-    /// The name that the checkpoint has for a tensor of the model, even if the tensor is missing.
+    /// A tensor's name in the checkpoint, also if the tensor is missing there.
     pub(super) fn file_name(&self, ours: &str) -> String {
         let is_prefix = |from: &&(&str, &str)| PREFIXES.contains(*from);
-        let (prefixes, parts): (Vec<_>, Vec<_>) = self.own_names.iter().partition(is_prefix);
+        let (prefixes, parts): (Vec<_>, Vec<_>) = self.renamed_parts.iter().partition(is_prefix);
         let found = parts.iter().filter(|(_, to)| ours.contains(to));
         let mut name = match found.max_by_key(|(_, to)| to.len()) {
             Some((from, to)) => ours.replacen(to, from, 1),
@@ -141,7 +141,7 @@ impl Weights {
     }
 
     /// Splits a fused tensor: its rows form groups, such as heads, and each group has rows of every part. A quantised
-    /// tensor is left whole, and the rows of its parts are converted at load. `width` is `None` for a vector.
+    /// tensor is not split: the rows of each part are converted at load. `width` is `None` for a vector.
     fn split(
         &mut self,
         fused: &str,
@@ -175,7 +175,7 @@ impl Weights {
             parts.any(|(part, ..)| self.entries.contains_key(&name(part)))
         };
         if self.entries.contains_key(fused) || width.is_some() && !has_parts() {
-            if let Some(error) = self.unexplained(fused) {
+            if let Some(error) = self.undescribed_codes(fused) {
                 return Err(error);
             }
             self.tensor(fused, &shape(period))?;

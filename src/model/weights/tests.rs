@@ -49,7 +49,7 @@ fn every_fixture_has_the_tensors_of_its_configuration() {
     for dir in fixtures() {
         let config = ModelConfig::read(&dir).expect("supported");
         families.insert(config.architecture.name());
-        let mut weights = Weights::open(&dir).expect("whole");
+        let mut weights = Weights::open(&dir).expect("valid");
         weights.name_for(&config).expect("parts that fit");
         if let Some(experts) = &config.experts {
             let named = weights.name_experts(experts, config.hidden_size);
@@ -58,7 +58,7 @@ fn every_fixture_has_the_tensors_of_its_configuration() {
         weights.check(&config.tensors()).expect("complete");
         let stored = weights.dtype("model.norm.weight").expect("stored");
         assert_eq!(config.dtype, Some(stored), "{}", dir.display());
-        // Router corrections are f32; some files lack layers, others have blocks.
+        // Sizes differ where router corrections are f32, files lack layers, or weights are in blocks.
         let in_blocks = weights.types().iter().any(|count| count.name == "U8");
         if config.latent.is_none() && !in_blocks {
             let bytes = config.parameters() * stored.bytes() as u64;
@@ -107,8 +107,8 @@ fn elements_are_read_in_every_dtype() {
     ];
     for (dtype, ours, element) in stored {
         let dir = folder(&[(FILE, &bytes_of(dtype, &element))]);
-        let weights = Weights::open(dir.path()).expect("whole");
-        let tensor = weights.tensor("a", &[2, 2]).expect("there");
+        let weights = Weights::open(dir.path()).expect("valid");
+        let tensor = weights.tensor("a", &[2, 2]).expect("found");
         assert_eq!(
             (tensor.plain_dtype(), tensor.shape, tensor.elements()),
             (Some(ours), [2, 2].as_slice(), 4)
@@ -120,7 +120,7 @@ fn elements_are_read_in_every_dtype() {
 #[test]
 fn a_wrong_tensor_is_named_with_its_file() {
     let dir = folder(&[(FILE, &bytes_of(safetensors::Dtype::I32, &[0; 4]))]);
-    let weights = Weights::open(dir.path()).expect("whole");
+    let weights = Weights::open(dir.path()).expect("valid");
     refused(
         weights.tensor("a", &[4]),
         "model.safetensors: tensor a has shape [2, 2], the configuration expects [4]",
@@ -198,7 +198,7 @@ fn an_index_must_name_existing_plain_files() {
         "names y.safetensors, which is missing",
     );
 
-    let (_dir, weights) = open(r#"{"a": "x.safetensors", "c": "x.safetensors"}"#).expect("whole");
+    let (_dir, weights) = open(r#"{"a": "x.safetensors", "c": "x.safetensors"}"#).expect("valid");
     assert!(weights.tensor("a", &[2, 2]).is_ok());
     refused(weights.tensor("c", &[1]), "tensor c is missing");
     refused(weights.tensor("b", &[3]), "tensor b is missing");

@@ -1,4 +1,4 @@
-//! Paged attention: decode kernels with one query a row, and prefill kernels with many.
+//! Tests of the paged attention kernels: decodes with one query per row, and prefills with many.
 
 use std::f32::consts::LOG2_E;
 
@@ -150,7 +150,7 @@ impl Pool {
         }
     }
 
-    /// The index and attention output of each token of the segments; padding has none.
+    /// The index and expected output of each token of the segments, without padding.
     fn expected(&self, q: &Elements, segments: &[Segment]) -> Vec<(usize, Vec<f64>)> {
         let (heads, dim) = (self.case.n_heads as usize, self.case.head_dim as usize);
         let tokens = segments

@@ -1,4 +1,4 @@
-//! Block copies between a pool and other memory are exact.
+//! Tests that block copies between the pool and other memory are exact.
 
 use souffleur_kernels::cuda::driver::DevicePtr;
 use souffleur_kernels::cuda::launch::{BlockCopy, KvBlockParams, KvBlocks, MOST_BLOCK_PAGES};
@@ -55,7 +55,7 @@ fn check(shape: Shape, by_table: bool) {
     } = shape;
     let stride = (PAGES * page_size * token_bytes).next_multiple_of(256);
     let pool: Vec<u8> = (0..PLANES * stride).map(|_| gpu.below(256) as u8).collect();
-    // Each page once, in random order.
+    // Distinct pages, not in ascending order.
     let pages: Vec<u32> = (0..n / page_size)
         .map(|index| (index * 29 % PAGES) as u32)
         .collect();

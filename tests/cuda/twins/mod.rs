@@ -77,7 +77,7 @@ impl Gpu {
         }
     }
 
-    /// The count of numbers made so far.
+    /// Number of random numbers generated so far.
     pub fn n_numbers(&self) -> usize {
         self.n_numbers
     }
@@ -104,7 +104,7 @@ impl Gpu {
         self.elements_of(element, &numbers)
     }
 
-    /// These numbers, as elements of a type.
+    /// Converts numbers to elements of a type, and copies them to the device.
     pub fn elements_of(&self, element: ElementType, numbers: &[f32]) -> Elements {
         match element {
             ElementType::F32 => Elements {

@@ -1,4 +1,4 @@
-//! Matrix products of the built-in kernels and of cuBLASLt.
+//! Tests of the matrix products of the built-in kernels and of cuBLASLt.
 
 use souffleur_kernels::cuda::driver::{DeviceBuffer, DevicePtr};
 use souffleur_kernels::cuda::gemm::{GemmWish, Products};
@@ -43,7 +43,7 @@ fn shapes() -> impl Iterator<Item = [usize; 3]> {
     SHAPES.into_iter().chain(large)
 }
 
-/// The count of random numbers for a shape: x, w, biases, and the previous output.
+/// Number of random numbers for a shape: x, w, biases, and the previous output.
 fn n_numbers([m, n, k]: [usize; 3]) -> usize {
     m * k + n * k + n + m * n
 }
@@ -60,7 +60,7 @@ struct Numbers {
     places: Vec<(usize, usize)>,
 }
 
-/// The numbers of a shape on the device, as elements of a type.
+/// The random numbers of a shape on the device, as elements of a type.
 struct Operands<'a> {
     numbers: &'a Numbers,
     element: ElementType,
@@ -212,10 +212,10 @@ fn products_are_right() {
         }
     }
     let once: usize = shapes().map(n_numbers).sum();
-    assert_eq!(gpu.n_numbers(), once, "numbers are made once for a shape");
+    assert_eq!(gpu.n_numbers(), once, "each shape has one set of numbers");
 }
 
-/// One thread makes some hundred million numbers in a few seconds; ten billion took longer than the check's time limit.
+/// One thread generates some hundred million numbers in a few seconds. Ten billion exceeded the check's time limit.
 #[test]
 fn numbers_of_all_shapes_are_made_in_seconds() {
     let all = SHAPES.into_iter().chain(LARGE_SHAPES);

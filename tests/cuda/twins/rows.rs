@@ -1,4 +1,4 @@
-//! Row-wise kernels: random weights, embeddings, rotations, norms and gates.
+//! Tests of the row-wise kernels: random weights, embeddings, rotations, norms and gates.
 
 use souffleur_kernels::cuda::driver::DevicePtr;
 use souffleur_kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
@@ -168,7 +168,7 @@ fn silu_gates_multiply_the_up_projections() {
     }
 }
 
-/// A model's heads.
+/// Numbers of query heads and KV heads, and elements of a head.
 #[derive(Clone, Copy, Debug)]
 struct Heads {
     q: usize,

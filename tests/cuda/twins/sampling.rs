@@ -1,4 +1,4 @@
-//! Sampled tokens and log probabilities equal those of the host's sampler.
+//! Tests that sampled tokens and log probabilities equal those of the host's sampler.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Experts and latent attention in quantised checkpoints.
+//! Tests of experts and latent attention in quantised checkpoints.
 
 use souffleur_kernels::dtype::Dtype;
 
@@ -32,7 +32,7 @@ fn experts_and_latent_attention_have_the_logits_of_their_dequantised_values() {
             let folders = folders_of(model, &config, quantise, |tensor, values| {
                 tensor.data = bf16s(values);
             });
-            // Codes of 8 bits become bf16; blocks are multiplied exactly in f32 only.
+            // 8-bit codes are converted to bf16; 4-bit blocks are multiplied exactly in f32 only.
             let dtype = if kind.contains('8') {
                 Dtype::BF16
             } else {

@@ -1,4 +1,4 @@
-//! Quantised checkpoints of families with fused matrices and other tensor names.
+//! Tests of quantised checkpoints of families with fused matrices and different tensor names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::random_models::{Stored, edit_config, write_tensors};
 
 type Tensors = BTreeMap<String, Stored>;
 
-/// A copy of a fixture with other tensors.
+/// A copy of a fixture with changed tensors.
 fn folder(name: &str, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = "config.json";
@@ -100,12 +100,12 @@ fn fused_matrices_are_converted_row_by_row() {
         ("phi3", "model.layers.1.mlp.gate_up_proj"),
     ];
     for (kind, config, quantise) in kinds() {
-        // Groups of 128 inputs do not fit.
+        // Groups of 128 inputs do not divide the fixtures' widths.
         if kind == "packed, zeros" {
             continue;
         }
         for (name, module) in table {
-            // Twelve outputs are not whole words.
+            // Twelve outputs do not fill whole words.
             if module.ends_with("in_proj_ba") && (kind.contains("gptq") || kind == "awq") {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Quantised safetensors give the logits of the same model with dequantised weights in bf16.
+//! Tests that quantised safetensors give the logits of the same model with dequantised weights in bf16.
 
 mod experts;
 mod hybrids;
@@ -38,7 +38,7 @@ fn folders(name: &str, config: &Value, quantise: Quantise) -> Folders {
     })
 }
 
-/// As [`folders`], in other sizes; `write` puts the values of quantised modules into the plain model.
+/// Like [`folders`], with other sizes; `write` stores the dequantised values in the plain model.
 fn folders_of(
     (name, sizes): (&str, &[(&str, usize)]),
     config: &Value,
@@ -97,7 +97,7 @@ fn every_kind_has_the_logits_of_its_dequantised_values() {
     }
 }
 
-/// Of kinds that become blocks, one for each layout; the others become bf16.
+/// Checks a kind of each layout that is loaded as blocks; other kinds are loaded as bf16.
 #[test]
 fn kinds_in_blocks_are_invariant() {
     for (kind, config, quantise) in kinds() {
@@ -126,7 +126,7 @@ fn quantised_checkpoints_may_be_quantised_again_to_int8() {
         let int8 = Some(Quantization::Int8);
         let expected = logits(plain, Dtype::BF16, int8);
         let got = logits(quantised, Dtype::BF16, int8);
-        // Blocks are not rounded to bf16 first.
+        // Unlike the plain weights, blocks are not rounded to bf16 first.
         let error = relative_error(&got, &expected);
         assert!(error < 0.01, "{kind}: {error}");
     }
@@ -154,7 +154,7 @@ fn refused(dir: &Path) -> String {
     loaded.to_string()
 }
 
-/// Changes a tensor of a module of a quantised model, and returns why the model is refused.
+/// Changes a tensor of a quantised model's module, and returns the error.
 fn broken(kind: &str, part: &str, change: fn(&mut Option<Stored>)) -> String {
     let (_, config, quantise) = kinds()
         .into_iter()
@@ -205,7 +205,7 @@ fn broken_tensors_are_named_before_anything_is_loaded() {
     ];
     for (kind, codes, other) in parts {
         let name = |part| format!("model.layers.0.mlp.down_proj.{part}");
-        // The scales of fp8 have one of two names.
+        // The scales of fp8 have one of two names, so that the error may name the other.
         let missing = broken(kind, other, |tensor| *tensor = None);
         assert!(missing.contains("down_proj"), "{kind}: {missing}");
         for part in [codes, other] {

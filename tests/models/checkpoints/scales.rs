@@ -1,4 +1,4 @@
-//! Scales of 4-bit codes that f16 cannot represent.
+//! Tests of scales of 4-bit codes that f16 cannot represent.
 
 use half::bf16;
 use safetensors::Dtype as Element;
@@ -24,7 +24,7 @@ fn scales_stay_as_they_are_in_float32() {
             logits(plain, Dtype::BF16, int8),
             "{kind} in int8"
         );
-        // Rounded to f16, and multiplied with activations of eight bits.
+        // In bf16 the scales are rounded to f16, and activations to eight bits.
         let expected = logits(plain, Dtype::BF16, None);
         let error = relative_error(&logits(quantised, Dtype::BF16, None), &expected);
         assert!(error > 0.0 && error < 0.03, "{kind}: {error}");

@@ -19,7 +19,7 @@ fn world(isa: Isa, heads: HeadShape) -> World {
     world
 }
 
-/// Heads of more than one scale group, for the paths of few and of many queries.
+/// Heads with more than one scale group, with few and with many queries per key head.
 const SHAPES: [HeadShape; 2] = [
     HeadShape {
         n_heads: 4,

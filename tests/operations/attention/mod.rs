@@ -87,7 +87,7 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
 
 #[test]
 fn capped_scores_are_right_and_no_bit_depends_on_the_chunks() {
-    // A decode of few heads reads from the pool, others pack.
+    // A decode with few heads per key head reads the pool directly; other steps pack keys and values.
     for (n_heads, key_dim) in [(4, 32), (12, 24)] {
         let heads = HeadShape {
             n_heads,
@@ -99,8 +99,8 @@ fn capped_scores_are_right_and_no_bit_depends_on_the_chunks() {
         };
         check_right(heads, &[0, 31, 130, 300]);
         for dtype in [KvDtype::BF16, KvDtype::F32] {
-            check_cuts(dtype, heads);
-            check_unseen(dtype, heads);
+            check_chunks(dtype, heads);
+            check_outside_context(dtype, heads);
         }
         check_shared(
             KvDtype::BF16,
@@ -123,12 +123,12 @@ fn neither_chunks_nor_pages_nor_threads_change_a_bit() {
         (KvDtype::Int8, None),
         (KvDtype::Int8, Some(90)),
     ] {
-        check_cuts(dtype, HeadShape { window, ..HEADS });
+        check_chunks(dtype, HeadShape { window, ..HEADS });
     }
 }
 
 /// Compares the bits of a prompt computed at once with those of its chunks, in other pages, on more threads.
-fn check_cuts(dtype: KvDtype, heads: HeadShape) {
+fn check_chunks(dtype: KvDtype, heads: HeadShape) {
     const LEN: usize = 700;
     for isa in Isa::available() {
         let base = Setup {
@@ -166,7 +166,7 @@ fn check_cuts(dtype: KvDtype, heads: HeadShape) {
 }
 
 /// Rows 2 to 8 share 784 tokens with row 1, rows 9 to 16 share 528, and two more rows share none; most rows decode.
-fn family(setup: Setup) -> (World, Vec<Part>) {
+fn prefix_rows(setup: Setup) -> (World, Vec<Part>) {
     let mut world = World::new(setup);
     world.grow(1, (1, 0), 900);
     for row in 2..=16 {
@@ -178,7 +178,7 @@ fn family(setup: Setup) -> (World, Vec<Part>) {
     let mut parts: Vec<Part> = (1..=18)
         .map(|row| part(row, world.contents[row as usize].len() - 1, 1))
         .collect();
-    // Some prefill: short chunks may join the others, long ones are their own tiles.
+    // Some rows prefill: short chunks may share a tile with other rows, long chunks have separate tiles.
     parts[3] = part(4, 850, 5);
     parts[11] = part(12, 600, 300);
     parts[17] = part(18, 0, 100);
@@ -194,7 +194,7 @@ fn shared_prefixes_do_not_change_a_bit() {
     }
 }
 
-/// Compares the bits of rows with shared prefixes with those of the same rows one by one.
+/// Compares the bits of rows with shared prefixes with the bits of the same rows one by one.
 fn check_shared(dtype: KvDtype, heads: HeadShape, page_size: usize) {
     for isa in Isa::available() {
         let base = Setup {
@@ -204,13 +204,13 @@ fn check_shared(dtype: KvDtype, heads: HeadShape, page_size: usize) {
             page_size,
             ..setup()
         };
-        let (mut alone, parts) = family(Setup {
+        let (mut alone, parts) = prefix_rows(Setup {
             shares: false,
             ..base
         });
         let expected = alone.attend(&parts);
         for threads in [1, 2] {
-            let (mut together, parts) = family(Setup { threads, ..base });
+            let (mut together, parts) = prefix_rows(Setup { threads, ..base });
             let got = together.attend(&parts);
             assert!(
                 got == expected,
@@ -249,13 +249,13 @@ fn shared_prefix_is_read_once() {
 }
 
 #[test]
-fn rows_that_share_one_page_but_not_an_earlier_one_are_told_apart() {
+fn rows_that_share_a_page_but_not_an_earlier_one_do_not_share_a_prefix() {
     let mut bits = Vec::new();
     for shares in [true, false] {
         let mut world = World::new(Setup { shares, ..setup() });
         world.grow(1, (1, 0), 600);
         world.grow(2, (1, 512), 600);
-        // The page by which rows are sorted is the same, an earlier one is not.
+        // The rows have the same page where rows are compared for sorting, but an earlier page differs.
         let other = world.table.row(RowId::new(2))[590];
         world.table.row_mut(RowId::new(2))[300] = other;
         bits.push(world.attend(&[part(1, 599, 1), part(2, 599, 1)]));
@@ -266,11 +266,11 @@ fn rows_that_share_one_page_but_not_an_earlier_one_are_told_apart() {
 #[test]
 fn keys_and_values_outside_the_context_of_a_query_do_not_change_its_output() {
     for dtype in DTYPES {
-        check_unseen(dtype, HEADS);
+        check_outside_context(dtype, HEADS);
     }
 }
 
-fn check_unseen(dtype: KvDtype, heads: HeadShape) {
+fn check_outside_context(dtype: KvDtype, heads: HeadShape) {
     let mut world = World::new(Setup {
         dtype,
         heads,
@@ -300,7 +300,7 @@ fn check_unseen(dtype: KvDtype, heads: HeadShape) {
 
 #[test]
 fn plans_and_buffers_are_reused() {
-    let (mut world, parts) = family(Setup {
+    let (mut world, parts) = prefix_rows(Setup {
         threads: 2,
         ..setup()
     });

@@ -1,4 +1,4 @@
-//! Tests of heads divided among NUMA nodes: same bits as one node, and items belong to the head's node.
+//! Tests of heads divided among NUMA nodes: same bits as one node, and work items are on the node of their heads.
 
 use super::world::Sparse;
 use super::*;
@@ -17,7 +17,7 @@ const fn shape(n_heads: usize, n_kv_heads: usize, values: Values) -> HeadShape {
     }
 }
 
-/// More heads than nodes, as many and fewer; values of every kind.
+/// Fewer key heads than nodes, as many, and more; values of every kind.
 const SHAPES: [HeadShape; 4] = [
     shape(8, 8, Values::Own { dim: 24 }),
     shape(6, 3, Values::Own { dim: 16 }),
@@ -37,11 +37,11 @@ fn heads_on_nodes_give_the_bits_of_one_node() {
                     threads: 4,
                     ..setup()
                 };
-                let (mut one, parts) = family(base);
+                let (mut one, parts) = prefix_rows(base);
                 let decode = [part(1, 899, 1)];
                 let expected = [one.attend(&parts), one.attend(&decode)];
                 for nodes in 2..=4 {
-                    let (mut world, parts) = family(Setup { nodes, ..base });
+                    let (mut world, parts) = prefix_rows(Setup { nodes, ..base });
                     let got = [world.attend(&parts), world.attend(&decode)];
                     assert!(
                         got == expected,
@@ -84,7 +84,7 @@ fn sparse_heads_on_nodes_give_the_bits_of_one_node() {
 
 #[test]
 fn work_items_belong_to_the_node_of_their_heads() {
-    let (world, parts) = family(setup());
+    let (world, parts) = prefix_rows(setup());
     let mut batch = CpuBatch::default();
     for part in &parts {
         let tokens = vec![0; part.n_tokens];

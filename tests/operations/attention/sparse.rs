@@ -79,7 +79,7 @@ fn scores(world: &World, dtype: KvDtype, position: usize, heads: (usize, usize))
     (0..position).map(score).collect()
 }
 
-/// The positions of the best scores and of the query, and the margin between the last of the best and the next score.
+/// The positions of the best scores and of the query, and the difference between the lowest best score and the next.
 fn best(scores: &[f64], tokens: usize) -> (Vec<u32>, f64) {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -200,7 +200,7 @@ fn neither_chunks_nor_other_rows_nor_pages_nor_threads_change_a_bit_across_the_t
                 ..base
             });
             world.grow(1, (1, 0), LEN);
-            // Another row with the same prefix, as one that continues from the cache, and an unrelated one.
+            // Another row with the same prefix, as if it continued from the cache, and an unrelated row.
             let shared = 256 / page_size * page_size;
             world.grow(2, (1, shared), 500);
             world.grow(3, (3, 0), 450);

@@ -2,14 +2,14 @@
 
 use super::*;
 
-/// Heads for the direct and the packed path, with sizes that are and are not multiples of vectors.
+/// Heads for kernels that read the pool and that pack, with sizes that are and are not multiples of vectors.
 const SHAPES: [HeadShape; 6] = [
-    // In groups of three and whole pairs of vectors: a decode reads from the pool.
+    // Groups of three heads with whole pairs of vectors: a decode reads the pool directly.
     shape((6, 2), 96, Values::Own { dim: 64 }),
     shape((3, 1), 64, Values::InKeys { dim: 32 }),
     shape((4, 4), 32, Values::Own { dim: 96 }),
     shape((3, 3), 42, Values::Own { dim: 30 }),
-    // In groups too large for that, and of less than whole vectors.
+    // Groups too large to read the pool directly, with dimensions that are no multiple of a vector.
     shape((10, 2), 40, Values::InKeys { dim: 24 }),
     shape((7, 1), 19, Values::InKeys { dim: 19 }),
 ];
@@ -40,7 +40,7 @@ fn keys_and_values_of_other_widths_are_right_on_every_instruction_set() {
 
 #[test]
 fn a_latent_vector_serves_as_key_and_value() {
-    // DeepSeek's widths, with groups for both paths.
+    // DeepSeek's widths, with group sizes for both kernels.
     for n_heads in [1, 5] {
         let heads = shape((n_heads, 1), 576, Values::InKeys { dim: 512 });
         check_right(
@@ -56,9 +56,9 @@ fn a_latent_vector_serves_as_key_and_value() {
 #[test]
 fn neither_chunks_nor_pages_nor_threads_change_a_bit_of_other_widths() {
     for (i, heads) in SHAPES.into_iter().enumerate() {
-        check_cuts(DTYPES[i % DTYPES.len()], heads);
-        check_cuts(KvDtype::BF16, heads);
-        check_cuts(KvDtype::Int8, heads);
+        check_chunks(DTYPES[i % DTYPES.len()], heads);
+        check_chunks(KvDtype::BF16, heads);
+        check_chunks(KvDtype::Int8, heads);
     }
 }
 
@@ -75,7 +75,7 @@ fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
 fn keys_and_values_outside_the_context_of_a_query_do_not_change_its_output_of_other_widths() {
     for dtype in DTYPES {
         for heads in SHAPES {
-            check_unseen(dtype, heads);
+            check_outside_context(dtype, heads);
         }
     }
 }

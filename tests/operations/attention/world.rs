@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Gives a row the first `shared` positions of row `from` and then its own tokens and pages up to `len`.
+    /// Gives a row the first `shared` positions of row `from`, and then new tokens and pages up to `len`.
     pub(super) fn grow(&mut self, row: u32, (from, shared): (u32, usize), len: usize) {
         let size = self.table.page_size();
         assert!(shared.is_multiple_of(size), "not whole pages");
@@ -170,7 +170,7 @@ impl World {
         self.write(row);
     }
 
-    /// Writes the key of a head at a position; its value stays.
+    /// Writes the key of a head at a position, but not the value.
     pub(super) fn set_key(&mut self, row: u32, position: usize, head: usize, key: &[f32]) {
         let slot = self.table.slot(RowId::new(row), position);
         let places: Vec<usize> = places(&self.heads, slot).collect();

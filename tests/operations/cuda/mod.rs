@@ -188,7 +188,7 @@ impl Gpu {
         buffer
     }
 
-    /// Runs a step, decodes first, and returns its outputs.
+    /// Runs a step, whose works begin with decodes, and returns the results of its operations.
     fn run(&mut self, model: &Model<CudaBackend>, case: &Case, works: &[Work]) -> Vec<Vec<f32>> {
         let all = works.iter().flat_map(|work| work.tokens.clone());
         let tokens = self.upload(&all.collect::<Vec<_>>());

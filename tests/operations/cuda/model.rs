@@ -24,7 +24,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
     let (hidden, q, kv) = (case.hidden, n_heads * head_dim, n_kv_heads * head_dim);
     let mut values = |n: usize, center: f32, spread: f32| -> Vec<u8> {
         let value = |_| center + spread * (random.f32() * 2.0 - 1.0);
-        // Exact in both element types.
+        // These values are exact in both element types.
         let values = (0..n)
             .map(value)
             .map(|value| bf16::from_f32(value).to_f32());
@@ -101,7 +101,7 @@ pub(super) enum Seen<'a, B: Backend> {
     Operand(&'a B::Operand),
 }
 
-/// Receives a result: its operation, and whether it is f32.
+/// Receives an operation's name and result, and whether the result is f32.
 pub(super) type Observer<'a, B> = &'a mut dyn FnMut(&mut B, &'static str, Seen<'_, B>, bool);
 
 pub(super) fn run<B: Backend>(

@@ -346,7 +346,7 @@ fn parts_of_a_stack_may_differ_in_their_blocks() {
             let got = product(isa, 2, &x, &weight);
             let mut first = 0;
             for (i, part) in parts.iter().enumerate() {
-                // The seed of a part depends on its place in the stack.
+                // The seed of a part depends on its index in the stack.
                 let alone: Vec<_> = (0..=i).map(|_| *part).collect();
                 let (alone, _) = stack(isa, &alone, 512);
                 let all = product(isa, 2, &x, &alone);

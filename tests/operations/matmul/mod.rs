@@ -188,7 +188,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
             (11, 130, 15),
             (70, 9, 1500),
             (300, 33, 40),
-            // For strips of 256-bit registers: partial inputs, leftover panels, and more rows than one block.
+            // Shapes for strips of 256-bit registers: partial inputs, leftover panels, and more rows than one block.
             (13, 400, 203),
             (16, 400, 203),
             (259, 410, 96),
@@ -280,7 +280,7 @@ fn instruction_sets_agree_bit_for_bit() {
 }
 
 #[test]
-fn packing_norms_and_picks_rows() {
+fn packing_normalises_and_selects_rows() {
     for (isa, format) in isas_and_formats() {
         let (rows, inputs, eps) = (11, 133, 1e-5);
         let (x, weight) = (values(3, rows * inputs), values(4, inputs));

@@ -7,7 +7,8 @@ use souffleur_kernels::cpu::matrix::Matrix;
 use souffleur_kernels::cpu::nodes::Nodes;
 use souffleur_kernels::cpu::panel::PANEL;
 
-const GROUPINGS: [&[usize]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 2, 1], &[1, 1, 1, 1]];
+/// Threads of each node.
+const NODES: [&[usize]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 2, 1], &[1, 1, 1, 1]];
 
 fn pool(threads: &[usize]) -> ThreadPool {
     ThreadPool::on_nodes(threads).expect("threads start")
@@ -34,7 +35,7 @@ fn products_on_nodes_give_the_bits_of_one_node() {
                 (&parts[..], Write::Store),
             ] {
                 let expected = of(&[2], parts, write);
-                for threads in GROUPINGS {
+                for threads in NODES {
                     let case = format!("{isa:?} {format:?} {rows}x{parts:?}x{inputs} {write:?}");
                     assert_eq!(of(threads, parts, write), expected, "{case}, {threads:?}");
                 }
@@ -57,7 +58,7 @@ fn blocks_on_nodes_give_the_bits_of_one_node() {
                     bits(&blocks::product_on((&mut pool, isa), &x, &weight))
                 };
                 let expected = of(&[2]);
-                for threads in GROUPINGS {
+                for threads in NODES {
                     assert_eq!(of(threads), expected, "{isa:?} {block:?} {threads:?}");
                 }
             }
@@ -88,7 +89,7 @@ fn firsts(matrix: &Matrix) -> Vec<usize> {
 #[test]
 fn every_panel_is_on_the_node_that_owns_it() {
     let isa = Isa::detect();
-    for threads in GROUPINGS {
+    for threads in NODES {
         let nodes = Nodes::new(threads.iter().copied());
         let mut pool = pool(threads);
         for outputs in [5usize, 16, 100, 1000] {
@@ -115,7 +116,7 @@ fn every_panel_is_on_the_node_that_owns_it() {
 #[test]
 fn gate_panels_are_on_the_nodes_of_their_up_panels() {
     let isa = Isa::detect();
-    for threads in GROUPINGS {
+    for threads in NODES {
         let nodes = Nodes::new(threads.iter().copied());
         let mut pool = pool(threads);
         let width = 10 * PANEL;

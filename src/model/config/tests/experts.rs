@@ -8,7 +8,7 @@ fn experts_take_the_defaults_of_their_class() {
     let qwen = base("Qwen3MoeForCausalLM");
     let read = parse(&qwen).expect("supported");
     assert_eq!((read.head_dim, read.num_key_value_heads), (16, 2));
-    let own = read.experts.expect("it has experts");
+    let own = read.experts.expect("has experts");
     assert_eq!(own.routing, Routing::softmax(128, 8, false));
     assert_eq!((own.width, own.layers), (768, vec![true; 3]));
     for (edits, layers) in [
@@ -35,10 +35,10 @@ fn experts_take_the_defaults_of_their_class() {
     let read = parse(&mixtral).expect("supported");
     assert_eq!((read.rope.theta, read.rms_norm_eps), (1e6, 1e-5));
     assert_eq!(read.windows, [None; 3]);
-    let own = read.experts.expect("it has experts");
+    let own = read.experts.expect("has experts");
     assert_eq!(own.routing, Routing::softmax(8, 2, true));
     assert_eq!(own.width, read.intermediate_size);
-    for (edits, complaint) in [
+    for (edits, problem) in [
         (
             json!({"num_experts_per_tok": 9}),
             "num_experts_per_tok is 9, more than num_experts, 8",
@@ -52,11 +52,11 @@ fn experts_take_the_defaults_of_their_class() {
             "in each of 65 layers, supported: 65536 in all",
         ),
     ] {
-        let error = parse(&with(mixtral.clone(), edits)).expect_err("it is refused");
-        assert!(error.to_string().contains(complaint), "{error}");
+        let error = parse(&with(mixtral.clone(), edits)).expect_err("must fail");
+        assert!(error.to_string().contains(problem), "{error}");
     }
     let wrong = with(qwen, json!({"mlp_only_layers": [-1]}));
-    let error = parse(&wrong).expect_err("it is refused").to_string();
+    let error = parse(&wrong).expect_err("must fail").to_string();
     assert!(
         error.contains("mlp_only_layers is [-1], expected a list of layers"),
         "{error}"
@@ -69,7 +69,7 @@ fn impossible_expert_groups_are_rejected() {
         base("DeepseekV3ForCausalLM"),
         json!({"first_k_dense_replace": 0}),
     );
-    for (edits, complaint) in [
+    for (edits, problem) in [
         (
             json!({"n_routed_experts": 20}),
             "n_group is 8, expected at most 64 and a divisor of n_routed_experts, 20",
@@ -106,8 +106,8 @@ fn impossible_expert_groups_are_rejected() {
             "qk_rope_head_dim is 7, expected an even number",
         ),
     ] {
-        let error = parse(&with(v3.clone(), edits)).expect_err("it is refused");
-        assert!(error.to_string().contains(complaint), "{error}");
+        let error = parse(&with(v3.clone(), edits)).expect_err("must fail");
+        assert!(error.to_string().contains(problem), "{error}");
     }
 }
 
@@ -127,12 +127,12 @@ fn other_router_formulas_are_rejected() {
     ];
     for (name, key, value) in table {
         let config = with(with(base(name), v2.clone()), json!({ key: value }));
-        let error = parse(&config).expect_err("it is refused").to_string();
-        let complaint = format!("{key} is {value}");
-        assert!(error.contains(&complaint), "{error} for {complaint}");
+        let error = parse(&config).expect_err("must fail").to_string();
+        let problem = format!("{key} is {value}");
+        assert!(error.contains(&problem), "{error} for {problem}");
     }
     let kinds = json!({"mlp_layer_types": ["dense", "sparse", "both"]});
-    let error = parse(&with(base("Glm4MoeLiteForCausalLM"), kinds)).expect_err("it is refused");
+    let error = parse(&with(base("Glm4MoeLiteForCausalLM"), kinds)).expect_err("must fail");
     assert!(
         error.to_string().contains("mlp_layer_types has \"both\""),
         "{error}"
@@ -140,7 +140,7 @@ fn other_router_formulas_are_rejected() {
 }
 
 #[test]
-fn null_flags_are_false_where_transformers_reads_them_so() {
+fn null_flags_are_false_as_in_transformers() {
     let with_experts = json!({"first_k_dense_replace": 0});
     let v3 = with(base("DeepseekV3ForCausalLM"), with_experts);
     let read = |edits| parse(&with(v3.clone(), edits)).expect("supported");
@@ -156,7 +156,7 @@ fn null_flags_are_false_where_transformers_reads_them_so() {
         ),
     ] {
         let read = read(edits);
-        let experts = read.experts.expect("it has experts");
+        let experts = read.experts.expect("has experts");
         assert_eq!(experts.routing.sum == WeightSum::AsScored, is_false);
         assert_eq!(
             read.latent.expect("attention is latent").interleaved,

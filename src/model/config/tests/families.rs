@@ -12,7 +12,7 @@ fn latent_attention_takes_the_defaults_of_its_class() {
     assert_eq!((latent.value_dim, latent.eps), (128, 1e-6));
     assert!(latent.interleaved);
     assert_eq!((v2.num_key_value_heads, v2.head_dim), (1, 64));
-    let experts = v2.experts.expect("it has experts");
+    let experts = v2.experts.expect("has experts");
     assert_eq!(experts.routing, Routing::softmax(64, 6, false));
     assert_eq!((experts.width, experts.shared_width), (1407, Some(2814)));
     assert_eq!(experts.layers, [true; 3]);
@@ -30,7 +30,7 @@ fn latent_attention_takes_the_defaults_of_its_class() {
     let latent = glm.latent.as_ref().expect("attention is latent");
     assert_eq!((latent.plain_dim, latent.value_dim), (192, 256));
     assert_eq!(latent.query_rank, Some(768));
-    let experts = glm.experts.expect("it has experts");
+    let experts = glm.experts.expect("has experts");
     assert_eq!(experts.layers, [true, false, true]);
     assert_eq!(experts.routing.scale, 1.8);
     assert!(experts.corrected && experts.routing.groups.is_none());
@@ -38,7 +38,7 @@ fn latent_attention_takes_the_defaults_of_its_class() {
 }
 
 #[test]
-fn yarn_sharpens_the_scores_of_latent_attention() {
+fn yarn_scales_the_scores_of_latent_attention() {
     let scale = fixture("deepseek-v2").attention_scale();
     let by = 0.1 * 0.6 * 8_f64.ln() + 1.0;
     let expected = by * by / f64::from(20 + 12).sqrt();
@@ -76,18 +76,18 @@ fn unsupported_keys_of_hybrids_are_rejected() {
         "Qwen3_5MoeForCausalLM",
         "Qwen3NextForCausalLM",
     ];
-    for (name, (edits, complaint)) in names.into_iter().flat_map(|name| {
+    for (name, (edits, problem)) in names.into_iter().flat_map(|name| {
         let table = table.iter();
         table.map(move |row| (name, row))
     }) {
-        let error = parse(&with(base(name), edits.clone())).expect_err("it is refused");
-        assert!(error.to_string().contains(complaint), "{name}: {error}");
+        let error = parse(&with(base(name), edits.clone())).expect_err("must fail");
+        assert!(error.to_string().contains(problem), "{name}: {error}");
     }
     let named = json!({"layer_types": ["conv", "full_attention", "linear_attention"]});
     for name in ["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"] {
-        let error = parse(&with(base(name), named.clone())).expect_err("it is refused");
-        let complaint = "layer_types names \"linear_attention\", supported:";
-        assert!(error.to_string().contains(complaint), "{name}: {error}");
+        let error = parse(&with(base(name), named.clone())).expect_err("must fail");
+        let problem = "layer_types names \"linear_attention\", supported:";
+        assert!(error.to_string().contains(problem), "{name}: {error}");
     }
 }
 
@@ -97,7 +97,7 @@ fn gpt_oss_takes_the_defaults_of_its_class() {
     assert_eq!((read.head_dim, read.sinks), (64, true));
     assert_eq!(read.windows, [Some(128), None, Some(128)]);
     assert!(read.bias.qkv && read.bias.o && read.eos_token_ids.is_empty());
-    let experts = read.experts.expect("it has experts");
+    let experts = read.experts.expect("has experts");
     assert_eq!(
         (experts.routing.n_experts, experts.routing.n_used),
         (128, 4)
@@ -200,7 +200,7 @@ fn smollm3_layers_without_rope_are_read() {
     let sliding = read(sliding).expect("supported");
     assert_eq!(sliding.rotated, [true, false, true]);
     assert_eq!(sliding.windows, [None, Some(8), None]);
-    for (edits, complaint) in [
+    for (edits, problem) in [
         (
             json!({"no_rope_layers": [1]}),
             "has 1 entries, expected at least num_hidden_layers, 3",
@@ -214,8 +214,8 @@ fn smollm3_layers_without_rope_are_read() {
             "no_rope_layer_interval is 0, expected",
         ),
     ] {
-        let error = read(edits).expect_err("it is refused").to_string();
-        assert!(error.contains(complaint), "{error}");
+        let error = read(edits).expect_err("must fail").to_string();
+        assert!(error.contains(problem), "{error}");
     }
 }
 
@@ -238,12 +238,12 @@ fn phi3_rope_follows_its_keys() {
             (12, Some(4096))
         );
         let rope = config.rope.frequencies(12);
-        let long = rope.long_inv_freq.expect("there are two sets");
+        let long = rope.long_inv_freq.expect("longrope has long frequencies");
         assert_eq!((rope.inv_freq[0], long[0]), (1.0, 0.5));
         let expected = (1.0 + 32_f64.ln() / 4096_f64.ln()).sqrt();
         assert_eq!(rope.attention_scale, expected as f32);
     }
-    for (edits, complaint) in [
+    for (edits, problem) in [
         (
             json!({"rope_scaling": with(long("su"), json!({"long_factor": [1]}))}),
             "long_factor has 1 numbers, expected 6",
@@ -265,8 +265,8 @@ fn phi3_rope_follows_its_keys() {
             "11 elements of a head of 16",
         ),
     ] {
-        let error = read(edits).expect_err("it is refused").to_string();
-        assert!(error.contains(complaint), "{error}");
+        let error = read(edits).expect_err("must fail").to_string();
+        assert!(error.contains(problem), "{error}");
     }
 }
 
@@ -286,10 +286,10 @@ fn vision_mistral_has_a_decoder_of_either_family() {
         assert_eq!(known.architecture.name(), "MistralForCausalLM");
     }
     let error = wrapped(json!("mistral4"))
-        .expect_err("it is refused")
+        .expect_err("must fail")
         .to_string();
-    let complaint = "text_config.model_type is \"mistral4\", supported:";
-    assert!(error.contains(complaint), "{error}");
+    let problem = "text_config.model_type is \"mistral4\", supported:";
+    assert!(error.contains(problem), "{error}");
 }
 
 #[test]

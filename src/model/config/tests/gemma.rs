@@ -21,7 +21,7 @@ fn gemma_2_takes_the_defaults_of_its_class() {
         (read.attention_scale(), read.embedding_scale),
         (0.0625, Some(8.0))
     );
-    assert!(read.tie_word_embeddings && read.writes_norms_from_one());
+    assert!(read.tie_word_embeddings && read.stores_norms_minus_one());
     assert_eq!(read.qk_norm, QkNorm::None);
     assert_eq!(read.gate(), Gate::GeluTanh);
     let gemma = read.gemma.expect("the model is a Gemma");
@@ -42,7 +42,7 @@ fn gemma_3_rotates_by_kinds_of_layers() {
     let default = json!({"rope_type": "default", "rope_theta": 300});
     let table = [
         (json!({}), (1e6, None), 1e4),
-        // As in published models.
+        // The keys of published models.
         (
             json!({"rope_scaling": linear, "rope_theta": 5e5, "rope_local_base_freq": 1e3}),
             (5e5, Some(8.0)),
@@ -62,7 +62,7 @@ fn gemma_3_rotates_by_kinds_of_layers() {
         });
         assert_eq!(read.rope.scaling, scaling);
         let gemma = read.gemma.expect("the model is a Gemma");
-        let windowed = gemma.window_rope.expect("window layers have their RoPE");
+        let windowed = gemma.window_rope.expect("a separate RoPE");
         assert_eq!(
             (windowed.theta, windowed.scaling),
             (of_windows, RopeScaling::Default)
@@ -77,7 +77,7 @@ fn gemma_3_rotates_by_kinds_of_layers() {
 }
 
 #[test]
-fn caps_are_those_that_the_class_uses() {
+fn caps_follow_the_class() {
     let caps = json!({"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0});
     let wrapped = json!({"text_config": caps});
     for (class, edits, expected) in [
@@ -125,9 +125,9 @@ fn unsupported_gemma_keys_are_rejected() {
             "rope_parameters.rope_theta is unknown, expected full_attention and sliding_attention",
         ),
     ];
-    for (edits, complaint) in table {
-        let error = parse(&with(base("Gemma3ForCausalLM"), edits)).expect_err("it is refused");
-        assert!(error.to_string().contains(complaint), "{error}");
+    for (edits, problem) in table {
+        let error = parse(&with(base("Gemma3ForCausalLM"), edits)).expect_err("must fail");
+        assert!(error.to_string().contains(problem), "{error}");
     }
 }
 
@@ -151,7 +151,7 @@ fn gemma_4_has_heads_of_two_sizes() {
     assert_eq!(
         read.windows,
         [Some(512), Some(512), None],
-        "the last layer is always full"
+        "the last layer has full attention"
     );
     assert_eq!(
         [0, 2].map(|layer| read.heads_in(layer)),
@@ -163,11 +163,11 @@ fn gemma_4_has_heads_of_two_sizes() {
         ["v_proj", "k_proj"]
     );
     assert_eq!(
-        (read.attention_scale(), read.writes_norms_from_one()),
+        (read.attention_scale(), read.stores_norms_minus_one()),
         (1.0, false)
     );
     let own = read.fourth().expect("the model is a Gemma");
-    let inputs = own.inputs.expect("by default there are some");
+    let inputs = own.inputs.expect("per-layer inputs are the default");
     assert_eq!((inputs.width, inputs.vocab_size), (256, 262_144));
     let proportional = RopeScaling::Proportional {
         part: 0.25,
@@ -183,17 +183,17 @@ fn gemma_4_has_heads_of_two_sizes() {
 }
 
 #[test]
-fn keys_that_are_values_count_once() {
+fn a_projection_shared_by_keys_and_values_counts_once() {
     let of = |keys_are_values: bool| {
         let edits = json!({"attention_k_eq_v": keys_are_values, "head_dim": 32});
         gemma4(edits).expect("supported")
     };
-    let (apart, same) = (of(false), of(true));
-    let (kv_heads, head_dim) = same.heads_in(2);
-    let values = (kv_heads * head_dim * same.hidden_size) as u64;
-    assert_eq!(apart.parameters() - same.parameters(), values);
-    let read: u64 = same.tensors().iter().map(|spec| spec.elements()).sum();
-    assert_eq!(read - same.parameters(), values, "a step reads them twice");
+    let (plain, shared) = (of(false), of(true));
+    let (kv_heads, head_dim) = shared.heads_in(2);
+    let values = (kv_heads * head_dim * shared.hidden_size) as u64;
+    assert_eq!(plain.parameters() - shared.parameters(), values);
+    let read: u64 = shared.tensors().iter().map(|spec| spec.elements()).sum();
+    assert_eq!(read - shared.parameters(), values, "a step reads both");
 }
 
 #[test]
@@ -217,10 +217,10 @@ fn last_layers_of_gemma_4_share_kv_of_earlier_layers() {
     let token = |dim: u64| 2 * 2 * dim * 2;
     assert_eq!(layout.bytes_per_token(), 2 * token(32) + token(64));
     let error = sharing(5)
-        .expect_err("no layer without window is left")
+        .expect_err("no full-attention layer keeps KV")
         .to_string();
-    let complaint = "num_kv_shared_layers is 5, but no earlier layer of the same kind has KV";
-    assert!(error.contains(complaint), "{error}");
+    let problem = "num_kv_shared_layers is 5, but no earlier layer of the same kind has KV";
+    assert!(error.contains(problem), "{error}");
     assert!(sharing(6).is_err());
 }
 
@@ -253,9 +253,9 @@ fn unsupported_gemma_4_keys_are_rejected() {
             "partial_rotary_factor is 0.5, supported: 1, except for rope_type \"proportional\"",
         ),
     ];
-    for (edits, complaint) in table {
-        let error = gemma4(edits).expect_err("it is refused").to_string();
-        assert!(error.contains(complaint), "{error}");
+    for (edits, problem) in table {
+        let error = gemma4(edits).expect_err("must fail").to_string();
+        assert!(error.contains(problem), "{error}");
     }
     assert!(gemma4(json!({"use_bidirectional_attention": "vision"})).is_ok());
 }
@@ -273,7 +273,7 @@ fn published_configurations_have_the_sizes_of_their_models() {
         (0..layers).map(kind).collect()
     };
     // Minimal configurations; all other keys have defaults.
-    let third = json!({
+    let gemma3 = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
         "text_config": {
             "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
@@ -295,13 +295,13 @@ fn published_configurations_have_the_sizes_of_their_models() {
             "hidden_size_per_layer_input": 0,
         },
     });
-    let second = json!({
+    let gemma2 = json!({
         "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 14336,
         "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
     });
     for (config, bytes_per_token) in [
-        (second, 344_064),
-        (third, 139_264),
+        (gemma2, 344_064),
+        (gemma3, 139_264),
         (small, 18_432),
         (large, 901_120),
     ] {

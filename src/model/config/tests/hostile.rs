@@ -194,7 +194,7 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "block_multiple_of",
     "block_ffn_dim_multiplier",
     "block_auto_adjust_ff_dim",
-    // Gemma's.
+    // Gemma.
     "hidden_activation",
     "query_pre_attn_scalar",
     "attn_logit_softcapping",
@@ -219,7 +219,7 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "qk_rope_head_dim",
     "v_head_dim",
     "rope_interleave",
-    // Factors, and layers without rotation.
+    // Factors, and layers without RoPE.
     "embedding_multiplier",
     "attention_multiplier",
     "residual_multiplier",
@@ -228,7 +228,7 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "no_rope_layer_interval",
 ];
 
-/// Few, so that listing all tensors is fast.
+/// Few experts, so that listing all tensors is fast.
 fn few_experts() -> Value {
     json!({
         "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
@@ -236,7 +236,7 @@ fn few_experts() -> Value {
     })
 }
 
-/// The tensors of accepted configurations can be counted.
+/// Checks that an accepted configuration has finite factors and bounded sizes.
 fn check_bounds(config: &Value) {
     let Ok(read) = parse(config) else { return };
     assert!(read.parameters() > 0, "{config}");
@@ -276,9 +276,9 @@ const GLM: &str = "Glm4MoeLiteForCausalLM";
 const GPT_OSS: &str = "GptOssForCausalLM";
 
 /// A family's class, edits of its configuration, and the expected error text.
-type RefusalOf = (&'static str, fn() -> Value, &'static str);
+type FamilyRefusal = (&'static str, fn() -> Value, &'static str);
 
-const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
+const REFUSED_BY_FAMILIES: &[FamilyRefusal] = &[
     (
         QWEN,
         || json!({"num_experts": -1}),
@@ -483,11 +483,11 @@ const REFUSED_BY_FAMILIES: &[RefusalOf] = &[
 
 #[test]
 fn invalid_family_keys_are_rejected_with_key_value_and_limit() {
-    for (name, edits, complaint) in REFUSED_BY_FAMILIES {
+    for (name, edits, problem) in REFUSED_BY_FAMILIES {
         let edits = edits();
         let config = with(with(base(name), few_experts()), edits.clone());
-        let error = parse(&config).expect_err(complaint).to_string();
-        assert!(error.contains(complaint), "{name} {edits}: {error}");
+        let error = parse(&config).expect_err(problem).to_string();
+        assert!(error.contains(problem), "{name} {edits}: {error}");
     }
 }
 

@@ -107,7 +107,7 @@ fn fixtures_have_the_biases_experts_and_windows_of_their_keys() {
 
 #[test]
 fn experts_and_windows_of_fixtures_are_read_as_transformers_reads_them() {
-    let experts = |name: &str| fixture(name).experts.expect("it has experts");
+    let experts = |name: &str| fixture(name).experts.expect("has experts");
     let moe = experts("qwen3-moe");
     assert_eq!(moe.routing, Routing::softmax(11, 3, true));
     assert_eq!((moe.width, moe.layers), (40, vec![true; 2]));

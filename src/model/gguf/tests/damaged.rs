@@ -11,13 +11,13 @@ const INNER: usize = 256;
 const HEADS: usize = 2;
 const COPIES: usize = 1_000;
 
-struct Words {
+struct Vocabulary {
     model: &'static str,
     tokens: &'static [(&'static str, i32)],
     merges: &'static [&'static str],
 }
 
-const BYTE_LEVEL: Words = Words {
+const BYTE_LEVEL: Vocabulary = Vocabulary {
     model: "gpt2",
     tokens: &[
         ("a", 1),
@@ -31,7 +31,7 @@ const BYTE_LEVEL: Words = Words {
     ],
     merges: &["a b", "\u{120} a"],
 };
-const BY_SCORES: Words = Words {
+const BY_SCORES: Vocabulary = Vocabulary {
     model: "llama",
     tokens: &[
         ("<unk>", 2),
@@ -47,7 +47,7 @@ const BY_SCORES: Words = Words {
 };
 
 /// Two layers with a matrix of each type, and a tokenizer.
-fn in_blocks(words: &Words) -> File {
+fn in_blocks(words: &Vocabulary) -> File {
     let n_tokens = words.tokens.len();
     let mut random = fastrand::Rng::with_seed(5);
     let mut matrix = |name: &str, type_id: u32, shape: [usize; 2]| {
@@ -101,7 +101,7 @@ fn described() -> File {
         .number("llama.attention.layer_norm_rms_epsilon", 1e-5)
 }
 
-fn with_tokenizer(file: File, words: &Words) -> File {
+fn with_tokenizer(file: File, words: &Vocabulary) -> File {
     let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
     let tokens: Vec<&str> = words.tokens.iter().map(|token| token.0).collect();
     let types = words.tokens.iter().map(|token| token.1).collect();
@@ -163,7 +163,7 @@ fn files() -> [(Vec<u8>, usize); 3] {
 #[test]
 fn a_truncated_file_is_refused_at_every_length() {
     for (whole, header) in files() {
-        use_all(&whole).expect("whole");
+        use_all(&whole).expect("valid");
         let of_data = (header..whole.len()).step_by(whole.len() / 500 + 1);
         for length in (0..header).chain(of_data).chain([whole.len() - 1]) {
             let error = use_all(&whole[..length]).expect_err("truncated");
@@ -182,7 +182,7 @@ fn a_damaged_file_is_refused_or_used_and_never_panics() {
         let mut refusals = 0;
         for copy in 0..COPIES {
             let mut bytes = whole.clone();
-            // The header gets more of the damage than the data.
+            // Three of four copies are damaged in the header only.
             let end = if copy % 4 == 0 { bytes.len() } else { header };
             for _ in 0..random.usize(1..4) {
                 let at = random.usize(..end);

@@ -1,4 +1,4 @@
-//! Tests of MoE in GGUF: layers with experts, places of their matrices, rejected files.
+//! Tests of MoE in GGUF: layers with experts, rows of their matrices in stacks, rejected files.
 
 use super::models::{config, described};
 use super::*;
@@ -49,7 +49,7 @@ fn weights(file: &File) -> Result<Weights, LoadError> {
 }
 
 fn row(weights: &Weights, name: &str, shape: [usize; 2], row: usize) -> Vec<f32> {
-    let view = weights.tensor(name, &shape).expect("the tensor is there");
+    let view = weights.tensor(name, &shape).expect("the tensor exists");
     let mut values = vec![0.0; shape[1]];
     view.read_row(row, &mut values);
     values
@@ -59,16 +59,16 @@ fn row(weights: &Weights, name: &str, shape: [usize; 2], row: usize) -> Vec<f32>
 fn files_of_llama_with_experts_are_mixtral() {
     let config = config(&tiny("llama")).expect("supported");
     assert_eq!(config.architecture.name(), "MixtralForCausalLM");
-    let experts = config.experts.as_ref().expect("it has experts");
+    let experts = config.experts.as_ref().expect("has experts");
     assert_eq!(experts.routing, Routing::softmax(EXPERTS, 1, true));
     assert_eq!(
         (experts.width, experts.layers.as_slice()),
         (WIDTH, &[true][..])
     );
-    let weights = weights(&tiny("llama")).expect("whole");
+    let weights = weights(&tiny("llama")).expect("valid");
     let name =
         |expert, part| format!("model.layers.0.block_sparse_moe.experts.{expert}.{part}.weight");
-    // Rows of the stack are counted through all experts.
+    // The rows of a stack's experts are numbered consecutively.
     let first = |row: usize, width: usize| (row * width) as f32;
     assert_eq!(
         row(&weights, &name(1, "w1"), [WIDTH, HIDDEN], 2)[0],
@@ -103,7 +103,7 @@ fn gate_and_up_may_be_fused_in_one_stack() {
         "blk.0.ffn_gate_up_exps.weight",
         &[EXPERTS, 2 * WIDTH, HIDDEN],
     );
-    let weights = weights(&file.tensor(both)).expect("whole");
+    let weights = weights(&file.tensor(both)).expect("valid");
     let name =
         |expert, part| format!("model.layers.0.block_sparse_moe.experts.{expert}.{part}.weight");
     for (expert, part, rows) in [(0, "w1", 0), (0, "w3", 3), (1, "w1", 6), (1, "w3", 9)] {
@@ -119,11 +119,11 @@ fn layers_without_a_router_have_an_mlp() {
         file.pairs
             .iter()
             .position(|pair| pair.0 == b"qwen3moe.block_count")
-            .expect("it is described"),
+            .expect("the key exists"),
     );
     let config = config(&file).expect("supported");
     assert_eq!(config.architecture.name(), "Qwen3MoeForCausalLM");
-    let experts = config.experts.expect("it has experts");
+    let experts = config.experts.expect("has experts");
     assert_eq!(experts.layers, [true, false]);
     assert_eq!(experts.routing, Routing::softmax(EXPERTS, 1, true));
 }
@@ -187,7 +187,7 @@ fn unsupported_experts_are_rejected_by_key_or_tensor() {
     ));
     let error = weights(&short)
         .err()
-        .expect("another width is refused")
+        .expect("another width fails")
         .to_string();
     assert!(
         error.contains("ffn_down_exps") && error.contains("[2, 4, 3]"),

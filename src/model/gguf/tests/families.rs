@@ -28,7 +28,7 @@ fn factors_are_read_where_a_family_has_them_and_refused_elsewhere() {
     let none = tiny("granite").number("granite.attention.scale", 0.0);
     let read = config(&none).expect("supported");
     assert_eq!(read.attention_scale(), 2f32.sqrt().recip());
-    for (file, complaint) in [
+    for (file, problem) in [
         (
             tiny("granite").number("granite.logit_scale", -1.0),
             "granite.logit_scale is -1",
@@ -46,7 +46,7 @@ fn factors_are_read_where_a_family_has_them_and_refused_elsewhere() {
             "smollm3.residual_scale is 0.5, which is not supported",
         ),
     ] {
-        refused(config(&file), complaint);
+        refused(config(&file), problem);
     }
 }
 

@@ -19,7 +19,7 @@ fn a_folder_with_one_model_resolves_to_it() {
     let found = of(&both).expect("one model");
     assert_eq!(found, ModelLocation::Gguf(both.path().join("m.gguf")));
     let both = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
-    let found = of(&both).expect("the folder");
+    let found = of(&both).expect("valid");
     assert_eq!(found, ModelLocation::Folder(both.path().to_owned()));
     let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
     refused(

@@ -17,7 +17,7 @@ fn missing_keys_mean_the_usual_windows_and_rope() {
     assert_eq!(gemma2.windows, [Some(4096), None, Some(4096)]);
     let own = gemma2.gemma.as_ref().expect("the model is a Gemma");
     assert_eq!(
-        (own.score_cap, own.logits_cap, own.norms_from_one),
+        (own.score_cap, own.logits_cap, own.norms_minus_one),
         (None, None, false)
     );
     assert_eq!(own.window_rope, None);
@@ -52,7 +52,8 @@ fn only_gemma_2_has_a_softcap_of_scores() {
 
 #[test]
 fn scores_of_the_largest_models_have_another_scale() {
-    // Both are 1/sqrt(2): a hidden size of 4 for two heads in the largest models, heads of two elements in the others.
+    // The factor is 1/sqrt(2) in all models: the largest divide a hidden size of 4 by two heads, and the others have
+    // heads of two elements.
     let scale = |name, layers_of| {
         config(&layers(name, layers_of))
             .expect("supported")
@@ -108,7 +109,7 @@ fn gemma_4_lists_are_read_by_layer_type() {
     // The file has no value projections, so keys are the values.
     assert_eq!(read.value_projection(1), "k_proj");
     assert_eq!(read.layer_inputs(), None);
-    for (name, value, complaint) in [
+    for (name, value, problem) in [
         (
             "attention.head_count_kv",
             Value::I32s(vec![2]),
@@ -150,6 +151,6 @@ fn gemma_4_lists_are_read_by_layer_type() {
             "per_layer_token_embd.weight is not in the file",
         ),
     ] {
-        refused(config(&replaced(gemma4(), name, value)), complaint);
+        refused(config(&replaced(gemma4(), name, value)), problem);
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 /// A key of the architecture llama, a value, and the expected error text.
 type Refusal = (&'static str, fn() -> Value, &'static str);
 
-/// Added to a valid file.
+/// Keys added to a valid file.
 const ADDED: &[Refusal] = &[
     (
         "expert_count",
@@ -80,7 +80,7 @@ const ADDED: &[Refusal] = &[
     ),
 ];
 
-/// Replaced in a valid file.
+/// Keys replaced in a valid file.
 const REPLACED: &[Refusal] = &[
     (
         "attention.head_count_kv",
@@ -168,7 +168,7 @@ fn keys_without_effect_are_accepted() {
 
 #[test]
 fn sampling_defaults_are_those_of_a_generation_config() {
-    let of = |file: &File| generation_config(&open(file).expect("whole"));
+    let of = |file: &File| generation_config(&open(file).expect("valid"));
     let sampling =
         |file: File, key: &str, value| file.pair(&format!("general.sampling.{key}"), value);
     let none = of(&tiny_llama()).expect("optional");

@@ -12,7 +12,7 @@ mod folders;
 mod gemma;
 mod keys;
 mod models;
-// Some of these types are used only by the tests of the crate that has the file.
+// Only the tests of the GGUF crate use some of these types.
 #[allow(dead_code)]
 #[path = "../../../../crates/gguf/src/tests/writer.rs"]
 mod writer;

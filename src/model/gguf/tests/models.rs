@@ -80,7 +80,7 @@ fn weights(file: &File) -> Result<(ModelConfig, Weights), LoadError> {
 }
 
 fn values(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
-    weights.tensor(name, shape).expect("there").to_f32()
+    weights.tensor(name, shape).expect("found").to_f32()
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn paired_rows_of_llama_are_reordered_and_others_are_not() {
     };
     let (config, weights) = weights(&one_head).expect("supported");
     assert_eq!((config.head_dim, config.num_key_value_heads), (4, 1));
-    // Rows 0, 1, 2, 3 of the file are 0, 2, 1, 3 of a head.
+    // Rows 0, 1, 2 and 3 of the file are rows 0, 2, 1 and 3 of a head.
     let reordered = [0.0, 2.0, 1.0, 3.0];
     let at = |part: &str| format!("model.layers.0.self_attn.{part}");
     for part in ["q_proj", "k_proj"] {
@@ -182,7 +182,7 @@ fn a_fused_qkv_tensor_is_split_in_three() {
         (types.len(), types[0].name.as_str(), types[0].tensors),
         (1, "F32", 10)
     );
-    file.tensors.last_mut().expect("the bias").sizes = vec![7];
+    file.tensors.last_mut().expect("the file has tensors").sizes = vec![7];
     refused(
         self::weights(&file),
         "tensor blk.0.attn_qkv.bias has shape [7], the configuration expects [8]",
@@ -229,21 +229,21 @@ fn rotations_are_scaled_by_keys_or_by_a_tensor() {
     let scaling = |file: File| config(&file).map(|config| config.rope.scaling);
     let linear = tiny_llama().number("llama.rope.scaling.factor", 4.0);
     assert_eq!(
-        scaling(linear.clone()).expect("linear"),
+        scaling(linear.clone()).expect("supported"),
         RopeScaling::Linear { factor: 4.0 }
     );
     let none = linear.text("llama.rope.scaling.type", "none");
-    assert_eq!(scaling(none).expect("none"), RopeScaling::Default);
+    assert_eq!(scaling(none).expect("supported"), RopeScaling::Default);
     let old = tiny_llama().number("llama.rope.scale_linear", 2.0);
     assert_eq!(
-        scaling(old).expect("linear"),
+        scaling(old).expect("supported"),
         RopeScaling::Linear { factor: 2.0 }
     );
     let yarn = tiny_llama()
         .text("llama.rope.scaling.type", "yarn")
         .number("llama.rope.scaling.factor", 8.0)
         .size("llama.rope.scaling.original_context_length", 32);
-    let RopeScaling::Yarn(read) = scaling(yarn.clone()).expect("yarn") else {
+    let RopeScaling::Yarn(read) = scaling(yarn.clone()).expect("supported") else {
         panic!("yarn");
     };
     assert_eq!(
@@ -251,10 +251,10 @@ fn rotations_are_scaled_by_keys_or_by_a_tensor() {
         (8.0, 32.0, 1.0)
     );
     assert_eq!(read.original_max_position_embeddings, 32);
-    assert_eq!(config(&yarn).expect("yarn").context_tokens(), 256);
+    assert_eq!(config(&yarn).expect("supported").context_tokens(), 256);
     let by_tensor = tiny_llama().tensor(Tensor::f32("rope_freqs.weight", &[1], &[8.0]));
     assert_eq!(
-        scaling(by_tensor.clone()).expect("divided"),
+        scaling(by_tensor.clone()).expect("supported"),
         RopeScaling::Divided([8.0].into())
     );
     assert!(weights(&by_tensor).is_ok());
@@ -321,7 +321,7 @@ fn eos_tokens_are_read_without_a_tokenizer_too() {
 }
 
 #[test]
-fn the_element_type_is_that_of_the_matrices() {
+fn the_matrices_determine_the_element_type() {
     let dtype = |edit: &[(usize, u32)]| {
         let mut file = tiny_llama();
         for &(tensor, type_id) in edit {
@@ -329,7 +329,7 @@ fn the_element_type_is_that_of_the_matrices() {
             tensor.type_id = type_id;
             tensor.data.truncate(tensor.data.len() / 2);
         }
-        open(&file).expect("whole").dtype()
+        open(&file).expect("valid").dtype()
     };
     assert_eq!(dtype(&[]), Dtype::F32);
     assert_eq!(dtype(&[(1, 1)]), Dtype::F32);
@@ -338,5 +338,5 @@ fn the_element_type_is_that_of_the_matrices() {
     let blocks = File::default()
         .tensor(Tensor::new("a", 8, &[2, 32], vec![0; 68]))
         .tensor(Tensor::f32("b", &[2, 2], &[0.0; 4]));
-    assert_eq!(open(&blocks).expect("whole").dtype(), Dtype::BF16);
+    assert_eq!(open(&blocks).expect("valid").dtype(), Dtype::BF16);
 }

@@ -26,13 +26,14 @@ pub struct Affine<'a> {
     group: usize,
 }
 
+/// Scale and zero point of a group.
 #[derive(Clone, Copy, Default)]
-struct Head {
+struct GroupParams {
     scale: f32,
     zero: u8,
 }
 
-/// Little endian, unaligned.
+/// Little-endian words, unaligned.
 #[derive(Clone, Copy)]
 struct Words<'a>(&'a [[u8; 4]]);
 
@@ -50,8 +51,8 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Receives a block: row, block in the row, head and codes.
-type TakeBlock<'t> = dyn FnMut(usize, usize, Head, &[u8; BLOCK / 2]) + 't;
+/// Receives a block: row, block in the row, the group's scale and zero point, codes.
+type TakeBlock<'t> = dyn FnMut(usize, usize, GroupParams, &[u8; BLOCK / 2]) + 't;
 
 impl<'a> Affine<'a> {
     pub fn find(
@@ -113,35 +114,35 @@ impl<'a> Affine<'a> {
         })
     }
 
-    /// Whether its scales are exact in Affine4 blocks.
+    /// Whether Affine4 blocks store the scales exactly.
     pub fn fits_blocks(&self) -> bool {
         self.scales.are_half()
     }
 
-    /// Writes rows of blocks from `first` on, as many as `out` takes, in `order`.
+    /// Fills `out` with rows of blocks. `rows` is the first row, and the order of rows.
     pub fn convert(&self, rows: (usize, RowOrder), out: &mut [u8]) {
         let block_bytes = BlockType::Affine4.bytes();
         let row_bytes = BlockType::Affine4.row_bytes(self.inputs);
         self.walk(
             rows,
             out.len() / row_bytes,
-            &mut |row, block, head, codes| {
+            &mut |row, block, params, codes| {
                 let out = &mut out[row * row_bytes + block * block_bytes..][..block_bytes];
-                out[..2].copy_from_slice(&f16::from_f32(head.scale).to_le_bytes());
-                out[2] = head.zero;
+                out[..2].copy_from_slice(&f16::from_f32(params.scale).to_le_bytes());
+                out[2] = params.zero;
                 out[3..].copy_from_slice(codes);
             },
         );
     }
 
-    /// Writes rows of f32, with exact scales.
+    /// Like `convert`, but writes rows of f32, which represent the scales exactly.
     pub fn widen(&self, rows: (usize, RowOrder), out: &mut [u8]) {
         let words = out.as_chunks_mut::<4>().0;
         let n_rows = words.len() / self.inputs;
-        self.walk(rows, n_rows, &mut |row, block, head, codes| {
+        self.walk(rows, n_rows, &mut |row, block, params, codes| {
             let out = &mut words[row * self.inputs + block * BLOCK..][..BLOCK];
-            let zero = f32::from(head.zero);
-            let value = |code: u8| (head.scale * (f32::from(code) - zero)).to_le_bytes();
+            let zero = f32::from(params.zero);
+            let value = |code: u8| (params.scale * (f32::from(code) - zero)).to_le_bytes();
             let (low, high) = out.split_at_mut(BLOCK / 2);
             for ((low, high), code) in low.iter_mut().zip(high).zip(codes) {
                 *low = value(code & 15);
@@ -158,32 +159,32 @@ impl<'a> Affine<'a> {
             let most = (TILE - stored % TILE).min(rows - row);
             let follow = |n: &usize| order.stored_row(first + row + n) == stored + n;
             let run = (0..most).take_while(follow).count();
-            self.walk_within_tile(stored, run, &mut |n, block, head, codes| {
-                take(row + n, block, head, codes);
+            self.walk_within_tile(stored, run, &mut |n, block, params, codes| {
+                take(row + n, block, params, codes);
             });
             row += run;
         }
     }
 
-    /// As `walk`, for consecutive stored rows of one tile.
+    /// Like `walk`, for consecutive stored rows of one tile.
     fn walk_within_tile(&self, first: usize, rows: usize, take: &mut TakeBlock<'_>) {
         let before = first % TILE;
-        let mut heads = [Head::default(); TILE];
+        let mut row_params = [GroupParams::default(); TILE];
         for block in 0..self.inputs / BLOCK {
             let input = block * BLOCK;
             if input.is_multiple_of(self.group) {
-                for (row, head) in heads[..rows].iter_mut().enumerate() {
-                    *head = self.head(first + row, input / self.group);
+                for (row, params) in row_params[..rows].iter_mut().enumerate() {
+                    *params = self.params(first + row, input / self.group);
                 }
             }
             let codes = self.codes(first - before, before + rows, block);
             for (row, codes) in codes[before..before + rows].iter().enumerate() {
-                take(row, block, heads[row], codes);
+                take(row, block, row_params[row], codes);
             }
         }
     }
 
-    fn head(&self, output: usize, group: usize) -> Head {
+    fn params(&self, output: usize, group: usize) -> GroupParams {
         let groups = self.inputs / self.group;
         let by_group = group * self.outputs + output;
         let (word, column) = (output / CODES, output % CODES);
@@ -204,10 +205,10 @@ impl<'a> Affine<'a> {
             .zeros
             .map_or(8, |zeros| zeros.nibble(zero_at, nibble) + offset);
         let scale = self.scales.get(scale);
-        Head { scale, zero }
+        GroupParams { scale, zero }
     }
 
-    /// The codes of a block of each row of a tile: low nibbles are the first sixteen inputs.
+    /// The codes of one block of each row in a tile. Low nibbles are the first sixteen inputs.
     fn codes(&self, first: usize, rows: usize, block: usize) -> [[u8; BLOCK / 2]; TILE] {
         const WORDS: usize = BLOCK / CODES;
         let mut out = [[0; BLOCK / 2]; TILE];
@@ -257,7 +258,7 @@ fn spread(nibbles: u32) -> u64 {
     (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
 }
 
-/// Checks that groups divide the inputs, and that words of packed outputs divide the outputs.
+/// Checks that groups divide the inputs, and that outputs packed into words fill whole words.
 fn check_width(
     codes: Part<'_>,
     group: usize,

@@ -8,11 +8,13 @@
 //! | awq | `qweight` I32 \[in, out/8\], `qzeros` I32 \[groups, out/8\], `scales` \[groups, out\] | s (q - z) |
 //! | pack-quantized | `weight_packed` I32 \[out, in/8\], `weight_scale` \[out, groups\], `weight_zero_point` I32 \[out/8, groups\] | s (q - z), without zero points s (q - 8) |
 //!
-//! The first two become floats, the others blocks of [`BlockType::Affine4`], whose scales are f16; or f32 if a backend
-//! does not support those blocks and the scales exceed f16. A module with a plain `weight` stays plain, whatever the
-//! configuration says.
+//! The first two are converted to floats, the others to blocks of [`BlockType::Affine4`], whose scales are f16, or to
+//! f32 if a backend does not support these blocks and the scales are not f16. A module with a plain `weight` stays
+//! plain, even if the configuration lists it as quantised.
 
 mod affine;
+pub(super) mod gpt_oss;
+mod gpt_oss_experts;
 pub(super) mod part_names;
 pub(super) mod part_of;
 mod scaled;
@@ -20,17 +22,15 @@ mod scales;
 pub(crate) mod scheme;
 mod stacked;
 mod tensors;
-pub(super) mod turned;
-mod turned_experts;
 
 use std::num::NonZero;
 use std::thread;
 
 use self::affine::Affine;
+use self::gpt_oss::StridedBytes;
 use self::scaled::Scaled;
 pub use self::scheme::Scheme;
 use self::tensors::Module;
-use self::turned::TurnedBytes;
 use super::checkpoint::Weights;
 use crate::json_file::format_error;
 use souffleur_base::error::LoadError;
@@ -38,7 +38,7 @@ use souffleur_kernels::blocks::BlockType;
 use souffleur_kernels::dtype::Dtype;
 use souffleur_kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-const LEAST_ROWS: usize = 64;
+const MIN_ROWS_PER_CORE: usize = 64;
 
 pub(super) const CODES: [&str; 2] = ["qweight", "weight_packed"];
 
@@ -58,7 +58,7 @@ pub struct QuantisedMatrix<'a> {
 enum Codes<'a> {
     Scaled(Scaled<'a>),
     Affine(Affine<'a>),
-    Turned(TurnedBytes<'a>),
+    GptOss(StridedBytes<'a>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,8 +91,8 @@ impl Weights {
         self.entries.keys().any(is_coded)
     }
 
-    /// An error about codes that differ from the configuration's description.
-    pub(super) fn unexplained(&self, name: &str) -> Option<LoadError> {
+    /// The error for 4-bit codes that the configuration does not describe.
+    pub(super) fn undescribed_codes(&self, name: &str) -> Option<LoadError> {
         if self.entries.contains_key(name) {
             return None;
         }
@@ -100,7 +100,7 @@ impl Weights {
         let mut names = CODES.iter().map(|part| format!("{module}.{part}"));
         let codes = names.find(|name| self.entries.contains_key(name))?;
         let problem = match self.scheme {
-            Some(scheme) => format!("but the model's quantization_config is of {scheme}"),
+            Some(scheme) => format!("but the model's quantization_config describes {scheme}"),
             None => "but there is neither a quantization_config in config.json nor a quantize_config.json".to_owned(),
         };
         let reason = format!(
@@ -115,7 +115,7 @@ impl Weights {
         Module::find(self, name).is_some()
     }
 
-    /// The name of the quantised matrix that has the codes of `name`: the same, or that of a fused matrix.
+    /// The name of the quantised matrix with the codes of `name`: `name`, or a fused matrix.
     pub(super) fn whole<'n>(&'n self, name: &'n str) -> &'n str {
         self.parts.get(name).map_or(name, |part| &part.whole)
     }
@@ -129,9 +129,9 @@ impl Weights {
         name: &str,
         shape: &'a [usize; 2],
     ) -> Result<MatrixSource<'a>, LoadError> {
-        if let Some(turned) = self.turned(name) {
+        if let Some(matrix) = self.gpt_oss_expert(name) {
             return Ok(MatrixSource::Quantised(QuantisedMatrix {
-                codes: Codes::Turned(turned),
+                codes: Codes::GptOss(matrix),
                 order: RowOrder::AsNumbered,
                 shape,
                 file_bytes: self.bytes_of(name).unwrap_or(0),
@@ -142,7 +142,7 @@ impl Weights {
             None => (*shape, RowOrder::AsNumbered),
         };
         match Module::find(self, self.whole(name)) {
-            None => match self.unexplained(name) {
+            None => match self.undescribed_codes(name) {
                 Some(error) => Err(error),
                 None => Ok(MatrixSource::Plain(self.tensor(name, shape)?)),
             },
@@ -192,18 +192,18 @@ impl<'a> QuantisedMatrix<'a> {
                 Stored::Plain(Dtype::F32)
             }
             Codes::Affine(_) => Stored::Blocks(BlockType::Affine4),
-            Codes::Turned(turned) => turned.stored(),
+            Codes::GptOss(matrix) => matrix.stored(),
         };
         let &[outputs, inputs] = self.shape;
         let row_bytes = stored.row_bytes(inputs);
         let mut rows = vec![0; outputs * row_bytes];
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        // Whole tiles of rows, equally many per core.
-        let per_core = outputs.div_ceil(cores).max(LEAST_ROWS);
+        // Each core converts an equal number of whole tiles.
+        let per_core = outputs.div_ceil(cores).max(MIN_ROWS_PER_CORE);
         let per_core = per_core.next_multiple_of(affine::TILE);
         thread::scope(|scope| {
             let mut parts = rows.chunks_mut(per_core * row_bytes).enumerate();
-            let own = parts.next();
+            let first_part = parts.next();
             let convert = |index: usize, out: &mut [u8]| {
                 let first = index * per_core;
                 let rows = (first, self.order);
@@ -211,13 +211,13 @@ impl<'a> QuantisedMatrix<'a> {
                     (Codes::Scaled(scaled), _) => scaled.convert(rows, dtype, out),
                     (Codes::Affine(affine), Stored::Plain(_)) => affine.widen(rows, out),
                     (Codes::Affine(affine), Stored::Blocks(_)) => affine.convert(rows, out),
-                    (Codes::Turned(turned), _) => turned.convert(first, out),
+                    (Codes::GptOss(matrix), _) => matrix.convert(first, out),
                 }
             };
             for (index, out) in parts {
                 scope.spawn(move || convert(index, out));
             }
-            if let Some((index, out)) = own {
+            if let Some((index, out)) = first_part {
                 convert(index, out);
             }
         });

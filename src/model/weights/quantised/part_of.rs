@@ -1,10 +1,10 @@
-//! A matrix that consists of some rows of a quantised one.
+//! A matrix that consists of some rows of a quantised matrix.
 
 use souffleur_kernels::tensor_view::RowOrder;
 
 pub struct PartOf {
     pub whole: String,
-    /// `[outputs, inputs]` of that matrix.
+    /// `[outputs, inputs]` of the quantised matrix.
     pub shape: [usize; 2],
     pub order: RowOrder,
     pub rows: usize,

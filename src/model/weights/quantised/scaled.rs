@@ -42,7 +42,7 @@ impl<'a> Scaled<'a> {
         })
     }
 
-    /// Writes rows from `first` on, as many as `out` takes, in `order`.
+    /// Fills `out` with rows from `first` on, in `order`.
     pub fn convert(&self, (first, order): (usize, RowOrder), dtype: Dtype, out: &mut [u8]) {
         let mut row_values = vec![0f32; self.inputs];
         let rows = out.chunks_exact_mut(self.inputs * dtype.bytes());

@@ -14,8 +14,8 @@ const CHUNK: usize = 512;
 
 /// The scales of a matrix, checked.
 ///
-/// Rounding to f16 changes a scale by at most 1/2048 of itself, or below [`SMALLEST`] of the matrix's largest scale:
-/// other models are rejected.
+/// Rounding to f16 changes a scale by at most 1/2048 of itself or, below [`SMALLEST`], by at most 1/2048 of the largest
+/// scale. Matrices with larger errors are rejected.
 pub struct GroupScales<'a> {
     dtype: Dtype,
     bytes: &'a [u8],
@@ -27,7 +27,7 @@ impl<'a> GroupScales<'a> {
             dtype: part.float()?,
             bytes: part.bytes(),
         };
-        match scales.complaint() {
+        match scales.problem() {
             None => Ok(scales),
             Some(reason) => Err(part.error(reason)),
         }
@@ -46,7 +46,7 @@ impl<'a> GroupScales<'a> {
     }
 
     /// Why the scales cannot be rounded to f16. Infinite and NaN scales are kept.
-    fn complaint(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         const REMEDY: &str = "use the float16 or bfloat16 model";
         if self.are_half() {
             return None;
@@ -80,7 +80,7 @@ impl<'a> GroupScales<'a> {
 mod tests {
     use super::*;
 
-    fn complaint(dtype: Dtype, values: &[f32]) -> Option<String> {
+    fn problem(dtype: Dtype, values: &[f32]) -> Option<String> {
         let bytes: Vec<u8> = match dtype {
             Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Dtype::BF16 => {
@@ -93,13 +93,13 @@ mod tests {
             }
         };
         let bytes = bytes.as_slice();
-        GroupScales { dtype, bytes }.complaint()
+        GroupScales { dtype, bytes }.problem()
     }
 
     #[test]
     fn scales_outside_of_f16_are_rejected() {
         for dtype in [Dtype::F32, Dtype::BF16] {
-            let of = |values: &[f32]| complaint(dtype, values);
+            let of = |values: &[f32]| problem(dtype, values);
             let mut many = vec![0.5; 3 * CHUNK + 5];
             assert_eq!(of(&many), None);
             many[3 * CHUNK + 4] = -131_072.0;
@@ -107,13 +107,13 @@ mod tests {
             assert!(error.contains("the scale 131072"), "{error}");
             let error = of(&[3e-6, -1e-5, 0.0]).expect("below f16");
             assert!(error.contains("no scale above"), "{error}");
-            // Next to a large scale these errors are small; powers of two have none.
+            // Relative to a large scale these errors are small; powers of two are exact.
             assert_eq!(of(&[3e-6, 0.001, 1e-9]), None);
             assert_eq!(of(&[f32::powi(2.0, -23), f32::powi(2.0, -20), 0.0]), None);
             assert_eq!(of(&[f32::NAN, f32::NEG_INFINITY, 1.0]), None);
             assert_eq!(of(&[]), None);
         }
-        assert_eq!(complaint(Dtype::F16, &[3e-6, f32::INFINITY]), None);
+        assert_eq!(problem(Dtype::F16, &[3e-6, f32::INFINITY]), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Expert stacks in 8-bit codes: their scales are split like the codes.
+//! Splits the scales of expert stacks in 8-bit codes like the codes themselves.
 //!
 //! | scales | a scale for |
 //! |---|---|

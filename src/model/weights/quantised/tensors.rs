@@ -106,7 +106,7 @@ impl<'a> Part<'a> {
         self.error(format!("has dtype {found}, supported: F32, F16 and BF16"))
     }
 
-    /// Fails unless the type is a float.
+    /// Fails unless the type is F32, F16 or BF16.
     pub fn floats(&self) -> Result<Vec<f32>, LoadError> {
         let dtype = self.float()?;
         let bytes = self.bytes();
@@ -115,7 +115,7 @@ impl<'a> Part<'a> {
         Ok(values)
     }
 
-    /// Fails unless the type is an integer.
+    /// Fails unless the type is I32 or I64.
     pub fn integers(&self) -> Result<Vec<i64>, LoadError> {
         let bytes = self.bytes();
         match &self.entry.stored {

@@ -11,16 +11,16 @@ const MAX_CONFIG_BYTES: u64 = 4 << 20;
 const BLOCK: usize = 32;
 const MAX_GROUP: usize = 1 << 20;
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
-/// Read if `config.json` has none: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
+/// Files read if `config.json` has no scheme: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
 pub(crate) const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 
-/// Bits of a code in AWQ's own file.
+/// Key of the bits per code in AutoAWQ's file.
 const AWQ_BITS: &str = "w_bit";
 
 /// The scheme of quantised matrices; any matrix may still be plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// E4M3.
+    /// Codes in E4M3.
     Fp8 {
         /// Outputs and inputs that share a scale; `None` for scales per row or matrix.
         block: Option<[usize; 2]>,
@@ -35,7 +35,7 @@ pub enum Scheme {
 pub enum Packing {
     /// Eight inputs in a word.
     Gptq {
-        /// Added to a stored zero point.
+        /// Number to add to a stored zero point.
         zero_offset: u8,
     },
     /// Eight outputs in a word, even ones first.
@@ -94,7 +94,7 @@ impl Scheme {
     /// [`LoadError::Format`] that names the unsupported key.
     pub fn read(dir: &Path, has_codes: bool) -> Result<Option<Self>, LoadError> {
         let config = JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?;
-        // Vision-language models may nest it in their decoder's configuration.
+        // Vision-language models may nest the scheme in their decoder's configuration.
         let config = config.with_nested("text_config")?;
         if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
             let Some(own) = config.object(key)? else {
@@ -121,7 +121,7 @@ impl Scheme {
     fn of_method(json: &JsonFile, method: Option<&str>) -> Result<Option<Self>, LoadError> {
         let supported = "\"fp8\", \"compressed-tensors\", \"gptq\" or \"awq\"";
         let scheme = match method {
-            // Stacks of experts in blocks are found by name.
+            // MXFP4 stacks of experts are found by name.
             Some("mxfp4") => return Ok(None),
             Some("fp8") => fp8(json),
             Some("compressed-tensors") => compressed_tensors(json),
@@ -145,7 +145,7 @@ fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
     }
 }
 
-/// A text, if present, must be among `texts`.
+/// Checks that the text at `key`, if any, is among `texts`.
 fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
     let matches = |text: &str| texts.iter().any(|known| text.eq_ignore_ascii_case(known));
     match json.text(key)? {
@@ -154,10 +154,10 @@ fn one_of(json: &JsonFile, key: &str, texts: &[&str]) -> Result<(), LoadError> {
     }
 }
 
-/// A missing flag counts as `wish`.
-fn flag_is(json: &JsonFile, key: &str, wish: bool) -> Result<(), LoadError> {
+/// Checks that the flag at `key`, if any, is `supported`.
+fn flag_is(json: &JsonFile, key: &str, supported: bool) -> Result<(), LoadError> {
     match json.flag(key)? {
-        Some(flag) if flag != wish => Err(unsupported(json, key, &wish.to_string())),
+        Some(flag) if flag != supported => Err(unsupported(json, key, &supported.to_string())),
         _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// For a folder with these files and quantised codes.
+/// Reads the scheme of a folder with these files, as if its tensors had quantised codes.
 fn read(files: &[(&str, Value)]) -> Result<Option<Scheme>, LoadError> {
     let dir = tempfile::tempdir().expect("a temporary folder");
     for (name, json) in files {
@@ -61,9 +61,9 @@ fn schemes_are_detected_by_their_keys() {
         ),
     ];
     check_known(cases);
-    assert_eq!(parse(json!({})).expect("no key"), None);
+    assert_eq!(parse(json!({})).expect("valid"), None);
     assert_eq!(
-        parse(json!({"quantization_config": null})).expect("null"),
+        parse(json!({"quantization_config": null})).expect("valid"),
         None
     );
 }
@@ -259,7 +259,7 @@ fn unsupported_compressed_tensors_are_rejected_by_key_and_value() {
 }
 
 #[test]
-fn groups_that_differ_are_refused() {
+fn groups_with_different_schemes_are_refused() {
     let of = |bits: u32| json!({"weights": {"num_bits": bits, "strategy": "channel"}});
     let mut quantization = weights(
         "pack-quantized",
@@ -274,7 +274,8 @@ fn groups_that_differ_are_refused() {
 
 #[test]
 fn separate_files_are_read_if_config_json_has_no_scheme() {
-    let own = |name: &'static str, json: Value| read(&[("config.json", json!({})), (name, json)]);
+    let in_file =
+        |name: &'static str, json: Value| read(&[("config.json", json!({})), (name, json)]);
     let of_128 = Group::Inputs(128);
     let packing = Packing::Gptq { zero_offset: 1 };
     let gptq = Some(Scheme::Int4(packing, of_128));
@@ -282,19 +283,19 @@ fn separate_files_are_read_if_config_json_has_no_scheme() {
         "bits": 4, "group_size": 128, "damp_percent": 0.01, "desc_act": false, "static_groups": false, "sym": true,
         "true_sequential": true, "model_name_or_path": null, "model_file_base_name": "model",
     });
-    let found = own("quantize_config.json", auto_gptq.clone());
-    assert_eq!(found.expect("AutoGPTQ's"), gptq);
+    let found = in_file("quantize_config.json", auto_gptq.clone());
+    assert_eq!(found.expect("valid"), gptq);
     let model = json!({
         "bits": 4, "group_size": 128, "desc_act": false, "lm_head": false, "quant_method": "gptq",
         "checkpoint_format": "gptq", "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:4.0.0"]},
     });
-    let found = own("quantize_config.json", model);
-    assert_eq!(found.expect("GPTQModel's"), gptq);
+    let found = in_file("quantize_config.json", model);
+    assert_eq!(found.expect("valid"), gptq);
     let awq = json!({"zero_point": true, "q_group_size": 128, "w_bit": 4, "version": "GEMM"});
     for name in ["quant_config.json", "quantize_config.json"] {
-        let found = own(name, awq.clone());
+        let found = in_file(name, awq.clone());
         assert_eq!(
-            found.expect("AutoAWQ's"),
+            found.expect("valid"),
             Some(Scheme::Int4(Packing::Awq, of_128))
         );
     }
@@ -304,8 +305,8 @@ fn separate_files_are_read_if_config_json_has_no_scheme() {
         ("config.json", configured),
         ("quantize_config.json", auto_gptq),
     ]);
-    let own_config = Scheme::Int4(Packing::Awq, Group::Inputs(32));
-    assert_eq!(both.expect("the configuration's"), Some(own_config));
+    let expected = Scheme::Int4(Packing::Awq, Group::Inputs(32));
+    assert_eq!(both.expect("valid"), Some(expected));
     for (json, words) in [
         (
             json!({"bits": 3, "group_size": 128}),
@@ -318,7 +319,7 @@ fn separate_files_are_read_if_config_json_has_no_scheme() {
         ),
         (json!({"quant_method": "hqq"}), ["quant_method", "hqq"]),
     ] {
-        let error = own("quantize_config.json", json).expect_err(words[1]);
+        let error = in_file("quantize_config.json", json).expect_err(words[1]);
         let error = error.to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }

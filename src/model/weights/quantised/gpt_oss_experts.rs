@@ -1,17 +1,17 @@
-//! gpt-oss expert stacks: transposed, gate and up interleaved.
+//! Extracts the matrices of gpt-oss experts from stacks, which are transposed or interleave gate and up.
 //!
 //! | tensor | shape | content |
 //! |---|---|---|
 //! | `gate_up_proj` | \[experts, hidden, 2 width\] | inputs as rows; gate and up outputs alternate |
 //! | `down_proj` | \[experts, width, hidden\] | inputs as rows |
-//! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | gate and up rows alternate; neighbours are a byte's halves, the low one first |
+//! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | gate and up rows alternate; a byte has two neighbours, the first in its low half |
 //! | `gate_up_proj_scales` | \[experts, 2 width, hidden / 32\] U8 | exponents of two, plus 127 |
 //! | `down_proj_blocks`, `down_proj_scales` | likewise | |
 //! | `gate_up_proj_bias`, `down_proj_bias` | \[experts, 2 width\], \[experts, hidden\] | |
 
 use std::ops::Range;
 
-use super::turned::{BLOCK, Turned, TurnedBytes};
+use super::gpt_oss::{BLOCK, Strided, StridedBytes};
 use crate::config::experts::ExpertsConfig;
 use crate::json_file::format_error;
 use crate::weights::checkpoint::Weights;
@@ -20,11 +20,11 @@ use souffleur_base::error::LoadError;
 use souffleur_kernels::tensor_view::{RowOrder, Stored};
 
 impl Weights {
-    pub(in super::super) fn turned<'a>(&'a self, name: &str) -> Option<TurnedBytes<'a>> {
-        let matrix = self.turned.get(name)?;
+    pub(in super::super) fn gpt_oss_expert<'a>(&'a self, name: &str) -> Option<StridedBytes<'a>> {
+        let matrix = self.gpt_oss.get(name)?;
         let bytes =
             |(file, range): &(usize, Range<usize>)| &self.files[*file].bytes()[range.clone()];
-        Some(TurnedBytes {
+        Some(StridedBytes {
             matrix,
             codes: bytes(&matrix.codes),
             scales: matrix.scales.as_ref().map_or(&[], bytes),
@@ -35,7 +35,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that differs from the configuration.
-    pub fn turn_experts(
+    pub fn extract_gpt_oss_experts(
         &mut self,
         experts: &ExpertsConfig,
         hidden: usize,
@@ -49,14 +49,14 @@ impl Weights {
             ] {
                 let stack = format!("{module}.{stack}");
                 let place = (experts, layer, parts);
-                self.turn_stack(&stack, place, [outputs, inputs])?;
-                self.turn_biases(&format!("{stack}_bias"), place, outputs)?;
+                self.extract_stack(&stack, place, [outputs, inputs])?;
+                self.extract_biases(&format!("{stack}_bias"), place, outputs)?;
             }
         }
         Ok(())
     }
 
-    fn turn_stack(
+    fn extract_stack(
         &mut self,
         stack: &str,
         (experts, layer, parts): (&ExpertsConfig, usize, &[usize]),
@@ -110,7 +110,7 @@ impl Weights {
             };
             let projections = experts.names.projections(layer, expert);
             for (first, part) in parts.iter().enumerate() {
-                let turned = Turned {
+                let matrix = Strided {
                     codes: part_of(&codes),
                     scales: scales.as_ref().map(part_of),
                     dtype,
@@ -118,14 +118,14 @@ impl Weights {
                     first,
                     step: parts.len(),
                 };
-                self.turned
-                    .insert(format!("{}.weight", projections[*part]), turned);
+                self.gpt_oss
+                    .insert(format!("{}.weight", projections[*part]), matrix);
             }
         }
         Ok(())
     }
 
-    fn turn_biases(
+    fn extract_biases(
         &mut self,
         name: &str,
         (experts, layer, parts): (&ExpertsConfig, usize, &[usize]),

@@ -9,7 +9,7 @@ use souffleur_kernels::tensor_view::Stored;
 pub(super) const BLOCK: usize = 32;
 
 #[derive(Clone)]
-pub struct Turned {
+pub struct Strided {
     /// File and bytes of the expert's part of the stack, and of its scales if it has blocks.
     pub(super) codes: (usize, Range<usize>),
     pub(super) scales: Option<(usize, Range<usize>)>,
@@ -22,7 +22,7 @@ pub struct Turned {
     pub(super) step: usize,
 }
 
-impl Turned {
+impl Strided {
     pub fn stored(&self) -> Stored {
         match self.dtype {
             Some(dtype) => Stored::Plain(dtype),
@@ -40,13 +40,13 @@ impl Turned {
     }
 }
 
-pub struct TurnedBytes<'a> {
-    pub(super) matrix: &'a Turned,
+pub struct StridedBytes<'a> {
+    pub(super) matrix: &'a Strided,
     pub(super) codes: &'a [u8],
     pub(super) scales: &'a [u8],
 }
 
-impl<'a> TurnedBytes<'a> {
+impl<'a> StridedBytes<'a> {
     pub fn stored(&self) -> Stored {
         self.matrix.stored()
     }
@@ -73,7 +73,7 @@ impl<'a> TurnedBytes<'a> {
         }
     }
 
-    /// Repacks an output's blocks: the nibbles of a byte become half a block apart.
+    /// Repacks an output's blocks: a stored byte has inputs `2 i` and `2 i + 1`, a byte of `out` `i` and `i + 16`.
     fn blocks(&self, output: usize, out: &mut [u8]) {
         let n = self.matrix.shape[1] / BLOCK;
         let codes = self.codes[output * n * BLOCK / 2..].chunks_exact(BLOCK / 2);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn blocks_have_the_values_of_their_codes() {
-        // Gate and up projections of two outputs each, alternating, and 64 inputs; one scale is the lowest power.
+        // Gate and up projections of two outputs each, alternating, and 64 inputs; one scale is the smallest, 2^-127.
         let codes: Vec<u8> = (0..=255)
             .chain(0..=255)
             .take(4 * 32)
@@ -104,7 +104,7 @@ mod tests {
             .collect();
         let scales = [127, 130, 0, 120, 127, 1, 126, 128];
         for first in [0, 1] {
-            let matrix = Turned {
+            let matrix = Strided {
                 codes: (0, 0..codes.len()),
                 scales: Some((0, 0..scales.len())),
                 dtype: None,
@@ -112,7 +112,7 @@ mod tests {
                 first,
                 step: 2,
             };
-            let bytes = TurnedBytes {
+            let bytes = StridedBytes {
                 matrix: &matrix,
                 codes: &codes,
                 scales: &scales,
@@ -146,7 +146,7 @@ mod tests {
             (0, [0.0, 4.0, 8.0, 2.0, 6.0, 10.0]),
             (1, [1.0, 5.0, 9.0, 3.0, 7.0, 11.0]),
         ] {
-            let matrix = Turned {
+            let matrix = Strided {
                 codes: (0, 0..48),
                 scales: None,
                 dtype: Some(Dtype::F32),
@@ -154,7 +154,7 @@ mod tests {
                 first,
                 step: 2,
             };
-            let bytes = TurnedBytes {
+            let bytes = StridedBytes {
                 matrix: &matrix,
                 codes: bytemuck::cast_slice(&elements),
                 scales: &[],
