@@ -1,4 +1,4 @@
-//! `souffleur bench` on the tiny models: its output and its record, not its speed.
+//! Tests of the output and the JSON record of `souffleur bench`, on tiny models.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -18,7 +18,7 @@ fn json(file: &Path) -> Value {
 
 /// Checks that every key exists and is not null.
 #[track_caller]
-fn has(value: &Value, keys: &[&str]) {
+fn check_keys(value: &Value, keys: &[&str]) {
     for key in keys {
         assert!(!value[*key].is_null(), "{key} is missing in {value}");
     }
@@ -59,7 +59,7 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
     assert_eq!(record["schema"], "souffleur-bench-offline/1");
     assert_eq!(record["model"]["name"], "souffleur-tiny");
     assert_eq!(record["dtype"], "bfloat16");
-    has(
+    check_keys(
         &record,
         &[
             "version",
@@ -79,12 +79,12 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
     let rows = record["rows"].as_array().expect("rows are a list");
     assert!(rows.len() >= 7, "{rows:?}");
     for row in rows {
-        has(row, &["name", "unit", "lower", "median", "upper"]);
+        check_keys(row, &["name", "unit", "lower", "median", "upper"]);
         is_rate(&row["median"]);
         assert_eq!(row["samples"].as_array().map(Vec::len), Some(1), "{row}");
     }
     for row in &rows[..3] {
-        has(row, &["streams", "prompt_tokens", "output_tokens", "floor"]);
+        check_keys(row, &["streams", "prompt_tokens", "output_tokens", "floor"]);
         is_rate(&row["fraction"]["median"]);
         is_rate(&row["samples"][0]["read_bytes_per_s"]);
     }
@@ -95,7 +95,7 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
 fn a_killed_bench_keeps_its_measurements() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("record.json");
-    // The maximum number of rounds: the run outlasts the test.
+    // With the maximum number of rounds, the run does not end before the test kills it.
     let mut command = souffleur(&["bench", "--skip-starts", "--repeat", "1000"]);
     command.args([
         "--prompt-tokens",
@@ -110,7 +110,7 @@ fn a_killed_bench_keeps_its_measurements() {
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("the binary runs");
     while !file.exists() {
-        let ended = child.try_wait().expect("bench status");
+        let ended = child.try_wait().expect("the exit status can be read");
         assert!(ended.is_none(), "{ended:?}");
         std::thread::yield_now();
     }
@@ -147,13 +147,13 @@ fn scaling_adds_contexts_a_batch_curve_and_its_plot() {
     assert!(output.status.success(), "{}", stderr(&output));
     let record: Value = serde_json::from_str(&stdout(&output)).expect("stdout is JSON alone");
     let scaling = &record["scaling"];
-    // The model's context is 256 tokens: one measurement, to which no line can be fitted.
+    // The model's context of 256 tokens allows one measurement, which is too few to fit a line.
     assert_eq!(
         scaling["decode_by_context"].as_array().map(Vec::len),
         Some(1)
     );
     let context = &scaling["decode_by_context"][0];
-    has(
+    check_keys(
         context,
         &["context_tokens", "samples_s", "median", "floor_s"],
     );
@@ -227,11 +227,11 @@ fn conflicting_and_invalid_arguments_give_exit_code_2() {
 
 #[test]
 fn unreachable_servers_and_missing_models_give_one_line_and_exit_code_1() {
-    // Bound and not listening: it refuses connections, and no other test's server gets the port.
-    let deaf = tokio::net::TcpSocket::new_v4().expect("a socket can be made");
+    // A socket that is bound but does not listen refuses connections, and keeps its port from other tests.
+    let unlistened = tokio::net::TcpSocket::new_v4().expect("a socket can be made");
     let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    deaf.bind(any).expect("a port is free");
-    let url = format!("http://{}", deaf.local_addr().expect("an address"));
+    unlistened.bind(any).expect("a port is free");
+    let url = format!("http://{}", unlistened.local_addr().expect("an address"));
     for args in [
         ["bench", "--base-url", &url],
         ["bench", "--model-path", "/nonexistent"],
@@ -298,7 +298,7 @@ fn a_server_is_measured_request_by_request() {
     assert_eq!(record["vocab_size"], 288, "the server reports it");
     assert_eq!(record["seed"], 3);
     for latency in ["ttft_s", "itl_s", "tpot_s", "e2e_s"] {
-        has(&record[latency], &["mean", "p50", "p90", "p99"]);
+        check_keys(&record[latency], &["mean", "p50", "p90", "p99"]);
         is_rate(&record[latency]["p99"]);
     }
     for rate in [
@@ -402,7 +402,7 @@ fn the_bench_needs_the_key_of_a_server_and_never_prints_it() {
     let bench = |args: &[&str], variable: &str| {
         let load = ["--num-prompts", "2", "--random-input-len", "8"];
         let mut command = souffleur(&["bench", "--base-url", &url, "--random-output-len", "2"]);
-        // Seed 1: the model answers some other random prompts with an EOS token only.
+        // With other seeds, the model answers some of the random prompts with only an EOS token.
         command.args(load).args(["--seed", "1", "--json", "-"]);
         command.args(args).env("OPENAI_API_KEY", variable);
         command.output().expect("the binary runs")

@@ -1,4 +1,4 @@
-//! `souffleur chat` with lines on stdin: a model in the process, and a server whose responses the test scripts.
+//! Tests of `souffleur chat` with lines on stdin, with a model in the process and with a scripted server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,8 +19,8 @@ fn chat(args: &[&str]) -> Command {
     command
 }
 
-/// Runs the chat with these lines on stdin.
-fn say(command: &mut Command, lines: &str) -> std::process::Output {
+/// Runs the command with these lines on stdin, and waits for its end.
+fn run_chat(command: &mut Command, lines: &str) -> std::process::Output {
     let mut child = command.spawn().expect("the binary runs");
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(lines.as_bytes()).expect("writable");
@@ -34,7 +34,7 @@ fn a_model_in_the_process_answers_line_by_line_and_remembers() {
     let greedy = ["--temperature", "0", "--max-new-tokens", "24"];
     let answers = |lines: &str| {
         let mut command = chat(&greedy);
-        let output = say(command.env("SOUFFLEUR_CACHE_DIR", cache.path()), lines);
+        let output = run_chat(command.env("SOUFFLEUR_CACHE_DIR", cache.path()), lines);
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -84,7 +84,7 @@ fn a_souffleur_server_answers() {
         "--sampling-seed",
         "1",
     ];
-    let output = say(chat(&short).env("OPENAI_API_KEY", "sk-1"), "Hello\nAgain\n");
+    let output = run_chat(chat(&short).env("OPENAI_API_KEY", "sk-1"), "Hello\nAgain\n");
     let text = stderr(&output);
     assert!(output.status.success(), "{text}");
     assert!(
@@ -92,7 +92,7 @@ fn a_souffleur_server_answers() {
         "the answer ended before the token limit: {text}"
     );
     assert!(stdout(&output).lines().count() >= 2, "{output:?}");
-    let refused = say(&mut chat(&["--url", &url, "--model-path", "m"]), "Hello\n");
+    let refused = run_chat(&mut chat(&["--url", &url, "--model-path", "m"]), "Hello\n");
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("401"), "{}", stderr(&refused));
     serving.signal("TERM");
@@ -109,11 +109,11 @@ impl Scripted {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("an address");
-        let (seen, requests) = channel();
+        let (sender, requests) = channel();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let body = read_body(&stream);
-                if seen.send((stream, body)).is_err() {
+                if sender.send((stream, body)).is_err() {
                     return;
                 }
             }
@@ -260,7 +260,7 @@ fn answers_that_end_with_their_connection_are_read() {
             sent.expect("writable");
         }
     });
-    let output = say(&mut chat(&["--url", &url]), "Well?\n");
+    let output = run_chat(&mut chat(&["--url", &url]), "Well?\n");
     assert_eq!(stdout(&output), "Yes.\n", "{}", stderr(&output));
     assert!(output.status.success());
     serving.join().expect("the server thread ends");
@@ -284,7 +284,7 @@ mod on_a_terminal {
         unlockpt(&user_end).expect("this process opened the terminal");
         let name = ptsname(&user_end, Vec::new()).expect("the terminal has a name");
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let program_end = rustix::fs::open(name, flags, Mode::empty()).expect("it opens");
+        let program_end = rustix::fs::open(name, flags, Mode::empty()).expect("the terminal opens");
         (user_end.into(), program_end.into())
     }
 
@@ -295,10 +295,10 @@ mod on_a_terminal {
             let modes = || tcgetattr(&program_end).expect("a terminal").local_modes;
             let before = modes();
             assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
-            let end = || Stdio::from(program_end.try_clone().expect("a duplicate"));
+            let end = || Stdio::from(program_end.try_clone().expect("the handle is duplicated"));
             let mut command = chat(&["--url", "http://127.0.0.1:9", "--model-path", "m"]);
             command.stdin(end()).stdout(end()).stderr(Stdio::null());
-            let mut child = command.env("TERM", "xterm").spawn().expect("it runs");
+            let mut child = command.env("TERM", "xterm").spawn().expect("chat runs");
             let mut shown = Vec::new();
             while !shown.ends_with(b"> ") {
                 let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Commands that end without a signal, such as `generate` and `plan`.
+//! Tests of commands that end without a signal, such as `generate` and `plan`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 
 use super::{agents_model, gguf, run, souffleur, stderr, stdout, tiny_model};
 
-/// The command fails with `code` and one line of stderr that contains every part.
+/// Checks that the command fails with `code` and one line on stderr that contains every part.
 fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
     let output = run(args);
     let text = stderr(&output);
@@ -19,7 +19,7 @@ fn check_failure(args: &[&str], code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn a_missing_model_is_one_line_and_exit_code_1() {
+fn a_missing_model_gives_one_line_and_exit_code_1() {
     check_failure(
         &["plan", "--model-path", "/nonexistent"],
         1,
@@ -33,7 +33,7 @@ fn a_missing_model_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn a_gguf_file_is_planned_by_its_name_and_types() {
+fn the_plan_of_a_gguf_file_shows_its_name_and_tensor_types() {
     let dir = tempfile::tempdir().expect("temporary folder");
     let file = dir.path().join("tiny.F32.gguf");
     let mut model = gguf::of_folder(&tiny_model());
@@ -66,7 +66,7 @@ fn a_gguf_file_is_planned_by_its_name_and_types() {
 }
 
 #[test]
-fn values_out_of_range_are_one_line_and_exit_code_2() {
+fn values_out_of_range_give_one_line_and_exit_code_2() {
     check_failure(
         &["--page-size", "257"],
         2,
@@ -173,7 +173,7 @@ fn contradictory_parsers_are_refused_before_anything_is_printed() {
 }
 
 #[test]
-fn a_flag_that_does_not_exist_is_exit_code_2() {
+fn an_unknown_flag_gives_exit_code_2() {
     let output = run(&["--pagesize", "3"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -184,7 +184,7 @@ fn a_flag_that_does_not_exist_is_exit_code_2() {
 }
 
 #[test]
-fn a_port_in_use_is_one_line_and_exit_code_1() {
+fn a_port_in_use_gives_one_line_and_exit_code_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = taken.local_addr().expect("an address").port().to_string();
     let model = tiny_model().display().to_string();
@@ -306,7 +306,7 @@ fn a_prompt_from_stdin_is_answered_as_one_from_an_argument() {
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(b"What is an actor?\n").expect("writable");
     drop(stdin);
-    let from_stdin = child.wait_with_output().expect("the child ends");
+    let from_stdin = child.wait_with_output().expect("the command ends");
     let argument = [&greedy[..], &["What is an actor?"]].concat();
     let from_argument = bundled(&argument, &cache)
         .output()
@@ -368,7 +368,7 @@ fn logits_have_a_row_for_every_position() {
         .arg(&written);
     let output = command.output().expect("the binary runs");
     assert!(output.status.success(), "{}", stderr(&output));
-    let bytes = std::fs::read(&written).expect("output file");
+    let bytes = std::fs::read(&written).expect("the output is written");
     let tensors = SafeTensors::deserialize(&bytes).expect("valid safetensors");
     let shape = |name: &str| tensors.tensor(name).expect("the tensor").shape().to_vec();
     assert_eq!(shape("logits.0"), [3, 288]);
@@ -395,7 +395,7 @@ fn the_refusal_of_a_token_outside_the_vocabulary_names_its_prompt() {
 }
 
 #[test]
-fn a_recorded_answer_replays_and_a_damaged_log_is_exit_code_1() {
+fn a_recorded_answer_replays_and_a_damaged_log_gives_exit_code_1() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let file = dir.path().join("control.log");
     let name = file.to_str().expect("the path is UTF-8");

@@ -106,7 +106,7 @@ fn flags_that_documents_name_exist() {
     for document in documents() {
         for span in code_spans(&read(&document)) {
             let words = span.split_whitespace().collect::<Vec<_>>();
-            let ours = match words.as_slice() {
+            let arguments = match words.as_slice() {
                 ["souffleur", rest @ ..] => rest,
                 ["cargo", rest @ ..] => match rest.iter().position(|word| *word == "--") {
                     Some(at) if rest[0] == "run" && !span.contains("benches/") => &rest[at + 1..],
@@ -115,7 +115,7 @@ fn flags_that_documents_name_exist() {
                 words @ [first, ..] if first.starts_with("--") => words,
                 _ => continue,
             };
-            for flag in flags(&ours.join(" ")) {
+            for flag in flags(&arguments.join(" ")) {
                 let is_known = known.contains(&flag);
                 assert!(is_known, "{}: {flag} in {span:?}", document.display());
             }
@@ -123,7 +123,7 @@ fn flags_that_documents_name_exist() {
     }
 }
 
-/// Everything in `backticks`, and each command of a fenced block, its continued lines joined.
+/// The text of all `backticks`, and each command of a fenced block, with its continued lines joined.
 fn code_spans(text: &str) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let mut spans = Vec::new();
@@ -143,7 +143,7 @@ fn code_spans(text: &str) -> Vec<String> {
     spans
 }
 
-/// `--words-like-this`, without their values.
+/// The names of the `--flags` in a text.
 fn flags(text: &str) -> BTreeSet<String> {
     let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
     let words = text

@@ -1,4 +1,4 @@
-//! The binary as its users see it: exit codes, stdout and stderr, signals.
+//! Tests of the `souffleur` binary: exit codes, output and signals.
 
 mod bench;
 mod chat;

@@ -1,4 +1,4 @@
-//! `souffleur serve`: its first lines, signals, logs and metrics, with tiny models of random weights.
+//! Tests of `souffleur serve`: first lines, signals, logs and metrics, with tiny random models.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -74,7 +74,7 @@ impl Serving {
         stream
     }
 
-    /// Status and the rest of the response.
+    /// The status, and the whole response as text.
     fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut text = String::new();
         self.send(method, path, body)
@@ -132,8 +132,8 @@ impl Serving {
             .read_to_string(&mut printed);
         let status = self.child.wait().expect("the server can be waited for");
         let _ = done.send(());
-        killer.join().expect("no panic");
-        assert!(began.elapsed() < limit, "limit exceeded: {printed}");
+        killer.join().expect("the killer does not panic");
+        assert!(began.elapsed() < limit, "no exit in time: {printed}");
         (status, printed)
     }
 }
@@ -141,7 +141,7 @@ impl Serving {
 const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
     "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "temperature": 0}}"#;
 
-/// The first lines suggest a call that the model can answer.
+/// The server's first lines suggest a `curl` command that the model can answer.
 #[test]
 fn the_printed_curl_command_works() {
     let check = |model: &Path, args: &[&str], expect: &str| {
@@ -230,7 +230,7 @@ fn sighup_is_logged_and_ignored() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// The message log and the log reach the limit of file sizes: their writers stop, and the server keeps running.
+/// The recording and the log reach the file size limit: their writers stop, and the server keeps running.
 #[cfg(unix)]
 #[test]
 fn a_file_size_limit_stops_the_log_writers_and_not_the_server() {
@@ -286,7 +286,7 @@ fn read_until_data(response: &mut impl BufRead) {
     let mut line = String::new();
     while !line.starts_with("data:") {
         line.clear();
-        let n = response.read_line(&mut line).expect("it streams");
+        let n = response.read_line(&mut line).expect("the response streams");
         assert!(n > 0, "the stream ended before its first event");
     }
 }
@@ -321,7 +321,7 @@ fn promtool_finds_only_listed_problems_in_the_metrics() {
     assert_eq!(serving.wait(Duration::from_secs(60)).0.code(), Some(0));
 }
 
-/// The complaints of `promtool check metrics`; without promtool none, except that in CI the test fails.
+/// The findings of `promtool check metrics`. Without promtool, there are none, except that the test fails in CI.
 fn promtool_findings(page: &str) -> Vec<String> {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Double sparsity on the command line: calibration, plan, generation and bench.
+//! Tests of double sparsity on the command line: calibration, plan, generation and bench.
 
 use super::{run, stderr, stdout, tiny_model};
 

@@ -1,4 +1,4 @@
-//! Clients with tools, structured output and reasoning, against a model that replies with the lines of `py/lines.json`.
+//! Tests of agents' clients against a model that replies with the lines of `py/lines.json`.
 
 use std::fs;
 use std::path::Path;
@@ -20,14 +20,14 @@ fn check(module: &str) {
         .iter()
         .map(|(cue, line)| (cue.as_str(), line.as_str()))
         .collect();
-    // The engines of this process share metrics: the model name tells this engine's apart.
+    // All engines of this process share metrics. The model name identifies the metrics of this engine.
     let world = World::scripted_with(&lines, |engine, _| {
         engine.served_model_name = Some(module.to_owned());
     });
     let url = format!("http://{}", world.addr);
     let ran = run_module(python, module, &url, &std::process::id().to_string());
     ran.unwrap_or_else(|text| panic!("{text}"));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

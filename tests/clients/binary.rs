@@ -1,4 +1,4 @@
-//! The real binary, serving the bundled model on a free port.
+//! Runs the `souffleur` binary with the bundled model on a free port.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Timeout from the signal to the exit; the server itself stops waiting for its clients earlier.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server that accepts requests; `drop` kills the process unless it was stopped.
 pub struct Binary {
@@ -82,7 +82,7 @@ impl Binary {
         let (ended, waiting) = mpsc::channel::<()>();
         let process_id = self.process_id();
         let killer = std::thread::spawn(move || {
-            let in_time = waiting.recv_timeout(PATIENCE) != Err(mpsc::RecvTimeoutError::Timeout);
+            let in_time = waiting.recv_timeout(TIMEOUT) != Err(mpsc::RecvTimeoutError::Timeout);
             if !in_time {
                 let _ = kill("KILL", &process_id);
             }
@@ -91,7 +91,7 @@ impl Binary {
         let _ = self.stdout.read_to_end(&mut Vec::new());
         let status = self.child.wait().expect("the server can be waited for");
         let _ = ended.send(());
-        let in_time = killer.join().expect("no panic");
+        let in_time = killer.join().expect("the killer does not panic");
         assert!(in_time, "the server had to be killed:\n{}", self.log());
         assert_eq!(status.code(), Some(0), "{}", self.log());
     }

@@ -1,4 +1,4 @@
-//! Claude Code, unmodified from its package, works through `/v1/messages`.
+//! Tests that Claude Code, unmodified from its package, finishes tasks over `/v1/messages`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -89,9 +89,9 @@ fn claude_code_finishes_a_task_with_two_tools() {
     let result = result(&events);
     assert_eq!(result["result"], "The note says that row 4 is yours.");
     assert_eq!(result["num_turns"], 3);
-    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note");
+    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note exists");
     assert_eq!(note, format!("{NOTE}\n"));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The prompt length of each turn and its cached part, from the usage in the messages that Claude Code reports.
@@ -141,5 +141,5 @@ fn each_turn_of_claude_code_reuses_the_prompt_of_the_previous_turn() {
         let ((before, _), (_, cached)) = (turn[0], turn[1]);
         assert!(cached >= before, "{cached} of {before}: {prompts:?}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

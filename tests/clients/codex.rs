@@ -1,4 +1,4 @@
-//! Codex, unmodified from its package, finishes a task with two calls to its shell tool.
+//! Tests that Codex, unmodified from its package, finishes a task with two calls to its shell tool.
 //!
 //! Codex 0.94.0 is the last version that speaks chat completions: 0.95.0 refuses `wire_api = "chat"`.
 
@@ -122,7 +122,7 @@ fn finishes_a_task(wire_api: &str) {
     let texts = items.iter().filter(|item| item["type"] == "agent_message");
     let texts: Vec<_> = texts.filter_map(|item| item["text"].as_str()).collect();
     assert_eq!(texts, ["The note says that row 4 is yours."], "{events:?}");
-    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note");
+    let note = fs::read_to_string(home.path().join("work/note.txt")).expect("the note exists");
     assert_eq!(note, text);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

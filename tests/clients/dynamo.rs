@@ -1,5 +1,5 @@
-//! Dynamo, unmodified from its wheels, in front of two engines with a sidecar each: chats are answered, the engines' KV
-//! events choose the engine, a client that disconnects is cancelled, and a dead engine gets no requests.
+//! Tests of Dynamo, unmodified from its wheels, as the frontend of two engines with a sidecar each. Dynamo routes by
+//! the engines' KV events, cancels requests of clients that disconnect, and sends no requests to a dead engine.
 
 use std::fs;
 use std::path::Path;
@@ -79,7 +79,7 @@ fn check(module: &str) {
         return;
     };
     let grpc_ports = [(); 2].map(|()| free_port());
-    // Both engines have one path: Dynamo refuses an engine whose model description differs from the first one's.
+    // Both engines serve the same path: Dynamo refuses an engine whose model description differs from the first one's.
     let model = binary::model().display().to_string();
     let engines = grpc_ports.each_ref().map(|port| {
         let flags = ["--threads", "1", "--page-size", "16", "--grpc-port", port];

@@ -1,5 +1,5 @@
-//! Gateways, unmodified from their wheels, in front of two engines: prompts go to the engine that has the prefix, and
-//! requests after the death of an engine succeed.
+//! Tests of gateways, unmodified from their wheels, in front of two engines: prompts go to the engine that has cached
+//! their prefix, and requests after the death of an engine succeed.
 
 use std::fs;
 use std::path::Path;

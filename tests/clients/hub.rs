@@ -1,4 +1,4 @@
-//! Python's `huggingface_hub` and this engine share one cache: each finds the other's downloads.
+//! Tests that Python's `huggingface_hub` and this engine share one cache, where each finds the other's downloads.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -57,7 +57,7 @@ fn by_python(python: &Path, line: &str, variables: &Variables) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn by_us(variables: &Variables) -> PathBuf {
+fn by_engine(variables: &Variables) -> PathBuf {
     let settings = HubSettings::from_variables(|name| {
         let mut values = variables.iter().filter(|(known, _)| *known == name);
         values.next().map(|(_, value)| value.clone())
@@ -86,7 +86,7 @@ fn layout(cache: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
                 }
                 Err(_) => fs::read(&path).expect("the entry can be read"),
             };
-            let name = path.strip_prefix(&repo).expect("a repo path");
+            let name = path.strip_prefix(&repo).expect("a path in the repository");
             found.insert(name.to_owned(), value);
         }
     }
@@ -100,31 +100,31 @@ fn a_cache_is_shared_with_huggingface_hub() {
     };
     let hub = FakeHub::with("owner/tiny", files());
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
-    let (theirs, ours) = (dir.path().join("theirs"), dir.path().join("ours"));
-    let (home, cache) = (("HF_HOME", &*theirs), ("HF_HUB_CACHE", &*ours));
-    // Each downloads the model; the location of the cache is given in two ways.
+    let (python_dir, engine_dir) = (dir.path().join("python"), dir.path().join("engine"));
+    let (home, cache) = (("HF_HOME", &*python_dir), ("HF_HUB_CACHE", &*engine_dir));
+    // Both download the model. `HF_HOME` and `HF_HUB_CACHE` are two ways to set the location of the cache.
     let snapshot = by_python(python, SNAPSHOT, &variables(&hub, &[home]));
-    let downloaded = by_us(&variables(&hub, &[home, cache]));
-    assert_eq!(layout(&theirs.join("hub")), layout(&ours));
-    let asked = hub.asked();
+    let downloaded = by_engine(&variables(&hub, &[home, cache]));
+    assert_eq!(layout(&python_dir.join("hub")), layout(&engine_dir));
+    let requests = hub.requests();
     // huggingface_hub requests this path without a token.
-    let of_hub = asked
+    let of_hub = requests
         .iter()
-        .filter(|asked| asked.host == "hub" && asked.path != "/api/agent-harnesses");
-    for asked in of_hub {
-        let shown = asked.authorization.as_deref();
-        assert_eq!(shown, Some("Bearer hf_shared"), "{asked:?}");
+        .filter(|request| request.host == "hub" && request.path != "/api/agent-harnesses");
+    for request in of_hub {
+        let shown = request.authorization.as_deref();
+        assert_eq!(shown, Some("Bearer hf_shared"), "{request:?}");
     }
-    // Each reads the other's download and sends no request.
+    // Both read the other's download and send no request.
     let offline = ("HF_HUB_OFFLINE", Path::new("1"));
-    assert_eq!(by_us(&variables(&hub, &[home, offline])), snapshot);
-    let in_ours = variables(&hub, &[home, cache, offline]);
-    assert_eq!(by_python(python, SNAPSHOT, &in_ours), downloaded);
+    assert_eq!(by_engine(&variables(&hub, &[home, offline])), snapshot);
+    let in_engine_dir = variables(&hub, &[home, cache, offline]);
+    assert_eq!(by_python(python, SNAPSHOT, &in_engine_dir), downloaded);
     let weights = downloaded.join("model.safetensors");
-    assert_eq!(by_python(python, ONE_FILE, &in_ours), weights);
-    assert!(hub.asked().is_empty());
+    assert_eq!(by_python(python, ONE_FILE, &in_engine_dir), weights);
+    assert!(hub.requests().is_empty());
     // With the hub reachable, nothing is downloaded again.
-    by_us(&variables(&hub, &[home]));
+    by_engine(&variables(&hub, &[home]));
     by_python(python, ONE_FILE, &variables(&hub, &[home, cache]));
-    assert!(hub.asked().iter().all(|asked| asked.host == "hub"));
+    assert!(hub.requests().iter().all(|request| request.host == "hub"));
 }

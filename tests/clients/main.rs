@@ -1,5 +1,5 @@
-//! The engine as its users see it: unmodified clients talk to the real binary, and the bundled model is measured.
-//! Agents talk to the same server in this process, on a scripted model. Gateways run in front of two engines.
+//! Tests with unmodified clients and gateways of the `souffleur` binary, and of the bundled model's quality. Agents
+//! instead use a server in this process, with a scripted model.
 
 mod agents;
 mod binary;

@@ -10,11 +10,11 @@ use tempfile::TempDir;
 
 use crate::environment::{keep, run};
 
-/// Timeout of one run, which takes some seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of one run. A run usually takes some seconds.
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The program `name` of a package such as `@scope/package@1.2.3`, after `trim` has cut down its folder; `None`
-/// without npm.
+/// Installs a package such as `@scope/package@1.2.3`, removes unneeded files with `trim`, and returns the package's
+/// program `name`; `None` without npm.
 pub fn program(
     package: &str,
     name: &str,
@@ -84,7 +84,7 @@ pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -
         if let Some(status) = child.try_wait().expect("the program can be waited for") {
             break status;
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > RUN_TIMEOUT {
             let _ = child.kill();
             let _ = child.wait();
             panic!("timed out: {}{}", read(&stdout), read(&stderr));

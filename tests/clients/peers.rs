@@ -1,4 +1,4 @@
-//! Processes of other projects that run alongside engines, on free ports.
+//! Starts Python processes of other projects, such as gateways, on free ports.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -14,11 +14,11 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `python -m module`, completed by `describe`.
+    /// Starts `python -m module`. `describe` adds arguments and variables to the command.
     pub fn start(python: &Path, module: &str, describe: impl FnOnce(&mut Command)) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
         let log = File::create(folder.path().join("log")).expect("the folder is writable");
-        let errors = log.try_clone().expect("a duplicate");
+        let errors = log.try_clone().expect("the handle is duplicated");
         let mut command = Command::new(python);
         command
             .args(["-B", "-m", module])

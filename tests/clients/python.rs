@@ -1,4 +1,4 @@
-//! Runs each module of Python tests in `py` against a separate server.
+//! Runs the modules of Python tests in `py`, each against a separate server.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> R
     run_module_with(python, module, url, process_id, &[])
 }
 
-/// As [`run_module`], with more environment variables.
+/// Like [`run_module`], with more environment variables.
 pub fn run_module_with(
     python: &Path,
     module: &str,
@@ -47,7 +47,7 @@ pub fn run_module_with(
     process_id: &str,
     variables: &[(&str, &str)],
 ) -> Result<(), String> {
-    // Compiled code is kept with the environment, where later modules find it, and out of the repository.
+    // Compiled Python code is cached in the environment's folder, not in the repository.
     let environment = python.parent().and_then(Path::parent);
     let bytecode = environment.expect("a bin folder").join("bytecode");
     let mut command = Command::new(python);

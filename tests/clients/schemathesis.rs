@@ -1,5 +1,5 @@
-//! Schemathesis generates valid and invalid calls from the server's OpenAPI document and checks the answers: none is a
-//! server error, and none has a status, a content type or a body that the document does not list.
+//! Runs Schemathesis, which generates calls from the server's OpenAPI document and checks that no answer is a server
+//! error or has a status, a content type or a body that the document does not list.
 
 use std::path::Path;
 use std::process::Command;

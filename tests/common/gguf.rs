@@ -21,18 +21,18 @@ use writer::{File, Tensor};
 /// How files store the up projections from latents to keys and values (`kv_b_proj`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Latents {
-    /// Split into keys and values, as MLA with absorbed projections needs them.
+    /// Two tensors, for keys and for values, as MLA with absorbed projections needs them.
     Absorbed,
-    /// In one matrix, as checkpoints and older files do.
+    /// One matrix, as in checkpoints and older files.
     Whole,
 }
 
-/// A model in a folder as a GGUF file of f32, except for MXFP4 blocks.
+/// Converts the model in a folder to a GGUF file of f32 tensors, except for MXFP4 blocks.
 pub fn of_folder(dir: &Path) -> File {
     of_folder_with(dir, Latents::Absorbed)
 }
 
-/// As [`of_folder`], with the up projections from latents in the given form.
+/// Like [`of_folder`], with the up projections from latents in the given form.
 pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     let config: Json =
         serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
@@ -45,8 +45,8 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     let mut names: Vec<&str> = tensors.names();
     names.sort_unstable();
     let file = names.into_iter().fold(model.metadata(), |file, name| {
-        let made = tensors_of(&model, &tensors, name);
-        made.into_iter().fold(file, File::tensor)
+        let converted = tensors_of(&model, &tensors, name);
+        converted.into_iter().fold(file, File::tensor)
     });
     rope_factors(&model).fold(file, |file, (name, divisors)| {
         file.tensor(Tensor::f32(&name, &[divisors.len()], &divisors))
@@ -56,10 +56,10 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
 /// The GGUF tensors that the converter makes of one tensor of a checkpoint.
 fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<Tensor> {
     let view = tensors.tensor(name).unwrap();
-    let mut made = Vec::new();
+    let mut converted = Vec::new();
     if let Some(stack) = name.strip_suffix("_blocks") {
         let scales = tensors.tensor(&format!("{stack}_scales")).unwrap();
-        made.extend(families::mxfp4(
+        converted.extend(families::mxfp4(
             name,
             view.shape(),
             view.data(),
@@ -70,9 +70,9 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
     let stored = stored.replacen("model.language_model.", "model.", 1);
     let name = stored.as_str();
     if model.leaves_out(name) {
-        return made;
+        return converted;
     }
-    let values = model.applied(name, widened(view.dtype(), view.data()));
+    let values = model.with_norm_offsets(name, widened(view.dtype(), view.data()));
     let source = Source {
         name,
         shape: view.shape(),
@@ -84,11 +84,11 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
         _ => families::delta_net(model, &source),
     };
     if let Some(own) = own {
-        made.extend(own);
+        converted.extend(own);
     } else if let Some(experts) = experts_of(model, tensors, &source) {
-        made.extend(experts);
+        converted.extend(experts);
     } else if name.ends_with("kv_b_proj.weight") && model.latents == Latents::Absorbed {
-        made.extend(
+        converted.extend(
             model
                 .absorbed(&values)
                 .into_iter()
@@ -100,16 +100,16 @@ fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<T
         );
     } else {
         let values = model.in_file_order(name, view.shape(), values);
-        made.push(Tensor::f32(
+        converted.push(Tensor::f32(
             &model.file_name(name),
             &without_ones(view.shape()),
             &values,
         ));
     }
-    made
+    converted
 }
 
-/// The stacks made of an expert's tensor; `None` if the tensor belongs to no expert.
+/// The stacks that replace an expert's tensor; `None` if the tensor belongs to no expert.
 fn experts_of(
     model: &Model<'_>,
     tensors: &SafeTensors<'_>,
@@ -209,7 +209,7 @@ pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Name parts in checkpoints and in GGUF files.
+/// Parts of tensor names in checkpoints, and their replacements in GGUF files.
 const NAMES: [(&str, &str); 57] = [
     ("model.embed_tokens", "token_embd"),
     ("model.embedding_norm", "token_embd_norm"),
@@ -321,15 +321,15 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The name that a tensor has in a GGUF file.
-    fn file_name(&self, ours: &str) -> String {
+    /// The name in GGUF files of the tensor with this name in checkpoints.
+    fn file_name(&self, name: &str) -> String {
         let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
-        let ours = if self.norms_outputs() {
-            families::GEMMA.into_iter().fold(ours.to_owned(), rename)
+        let name = if self.norms_outputs() {
+            families::GEMMA.into_iter().fold(name.to_owned(), rename)
         } else {
-            ours.to_owned()
+            name.to_owned()
         };
-        let name = NAMES.into_iter().fold(ours, rename);
+        let name = NAMES.into_iter().fold(name, rename);
         if self.has_delta_nets() || self.architecture == "gpt-oss" {
             name.replace("ffn_norm", "post_attention_norm")
         } else {
@@ -338,8 +338,8 @@ impl<'a> Model<'a> {
     }
 
     /// The name of a stack of experts' matrices, which have no `.weight` in some checkpoints.
-    fn stack_name(&self, ours: &str) -> String {
-        let bare = ours.strip_suffix(".weight").unwrap_or(ours);
+    fn stack_name(&self, name: &str) -> String {
+        let bare = name.strip_suffix(".weight").unwrap_or(name);
         self.file_name(&format!("{bare}.weight"))
     }
 
@@ -369,10 +369,10 @@ impl<'a> Model<'a> {
     }
 
     /// Checkpoints of some families store norm weights as offsets from one; GGUF files store the sum.
-    fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
+    fn with_norm_offsets(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
         let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
-        let from_one = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
-        if from_one && is_norm {
+        let offsets = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
+        if offsets && is_norm {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         values
@@ -422,11 +422,11 @@ impl<'a> Model<'a> {
         let (plain, value) = (self.size("qk_nope_head_dim"), self.size("v_head_dim"));
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for head in kv_b.chunks_exact((plain + value) * rank) {
-            let (own_keys, own_values) = head.split_at(plain * rank);
+            let (head_keys, head_values) = head.split_at(plain * rank);
             for i in 0..rank {
-                keys.extend(own_keys.iter().skip(i).step_by(rank));
+                keys.extend(head_keys.iter().skip(i).step_by(rank));
             }
-            values.extend_from_slice(own_values);
+            values.extend_from_slice(head_values);
         }
         [
             ("attn_k_b", vec![heads, rank, plain], keys),
@@ -458,10 +458,10 @@ impl<'a> Model<'a> {
         rows.copied().collect()
     }
 
-    /// The numbers by which the converter divides frequencies of Llama 3.1 and of Gemma 4's layers without windows.
+    /// The divisors of rope frequencies of Llama 3.1 and of Gemma 4's layers with full attention.
     fn divisors(&self) -> Option<Vec<f32>> {
         if self.architecture == "gemma4" {
-            // The other pairs do not rotate (partial rotary).
+            // With partial rotary, the remaining pairs do not rotate.
             let part = self.rope["partial_rotary_factor"].as_f64().unwrap_or(0.25);
             let pairs = self.size("global_head_dim") / 2;
             let n_rotated = (part * pairs as f64) as usize;

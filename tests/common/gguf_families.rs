@@ -6,7 +6,7 @@ use super::writer::Tensor;
 /// The type number of MXFP4 in GGUF files.
 const MXFP4: u32 = 39;
 
-/// Name parts in checkpoints and in GGUF files, for families that norm the outputs of blocks (Gemma's and OLMo 2).
+/// Parts of tensor names in checkpoints, and their replacements in GGUF files, for Gemma and OLMo 2.
 pub const GEMMA: [(&str, &str); 13] = [
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
@@ -37,7 +37,7 @@ impl Source<'_> {
     }
 }
 
-/// `blk.N.` of the layer that a tensor is in.
+/// The prefix `blk.N.` of the layer of a tensor.
 fn layer(name: &str) -> String {
     let rest = name.strip_prefix("model.layers.").unwrap();
     format!("blk.{}.", rest.split('.').next().unwrap())
@@ -126,7 +126,7 @@ pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> 
     }
 }
 
-/// The GGUF tensor of one of Gemma 4 that has no `.weight` in checkpoints; `None` for others.
+/// The GGUF tensor for a tensor of Gemma 4 whose checkpoint name lacks `.weight`; `None` for other tensors.
 pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
     let names = [
         ("layer_scalar", "layer_output_scale.weight"),
@@ -136,7 +136,7 @@ pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
         ("experts.down_proj", "ffn_down_exps.weight"),
     ];
     let mut names = names.iter();
-    let (_, name) = names.find(|(ours, _)| source.name.ends_with(ours))?;
+    let (_, name) = names.find(|(suffix, _)| source.name.ends_with(suffix))?;
     Some(vec![source.within_layer(
         name,
         source.shape,
@@ -185,8 +185,8 @@ pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
     })
 }
 
-/// Experts of gpt-oss in MXFP4, from codes `[experts, outputs, blocks, 16]` and their scales: each block has its scale
-/// and sixteen bytes, whose low and high halves are sixteen inputs apart.
+/// Experts of gpt-oss in MXFP4, from codes `[experts, outputs, blocks, 16]` and their scales. A block in the file is a
+/// scale and sixteen bytes: byte `i` contains the codes of inputs `i` and `i + 16`.
 pub fn mxfp4(name: &str, shape: &[usize], codes: &[u8], scales: &[u8]) -> Vec<Tensor> {
     let blocks: Vec<Vec<u8>> = codes
         .chunks_exact(16)

@@ -8,7 +8,7 @@ impl Model<'_> {
     pub fn metadata(&self) -> File {
         let file = self.expert_keys(self.common_keys());
         let file = self.head_keys(file);
-        self.rope_keys(self.own_keys(file))
+        self.rope_keys(self.family_keys(file))
     }
 
     fn key(&self, name: &str) -> String {
@@ -69,7 +69,7 @@ impl Model<'_> {
         }
     }
 
-    fn own_keys(&self, file: File) -> File {
+    fn family_keys(&self, file: File) -> File {
         match self.architecture {
             "gpt-oss" => file.size(
                 &self.key("attention.sliding_window"),
@@ -120,11 +120,11 @@ impl Model<'_> {
         }
         numbers
             .into_iter()
-            .fold(file, |file, (ours, theirs, times)| {
-                let Some(number) = self.rope[ours].as_f64() else {
+            .fold(file, |file, (config_key, file_key, times)| {
+                let Some(number) = self.rope[config_key].as_f64() else {
                     return file;
                 };
-                let key = self.key(&format!("rope.scaling.{theirs}"));
+                let key = self.key(&format!("rope.scaling.{file_key}"));
                 file.number(&key, (times * number) as f32)
             })
     }
@@ -155,7 +155,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of Gemma 4's head sizes with and without windows, and of layers that share keys and values.
+    /// The keys of Gemma 4: head sizes with and without sliding windows, and layers that share keys and values.
     fn gemma4(&self, file: File) -> File {
         let key = |name: &str| format!("gemma4.{name}");
         let (wide, narrow) = (self.size("global_head_dim"), self.head_dim());
@@ -202,13 +202,13 @@ impl Model<'_> {
         ];
         let given = factors
             .into_iter()
-            .filter_map(|(name, ours)| Some((name, self.config[ours].as_f64()?)));
+            .filter_map(|(name, key)| Some((name, self.config[key].as_f64()?)));
         given.fold(file, |file, (name, factor)| {
             file.number(&format!("granite.{name}"), factor as f32)
         })
     }
 
-    /// The keys of Phi-3, whose files have none for the size of a head.
+    /// The keys of Phi-3, whose files contain no head size.
     fn phi3(&self, file: File) -> File {
         let part = self.config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
         let heads = self.size("num_attention_heads");
@@ -266,7 +266,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of models with delta nets: of the nets, of attention and of experts.
+    /// The keys of models with delta nets, which describe the nets, attention and experts.
     fn delta_net(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let taps = self.config["linear_conv_kernel_dim"].as_u64().unwrap_or(4);
@@ -314,15 +314,15 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of Gemma's families. The pattern of windows and the rope base of window layers are written only if they
-    /// differ from the defaults.
+    /// The keys of the Gemma families. The pattern of sliding windows and the rope base of their layers are written
+    /// only if the configuration contains them.
     fn gemma(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let mut file = file.size(
             &key("attention.sliding_window"),
             self.size("sliding_window"),
         );
-        // Gemma 3's classes softcap neither scores nor, with a vision tower, logits.
+        // Gemma 3 does not softcap scores, and its multimodal class does not softcap logits.
         let caps: &[&str] = match self.architecture {
             "gemma3" => &[],
             _ => &["attn_logit_softcapping", "final_logit_softcapping"],
@@ -355,7 +355,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of latent attention and of its experts.
+    /// The keys of multi-head latent attention (MLA) and of experts.
     fn latent_attention(&self, file: File) -> File {
         let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
         let query = self.size("qk_nope_head_dim") + rope;
@@ -389,7 +389,7 @@ impl Model<'_> {
         ];
         let given = given
             .into_iter()
-            .filter_map(|(name, ours)| Some((name, self.config[ours].as_u64()? as usize)));
+            .filter_map(|(name, key)| Some((name, self.config[key].as_u64()? as usize)));
         let scale = self.config["routed_scaling_factor"].as_f64().unwrap();
         let sizes = sizes.into_iter().chain(of_heads).chain(given);
         let file = sizes.fold(file, |file, (name, size)| {

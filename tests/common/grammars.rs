@@ -90,12 +90,12 @@ fn mix(hash: u32, token: u32) -> u32 {
     mixed ^ (mixed >> 13)
 }
 
-/// The output of a row and the final state of its grammar. Each token is the next allowed one from `natural(output so
-/// far)` on; the output ends after `n_tokens`, or when the grammar is done or `is_end` breaks.
+/// The output of a row and the final state of its grammar. Each token is the first allowed one at or after
+/// `propose(output)`. The output ends after `n_tokens`, or when the grammar is done or `is_end` breaks.
 pub fn follow(
     grammar: &HashedGrammar,
     n_tokens: usize,
-    mut natural: impl FnMut(&[u32]) -> u32,
+    mut propose: impl FnMut(&[u32]) -> u32,
     mut is_end: impl FnMut(u32) -> ControlFlow<()>,
 ) -> (Vec<u32>, Result<GrammarProgress, GrammarFailure>) {
     let mut row = RowGrammar::new(grammar, grammar.vocab_size as usize, &[]);
@@ -105,10 +105,10 @@ pub fn follow(
         if row.standing().is_err() {
             break;
         }
-        let token = natural(&output);
+        let token = propose(&output);
         let token = row.mask().map_or(token, |mask| {
             let next = mask.next_allowed(token).or_else(|| mask.next_allowed(0));
-            next.expect("a hash allows half of the tokens")
+            next.expect("about half of the tokens are allowed")
         });
         row.commit(token);
         output.push(token);

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use souffleur_kernels::cpu::{ISA_VARIABLE, Isa};
 
-/// Runs every test of this binary except `skipped` with each instruction set of this machine forced in turn. Omits the
-/// default one, which the calling run covers, and prints those that the machine lacks. Does nothing in a forced run.
+/// Runs every test of this binary except `skipped` with each instruction set of the machine except the default, which
+/// this run covers. Prints the instruction sets that the machine lacks. Does nothing if an instruction set is forced.
 pub fn run_on_each(skipped: &str) {
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
@@ -38,7 +38,7 @@ pub fn run_on_each(skipped: &str) {
     }
 }
 
-/// Whether this run forces an instruction set whose kernels for floats another run of this binary covers.
+/// Whether this run forces an instruction set that shares the float kernels of another one, whose run covers them.
 pub fn repeats_floats() -> bool {
     let forced = std::env::var_os(ISA_VARIABLE).map(|name| Isa::named(&name));
     forced.is_some_and(|isa| isa.is_ok_and(|isa| isa.of_floats() != isa))

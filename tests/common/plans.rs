@@ -1,4 +1,4 @@
-//! Short constructors of plans, and options of the CPU executor that runs them.
+//! Helpers that build step plans, and options for the CPU executor.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ pub fn append(row: u32, pages: impl IntoIterator<Item = u32>) -> TableDelta {
     }
 }
 
-/// Prefills positions of a row; samples if they end the row's tokens.
+/// Prefills positions of a row. Set `sample` if the positions end the row's tokens.
 pub fn prefill(row: u32, positions: std::ops::Range<u32>, sample: bool) -> StepRow {
     work(row, RowWork::Prefill { positions }, sample)
 }
@@ -100,7 +100,7 @@ fn work(row: u32, work: RowWork, sample: bool) -> StepRow {
     }
 }
 
-/// Requests the logits of all prompt positions, which makes them visible to a probe.
+/// Requests log probabilities of all prompt positions, so that a probe sees the logits of all positions.
 pub fn all_positions() -> Option<Arc<LogprobWish>> {
     Some(Arc::new(LogprobWish {
         start: Some(0),

@@ -1,5 +1,5 @@
-//! Python environments of tests: made from a file of requirements when a test first needs one, kept in the user's cache
-//! for the next run, and named after a hash of the requirements so that changed ones get a new environment.
+//! Creates the Python environments of tests from requirements files, and keeps the environments in the user's cache.
+//! A hash of the requirements names an environment, so changed requirements get a new one.
 
 use std::env;
 use std::fs::{self, File};
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Downloads of packages may fail at the first try.
+/// Attempts to install the packages, because a download may fail.
 const INSTALL_TRIES: usize = 2;
 
 /// The interpreter of an environment, or why there is none.
 pub type Found = OnceLock<Result<PathBuf, String>>;
 
-/// The interpreter of the one environment of this test binary; `requirements` is a path in the repository. If
-/// there is none, tests are skipped with the reason printed; where `CI` is set they fail.
+/// The Python interpreter of this test binary's environment; `requirements` is a path in the repository. If there is
+/// no interpreter, prints the reason and returns `None`, so that tests are skipped; panics if `CI` is set.
 pub fn python(requirements: &str) -> Option<&'static Path> {
     static INTERPRETER: Found = Found::new();
     python_at(&INTERPRETER, requirements)
 }
 
-/// As [`python`], for test binaries with several environments, each with its own cell.
+/// Like [`python`], for test binaries with several environments; each environment needs a separate `place`.
 pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static Path> {
     let requirements = crate::repository::repository().join(requirements);
     match place.get_or_init(|| find_or_make(&requirements)) {
@@ -55,7 +55,7 @@ fn find_or_make(requirements: &Path) -> Result<PathBuf, String> {
     Ok(interpreter(&folder))
 }
 
-/// A folder of the cache, made when it is first needed or incomplete.
+/// The folder `name` in the cache. Calls `make` if the folder is missing or incomplete.
 pub fn keep(
     name: &str,
     is_whole: impl Fn(&Path) -> bool,
@@ -69,7 +69,7 @@ pub fn keep(
         )
     };
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Locked to the end of this function: of several test processes one makes the folder, the others find it.
+    // Locked to the end of this function, so that only one of several test processes makes the folder.
     let lock = File::create(cache.join(format!("{name}.lock"))).map_err(in_cache)?;
     lock.lock().map_err(in_cache)?;
     let whole = cache.join(name);

@@ -15,7 +15,7 @@ pub type Parts = Vec<(&'static str, Stored)>;
 /// Makes the tensors of a module `[outputs, inputs]`, and its dequantised values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
 
-/// Quantises the linear modules among a model's tensors, except one. `write` may put the values into the original.
+/// Quantises a model's linear modules, except one. `write` gets each original tensor and the dequantised values.
 pub fn quantise_linear(
     tensors: &mut BTreeMap<String, Stored>,
     quantise: Quantise,
@@ -86,14 +86,14 @@ fn scales(n: usize) -> Vec<f32> {
     (0..n).map(scale).collect()
 }
 
-/// The value of a byte of E4M3 by way of f16, which has one bit more of exponent.
+/// Decodes an E4M3 byte via f16, whose exponent has one more bit.
 fn e4m3(code: u8) -> f32 {
     let bits = u16::from(code & 128) << 8 | u16::from(code & 127) << 7;
     f16::from_bits(bits).to_f32() * 256.0
 }
 
 fn bytes(n: usize, largest: usize) -> Vec<u8> {
-    // Both signs, no NaN.
+    // Codes of both signs, without NaN.
     let byte = |i| (hash(i) % largest) as u8 | (hash(i + n) as u8 & 128);
     (0..n).map(byte).collect()
 }
@@ -218,7 +218,7 @@ impl FourBits {
         }
     }
 
-    /// Scales as they are stored, in `usual` or in f32.
+    /// The stored scales, in type `usual` or in f32.
     fn stored_scales(&self, usual: Element, shape: [usize; 2], scales: &[f32]) -> Stored {
         match (self.scales, usual) {
             (Scales::Fine, _) => stored(Element::F32, &shape, f32s(scales)),

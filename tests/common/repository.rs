@@ -1,8 +1,7 @@
-//! Finds the root of the repository, for the tests of any package.
+//! Finds the root of the repository, for the tests of any package in the workspace.
 
 use std::path::Path;
 
-/// The root of the repository.
 pub fn repository() -> &'static Path {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = folders.find(|folder| folder.join("tests/fixtures").is_dir());

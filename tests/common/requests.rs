@@ -1,4 +1,4 @@
-//! Sixteen requests of different kinds, and their outcomes.
+//! Sixteen requests of different lengths and sampling parameters, and functions that run them.
 
 use futures_util::future::join_all;
 use souffleur_engine::Generation;
@@ -12,7 +12,7 @@ pub const REQUESTS: u32 = 16;
 pub const VOCAB: u32 = 288;
 pub const SHARED_TOKENS: u32 = 33;
 
-/// Token and the bits of its log probability.
+/// The output tokens, each with the bits of its log probability.
 pub type Bits = Vec<(u32, u32)>;
 
 /// One of sixteen requests of different lengths that share a prefix; half of them are greedy.
@@ -39,7 +39,7 @@ pub fn request(index: u32) -> GenerateRequest {
     request
 }
 
-/// As [`request`], but longer and without `ignore_eos`: the scheduler reserves only a part of the output.
+/// Like [`request`], but longer and without `ignore_eos`: the scheduler reserves pages for only a part of the output.
 pub fn long_request(index: u32) -> GenerateRequest {
     let mut request = request(index);
     let sampling = &mut request.sampling;
@@ -67,8 +67,7 @@ pub async fn bits(mut generation: Generation) -> (Bits, u32) {
                 let cached = end.delta.usage.cached_tokens;
                 deltas.push(end.delta);
                 let entries = deltas.into_iter().flat_map(|delta| delta.output_logprobs);
-                let bit =
-                    |logprob: Option<f32>| logprob.expect("sampled tokens have one").to_bits();
+                let bit = |logprob: Option<f32>| logprob.expect("a log probability").to_bits();
                 return (
                     entries
                         .map(|entry| (entry.token, bit(entry.logprob)))

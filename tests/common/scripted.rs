@@ -1,4 +1,4 @@
-//! Scripted engines: on the tiny checkpoint with tool tokens, the model replies with the lines of a test.
+//! Engines on the tiny checkpoint with tool tokens, whose scripted model replies with the lines of a test.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use souffleur_state::detok::TokenText;
 /// The reply to prompts that have no line.
 pub const NO_LINE: &str = "I have no line for this.";
 
-/// A cue, which the prompt must contain, and the reply, with tool and think tokens written out. If several cues match,
-/// the one that ends last in the prompt decides, and of those that end there the longest. An empty cue matches all
-/// other prompts.
+/// A cue, and the reply to prompts that contain the cue; tool and think tokens are written as text. If several cues
+/// match, the cue that ends last in the prompt wins, and the longest of cues with the same end. An empty cue matches
+/// all other prompts.
 pub type Line<'a> = (&'a str, &'a str);
 
 /// The folder of the tiny checkpoint with tool tokens.
@@ -28,11 +28,11 @@ pub fn checkpoint() -> PathBuf {
 pub fn parts(config: &EngineConfig, lines: &[Line<'_>]) -> EngineParts {
     let owned = |(cue, line): &Line<'_>| ((*cue).to_owned(), (*line).to_owned());
     let lines: Vec<(String, String)> = lines.iter().map(owned).collect();
-    parts_saying(config, move |prompt| line_for(prompt, &lines).to_owned())
+    parts_replying(config, move |prompt| line_for(prompt, &lines).to_owned())
 }
 
-/// As [`parts`], with a function from the rendered prompt to the reply.
-pub fn parts_saying(
+/// Like [`parts`], with a function from the rendered prompt to the reply.
+pub fn parts_replying(
     config: &EngineConfig,
     reply: impl Fn(&str) -> String + Send + Sync + 'static,
 ) -> EngineParts {

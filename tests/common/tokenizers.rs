@@ -33,7 +33,7 @@ pub fn byte_level(n_tokens: usize) -> Value {
     for byte in 0..=255_u8 {
         words.add(&letter_of(byte).to_string());
     }
-    // Malformed entries: they have raw characters that GPT-2's table of bytes never yields.
+    // Malformed entries: raw characters that GPT-2's byte table never yields.
     for word in ["\n", "\t", "a\u{1}", "\"\n", "{\u{0}", " \u{7f}", "x y"] {
         words.add(word);
     }

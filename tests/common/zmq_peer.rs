@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Far longer than any correct wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Peer {
     pub stream: TcpStream,
 }
 
-/// The frames of a message from a publisher.
+/// A message from a publisher.
 pub struct Message {
     pub topic: String,
     pub seq: i64,
@@ -27,24 +27,24 @@ impl Peer {
 
     pub fn shake(stream: std::io::Result<TcpStream>, socket: &str) -> Self {
         let stream = stream.expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         let mut peer = Self { stream };
         let mut greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
         greeting.resize(64, 0);
         peer.write(&greeting);
-        let mut theirs = [0; 64];
-        peer.stream.read_exact(&mut theirs).expect("a greeting");
-        assert_eq!(&theirs[10..17], b"\x03\x01NULL\0");
+        let mut received = [0; 64];
+        peer.stream.read_exact(&mut received).expect("a greeting");
+        assert_eq!(&received[10..17], b"\x03\x01NULL\0");
         let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
         ready.extend((socket.len() as u32).to_be_bytes());
         ready.extend(socket.as_bytes());
         peer.write(&[&[4, ready.len() as u8], &ready[..]].concat());
-        let (flags, theirs) = peer.read_frame();
-        assert_eq!((flags, &theirs[..6]), (4, &b"\x05READY"[..]));
+        let (flags, received) = peer.read_frame();
+        assert_eq!((flags, &received[..6]), (4, &b"\x05READY"[..]));
         peer
     }
 
-    /// Returns once the publisher knows of the subscription.
+    /// Subscribes, and returns once the publisher has handled the subscription.
     pub fn subscribe(&mut self, topic: &str) {
         let subscription = [b"\x01", topic.as_bytes()].concat();
         self.write(&[&[0, subscription.len() as u8], &subscription[..]].concat());

@@ -1,5 +1,5 @@
-//! An agent's calls on small models whose layers keep states: the computed tokens of each chat are bounded, and
-//! the outputs are bit for bit those of an engine that caches nothing.
+//! Tests of an agent's calls to small models with recurrent states: each call computes a bounded number of tokens, and
+//! the outputs equal those of an engine without a cache, bit for bit.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,19 +17,18 @@ use crate::requests::Bits;
 use crate::world::{World, within};
 
 const MODELS: [&str; 2] = ["qwen3-5", "lfm2"];
-/// Requests at once.
+/// Maximum running requests.
 const ROWS: usize = 4;
-/// States at the distance of these models' grid.
-const GRID: usize = 64;
+/// The distance in tokens between the positions at which these models save states.
+const STATE_INTERVAL: usize = 64;
 const CONTEXT: usize = 1024;
-/// A pool size in tokens whose share of states keeps all states of the trace.
-const ROOMY_TOKENS: usize = 16_384;
-/// Tokens of a reply.
-const REPLY: u32 = 10;
-/// Tokens of the digits in the fixtures' vocabulary: text made of them is encoded as it was sampled.
+/// A pool size in tokens for which the memory plan has enough state slots to keep all states of the trace.
+const LARGE_POOL_TOKENS: usize = 16_384;
+const REPLY_TOKENS: u32 = 10;
+/// The token ids of the digits in the fixtures' vocabulary. Encoding a text of digits yields the sampled tokens again.
 const DIGITS: std::ops::Range<u32> = 17..27;
 
-/// Reasoning stays in the turns since the user's last message; the template drops earlier reasoning.
+/// A chat template that keeps reasoning after the user's last message, and drops earlier reasoning.
 const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- if tools -%}{{- '[' ~ (tools | tojson) ~ ']' -}}{%- endif -%}
@@ -40,16 +39,16 @@ const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<ASSISTANT>(' -}}{%- endif -%}";
 
-/// The opening of a reply, one token a letter.
-const OPEN: usize = "<ASSISTANT>(".len();
+/// The number of tokens of the generation prompt, which has one token per character.
+const GENERATION_PROMPT: usize = "<ASSISTANT>(".len();
 
-/// A fixture with room for a long chat, and a template.
+/// A copy of a fixture with a longer context and the chat template.
 fn model(name: &str) -> tempfile::TempDir {
     let fixture =
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/models");
     let fixture = fixture.join(name);
     let folder = tempfile::tempdir().expect("a folder can be made");
-    let read = |file: &str| std::fs::read(fixture.join(file)).expect("the fixture has it");
+    let read = |file: &str| std::fs::read(fixture.join(file)).expect("the fixture has the file");
     let write = |file: &str, bytes: &[u8]| {
         std::fs::write(folder.path().join(file), bytes).expect("the folder can be written");
     };
@@ -61,7 +60,7 @@ fn model(name: &str) -> tempfile::TempDir {
         write(file, &read(file));
     }
     let edited = |file: &str, edit: &dyn Fn(&mut Value)| {
-        let mut json: Value = serde_json::from_slice(&read(file)).expect("it is JSON");
+        let mut json: Value = serde_json::from_slice(&read(file)).expect("valid JSON");
         edit(&mut json);
         write(file, json.to_string().as_bytes());
     };
@@ -83,7 +82,7 @@ fn digits(seed: usize, n: usize) -> String {
     (0..n).map(digit).collect()
 }
 
-fn said(role: &str, seed: usize, n: usize) -> Value {
+fn message(role: &str, seed: usize, n: usize) -> Value {
     json!({"role": role, "content": digits(seed, n)})
 }
 
@@ -92,13 +91,13 @@ fn thought(reply: &str) -> Value {
     json!({"role": "assistant", "content": "", "reasoning_content": reply})
 }
 
-struct Done {
+struct Reply {
     bits: Bits,
     prompt_tokens: usize,
     cached_tokens: usize,
 }
 
-impl Done {
+impl Reply {
     fn computed(&self) -> usize {
         self.prompt_tokens - self.cached_tokens
     }
@@ -109,31 +108,31 @@ impl Done {
     }
 }
 
-/// A turn: the number of computed tokens, and its bound.
+/// A call of the trace, with the number of computed tokens and its upper bound.
 struct Turn {
     name: &'static str,
     computed: usize,
-    most: usize,
+    bound: usize,
 }
 
-/// An engine and its chats.
+/// An engine, and the calls and outputs of its trace.
 struct Agent {
     world: World,
     text: text::TextModel,
     page_size: usize,
     turns: Vec<Turn>,
-    said: Vec<Bits>,
+    outputs: Vec<Bits>,
 }
 
 impl Agent {
-    /// With `n_states` states, or the number in the memory plan.
+    /// Starts an engine with `n_states` usable state slots, or with as many as the memory plan has.
     fn start(config: &EngineConfig, n_states: Option<usize>) -> Self {
-        let text = text::TextModel::load(&config.model_path).expect("it has a tokenizer");
-        let mut parts = EngineParts::from_model(config, Progress::silent()).expect("it is a model");
+        let text = text::TextModel::load(&config.model_path).expect("the model has a tokenizer");
+        let mut parts = EngineParts::from_model(config, Progress::silent()).expect("a model");
         let memory = parts.info.memory.as_mut().expect("the model has a plan");
         if let Some(n_states) = n_states {
             assert!(memory.state_slots > n_states as u64);
-            // The executor has more than are granted; one of the plan's is the dummy.
+            // The executor has more slots than the scheduler may use. One slot is the dummy slot.
             memory.state_slots = n_states as u64 + 1;
         }
         let engine = Engine::start_with(config.clone(), parts).expect("the model loads");
@@ -142,7 +141,7 @@ impl Agent {
             text,
             page_size: config.page_size as usize,
             turns: Vec::new(),
-            said: Vec::new(),
+            outputs: Vec::new(),
         }
     }
 
@@ -157,8 +156,8 @@ impl Agent {
             tools: Some(&raw(&tools)),
             ..text::ChatPrompt::new(&messages)
         });
-        let rendered = rendered.expect("the template takes it");
-        self.text.encode_chat(&rendered).expect("it is encoded")
+        let rendered = rendered.expect("the template renders the chat");
+        self.text.encode_chat(&rendered).expect("a tokenized chat")
     }
 
     fn request(messages: &[Value], seed: Option<u64>) -> GenerateRequest {
@@ -172,7 +171,7 @@ impl Agent {
         })));
         request.logprobs = Some(LogprobWish::default());
         let sampling = &mut request.sampling;
-        sampling.max_new_tokens = REPLY;
+        sampling.max_new_tokens = REPLY_TOKENS;
         sampling.ignore_eos = true;
         sampling.sampling_seed = Some(seed.unwrap_or(0));
         sampling.temperature = if seed.is_some() { 1.0 } else { 0.0 };
@@ -180,21 +179,21 @@ impl Agent {
         request
     }
 
-    async fn done(mut generation: Generation) -> Done {
+    async fn finished(mut generation: Generation) -> Reply {
         let mut bits = Bits::new();
         loop {
             let event = within(generation.next()).await;
-            let (delta, ends) = match event.expect("a terminal event comes first") {
+            let (delta, ends) = match event.expect("the stream ends with a terminal event") {
                 Event::Delta(delta) => (delta, false),
                 Event::Finished(end) => (end.delta, true),
                 other => panic!("ended with {other:?}"),
             };
             bits.extend(delta.output_logprobs.iter().map(|entry| {
-                let logprob = entry.logprob.expect("sampled tokens have one");
+                let logprob = entry.logprob.expect("a log probability");
                 (entry.token, logprob.to_bits())
             }));
             if ends {
-                return Done {
+                return Reply {
                     bits,
                     prompt_tokens: delta.usage.prompt_tokens as usize,
                     cached_tokens: delta.usage.cached_tokens as usize,
@@ -203,18 +202,18 @@ impl Agent {
         }
     }
 
-    /// One call. `state_at` is the position of the state that it must resume from.
+    /// Runs one call, which must resume from a state at `state_at` or later.
     async fn call(&mut self, name: &'static str, messages: &[Value], state_at: usize) -> String {
-        let done = Self::done(self.world.generate(Self::request(messages, None))).await;
-        assert_eq!(done.prompt_tokens, self.tokens(messages).len());
+        let finished = Self::finished(self.world.generate(Self::request(messages, None))).await;
+        assert_eq!(finished.prompt_tokens, self.tokens(messages).len());
         let state_at = state_at - state_at % self.page_size;
         self.turns.push(Turn {
             name,
-            computed: done.computed(),
-            most: done.prompt_tokens - state_at,
+            computed: finished.computed(),
+            bound: finished.prompt_tokens - state_at,
         });
-        let text = done.text();
-        self.said.push(done.bits);
+        let text = finished.text();
+        self.outputs.push(finished.bits);
         text
     }
 
@@ -224,45 +223,46 @@ impl Agent {
         a.iter().zip(&b).take_while(|(a, b)| a == b).count()
     }
 
-    /// System and tools, a loop of eight tool calls whose thinking stays, a user's turn that drops it, a fork at the
-    /// second turn, an edit of the last message, the same prompt twice, two more conversations, four samples.
+    /// Runs the calls of an agent: a question, eight tool calls that keep the reasoning, a second question that drops
+    /// the reasoning, a fork and an edit of it, the same prompt again, two other conversations, and four samples.
     async fn trace(&mut self) {
-        let system = said("system", 1, 120);
-        let mut first = vec![system.clone(), said("user", 2, 30)];
-        let query_end = self.tokens(&first).len() - OPEN;
+        let system = message("system", 1, 120);
+        let mut first = vec![system.clone(), message("user", 2, 30)];
+        let query_end = self.tokens(&first).len() - GENERATION_PROMPT;
         let system_end = self.common(&first, std::slice::from_ref(&system)) - 1;
         let mut reply = self.call("first", &first, 0).await;
-        let mut fed = self.tokens(&first).len() + reply.len() - 1;
+        let mut state_end = self.tokens(&first).len() + reply.len() - 1;
         first.push(thought(&reply));
         for call in 0..8 {
-            first.push(said("tool", 10 + call, 24));
-            reply = self.call("tool call", &first, fed).await;
-            fed = self.tokens(&first).len() + reply.len() - 1;
+            first.push(message("tool", 10 + call, 24));
+            reply = self.call("tool call", &first, state_end).await;
+            state_end = self.tokens(&first).len() + reply.len() - 1;
             first.push(thought(&reply));
         }
-        let answered = &first[..2];
+        let question = &first[..2];
         let turn = |answer: usize, seed: usize, n: usize| {
-            let answer = [said("assistant", answer, 100), said("user", seed, n)];
-            [answered, &answer].concat()
+            let answer = [message("assistant", answer, 100), message("user", seed, n)];
+            [question, &answer].concat()
         };
         let second = turn(30, 31, 40);
-        self.call("stripped", &second, query_end).await;
+        self.call("second question", &second, query_end).await;
         let fork = {
             let answer = digits(30, 60) + &digits(32, 30);
             let answer = json!({"role": "assistant", "content": answer});
-            [answered, &[answer, said("user", 33, 20)]].concat()
+            [question, &[answer, message("user", 33, 20)]].concat()
         };
-        let parts_at = self.common(&fork, &second);
-        self.call("fork", &fork, parts_at - GRID - 64).await;
+        let fork_at = self.common(&fork, &second);
+        self.call("fork", &fork, fork_at - STATE_INTERVAL - 64)
+            .await;
         let edit = turn(30, 34, 35);
         self.call("edit", &edit, query_end).await;
-        let same_at = self.tokens(&edit).len() - OPEN;
+        let same_at = self.tokens(&edit).len() - GENERATION_PROMPT;
         self.call("same again", &edit, same_at).await;
         for seed in [40, 41] {
-            let other = [system.clone(), said("user", seed, 50)];
+            let other = [system.clone(), message("user", seed, 50)];
             self.call("other conversation", &other, system_end).await;
         }
-        self.four_samples(&[system, said("user", 50, 90)], system_end)
+        self.four_samples(&[system, message("user", 50, 90)], system_end)
             .await;
     }
 
@@ -273,23 +273,24 @@ impl Agent {
             ..Self::request(messages, Some(seed))
         });
         let sent = self.world.engine.generate_all(four.collect());
-        let sent = sent.expect("the door is open").into_iter();
-        let done = join_all(sent.map(Self::done)).await;
+        let sent = sent.expect("the engine accepts requests").into_iter();
+        let finished = join_all(sent.map(Self::finished)).await;
         let own = self.tokens(messages).len() - (system_end - system_end % self.page_size);
         self.turns.push(Turn {
             name: "four samples",
-            computed: done.iter().map(Done::computed).sum(),
-            // The first one leaves a state for the others, which wait for it.
-            most: own + 3 * self.page_size,
+            computed: finished.iter().map(Reply::computed).sum(),
+            // The first sample saves a state. The other samples wait for the state and resume from it.
+            bound: own + 3 * self.page_size,
         });
-        self.said.extend(done.into_iter().map(|done| done.bits));
+        self.outputs
+            .extend(finished.into_iter().map(|finished| finished.bits));
     }
 }
 
 fn config(model: PathBuf) -> EngineConfig {
     EngineConfig {
         model_path: model,
-        max_total_tokens: Some(ROOMY_TOKENS),
+        max_total_tokens: Some(LARGE_POOL_TOKENS),
         max_running_requests: Some(ROWS),
         chunked_prefill_size: 256,
         threads: 2,
@@ -303,19 +304,19 @@ async fn run(config: EngineConfig, n_states: Option<usize>) -> (Vec<Turn>, Vec<B
     agent.trace().await;
     agent.world.assert_whole().await;
     agent.world.stop().await;
-    (agent.turns, agent.said)
+    (agent.turns, agent.outputs)
 }
 
 fn assert_bounds(turns: &[Turn], about: &str) {
     for Turn {
         name,
         computed,
-        most,
+        bound,
     } in turns
     {
         assert!(
-            computed <= most,
-            "{about}: {name} computed {computed}, at most {most}"
+            computed <= bound,
+            "{about}: {name} computed {computed} tokens, the bound is {bound}"
         );
     }
 }
@@ -323,39 +324,39 @@ fn assert_bounds(turns: &[Turn], about: &str) {
 async fn check(name: &str) {
     let folder = model(name);
     let config = config(folder.path().to_owned());
-    let cold = EngineConfig {
+    let uncached = EngineConfig {
         disable_radix_cache: true,
         ..config.clone()
     };
-    let (turns, expected) = run(cold, None).await;
-    assert!(turns.iter().all(|turn| turn.computed > 2 * GRID));
+    let (turns, expected) = run(uncached, None).await;
+    assert!(turns.iter().all(|turn| turn.computed > 2 * STATE_INTERVAL));
     for page_size in [1, 16] {
         let paged = EngineConfig {
             page_size,
             ..config.clone()
         };
-        let (turns, said) = run(paged.clone(), None).await;
-        assert!(said == expected, "{name}, pages of {page_size}");
+        let (turns, outputs) = run(paged.clone(), None).await;
+        assert!(outputs == expected, "{name}, pages of {page_size}");
         assert_bounds(&turns, &format!("{name}, pages of {page_size}"));
         if std::env::var_os(ISA_VARIABLE).is_some() {
-            eprintln!("few states and few pages: on the best kernel path only");
+            eprintln!("skipped: few states and few pages are tested on the best kernel path only");
             continue;
         }
         for (slots, max_total_tokens) in [
-            (ROWS + 1, ROOMY_TOKENS),
-            (ROWS + 4, ROOMY_TOKENS),
+            (ROWS + 1, LARGE_POOL_TOKENS),
+            (ROWS + 4, LARGE_POOL_TOKENS),
             (2 * ROWS, 800),
         ] {
             let tight = EngineConfig {
                 max_total_tokens: Some(max_total_tokens),
                 ..paged.clone()
             };
-            let (turns, said) = run(tight, Some(slots)).await;
+            let (turns, outputs) = run(tight, Some(slots)).await;
             let about =
                 format!("{name}, pages of {page_size}, {slots} states, {max_total_tokens} tokens");
-            assert!(said == expected, "{about}");
+            assert!(outputs == expected, "{about}");
             // With few pages, the pages that a turn would resume from may be evicted.
-            if max_total_tokens == ROOMY_TOKENS {
+            if max_total_tokens == LARGE_POOL_TOKENS {
                 assert_bounds(&turns, &about);
             }
         }
@@ -363,7 +364,7 @@ async fn check(name: &str) {
 }
 
 #[tokio::test]
-async fn an_agent_computes_what_is_new_and_hears_the_same_words() {
+async fn calls_of_an_agent_compute_few_tokens_and_give_the_uncached_outputs() {
     for name in MODELS {
         check(name).await;
     }

@@ -1,4 +1,4 @@
-//! One step ahead: the executor has the next step before the previous result is read.
+//! Tests of pipelined steps: the engine launches a step before it reads the result of the previous step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,12 +16,12 @@ use super::world::{Build, Outcome, World, assert_finished, collect, request, wit
 const REQUESTS: u32 = 12;
 
 fn build() -> (Build, Arc<AtomicUsize>) {
-    let most = Arc::new(AtomicUsize::new(0));
+    let max_in_flight = Arc::new(AtomicUsize::new(0));
     let build = Build {
-        ahead: Some(most.clone()),
+        max_in_flight: Some(max_in_flight.clone()),
         ..Build::default()
     };
-    (build, most)
+    (build, max_in_flight)
 }
 
 fn prompt(index: u32) -> Vec<u32> {
@@ -42,29 +42,29 @@ async fn all(world: &World) -> Vec<Outcome> {
 }
 
 #[tokio::test]
-async fn a_step_is_launched_before_the_one_before_has_ended() {
-    let (build, most) = build();
+async fn a_step_is_launched_before_the_previous_one_ends() {
+    let (build, max_in_flight) = build();
     let world = build.start();
     let outcomes = all(&world).await;
     for (index, outcome) in (0..).zip(&outcomes) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
-    assert_eq!(most.load(Ordering::Relaxed), 2);
+    assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
     world.assert_whole().await;
     world.stop().await;
 }
 
 #[tokio::test]
 async fn retractions_change_no_output() {
-    let (mut build, most) = build();
+    let (mut build, max_in_flight) = build();
     let (open, gate) = crossbeam_channel::unbounded();
     build.gate = Some(gate);
     (build.n_pages, build.rows) = (300, 16);
     build.config.schedule_conservativeness = 0.01;
-    // All prompts in one step: a bound on step time would admit them one after the other.
+    // Admits all prompts in one step. A limit on step time would admit them one by one.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
-    // The first two are of the longest: both do not fit.
+    // The first two requests are among the longest, and their outputs do not fit into the pool together.
     let order = first_of([3, 7], REQUESTS);
     let sent = world
         .send_behind_first(order.iter().map(|index| request_of(*index)))
@@ -76,12 +76,12 @@ async fn retractions_change_no_output() {
     }
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0);
-    assert_eq!(most.load(Ordering::Relaxed), 2);
+    assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_lost_step_takes_its_successor_with_it_and_both_are_computed_again() {
+async fn a_lost_step_and_the_step_launched_after_it_are_computed_again() {
     let (mut build, _) = build();
     let lost = |step| (StepId::new(step), StepError::Lost("a fault".to_owned()));
     build.faults = vec![lost(4), lost(20)];
@@ -95,8 +95,8 @@ async fn a_lost_step_takes_its_successor_with_it_and_both_are_computed_again() {
 }
 
 #[tokio::test]
-async fn a_step_refused_behind_another_fails_its_requests_in_its_turn() {
-    let (mut build, most) = build();
+async fn a_refused_step_fails_its_requests_after_the_previous_step() {
+    let (mut build, max_in_flight) = build();
     build.faults = vec![(StepId::new(20), StepError::Rejected("a fault".to_owned()))];
     let world = build.start();
     let outcomes = all(&world).await;
@@ -108,7 +108,7 @@ async fn a_step_refused_behind_another_fails_its_requests_in_its_turn() {
         }
     }
     assert!(n_failed > 0, "{outcomes:?}");
-    assert_eq!(most.load(Ordering::Relaxed), 2);
+    assert_eq!(max_in_flight.load(Ordering::Relaxed), 2);
     let again = collect(world.generate(request(&prompt(0), 20, 0))).await;
     assert_finished(&again, &prompt(0), 20, 0);
     world.assert_whole().await;
@@ -116,7 +116,7 @@ async fn a_step_refused_behind_another_fails_its_requests_in_its_turn() {
 }
 
 #[tokio::test]
-async fn an_engine_stops_with_steps_under_way() {
+async fn an_engine_stops_with_steps_in_flight() {
     let (build, _) = build();
     let world = build.start();
     let mut endless = request(&prompt(0), 2000, 7);
@@ -124,6 +124,6 @@ async fn an_engine_stops_with_steps_under_way() {
     let mut running = world.generate(endless);
     assert!(matches!(running.next().await, Some(Event::Delta(_))));
     within(world.engine.shutdown(Duration::ZERO)).await;
-    // Each has an end, whichever it is.
+    // The request ends, with any terminal event.
     collect(running).await;
 }

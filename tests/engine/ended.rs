@@ -1,5 +1,5 @@
-//! Requests that end early: no step feeds a row whose output has ended, though the step was planned before the end was
-//! known. Counted in the executor.
+//! Tests that no step computes a row whose output has ended, even if the step was planned before the end was known. The
+//! executor counts the rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,18 +17,17 @@ use souffleur_state::step::{RowWork, StepOutput, StepPlan};
 use crate::scripted;
 use crate::world::{Build, EOS, VOCAB, World, collect, request, within};
 
-/// Tokens of an answer, the last one of which ends it.
-const ANSWER: u32 = 36;
+/// The length of an answer.
+const ANSWER_TOKENS: u32 = 36;
 
-/// Counts of the rows that steps have fed.
 #[derive(Default)]
-struct Fed {
-    /// Steps with a row.
+struct Counts {
+    /// Steps with at least one row.
     steps: AtomicUsize,
     decodes: AtomicUsize,
 }
 
-impl Fed {
+impl Counts {
     fn steps(&self) -> usize {
         self.steps.load(Ordering::SeqCst)
     }
@@ -40,7 +39,7 @@ impl Fed {
 
 struct Counting {
     inner: Box<dyn Executor>,
-    fed: Arc<Fed>,
+    ran: Arc<Counts>,
     gate: Option<Receiver<()>>,
 }
 
@@ -48,11 +47,11 @@ impl Executor for Counting {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         let is_decode = |work: &RowWork| matches!(work, RowWork::Decode { .. });
         let decodes = plan.rows.iter().filter(|row| is_decode(&row.work)).count();
-        self.fed.decodes.fetch_add(decodes, Ordering::SeqCst);
+        self.ran.decodes.fetch_add(decodes, Ordering::SeqCst);
         if !plan.rows.is_empty() {
-            self.fed.steps.fetch_add(1, Ordering::SeqCst);
+            self.ran.steps.fetch_add(1, Ordering::SeqCst);
             if let Some(gate) = &self.gate {
-                // A dropped gate is open.
+                // The gate is open once the sender is dropped.
                 let _ = gate.recv();
             }
         }
@@ -60,22 +59,22 @@ impl Executor for Counting {
     }
 }
 
-/// The same parts on a counting executor.
-fn counted(mut parts: EngineParts, gate: Option<Receiver<()>>) -> (EngineParts, Arc<Fed>) {
-    let fed = Arc::new(Fed::default());
-    let (inner, counts) = (parts.executor.clone(), fed.clone());
+/// Wraps the executor of `parts` in one that counts steps and decodes.
+fn counted(mut parts: EngineParts, gate: Option<Receiver<()>>) -> (EngineParts, Arc<Counts>) {
+    let ran = Arc::new(Counts::default());
+    let (inner, counts) = (parts.executor.clone(), ran.clone());
     parts.executor = Arc::new(move || {
         Ok(Box::new(Counting {
             inner: inner()?,
-            fed: counts.clone(),
+            ran: counts.clone(),
             gate: gate.clone(),
         }))
     });
-    (parts, fed)
+    (parts, ran)
 }
 
-/// An engine whose answers count up, with as many tokens as the prompt's first token says.
-fn start(gate: Option<Receiver<()>>) -> (World, Arc<Fed>) {
+/// Starts an engine whose answers count up from 1. The first token of a prompt is the length of the answer.
+fn start(gate: Option<Receiver<()>>) -> (World, Arc<Counts>) {
     let build = Build::default();
     let mut parts = build.parts();
     let options = FakeOptions {
@@ -92,9 +91,9 @@ fn start(gate: Option<Receiver<()>>) -> (World, Arc<Fed>) {
         let executor = ScriptedExecutor::new(options.clone(), script.clone());
         Ok(Box::new(executor))
     });
-    let (parts, fed) = counted(parts, gate);
+    let (parts, ran) = counted(parts, gate);
     let engine = Engine::start_with(build.config, parts).expect("the engine starts");
-    (World { engine }, fed)
+    (World { engine }, ran)
 }
 
 fn ask(answer_tokens: u32) -> GenerateRequest {
@@ -111,41 +110,41 @@ fn reason(event: &Event) -> FinishReason {
 #[tokio::test]
 async fn an_answer_of_36_tokens_takes_36_steps_whatever_ends_it() {
     let mut by_stop_token = ask(100);
-    by_stop_token.sampling.stop_token_ids = [ANSWER].into();
+    by_stop_token.sampling.stop_token_ids = [ANSWER_TOKENS].into();
     let mut by_length = ask(100);
-    by_length.sampling.max_new_tokens = ANSWER;
-    let max_new_tokens = ANSWER;
-    for (asked, reason_of_it) in [
-        (ask(ANSWER), FinishReason::StopToken(EOS)),
-        (by_stop_token, FinishReason::StopToken(ANSWER)),
+    by_length.sampling.max_new_tokens = ANSWER_TOKENS;
+    let max_new_tokens = ANSWER_TOKENS;
+    for (request, expected) in [
+        (ask(ANSWER_TOKENS), FinishReason::StopToken(EOS)),
+        (by_stop_token, FinishReason::StopToken(ANSWER_TOKENS)),
         (by_length, FinishReason::Length { max_new_tokens }),
     ] {
-        let (world, fed) = start(None);
-        let outcome = collect(world.generate(asked)).await;
-        assert_eq!(reason(&outcome.end), reason_of_it);
-        assert_eq!(outcome.tokens.len(), ANSWER as usize);
+        let (world, ran) = start(None);
+        let outcome = collect(world.generate(request)).await;
+        assert_eq!(reason(&outcome.end), expected);
+        assert_eq!(outcome.tokens.len(), ANSWER_TOKENS as usize);
         world.assert_whole().await;
-        assert_eq!(fed.steps(), ANSWER as usize, "{reason_of_it:?}");
+        assert_eq!(ran.steps(), ANSWER_TOKENS as usize, "{expected:?}");
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn an_end_that_is_not_heeded_ends_nothing() {
-    let (world, fed) = start(None);
-    let mut asked = ask(10);
-    asked.sampling.ignore_eos = true;
-    asked.sampling.max_new_tokens = 50;
-    let outcome = collect(world.generate(asked)).await;
+async fn an_ignored_eos_token_ends_nothing() {
+    let (world, ran) = start(None);
+    let mut request = ask(10);
+    request.sampling.ignore_eos = true;
+    request.sampling.max_new_tokens = 50;
+    let outcome = collect(world.generate(request)).await;
     assert_eq!(outcome.tokens.len(), 50);
     world.assert_whole().await;
-    assert_eq!(fed.steps(), 50);
+    assert_eq!(ran.steps(), 50);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn rows_that_go_on_are_not_left_out_and_the_next_turn_finds_what_was_computed() {
-    let (world, fed) = start(None);
+async fn unfinished_rows_stay_in_every_step_and_the_next_turn_reuses_their_kv() {
+    let (world, ran) = start(None);
     let lengths = [5, 17, 36, 37, 80];
     let sent: Vec<_> = lengths.map(|tokens| world.generate(ask(tokens))).into();
     for (generation, tokens) in sent.into_iter().zip(lengths) {
@@ -154,101 +153,101 @@ async fn rows_that_go_on_are_not_left_out_and_the_next_turn_finds_what_was_compu
         assert_eq!(outcome.tokens, expected);
     }
     world.assert_whole().await;
-    // The first token of each comes from its prefill.
+    // The first token of each answer comes from the prefill.
     let decodes: u32 = lengths.iter().map(|tokens| tokens - 1).sum();
-    assert_eq!(fed.decodes(), decodes as usize);
+    assert_eq!(ran.decodes(), decodes as usize);
     let turn: Vec<u32> = [80, 1, 2, 3]
         .into_iter()
         .chain(1..80)
         .chain([EOS, 9])
         .collect();
     let outcome = collect(world.generate(request(&turn, 1, 7))).await;
-    // The last token of an answer is never fed.
+    // The K/V of an answer's last token is never computed.
     assert_eq!(outcome.cached_tokens as usize, turn.len() - 2);
     world.assert_whole().await;
     world.stop().await;
 }
 
 /// Grants `steps` steps, and waits until the next one has begun.
-async fn let_through(open: &crossbeam_channel::Sender<()>, fed: &Fed, steps: usize) {
-    let before = fed.steps();
+async fn release(open: &crossbeam_channel::Sender<()>, ran: &Counts, steps: usize) {
+    let before = ran.steps();
     for _ in 0..steps {
-        open.send(()).expect("the executor lives");
+        open.send(()).expect("the executor runs");
     }
     within(async {
-        while fed.steps() < before + steps {
+        while ran.steps() < before + steps {
             tokio::task::yield_now().await;
         }
     })
     .await;
 }
 
-/// Waits until the scheduler knows of an end and has reported it.
-async fn until_told(world: &World) {
+/// Waits until the scheduler has handled the request's end and has reported it to the executor.
+async fn until_end_is_handled(world: &World) {
     world.until(|stats| stats.running_requests == 0).await;
     for _ in 0..3 {
-        world.engine.stats().await.expect("the engine lives");
+        world.engine.stats().await.expect("the engine runs");
     }
 }
 
 #[tokio::test]
-async fn a_request_that_is_cancelled_is_left_out_of_the_step_that_is_queued() {
+async fn a_cancelled_request_is_left_out_of_the_queued_step() {
     let (open, gate) = crossbeam_channel::unbounded();
-    let (world, fed) = start(Some(gate));
+    let (world, ran) = start(Some(gate));
     let generation = world.generate(ask(200));
     within(async {
-        while fed.steps() == 0 {
+        while ran.steps() == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await;
-    let_through(&open, &fed, 9).await;
+    release(&open, &ran, 9).await;
     // The tenth step runs, the eleventh is queued.
     drop(generation);
-    until_told(&world).await;
+    until_end_is_handled(&world).await;
     drop(open);
     world.assert_whole().await;
-    assert_eq!(fed.steps(), 10);
+    assert_eq!(ran.steps(), 10);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn a_stop_string_costs_at_most_the_step_that_has_begun() {
+async fn a_stop_string_costs_at_most_one_more_step() {
     let config = EngineConfig {
         model_path: scripted::checkpoint(),
         max_total_tokens: Some(2048),
         ..EngineConfig::default()
     };
-    let parts = scripted::parts_saying(&config, |_| "one two three four five six".to_owned());
+    let parts = scripted::parts_replying(&config, |_| "one two three four five six".to_owned());
     let text = parts.text.clone().expect("the checkpoint has a tokenizer");
     let until_stop = text
         .encode_chat("one two three")
-        .expect("it has tokens")
+        .expect("the text is encoded")
         .len();
     let (open, gate) = crossbeam_channel::unbounded();
-    let (parts, fed) = counted(parts, Some(gate));
+    let (parts, ran) = counted(parts, Some(gate));
     let engine = Engine::start_with(config, parts).expect("the engine starts");
     let world = World { engine };
-    let mut asked = GenerateRequest::new(Prompt::Text("say".into()));
-    asked.sampling.max_new_tokens = 100;
-    asked.sampling.stop = ["three".to_owned()].into();
-    let generation = world.generate(asked);
+    let mut request = GenerateRequest::new(Prompt::Text("say".into()));
+    request.sampling.max_new_tokens = 100;
+    request.sampling.stop = ["three".to_owned()].into();
+    let generation = world.generate(request);
     within(async {
-        while fed.steps() == 0 {
+        while ran.steps() == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await;
     for _ in 0..until_stop {
-        open.send(()).expect("the executor lives");
+        open.send(()).expect("the executor runs");
     }
     let outcome = collect(generation).await;
     assert!(matches!(reason(&outcome.end), FinishReason::StopString(_)));
-    until_told(&world).await;
+    until_end_is_handled(&world).await;
     drop(open);
     world.assert_whole().await;
     // The stop string may be found before the next step has begun.
-    let steps = fed.steps();
+    let steps = ran.steps();
     assert!(
         (until_stop..=until_stop + 1).contains(&steps),
         "{steps} steps for {until_stop} tokens"

@@ -1,4 +1,4 @@
-//! Requests in, tokens out.
+//! Tests of generation, prefix reuse, retraction, priorities, warm-ups and timeouts on a fake executor.
 
 use futures_util::future::join_all;
 use souffleur_base::error::RequestError;
@@ -46,7 +46,7 @@ async fn a_second_turn_reuses_prompt_and_output() {
     second.extend([3, 1, 4]);
     let outcome = collect(world.generate(request(&second, 5, 1))).await;
     assert_finished(&outcome, &second, 5, 1);
-    // The last token of the first turn was never fed.
+    // The K/V of the first turn's last token was never computed.
     assert_eq!(
         outcome.cached_tokens as usize,
         prompt.len() + first.tokens.len() - 1
@@ -56,7 +56,7 @@ async fn a_second_turn_reuses_prompt_and_output() {
 }
 
 #[tokio::test]
-async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
+async fn retractions_in_a_small_pool_change_no_output() {
     let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         n_pages: 300,
@@ -66,15 +66,15 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     };
     // Reserves next to nothing for running requests, so that they compete for pages.
     build.config.schedule_conservativeness = 0.01;
-    // All prompts in one step: a bound on step time would admit them one after the other.
+    // Admits all prompts in one step. A limit on step time would admit them one by one.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
-    // An early end makes room for more requests than can stay.
+    // Some outputs end early, so the engine then admits more requests than fit to their end.
     let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
     let prompts: Vec<Vec<u32>> = (0..12)
         .map(|i| (1..20).map(|t| t * 7 + i).collect())
         .collect();
-    // The first two are of the longest: both do not fit.
+    // The first two requests are among the longest, and their outputs do not fit into the pool together.
     let order = first_of([3, 7], 12);
     let requests = order.iter().map(|seed| {
         let index = *seed as usize;
@@ -97,7 +97,7 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
 }
 
 #[tokio::test]
-async fn a_full_queue_turns_away_the_worst_that_waits_where_priorities_decide() {
+async fn a_full_queue_with_priorities_refuses_the_lowest_waiting_priority() {
     let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         rows: 1,
@@ -113,9 +113,9 @@ async fn a_full_queue_turns_away_the_worst_that_waits_where_priorities_decide() 
         request.priority = priority;
         world.generate(request)
     });
-    // They get the refusal while the first one's step waits at the gate.
-    for turned_away in [worst, last] {
-        let end = collect(turned_away).await.end;
+    // Both requests are refused while the first request's step waits at the gate.
+    for refused in [worst, last] {
+        let end = collect(refused).await.end;
         let is_expected = matches!(
             end,
             Event::Failed(RequestError::Overloaded { limit: 2, .. })
@@ -131,7 +131,7 @@ async fn a_full_queue_turns_away_the_worst_that_waits_where_priorities_decide() 
 }
 
 #[tokio::test]
-async fn a_warm_up_fills_the_cache_and_the_engine_says_who_left_it_where() {
+async fn a_warm_up_fills_the_cache_and_prefix_reports_give_the_cause() {
     let world = Build::default().start();
     let prompt: Vec<u32> = (1..60).collect();
     let warm_up = request(&prompt, 0, 1);
@@ -155,7 +155,7 @@ async fn a_warm_up_fills_the_cache_and_the_engine_says_who_left_it_where() {
             .engine
             .prefix_report(rid)
             .await
-            .expect("the engine lives");
+            .expect("the engine runs");
         let report = report.expect("the request is remembered");
         assert_eq!((report.cause, report.cached_tokens), expected);
         assert_eq!(report.text, None, "there is no tokenizer");
@@ -166,7 +166,7 @@ async fn a_warm_up_fills_the_cache_and_the_engine_says_who_left_it_where() {
 
 #[tokio::test]
 async fn a_request_that_runs_for_too_long_fails_once_and_leaves_nothing() {
-    let (let_through, gate) = crossbeam_channel::unbounded();
+    let (open, gate) = crossbeam_channel::unbounded();
     let mut build = Build {
         gate: Some(gate),
         ..Build::default()
@@ -177,13 +177,13 @@ async fn a_request_that_runs_for_too_long_fails_once_and_leaves_nothing() {
     let mut endless = request(&prompt, 1000, 7);
     endless.sampling.ignore_eos = true;
     let running = world.generate(endless);
-    // The prefill waits at the gate for as long as it takes.
+    // The prefill waits at the gate until the timeout.
     let outcome = collect(running).await;
     match &outcome.end {
         Event::Failed(error) => assert_eq!(error.code(), "timeout", "{error}"),
         other => panic!("ended with {other:?}"),
     }
-    drop(let_through);
+    drop(open);
     world.assert_whole().await;
     world.stop().await;
 }

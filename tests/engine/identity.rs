@@ -1,10 +1,10 @@
-//! The output of a request is bit for bit the same under any schedule: alone or in a batch of 16,
-//! with and without a prefix hit, chunked at any size, on any page size, in mixed steps, across retractions,
-//! preemptions and swaps of the policies.
+//! Tests that the output of a request is bit for bit the same under any schedule: alone or in a batch of 16, with and
+//! without a prefix hit, with any chunk size and page size, in mixed steps, across retractions, preemptions and changes
+//! of policies.
 //!
-//! Real models on the CPU executor; tokens and their log probabilities are compared by bits. (Mixed steps take in no
-//! request that wants log probabilities, so there the tokens are compared; the bits of mixed steps' logits are in
-//! `tests/models`.)
+//! Real models run on the CPU executor; the tests compare tokens and the bits of log probabilities. Requests for log
+//! probabilities never join mixed steps, so for mixed steps only tokens are compared; `tests/models` compares the bits
+//! of their logits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -48,16 +48,16 @@ const MODELS: [&str; 17] = [
     "tests/fixtures/models/phi3-longrope",
 ];
 
-/// Layers of these keep a state: a prompt resumes only at a saved state.
+/// Models with recurrent states, on which a prompt resumes only from a saved state.
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 
-/// Requests that run at once where others take their places.
+/// Maximum running requests in the configurations with priorities.
 const RUNNING: u32 = 4;
 
 /// A model, and how its weights are converted.
 #[derive(Clone, Copy, Debug)]
 struct Setup<'a> {
-    /// The model's folder, in the repository or anywhere.
+    /// The model's folder: absolute, or relative to the repository.
     model: &'a str,
     dtype: DtypeChoice,
     quantization: Option<Quantization>,
@@ -111,8 +111,8 @@ pub fn start(config: EngineConfig) -> World {
     }
 }
 
-/// The same, but it makes no step before the other end of a gate is dropped.
-pub fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
+/// Like [`start`], but the engine runs no step before the gate's sender is dropped.
+pub fn start_gated(gate: Receiver<()>, config: EngineConfig) -> World {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("the model exists");
     let executor = parts.executor.clone();
     parts.executor = Arc::new(move || {
@@ -132,7 +132,7 @@ pub fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
     }
 }
 
-/// Each alone in an engine without a cache: the reference for all schedules.
+/// The outputs of all requests, each alone in an engine without a prefix cache.
 async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
     let world = start(EngineConfig {
         disable_radix_cache: true,
@@ -162,7 +162,7 @@ async fn check(setup: &Setup<'_>) {
         .model
         .rsplit('/')
         .any(|name| WITH_STATES.contains(&name));
-    // The prefix that the prompts share is too short to be worth a state.
+    // With states, the shared prefix is too short for a saved state.
     assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
     let again = at_once(&world).await;
@@ -189,13 +189,13 @@ async fn check(setup: &Setup<'_>) {
         ..config(setup)
     };
     let world = start(timed);
-    let how = what("in a batch, chunks of a millisecond");
+    let how = what("in a batch, prefill steps of at most 1 ms");
     assert_same(&at_once(&world).await, &expected, &how);
     world.assert_whole().await;
     world.stop().await;
 
     check_mixed(setup, &expected).await;
-    check_evacuated(setup).await;
+    check_retracted(setup).await;
 }
 
 async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
@@ -207,14 +207,14 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
             page_size,
             ..config(setup)
         };
-        let world = start_behind(gate, mixed);
+        let world = start_gated(gate, mixed);
         let send = |index| {
             let mut request = request(index);
             request.logprobs = None;
             world.generate(request)
         };
         let sent: Vec<_> = (0..REQUESTS).map(send).collect();
-        // Late requests would find no decode to share a step with.
+        // A request that arrived later would find no decode to share a step with.
         world.until_inside(sent.len()).await;
         drop(open);
         let how = format!("{setup}, mixed, chunks of {chunk}, pages of {page_size}");
@@ -229,12 +229,12 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
     }
 }
 
-/// Configurations under which requests are retracted or preempted.
-fn evacuating(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
+/// Configurations with which requests are retracted or preempted.
+fn configs_with_retractions(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
     let tight = EngineConfig {
         // The longest two fit alone, but not together.
         max_total_tokens: Some(340),
-        // Prompts are admitted at once, however slow the machine is.
+        // Admits all prompts in one step, even on a slow machine.
         max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
         ..config(setup)
@@ -255,8 +255,8 @@ fn evacuating(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
     ]
 }
 
-/// Requests that are retracted or preempted and computed again.
-async fn check_evacuated(setup: &Setup<'_>) {
+/// Checks requests that are retracted or preempted and computed again.
+async fn check_retracted(setup: &Setup<'_>) {
     let alone = start(EngineConfig {
         disable_radix_cache: true,
         ..config(setup)
@@ -266,9 +266,9 @@ async fn check_evacuated(setup: &Setup<'_>) {
         expected.push(bits(alone.generate(long_request(index))).await);
     }
     alone.stop().await;
-    for (how, config) in evacuating(setup) {
+    for (how, config) in configs_with_retractions(setup) {
         let (open, gate) = crossbeam_channel::bounded(0);
-        let world = start_behind(gate, config);
+        let world = start_gated(gate, config);
         let order = match how {
             "retracted" => first_of([15, 14], REQUESTS),
             _ => (0..REQUESTS).collect(),
@@ -278,7 +278,7 @@ async fn check_evacuated(setup: &Setup<'_>) {
                 let requests = order.iter().map(|index| long_request(*index));
                 world.send_behind_first(requests).await
             }
-            _ => send_the_worst_first(&world).await,
+            _ => send_lowest_priority_first(&world).await,
         };
         drop(open);
         let world_of_all = &world;
@@ -286,7 +286,7 @@ async fn check_evacuated(setup: &Setup<'_>) {
         let runs = runs.map(async |(index, generation)| {
             let got = bits(generation).await;
             if how.contains("swaps") {
-                // The others run or wait.
+                // The other requests run or wait meanwhile.
                 swap_policies(world_of_all, index as usize).await;
             }
             (index, got)
@@ -294,24 +294,24 @@ async fn check_evacuated(setup: &Setup<'_>) {
         let mut got = join_all(runs).await;
         got.sort_by_key(|(index, _)| *index);
         let stats = world.assert_whole().await;
-        let evacuated = match how {
+        let n_retracted = match how {
             "retracted" => stats.retractions,
             "preempted" => stats.preemptions,
             _ => stats.preemptions.min(stats.evicted_tokens),
         };
-        assert!(evacuated > 0, "{setup}: no request was {how}: {stats:?}");
+        assert!(n_retracted > 0, "{setup}: no request was {how}: {stats:?}");
         world.stop().await;
         let got: Vec<_> = got.into_iter().map(|(_, got)| got).collect();
         assert_same(&got, &expected, &format!("{setup}, {how}"));
     }
 }
 
-/// All are inside when it returns, those of the lowest priority in the first step, which a gate holds up.
-async fn send_the_worst_first(world: &World) -> Vec<Generation> {
+/// Sends all requests. The requests of the lowest priority are in the first step, which waits at a gate.
+async fn send_lowest_priority_first(world: &World) -> Vec<Generation> {
     let mut sent = Vec::new();
     for index in 0..REQUESTS {
         if index == RUNNING {
-            // If all were sent at once, the best would come first.
+            // If all requests were sent together, those of the highest priority would run first.
             world.until(|stats| stats.running_requests > 0).await;
         }
         let mut request = long_request(index);
@@ -332,7 +332,7 @@ async fn swap_policies(world: &World, number: usize) {
         radix_eviction_policy: Some(eviction.to_owned()),
     };
     let set = within(world.engine.set_policy(swap)).await;
-    let set = set.expect("all of them exist");
+    let set = set.expect("the policies exist");
     assert_eq!(
         (set.schedule_policy, set.radix_eviction_policy),
         (schedule, eviction)
@@ -364,7 +364,7 @@ async fn schedules_change_no_bit_in_bf16() {
     check_all(DtypeChoice::Bfloat16).await;
 }
 
-/// A model whose modules are in blocks of four bits with scales and zero points.
+/// A random model with AWQ weights: 4-bit blocks with scales and zero points.
 fn in_awq() -> tempfile::TempDir {
     let dir = random_folder("qwen3", &[("hidden_size", 128), ("intermediate_size", 128)]);
     let mut kinds = kinds().into_iter();
@@ -378,11 +378,11 @@ fn in_awq() -> tempfile::TempDir {
     dir
 }
 
-/// One for each format of products with bytes; the tests of models have all types of blocks.
+/// One model for each kind of integer kernel; `tests/models` covers all block formats.
 #[tokio::test]
 async fn schedules_change_no_bit_in_quantised_models() {
     let awq = in_awq();
-    let awq = awq.path().to_str().expect("a plain path");
+    let awq = awq.path().to_str().expect("the path is UTF-8");
     for (model, quantization) in [
         ("models/souffleur-tiny", Some(Quantization::Int8)),
         ("tests/fixtures/models/qwen3-moe", Some(Quantization::Int4)),

@@ -1,11 +1,11 @@
-//! Bits of keys, values and states on each kernel path, against the fixtures of the kernels' epoch.
+//! Tests that keys, values and states have the bits of the kernel epoch's fixtures, on each kernel path.
 //!
-//! Blocks of the KV store outlive the binary that computed them. So kernels that give other bits must have another epoch
-//! (`KERNEL_EPOCH` in `src/engine/store.rs`), and this test fails if they have not.
+//! Blocks in the KV store outlive the binary that computed them. So a change of kernels that changes bits must raise
+//! the epoch (`KERNEL_EPOCH` in `src/engine/store.rs`). Otherwise this test fails.
 //!
-//! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has: after
-//! the epoch was raised, or to add a path or a model. It does not overwrite bits of the same epoch. With a folder instead of 1 it
-//! writes them there.
+//! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has.
+//! Use it after the epoch was raised, or to add a kernel path or a model. It refuses to change bits of the same epoch.
+//! With a folder instead of 1, it writes the fixtures to the folder.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,22 +18,22 @@ use souffleur_kernels::dtype::Quantization;
 use tempfile::TempDir;
 
 use crate::kernel_paths::say;
-use crate::store::{first_life, stored};
+use crate::store::{run_and_store, stored};
 
-/// Makes the fixtures when it is set.
+/// If this variable is set, the test writes the fixtures.
 const REMAKE: &str = "SOUFFLEUR_REMAKE_KV_BITS";
 const COMMAND: &str = "SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine";
 const FIXTURES: &str = "tests/fixtures/kv_bits";
-/// Where headers of records and payloads begin, in bytes.
+/// The alignment of record headers and payloads, in bytes.
 const ALIGN: usize = 4096;
 const MAGIC: &[u8] = b"SFKVBLK1";
-/// In a header: the number of the block, of planes, and the checksums of these.
+/// Offsets in a record header: the block's number, the number of planes, and the checksums of the planes.
 const BLOCK_AT: usize = 112;
 const PLANES_AT: usize = 116;
 const SUMS_AT: usize = 128;
 
-/// Models with all kinds of layers and their stored weights: the first is large enough for kernels of many rows and
-/// columns.
+/// Models with all kinds of layers, with their stored weights. The first model is large enough for kernels that compute
+/// many rows and columns.
 const MODELS: [&str; 10] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/qwen3",
@@ -47,7 +47,7 @@ const MODELS: [&str; 10] = [
     "tests/fixtures/models/qwen3-next",
 ];
 
-/// The model that is run, by its name in the fixtures.
+/// The engine configurations, with their names in the fixtures.
 fn cases(folder: &Path) -> Vec<(String, EngineConfig)> {
     let of = |model: &str| stored(model, folder, 16);
     let name = |model: &str| model.rsplit('/').next().unwrap_or(model).to_owned();
@@ -87,7 +87,7 @@ struct KvBits {
 }
 
 impl KvBits {
-    /// The checksums of this engine.
+    /// Runs all cases on this kernel path, and computes their checksums.
     async fn compute(path: Isa) -> Self {
         let mut bits = Self {
             epoch: String::new(),
@@ -100,19 +100,19 @@ impl KvBits {
         for (index, name) in names.into_iter().enumerate() {
             let folder = TempDir::new().expect("a temporary folder");
             let (_, config) = cases(folder.path()).swap_remove(index);
-            first_life(config, 1).await;
-            bits.take_folder(&name, path, folder.path());
+            run_and_store(config, 1).await;
+            bits.add_folder(&name, path, folder.path());
         }
         bits
     }
 
-    /// Adds the records of the one fingerprint in a store's folder.
-    fn take_folder(&mut self, case: &str, path: Isa, root: &Path) {
-        let entries = fs::read_dir(root).expect("the store made it");
-        let entries = entries.map(|entry| entry.expect("it can be read").path());
+    /// Adds the checksums of all records in a store's folder, which has one fingerprint.
+    fn add_folder(&mut self, case: &str, path: Isa, root: &Path) {
+        let entries = fs::read_dir(root).expect("the store created the folder");
+        let entries = entries.map(|entry| entry.expect("the entry can be read").path());
         let folder = entries.into_iter().find(|path| path.is_dir());
-        let folder = folder.expect("there is a fingerprint");
-        let meta = fs::read_to_string(folder.join("meta")).expect("it is text");
+        let folder = folder.expect("the store has a folder");
+        let meta = fs::read_to_string(folder.join("meta")).expect("the file is text");
         let kernels = meta.lines().find_map(|line| line.strip_prefix("kernels: "));
         let kernels = kernels.expect("kernels are a part of the fingerprint");
         let words: Vec<&str> = kernels.trim_matches('"').split(' ').collect();
@@ -153,18 +153,18 @@ impl KvBits {
         text
     }
 
-    /// The records that both have, with other bits.
-    fn moved(&self, now: &Self) -> Vec<&str> {
+    /// The records that both contain, but with different bits.
+    fn changed(&self, now: &Self) -> Vec<&str> {
         let records = self.records.iter();
-        let moved = records.filter(|(record, sum)| {
+        let changed = records.filter(|(record, sum)| {
             let found = now.records.get(*record);
             found.is_some_and(|found| found != *sum)
         });
-        moved.map(|(record, _)| record.as_str()).collect()
+        changed.map(|(record, _)| record.as_str()).collect()
     }
 }
 
-/// The block of a record, and a checksum over those of its planes.
+/// The block number of a record, and a checksum over the checksums of its planes.
 fn checksum(header: &[u8]) -> (u32, String) {
     let word = |at: usize| {
         let bytes = header[at..at + 4].try_into().expect("four bytes");
@@ -180,15 +180,15 @@ fn fixture(path: Isa) -> PathBuf {
     folder.join(format!("{}.txt", path.name()))
 }
 
-/// Names the kernel paths without a fixture; the test of all paths names those that the machine lacks.
-fn say_which_are_missing() {
+/// Prints the kernel paths that have no fixture.
+fn print_missing_fixtures() {
     let missing = Isa::ALL.into_iter().filter(|path| !fixture(*path).exists());
     for path in missing {
         say(path, &format!("no bits in {FIXTURES}: {COMMAND} adds them"));
     }
 }
 
-/// Writes the fixture. Changed bits need another epoch first.
+/// Writes the fixture. Panics if bits changed but the epoch did not.
 fn remake(path: Isa, now: &KvBits) {
     let file = fixture(path);
     let text = fs::read_to_string(&file).unwrap_or_default();
@@ -197,8 +197,8 @@ fn remake(path: Isa, now: &KvBits) {
     {
         check(path, &before, now);
     }
-    let asked = std::env::var_os(REMAKE).filter(|asked| asked != "1");
-    let file = match (asked, file.file_name()) {
+    let value = std::env::var_os(REMAKE).filter(|value| value != "1");
+    let file = match (value, file.file_name()) {
         (Some(folder), Some(name)) => PathBuf::from(folder).join(name),
         _ => file,
     };
@@ -211,14 +211,14 @@ fn check(path: Isa, expected: &KvBits, now: &KvBits) {
     assert_eq!(
         expected.epoch, *epoch,
         "kernel path {path}: the kernels are of epoch {epoch}, {FIXTURES}/{path}.txt is of epoch {}: run {COMMAND} on \
-         machines that have all kernel paths between them",
+         machines that together have all kernel paths",
         expected.epoch
     );
-    let moved = expected.moved(now);
+    let changed = expected.changed(now);
     assert!(
-        moved.is_empty(),
-        "kernel path {path}: keys and values of {moved:?} have other bits than epoch {epoch} had, so blocks that an earlier \
-         binary stored would be loaded between others. If the kernels were meant to change, raise KERNEL_EPOCH in \
+        changed.is_empty(),
+        "kernel path {path}: the bits of {changed:?} differ from those of epoch {epoch}, so a prefix could mix blocks of \
+        this binary with blocks of an earlier one. If the kernels were meant to change, raise KERNEL_EPOCH in \
          src/engine/store.rs, then run {COMMAND}. If only a model or prompt of this test changed, remove \
          {FIXTURES}/{path}.txt first"
     );
@@ -227,7 +227,7 @@ fn check(path: Isa, expected: &KvBits, now: &KvBits) {
 #[tokio::test]
 async fn keys_and_values_have_the_bits_of_their_epoch() {
     if cfg!(not(target_arch = "x86_64")) {
-        eprintln!("not tried: the fixtures are those of x86-64");
+        eprintln!("skipped: the fixtures are those of x86-64");
         return;
     }
     let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
@@ -236,20 +236,20 @@ async fn keys_and_values_have_the_bits_of_their_epoch() {
         return remake(path, &now);
     }
     if std::env::var_os(ISA_VARIABLE).is_none() {
-        say_which_are_missing();
+        print_missing_fixtures();
     }
     match fs::read_to_string(fixture(path)) {
         Ok(text) => {
             let expected = KvBits::parse(&text).expect("the fixture is whole");
             check(path, &expected, &now);
         }
-        // Every machine has this path.
+        // Every machine has the portable path, so its fixture must exist.
         Err(error) => assert_ne!(path, Isa::Portable, "{error}: run {COMMAND}"),
     }
 }
 
 #[test]
-fn bits_that_moved_are_named() {
+fn changed_bits_are_named() {
     let bits = |epoch: &str, sum: &str| KvBits {
         epoch: epoch.to_owned(),
         records: [
@@ -260,6 +260,6 @@ fn bits_that_moved_are_named() {
     };
     let before = bits("1", "5");
     assert_eq!(KvBits::parse(&before.text()).as_ref(), Some(&before));
-    assert!(before.moved(&before).is_empty());
-    assert_eq!(before.moved(&bits("1", "6")), ["a kv 1"]);
+    assert!(before.changed(&before).is_empty());
+    assert_eq!(before.changed(&bits("1", "6")), ["a kv 1"]);
 }

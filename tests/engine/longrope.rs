@@ -1,4 +1,4 @@
-//! A prefix computed for a short sequence does not match a long one, whose rotary frequencies differ.
+//! Tests that short and long sequences share no prefixes on models whose rotary frequencies depend on the length.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::world::within;
 
 const MODEL: &str = "tests/fixtures/models/phi3-longrope";
 const PROMPT_TOKENS: u32 = 20;
-/// Within the original context of 32 tokens, and beyond it.
+/// New tokens that end within the original context of 32 tokens, and beyond it.
 const SHORT: u32 = 5;
 const LONG: u32 = 40;
 
@@ -67,13 +67,13 @@ async fn prefixes_of_long_sequences_are_found_and_pinned_too() {
             .engine
             .peek_prefix(Namespace::default(), tokens.clone());
         assert_eq!(
-            within(peeked).await.expect("the engine lives"),
+            within(peeked).await.expect("the engine runs"),
             PROMPT_TOKENS as usize
         );
         let pinned = world
             .engine
             .pin_prefix(Namespace::default(), tokens, Duration::from_secs(60));
-        let pinned = within(pinned).await.expect("there is room");
+        let pinned = within(pinned).await.expect("the prefix can be pinned");
         assert_eq!(pinned.tokens, PROMPT_TOKENS as usize, "{length}");
         world.stop().await;
     }

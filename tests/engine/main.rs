@@ -1,4 +1,4 @@
-//! The whole engine through its handle, on fake executors.
+//! Tests of the whole engine through its handle, on fake executors and on the CPU executor.
 
 mod agentic;
 mod ahead;

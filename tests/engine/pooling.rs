@@ -1,4 +1,4 @@
-//! Requests for embeddings: their prompts use the cache where possible, and stay in it.
+//! Tests of embedding requests: their prompts use the prefix cache where possible, and stay in the cache.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn request(pooling: Pooling) -> GenerateRequest {
 async fn embed(world: &World, pooling: Pooling) -> (Arc<[f32]>, Usage) {
     match collect(world.generate(request(pooling))).await.end {
         Event::Finished(end) => {
-            let embedding = end.embedding.expect("it was asked for");
+            let embedding = end.embedding.expect("the request asks for an embedding");
             (embedding, end.delta.usage)
         }
         other => panic!("ended with {other:?}"),
@@ -31,7 +31,7 @@ async fn embed(world: &World, pooling: Pooling) -> (Arc<[f32]>, Usage) {
 }
 
 #[tokio::test]
-async fn a_last_token_is_all_that_is_computed_again_and_a_mean_needs_all() {
+async fn last_pooling_computes_one_token_again_and_mean_pooling_all_tokens() {
     let small = EngineConfig {
         chunked_prefill_size: 16,
         ..plain(MODEL, DtypeChoice::Float32)
@@ -87,7 +87,7 @@ async fn a_fake_executor_makes_embeddings_of_its_hashes() {
 }
 
 #[tokio::test]
-async fn what_has_no_embedding_is_refused() {
+async fn requests_without_an_embedding_are_refused() {
     let refusal = async |world: &World, request| match collect(world.generate(request)).await.end {
         Event::Failed(error) => error.to_string(),
         other => panic!("ended with {other:?}"),
@@ -96,7 +96,7 @@ async fn what_has_no_embedding_is_refused() {
     let text = refusal(&none, request(Pooling::Last)).await;
     assert!(text.contains("cannot compute embeddings"), "{text}");
     none.stop().await;
-    // A host's executor that differs from its engine's configuration.
+    // The engine's configuration has an embedding size, but the executor returns no embeddings.
     let idle = Build {
         hidden_size: Some(8),
         ..Build::default()

@@ -1,5 +1,5 @@
-//! Prefixes outlive a restart: a prompt loaded from the store gives the tokens and log probabilities of a computed one,
-//! bit for bit. Real models on the CPU executor, a real store in a temporary folder.
+//! Tests that prefixes outlive a restart: a prompt loaded from the KV store gives the same tokens and log probabilities
+//! as a computed prompt, bit for bit. Real models run on the CPU executor, with a real store in a temporary folder.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use crate::identity::{plain, start};
 use crate::requests::{Bits, VOCAB, bits};
 use crate::world::World;
 
-/// A dense model, two with latent attention, two with windows, one with sinks, one whose layers share KV, and three with
-/// states.
+/// A dense model, two with latent attention, two with sliding windows, one with attention sinks, one whose layers share
+/// K/V, and three with recurrent states.
 const MODELS: [&str; 10] = [
     "tests/fixtures/models/qwen3",
     "tests/fixtures/models/deepseek-v2",
@@ -39,7 +39,7 @@ pub fn stored(model: &str, folder: &Path, page_size: u32) -> EngineConfig {
     }
 }
 
-/// A prompt of whole blocks and some more.
+/// A request whose prompt has two whole blocks and some more tokens.
 fn ask(seed: u32) -> GenerateRequest {
     let prompt = (0..150).map(|i| (i * 17 + seed * 5 + i / 7) % VOCAB);
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt.collect()));
@@ -56,15 +56,15 @@ fn tier(stats: &EngineStats) -> TierStats {
     stats.store.expect("the engine has a store")
 }
 
-/// An engine whose store serves.
+/// Starts an engine, and waits until its store is ready.
 async fn serving(config: EngineConfig) -> World {
     let world = start(config);
     world.until(|stats| tier(stats).serves).await;
     world
 }
 
-/// Runs a prompt, waits until all of it is written, and ends the engine.
-pub async fn first_life(config: EngineConfig, seed: u32) -> Bits {
+/// Runs a prompt on a new engine, waits until the store has written the prompt, and stops the engine.
+pub async fn run_and_store(config: EngineConfig, seed: u32) -> Bits {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
     assert_eq!(cached, 0);
@@ -80,8 +80,8 @@ pub async fn first_life(config: EngineConfig, seed: u32) -> Bits {
     bits
 }
 
-/// Runs it again; returns the number of tokens from the store.
-async fn second_life(config: EngineConfig, seed: u32) -> (Bits, u64) {
+/// Runs the prompt on another new engine. Returns its output and the number of tokens loaded from the store.
+async fn run_after_restart(config: EngineConfig, seed: u32) -> (Bits, u64) {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
     let stats = world.assert_whole().await;
@@ -92,13 +92,13 @@ async fn second_life(config: EngineConfig, seed: u32) -> (Bits, u64) {
 }
 
 #[tokio::test]
-async fn a_prompt_says_the_same_after_a_restart() {
+async fn a_prompt_gives_the_same_output_after_a_restart() {
     for model in MODELS {
         for page_size in [1, 16, 64] {
             let folder = TempDir::new().expect("a temporary folder");
             let config = stored(model, folder.path(), page_size);
-            let expected = first_life(config.clone(), 1).await;
-            let (got, loaded) = second_life(config, 1).await;
+            let expected = run_and_store(config.clone(), 1).await;
+            let (got, loaded) = run_after_restart(config, 1).await;
             assert_eq!(loaded, 128, "{model}, pages of {page_size}");
             assert_eq!(got, expected, "{model}, pages of {page_size}");
         }
@@ -112,36 +112,36 @@ async fn codes_and_scales_of_int8_are_stored_together() {
         kv_cache_dtype: KvCacheDtype::Int8,
         ..stored(MODELS[0], folder.path(), 16)
     };
-    let expected = first_life(config.clone(), 2).await;
-    let (got, loaded) = second_life(config, 2).await;
+    let expected = run_and_store(config.clone(), 2).await;
+    let (got, loaded) = run_after_restart(config, 2).await;
     assert_eq!((loaded, got), (128, expected));
 }
 
 #[tokio::test]
-async fn chunks_and_another_page_size_find_what_was_stored() {
+async fn chunked_prefills_with_another_page_size_load_the_stored_prefix() {
     let folder = TempDir::new().expect("a temporary folder");
-    let expected = first_life(stored(MODELS[0], folder.path(), 1), 3).await;
+    let expected = run_and_store(stored(MODELS[0], folder.path(), 1), 3).await;
     let config = EngineConfig {
         chunked_prefill_size: 16,
         enable_mixed_chunk: true,
         ..stored(MODELS[0], folder.path(), 16)
     };
-    let (got, loaded) = second_life(config, 3).await;
+    let (got, loaded) = run_after_restart(config, 3).await;
     assert_eq!((loaded, got), (128, expected));
 }
 
 #[tokio::test]
-async fn a_prefix_that_comes_in_rounds_says_the_same() {
+async fn a_prefix_loaded_in_rounds_gives_the_same_output() {
     for page_size in [1, 16, 64] {
         let folder = TempDir::new().expect("a temporary folder");
         let config = stored(MODELS[0], folder.path(), page_size);
-        let expected = first_life(config.clone(), 6).await;
-        // Buffers for two of its blocks, which have 32 KiB; one of them is for saves.
+        let expected = run_and_store(config.clone(), 6).await;
+        // Host memory for two block buffers of 32 KiB, one of which is reserved for saves.
         let config = EngineConfig {
             kv_host_bytes: Some(1 << 16),
             ..config
         };
-        let (got, loaded) = second_life(config, 6).await;
+        let (got, loaded) = run_after_restart(config, 6).await;
         assert_eq!(loaded, 128, "pages of {page_size}");
         assert_eq!(got, expected, "pages of {page_size}");
     }
@@ -150,7 +150,7 @@ async fn a_prefix_that_comes_in_rounds_says_the_same() {
 #[tokio::test]
 async fn another_model_and_another_kv_type_find_nothing() {
     let folder = TempDir::new().expect("a temporary folder");
-    first_life(stored(MODELS[0], folder.path(), 1), 4).await;
+    run_and_store(stored(MODELS[0], folder.path(), 1), 4).await;
     let others = [
         stored("tests/fixtures/models/qwen2", folder.path(), 1),
         EngineConfig {
@@ -159,7 +159,7 @@ async fn another_model_and_another_kv_type_find_nothing() {
         },
     ];
     for config in others {
-        let (_, loaded) = second_life(config, 4).await;
+        let (_, loaded) = run_after_restart(config, 4).await;
         assert_eq!(loaded, 0);
     }
 }
@@ -170,8 +170,8 @@ async fn a_folder_that_cannot_be_used_leaves_the_engine_serving() {
     let file = folder.path().join("a file, no folder");
     std::fs::write(&file, "x").expect("a writable folder");
     let world = start(stored(MODELS[0], &file, 1));
-    let (said, cached) = bits(world.generate(ask(5))).await;
-    assert_eq!((said.len(), cached), (8, 0));
+    let (output, cached) = bits(world.generate(ask(5))).await;
+    assert_eq!((output.len(), cached), (8, 0));
     let stats = world.assert_whole().await;
     assert!(!tier(&stats).serves);
     world.stop().await;

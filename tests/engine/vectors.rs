@@ -1,4 +1,4 @@
-//! Requests whose prompts are vectors: the same bits as the embedded tokens, and no trace in the cache.
+//! Tests of prompts given as vectors: outputs equal those of the embedded tokens bit for bit, and nothing is cached.
 
 use std::path::Path;
 
@@ -7,18 +7,18 @@ use souffleur_config::{DtypeChoice, EngineConfig};
 use souffleur_request::{Event, GenerateRequest, Prompt};
 
 use crate::embeddings::embeddings;
-use crate::identity::{assert_same, plain, start, start_behind};
+use crate::identity::{assert_same, plain, start, start_gated};
 use crate::requests::{Bits, REQUESTS, bits, first_of, request};
 use crate::world::{Build, World, collect};
 
-/// Attention, states in addition, and latents with experts.
+/// A model with attention, one with recurrent states, and one with latent attention and experts.
 const MODELS: [&str; 3] = [
     "tests/fixtures/models/llama",
     "tests/fixtures/models/qwen3-5",
     "tests/fixtures/models/deepseek-v2",
 ];
 
-/// As [`request`], without penalties on tokens of the prompt, which has none.
+/// Like [`request`], without a repetition penalty, because a prompt of vectors has no tokens to penalise.
 fn of_tokens(index: u32) -> GenerateRequest {
     let mut request = request(index);
     request.sampling.repetition_penalty = 1.0;
@@ -29,7 +29,7 @@ fn of_tokens(index: u32) -> GenerateRequest {
 fn of_vectors(model: &str, index: u32) -> GenerateRequest {
     let mut request = of_tokens(index);
     let Prompt::Tokens(tokens) = &request.prompt else {
-        panic!("it is tokens");
+        panic!("the prompt has no tokens");
     };
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(model);
     request.prompt = Prompt::Vectors(embeddings(&folder, tokens));
@@ -41,8 +41,8 @@ async fn all_of_vectors(world: &World, model: &str) -> Vec<(Bits, u32)> {
     join_all(sent).await
 }
 
-/// No request had a hit, and nothing is cached.
-async fn assert_no_trace(world: &World, got: &[(Bits, u32)]) {
+/// Checks that no request hit the cache, and that nothing is cached.
+async fn assert_nothing_cached(world: &World, got: &[(Bits, u32)]) {
     assert!(got.iter().all(|(_, cached)| *cached == 0));
     let stats = world.assert_whole().await;
     assert_eq!((stats.evictable_tokens, stats.cached_states), (0, 0));
@@ -68,19 +68,19 @@ async fn check(model: &str) {
         let world = start(config);
         let got = all_of_vectors(&world, model).await;
         assert_same(&got, &expected, model);
-        assert_no_trace(&world, &got).await;
+        assert_nothing_cached(&world, &got).await;
         world.stop().await;
     }
     // The longest two fit alone, but not together.
     tight.max_total_tokens = Some(310);
-    // Prompts are admitted at once, however slow the machine is.
+    // Admits all prompts in one step, even on a slow machine.
     tight.max_prefill_step_ms = 0;
     tight.schedule_conservativeness = 0.01;
     let (open, gate) = crossbeam_channel::bounded(0);
-    let world = start_behind(gate, tight);
+    let world = start_gated(gate, tight);
     let requests = first_of([15, 14], REQUESTS).into_iter().map(|index| {
         let mut request = of_vectors(model, index);
-        // The scheduler must not reserve its length in full.
+        // With `ignore_eos`, the scheduler would reserve pages for the whole output.
         request.sampling.ignore_eos = false;
         request.sampling.min_new_tokens = request.sampling.max_new_tokens;
         request
@@ -88,14 +88,14 @@ async fn check(model: &str) {
     let sent = world.send_behind_first(requests).await;
     drop(open);
     let got = join_all(sent.into_iter().map(bits)).await;
-    assert_no_trace(&world, &got).await;
+    assert_nothing_cached(&world, &got).await;
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0, "{model}: {stats:?}");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn vectors_give_the_bits_of_their_tokens_and_leave_no_trace() {
+async fn vectors_give_the_bits_of_their_tokens_and_are_not_cached() {
     for model in MODELS {
         check(model).await;
     }
@@ -109,14 +109,14 @@ async fn refusal(world: &World, request: GenerateRequest) -> String {
 }
 
 #[tokio::test]
-async fn vectors_that_no_model_reads_are_refused() {
+async fn unsupported_and_invalid_vectors_are_refused() {
     let model = MODELS[0];
     let none = Build::default().start();
     let text = refusal(&none, of_vectors(model, 0)).await;
     assert!(text.contains("does not accept input_embeds"), "{text}");
     none.stop().await;
     let world = start(plain(model, DtypeChoice::Float32));
-    let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("it is whole");
+    let narrow = souffleur_request::PromptVectors::new(32, vec![0.5; 64]).expect("valid vectors");
     let mut request = of_vectors(model, 0);
     request.prompt = Prompt::Vectors(narrow.into());
     let text = refusal(&world, request).await;
@@ -129,7 +129,7 @@ async fn vectors_that_no_model_reads_are_refused() {
     assert!(text.contains("logprob_start_len is 0"), "{text}");
     let mut request = of_vectors(model, 0);
     let long = vec![0.5; 64 * 300];
-    let long = souffleur_request::PromptVectors::new(64, long).expect("it is whole");
+    let long = souffleur_request::PromptVectors::new(64, long).expect("valid vectors");
     request.prompt = Prompt::Vectors(long.into());
     let text = refusal(&world, request).await;
     assert!(text.contains("300 tokens"), "{text}");

@@ -1,4 +1,4 @@
-//! One engine for each test, on a fake executor, that must be whole when the test ends.
+//! An engine with a fake executor for one test, and a check that the engine has lost no pages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use souffleur_state::step::{RowResult, StepOutput, StepPlan};
 
 pub const VOCAB: u32 = 500;
 pub const EOS: u32 = 0;
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Time for requests in flight when an engine is stopped: no test stops a request that does not end by itself.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// The shutdown deadline for requests in flight, all of which end earlier by themselves.
 pub const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The parts of a world.
+/// The configuration of a test's engine and of its fake executor.
 #[derive(Clone)]
 pub struct Build {
     pub config: EngineConfig,
@@ -29,13 +29,13 @@ pub struct Build {
     pub rows: usize,
     pub context: usize,
     pub faults: Vec<(StepId, StepError)>,
-    /// Values of an embedding: the size in the engine's configuration, and the size that the executor returns.
+    /// The embedding size in the engine's configuration. The executor returns embeddings of `embedding_values` values.
     pub hidden_size: Option<usize>,
     pub embedding_values: usize,
-    /// Every step waits for one token of this gate, if there is one.
+    /// If set, every step waits for one message from this channel.
     pub gate: Option<crossbeam_channel::Receiver<()>>,
-    /// Steps are launched before the previous result is read; counts the steps in flight.
-    pub ahead: Option<Arc<AtomicUsize>>,
+    /// If set, the executor accepts steps before the previous result is read, and keeps the maximum in flight here.
+    pub max_in_flight: Option<Arc<AtomicUsize>>,
 }
 
 impl Default for Build {
@@ -49,7 +49,7 @@ impl Default for Build {
             hidden_size: None,
             embedding_values: 0,
             gate: None,
-            ahead: None,
+            max_in_flight: None,
         }
     }
 }
@@ -84,15 +84,15 @@ impl Build {
             hidden_size: self.embedding_values,
             faults: self.faults.clone(),
         };
-        let (gate, ahead) = (self.gate.clone(), self.ahead.clone());
+        let (gate, max_in_flight) = (self.gate.clone(), self.max_in_flight.clone());
         let executor = move || {
             let gated = Gated {
                 inner: Box::new(FakeExecutor::new(options.clone())),
                 gate: gate.clone(),
             };
-            Ok(match ahead.clone() {
+            Ok(match max_in_flight.clone() {
                 None => Box::new(gated) as Box<dyn Executor>,
-                Some(most) => Box::new(Ahead::new(gated, most)),
+                Some(max_in_flight) => Box::new(Pipelined::new(gated, max_in_flight)),
             })
         };
         EngineParts {
@@ -119,7 +119,7 @@ pub struct Gated<E: ?Sized> {
 impl<E: ?Sized> Gated<E> {
     fn wait(&self) {
         if let Some(gate) = &self.gate {
-            // A dropped gate is open.
+            // The gate is open once the sender is dropped.
             let _ = gate.recv();
         }
     }
@@ -149,30 +149,30 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
     }
 }
 
-/// An executor that works like a device: a step runs when its result is read, or after some polls.
-struct Ahead {
+/// An executor that works like a device: `launch` queues a step, and `finish` runs the step.
+struct Pipelined {
     inner: Gated<FakeExecutor>,
-    under_way: VecDeque<StepPlan>,
+    in_flight: VecDeque<StepPlan>,
     /// The maximum number of steps in flight.
-    most: Arc<AtomicUsize>,
-    glances: u32,
+    max_in_flight: Arc<AtomicUsize>,
+    polls: u32,
 }
 
-impl Ahead {
-    /// Polls of a step before it has ended.
-    const GLANCES: u32 = 200;
+impl Pipelined {
+    /// The number of polls after which a step counts as finished.
+    const POLLS: u32 = 200;
 
-    fn new(inner: Gated<FakeExecutor>, most: Arc<AtomicUsize>) -> Self {
+    fn new(inner: Gated<FakeExecutor>, max_in_flight: Arc<AtomicUsize>) -> Self {
         Self {
             inner,
-            under_way: VecDeque::new(),
-            most,
-            glances: 0,
+            in_flight: VecDeque::new(),
+            max_in_flight,
+            polls: 0,
         }
     }
 }
 
-impl Executor for Ahead {
+impl Executor for Pipelined {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.inner.run(plan)
     }
@@ -181,19 +181,20 @@ impl Executor for Ahead {
         if let Some(refused) = self.inner.inner.refusal(plan.step) {
             return Err(refused);
         }
-        self.under_way.push_back(plan.clone());
-        self.most.fetch_max(self.under_way.len(), Ordering::Relaxed);
+        self.in_flight.push_back(plan.clone());
+        self.max_in_flight
+            .fetch_max(self.in_flight.len(), Ordering::Relaxed);
         Ok(Launch::UnderWay)
     }
 
     fn is_finished(&mut self) -> bool {
-        self.glances += 1;
-        self.glances >= Self::GLANCES
+        self.polls += 1;
+        self.polls >= Self::POLLS
     }
 
     fn finish(&mut self) -> Result<StepOutput, StepError> {
-        self.glances = 0;
-        let plan = self.under_way.pop_front().expect("a step is under way");
+        self.polls = 0;
+        let plan = self.in_flight.pop_front().expect("a step is in flight");
         self.inner.run(&plan)
     }
 }
@@ -204,26 +205,26 @@ pub struct World {
 
 impl World {
     pub fn generate(&self, request: GenerateRequest) -> Generation {
-        self.engine.generate(request).expect("the door is open")
+        self.engine.generate(request).expect("the engine runs")
     }
 
-    /// Waits until nothing is inside, then checks that the pool is whole.
+    /// Waits until the engine has no requests, then checks that no page is lost.
     pub async fn assert_whole(&self) -> EngineStats {
-        let doors = self.engine.doors().expect("the engine lives");
+        let doors = self.engine.doors().expect("the engine runs");
         within(doors.drain.send(souffleur_actors::messages::Drain))
             .await
-            .expect("drained");
+            .expect("the engine drains");
         let stats = self.engine.stats().await.expect("stats");
         assert!(stats.is_idle_and_whole(), "{stats:?}");
         stats
     }
 
-    /// Sends requests to an engine whose gate is closed. The first one has the first step to itself; when this returns,
-    /// the others wait.
+    /// Sends requests to an engine whose gate is closed. Returns when the first request runs and the engine has
+    /// received all requests.
     ///
-    /// The engine's reservations depend on it: whole outputs for requests that it admits together, next to nothing for the
-    /// output of one that runs. So the first two run together although they do not fit together, and one of them is
-    /// retracted, while the second fits together with the prompt of the first.
+    /// This order forces a retraction. The engine reserves pages for the whole outputs of requests that it admits
+    /// together, but few pages for the rest of a running request's output. So it admits the second request while the
+    /// first runs, although both outputs do not fit into the pool.
     pub async fn send_behind_first(
         &self,
         requests: impl IntoIterator<Item = GenerateRequest>,
@@ -243,10 +244,9 @@ impl World {
             .await;
     }
 
-    /// Waits until the engine's statistics satisfy `is_so`.
-    pub async fn until(&self, is_so: impl Fn(&EngineStats) -> bool) {
+    pub async fn until(&self, condition: impl Fn(&EngineStats) -> bool) {
         within(async {
-            while !is_so(&self.engine.stats().await.expect("the engine lives")) {
+            while !condition(&self.engine.stats().await.expect("the engine runs")) {
                 tokio::task::yield_now().await;
             }
         })
@@ -258,11 +258,11 @@ impl World {
     }
 }
 
-/// Fails instead of hanging.
+/// Awaits a future, and panics if it takes too long.
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
+    tokio::time::timeout(TIME_LIMIT, future)
         .await
-        .expect("it ends in time")
+        .expect("the future completes in time")
 }
 
 pub fn request(prompt: &[u32], max_new_tokens: u32, seed: u64) -> GenerateRequest {
@@ -272,7 +272,7 @@ pub fn request(prompt: &[u32], max_new_tokens: u32, seed: u64) -> GenerateReques
     request
 }
 
-/// Everything that one request sent.
+/// Everything that the engine sent for one request.
 #[derive(Debug)]
 pub struct Outcome {
     pub tokens: Vec<u32>,
@@ -285,7 +285,7 @@ pub async fn collect(mut generation: Generation) -> Outcome {
     loop {
         match within(generation.next())
             .await
-            .expect("a terminal event comes first")
+            .expect("the stream ends with a terminal event")
         {
             Event::Delta(delta) => tokens.extend(delta.tokens),
             Event::Finished(end) => {

@@ -1,10 +1,10 @@
 //! Tests of the gRPC services, with clients generated from the same proto files; they need the feature `grpc`.
 
+#[path = "../server/dying_engine.rs"]
+mod dying_engine;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../server/http.rs"]
 mod http;
-#[path = "../server/mortal.rs"]
-mod mortal;
 #[path = "../common/repository.rs"]
 mod repository;
 mod runtime;
@@ -29,11 +29,11 @@ use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSc
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
+use crate::dying_engine::{kill, world_with_dying_engine};
 use crate::http::get;
-use crate::mortal::{kill, mortal_world};
 use crate::world::{World, block_on, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 struct GrpcWorld {
     world: World,
@@ -99,8 +99,8 @@ async fn wait_for(world: &World, requests: usize) {
             tokio::task::yield_now().await;
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, wait).await;
-    waited.unwrap_or_else(|_| panic!("waited too long until {requests} requests run"));
+    let waited = tokio::time::timeout(WAIT_LIMIT, wait).await;
+    waited.unwrap_or_else(|_| panic!("timed out waiting until {requests} requests run"));
 }
 
 /// The reason that both services give for being unhealthy; empty if they are healthy.
@@ -118,10 +118,10 @@ fn fault(grpc: &GrpcWorld) -> String {
     })
 }
 
-/// Gateways then route requests elsewhere, and a supervisor that polls `/health` lets the rebuild finish.
+/// During a rebuild, gateways must route requests elsewhere, but a supervisor that polls `/health` must not restart.
 #[test]
-fn an_engine_that_is_rebuilt_is_not_healthy_to_gateways() {
-    let (world, _model, fail) = mortal_world();
+fn a_rebuilding_engine_is_unhealthy_for_gateways() {
+    let (world, _model, fail) = world_with_dying_engine();
     let grpc = GrpcWorld::new(world);
     assert_eq!(fault(&grpc), "");
     kill(&grpc.world);

@@ -32,7 +32,7 @@ fn request(max_new_tokens: i32) -> GenerateRequest {
 }
 
 #[test]
-fn tokens_equal_those_over_http_and_come_once() {
+fn tokens_equal_those_over_http_and_are_sent_once() {
     let grpc = GrpcWorld::new(World::new());
     let sampling = json!({"max_new_tokens": 20, "temperature": 0, "ignore_eos": true});
     let ids: Vec<i32> = (10..40).collect();
@@ -64,13 +64,13 @@ fn tokens_equal_those_over_http_and_come_once() {
         let cached = parse(&last.meta_info["cached_tokens"]);
         assert_eq!(cached, 29, "all but the last token of the prompt");
     }
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
 fn invalid_requests_are_refused_with_their_field() {
     let grpc = GrpcWorld::new(World::new());
-    // The service refuses a request at once, or the engine ends its stream with the reason.
+    // Either the service refuses the request, or the engine ends the stream with an error.
     let refused = |request: GenerateRequest| {
         let outcome = grpc.with(async |channel| {
             let mut client = Client::new(channel);
@@ -125,7 +125,7 @@ fn invalid_requests_are_refused_with_their_field() {
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
         assert!(status.message().contains(part), "{part}: {status:?}");
     }
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
@@ -156,11 +156,11 @@ fn requests_of_clients_that_disconnect_or_abort_are_cancelled() {
         let reason = parse(&last.meta_info["finish_reason"]);
         assert_eq!(reason["type"], "abort");
     });
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
-fn the_server_describes_itself_as_the_sidecar_asks() {
+fn the_server_answers_the_queries_of_the_sidecar() {
     let grpc = GrpcWorld::new(World::new());
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
@@ -242,17 +242,17 @@ fn without_its_engine_a_server_is_unavailable_and_not_healthy() {
 #[test]
 fn a_running_stream_ends_before_the_server() {
     let mut grpc = GrpcWorld::new(World::with(|_, server| server.shutdown_deadline_s = 60));
-    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (started, has_started) = std::sync::mpsc::channel();
     let url = grpc.url.clone();
     let client = std::thread::spawn(move || {
         block_on(async {
             let mut client = Client::connect(url).await.expect("a connection");
             let stream = client.generate(request(2000)).await.expect("a stream");
-            begun.send(()).expect("the test waits");
+            started.send(()).expect("the test waits");
             rest(stream.into_inner()).await.expect("a whole stream")
         })
     });
-    has_begun.recv().expect("the client does not panic");
+    has_started.recv().expect("the client does not panic");
     grpc.world.stop();
     wait_until("the server drains", || grpc.world.state.is_draining());
     let responses = client.join().expect("the client does not panic");

@@ -94,14 +94,14 @@ fn chunks_add_up_to_the_complete_response_which_equals_that_over_http() {
         whole.matched_stop,
         Some(MatchedStop::MatchedTokenId(_))
     ));
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
 fn a_flush_empties_the_cache_of_an_idle_engine() {
     let grpc = GrpcWorld::new(World::new());
     run_request(&grpc, request("a", 5, false));
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
     let flushed = grpc.with(async |channel| {
         let mut client = Client::new(channel);
         let answer = client.flush_cache(FlushCacheRequest::default()).await;
@@ -110,7 +110,7 @@ fn a_flush_empties_the_cache_of_an_idle_engine() {
     assert!(flushed.success, "{}", flushed.message);
     let (_, whole) = run_request(&grpc, request("b", 5, false));
     assert_eq!(whole.cached_tokens, 0);
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
@@ -140,11 +140,11 @@ fn invalid_requests_are_refused_with_their_field() {
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
         assert!(status.message().contains(part), "{part}: {status:?}");
     }
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
-fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
+fn a_request_counts_as_load_until_it_is_aborted_by_its_id() {
     let grpc = GrpcWorld::new(World::new());
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
@@ -172,11 +172,11 @@ fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
         let again = client.abort(abort).await.expect("an answer");
         assert!(!again.into_inner().success, "no request has the id");
     });
-    grpc.world.wait_until_whole();
+    grpc.world.wait_until_idle();
 }
 
 #[test]
-fn the_server_describes_itself_as_smg_asks() {
+fn health_model_and_server_info_are_given() {
     let grpc = GrpcWorld::new(World::new());
     grpc.with(async |channel| {
         let mut client = Client::new(channel);
@@ -198,7 +198,7 @@ fn the_server_describes_itself_as_smg_asks() {
 }
 
 #[test]
-fn the_tokenizer_comes_as_an_archive_whose_last_piece_has_its_hash() {
+fn the_tokenizer_is_sent_as_an_archive_whose_last_chunk_has_its_hash() {
     let grpc = GrpcWorld::new(World::new());
     let chunks = grpc.with(async |channel| {
         let stream = Client::new(channel)
@@ -246,8 +246,8 @@ fn is_clear(batch: &KvEventBatch) -> bool {
     matches!(&batch.events[..], [event] if matches!(event.data, Some(Data::Cleared(_))))
 }
 
-/// Reads until blocks are stored; returns their batch's number, and the blocks.
-async fn first_blocks(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBlock>) {
+/// Reads until a batch stores blocks; returns the batch's number and the blocks.
+async fn next_stored(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBlock>) {
     loop {
         let batch = next(batches).await;
         let stored = batch.events.into_iter().find_map(|event| match event.data {
@@ -261,7 +261,7 @@ async fn first_blocks(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBloc
 }
 
 #[test]
-fn blocks_of_a_prompt_are_sent_and_sent_again_after_the_last_number_seen() {
+fn a_new_subscription_repeats_the_blocks_after_its_sequence_number() {
     let grpc = GrpcWorld::new(World::with(|engine, _| {
         let json = json!({"publisher": "zmq", "endpoint": "tcp://*:0", "block_size": 8});
         engine.kv_events_config = Some(json.to_string());
@@ -272,20 +272,20 @@ fn blocks_of_a_prompt_are_sent_and_sent_again_after_the_last_number_seen() {
         let mut batches = subscribe(&mut client, 0).await.expect("a stream");
         let start = next(&mut batches).await;
         assert!(is_clear(&start), "{start:?}");
-        let (number, blocks) = first_blocks(&mut batches).await;
+        let (number, blocks) = next_stored(&mut batches).await;
         for (block, tokens) in blocks.iter().zip([10..18, 18..26]) {
             assert_eq!(block.token_ids, tokens.collect::<Vec<u32>>());
             assert_eq!(block.block_size, 8);
         }
         assert!(blocks.len() >= 2);
-        // A client whose connection was cut subscribes again.
+        // A client that lost its connection has read the batches before `number`.
         let mut again = subscribe(&mut client, number - 1).await.expect("a stream");
-        assert_eq!(first_blocks(&mut again).await, (number, blocks.clone()));
+        assert_eq!(next_stored(&mut again).await, (number, blocks.clone()));
         // This client has seen the batches of a previous engine.
         let mut other = subscribe(&mut client, 7).await.expect("a stream");
         let start = next(&mut other).await;
         assert!(is_clear(&start) && start.sequence_number == 8, "{start:?}");
-        assert_eq!(first_blocks(&mut other).await.1, blocks);
+        assert_eq!(next_stored(&mut other).await.1, blocks);
         grpc.world.state.drain();
         for stream in [batches, again, other] {
             rest(stream).await.expect("a whole stream");

@@ -53,7 +53,7 @@ impl Collector {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let sender = sender.clone();
-                std::thread::spawn(move || take(stream, &sender));
+                std::thread::spawn(move || receive_batches(stream, &sender));
             }
         });
         Self { addr, sent }
@@ -77,7 +77,7 @@ impl Collector {
 }
 
 /// Answers the requests of one connection.
-fn take(stream: std::net::TcpStream, sender: &Sender<ExportTraceServiceRequest>) {
+fn receive_batches(stream: std::net::TcpStream, sender: &Sender<ExportTraceServiceRequest>) {
     let mut output = stream.try_clone().expect("a socket has two ends");
     let mut input = BufReader::new(stream);
     loop {
@@ -167,7 +167,7 @@ fn body() -> Value {
 }
 
 #[test]
-fn a_request_is_a_trace_below_its_clients_span() {
+fn the_spans_of_a_request_are_below_its_clients_span() {
     let headers = format!("traceparent: {PARENT}\r\nX-Request-Id: trace-1\r\n");
     let spans = trace(|world| {
         ask(world, &headers, &body()).ok();
@@ -231,7 +231,7 @@ fn a_request_is_a_trace_below_its_clients_span() {
 }
 
 #[test]
-fn without_a_parent_a_request_begins_a_trace_and_with_an_unsampled_one_there_is_none() {
+fn requests_without_a_parent_begin_a_trace_and_unsampled_parents_give_none() {
     let spans = trace(|world| {
         ask(world, "traceparent: nonsense\r\n", &body()).ok();
         ask(world, &format!("traceparent: {UNSAMPLED}\r\n"), &body()).ok();
@@ -242,7 +242,7 @@ fn without_a_parent_a_request_begins_a_trace_and_with_an_unsampled_one_there_is_
 }
 
 #[test]
-fn each_sample_has_its_own_spans_and_a_refused_call_only_the_servers() {
+fn each_sample_has_its_own_spans_and_a_refused_call_has_one() {
     let spans = trace(|world| {
         let mut two = body();
         two["n"] = json!(2);
@@ -264,7 +264,7 @@ fn a_client_that_disconnects_is_recorded() {
         let mut events = http::stream(world.addr, "/v1/completions", &long);
         events.next_json();
         drop(events);
-        world.wait_until_whole();
+        world.wait_until_idle();
     });
     let found = attributes(&named(&spans, "text_completion tiny").attributes);
     assert_eq!(found["gen_ai.response.finish_reasons"], json!(["abort"]));
@@ -283,7 +283,7 @@ fn without_a_collector_spans_are_lost_but_no_request_fails() {
     let world = traced(otlp.clone());
     ask(&world, "", &body()).ok();
     drop(world);
-    otlp.shutdown(FLUSH_LIMIT).expect("no wait");
+    otlp.shutdown(FLUSH_LIMIT).expect("no timeout");
 }
 
 #[test]

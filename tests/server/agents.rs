@@ -86,7 +86,7 @@ fn a_scripted_model_replies_with_the_line_of_the_last_cue() {
     for (question, answer) in expected {
         assert_eq!(reply_to(question).as_deref(), Some(answer), "{question}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn a_stream_has_the_order_that_clients_rely_on() {
     let (events, usage) = events(world.addr, body);
     assert_eq!(usage["choices"], json!([]));
     assert!(usage["usage"]["completion_tokens"].as_u64() > Some(0));
-    let mut begun: Vec<&Value> = Vec::new();
+    let mut choice_order: Vec<&Value> = Vec::new();
     for index in events.iter().map(|event| &event["choices"][0]["index"]) {
-        if !begun.contains(&index) {
-            begun.push(index);
+        if !choice_order.contains(&index) {
+            choice_order.push(index);
         }
     }
-    assert_eq!(begun, [0, 1]);
+    assert_eq!(choice_order, [0, 1]);
     for event in &events {
         assert_eq!(event["object"], "chat.completion.chunk");
         assert_eq!(event["choices"].as_array().map(Vec::len), Some(1));
@@ -160,11 +160,11 @@ fn a_stream_has_the_order_that_clients_rely_on() {
         );
         assert_eq!(joined(&events, index, "content").trim(), "Both.");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// Checks the deltas of calls. Clients concatenate all strings of a call's deltas except its index and type, and take a
-/// new index for the end of the previous call.
+/// Checks the deltas of tool calls as clients read them: a client concatenates all strings of a call's deltas except
+/// `index` and `type`, and a new `index` ends the previous call.
 fn check_calls(events: &[Value], index: usize) {
     let mut calls: Vec<(String, String)> = Vec::new();
     for delta in deltas(events, index) {
@@ -212,11 +212,11 @@ fn every_call_in_every_choice_has_its_own_id() {
         assert_eq!(choice["finish_reason"], "tool_calls");
         assert!(choice["matched_stop"].is_null());
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn a_call_that_is_cut_off_ends_by_its_length() {
+fn a_truncated_call_finishes_with_reason_length() {
     let world = two_calls();
     let whole = post(world.addr, PATH, &ask("compare")).ok();
     let n_tokens = whole["usage"]["completion_tokens"]
@@ -240,20 +240,20 @@ fn a_call_that_is_cut_off_ends_by_its_length() {
             assert!(!text.contains("think>"), "{text}");
             assert!(!text.contains("<tool_call>"), "{text}");
         }
-        // A stream has sent the beginning of the call; a whole answer has no call that a client could run.
+        // The stream may end within a call. The answer that is not streamed contains complete calls only.
         let calls = choice["message"]["tool_calls"].as_array();
         for call in calls.into_iter().flatten() {
             let arguments = call["function"]["arguments"].as_str().expect("a text");
-            serde_json::from_str::<Value>(arguments).expect("whole calls only");
+            serde_json::from_str::<Value>(arguments).expect("complete calls only");
         }
         let last = events.last().expect("events");
         assert_eq!(last["choices"][0]["finish_reason"], "length");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// Codex 0.94 over chat completions, paraphrased and with fewer tools: its tools carry their name twice, a developer
-/// message follows the system message, user messages follow each other, and assistant messages that call lack content.
+/// A paraphrased conversation of Codex 0.94 over chat completions, with fewer tools. Each tool has its name twice, a
+/// developer message follows the system message, two user messages are adjacent, and messages with calls lack content.
 #[test]
 fn codex_conversation_with_two_calls_to_its_shell_tool() {
     let run = |script: &str| json!({"command": ["bash", "-c", script]}).to_string();
@@ -306,7 +306,7 @@ fn codex_conversation_with_two_calls_to_its_shell_tool() {
     let body = json!({"model": "scripted", "messages": messages, "tools": [shell]});
     let (events, _) = events(world.addr, body);
     assert_eq!(joined(&events, 0, "content"), "Your row is kept.");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn only_allowed_tools_are_called() {
     }
     let text = message["content"].as_str().unwrap_or_default();
     assert!(!text.contains("weather"), "{answer}");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn a_line_break_as_stop_string_stops_a_chat() {
     assert_eq!(choice["message"]["content"], "Paris");
     assert_eq!(choice["finish_reason"], "stop");
     assert_eq!(choice["matched_stop"], "\n");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn calls_stay_text_without_a_tool_call_parser() {
     required["tool_choice"] = "required".into();
     let refused = post(world.addr, PATH, &required);
     assert_eq!(refused.status, 400);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -377,5 +377,5 @@ fn a_continued_message_has_no_reasoning() {
         !message["content"].as_str().unwrap_or_default().is_empty(),
         "{answer}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Checks for each (path, body, text) that the prompt contains the text, which is in the template's form.
+/// Checks for each (path, body, text) that the rendered prompt contains the text.
 fn check(cases: &[(&str, &str, &str)]) {
     let first = |expected: &str| cases.iter().position(|(_, _, text)| *text == expected);
     let lines: Vec<String> = (0..cases.len()).map(|at| format!("Text {at}.")).collect();
@@ -26,7 +26,7 @@ fn check(cases: &[(&str, &str, &str)]) {
         let line = first(expected).map(|at| lines[at].as_str());
         assert_eq!(Some(text_of(&answer)), line, "{path} {body}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The text in an answer of any API.

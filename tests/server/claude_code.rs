@@ -6,14 +6,14 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::messages::{events, together};
+use crate::messages::{assemble, events};
 use crate::world::World;
 
 const TURNS: usize = 12;
 /// The last answer, which no later call contains.
 const END: &str = "Row 4 is yours, with seats 1 to 3.";
 
-/// The parts that all calls have in common, and the messages of each.
+/// The fields that all calls share, and the messages of each call.
 fn transcript() -> (Value, Vec<Vec<Value>>) {
     let file = "tests/fixtures/claude-code/twelve-turns.jsonl";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
@@ -31,7 +31,7 @@ fn blocks(content: &Value) -> &[Value] {
     content.as_array().expect("a list of blocks")
 }
 
-/// The last text of a call: a result of a tool, or the task.
+/// The last text of a call's last user message: a tool result, or the task.
 fn cue(messages: &[Value]) -> String {
     let last = messages
         .iter()
@@ -51,7 +51,7 @@ fn arguments(input: &Map<String, Value>) -> String {
     format!("{{{}}}", fields.join(", "))
 }
 
-/// An answer as the template writes it, which is also the model's output.
+/// An assistant message as the template renders it. The scripted model outputs the same text.
 fn line(content: &Value) -> String {
     let parts: Vec<String> = blocks(content)
         .iter()
@@ -69,7 +69,7 @@ fn line(content: &Value) -> String {
     parts.join("\n")
 }
 
-/// The model's reply in each turn, with its cue.
+/// The cue and the model's reply of each turn.
 fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
     let answer = |turn: usize| match calls.get(turn + 1) {
         Some(next) => line(&next[calls[turn].len()]["content"]),
@@ -94,7 +94,7 @@ fn comparable(content: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn the_twelve_turns_of_claude_code_share_all_but_the_last_turn() {
+fn each_turn_of_claude_code_reuses_the_cached_earlier_turns() {
     for page in [1, 16] {
         replay(page);
     }
@@ -119,7 +119,7 @@ fn replay(page: u64) {
         let hash = (turn * 7919 + 0xa1b2) % 0xfffff;
         body["system"][0]["text"] = format!("{header} cch={hash:05x};").into();
         body["messages"] = messages.clone().into();
-        let answer = together(&events(world.addr, body.clone()));
+        let answer = assemble(&events(world.addr, body.clone()));
         if let Some(next) = calls.get(turn + 1) {
             let expected = &next[messages.len()]["content"];
             assert_eq!(comparable(&answer["content"]), comparable(expected));
@@ -131,15 +131,15 @@ fn replay(page: u64) {
         let cached = number("cache_read_input_tokens");
         let prompt = number("input_tokens") + cached;
         if let Some(before) = before {
-            // The template writes the previous answer as the model did, so it is cached as well.
+            // The template renders the previous answer exactly as the model wrote it, so the answer is cached as well.
             assert!(
                 cached + page > before && cached < prompt,
-                "turn {turn}, pages of {page}: {cached} of {before}"
+                "turn {turn}, page size {page}: {cached} of {before} earlier tokens are cached"
             );
             assert_eq!(cached % page, 0);
         }
-        // The token that ends an answer is not computed.
+        // The K/V of the token that ends an answer is not computed.
         before = Some(prompt + number("output_tokens") - 1);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::http::{open, stream};
 use crate::world::World;
 
-/// More tokens than a test has time for.
+/// More tokens than any test generates.
 const ENDLESS: usize = 60_000;
 
 fn endless(stream: bool) -> Value {
@@ -16,8 +16,8 @@ fn endless(stream: bool) -> Value {
 }
 
 #[track_caller]
-fn ends_early(world: &World) {
-    world.wait_until_whole();
+fn check_ends_early(world: &World) {
+    world.wait_until_idle();
     assert!(world.stats().steps < ENDLESS as u64, "not cancelled early");
 }
 
@@ -27,7 +27,7 @@ fn a_stream_without_its_reader_is_cancelled_in_decode() {
     let mut events = stream(world.addr, "/generate", &endless(true));
     events.next_json();
     drop(events);
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_chat_stream_without_its_reader_is_cancelled() {
         events.next_json();
     }
     drop(events);
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_plain_request_without_its_client_is_cancelled_in_decode() {
     let client = open(world.addr, "/generate", &endless(false));
     world.wait_until("the request decodes", |stats| stats.steps > 3);
     drop(client);
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_half_closed_connection_counts_as_disconnected() {
     client
         .shutdown(Shutdown::Write)
         .expect("the connection is open");
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_request_without_its_client_is_cancelled_in_prefill() {
     let client = open(world.addr, "/generate", &call);
     world.wait_until("the request prefills", |stats| stats.steps > 2);
     drop(client);
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert!(
         world.stats().steps < u64::from(PROMPT_TOKENS / CHUNK_TOKENS),
         "the prompt was prefilled to its end"
@@ -95,7 +95,7 @@ fn queued_requests_without_their_clients_leave_the_queue() {
     world.wait_until("no request waits", |stats| stats.waiting_requests == 0);
     running.next_json();
     drop(running);
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_client_that_does_not_read_is_cancelled_and_gets_the_error_when_it_reads() {
     });
     let mut events = stream(world.addr, "/generate", &endless(true));
     // Socket buffers hold a few megabytes; chunks that repeat all text so far soon fill them.
-    ends_early(&world);
+    check_ends_early(&world);
     let mut last = events.next_json();
     while let Some(data) = events.next_data().filter(|data| data != "[DONE]") {
         last = serde_json::from_str(&data).expect("data is JSON");

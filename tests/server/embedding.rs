@@ -26,7 +26,7 @@ fn decoded(embedding: &Value) -> Vec<f32> {
     let encoded = embedding["embedding"].as_str().expect("a text");
     let bytes = STANDARD.decode(encoded).expect("base64");
     let values = bytes.chunks_exact(4);
-    let values = values.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four")));
+    let values = values.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")));
     values.collect()
 }
 
@@ -47,7 +47,7 @@ fn check_refused(world: &World, path: &str, body: &Value, param: &str, part: &st
 }
 
 #[test]
-fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
+fn a_text_and_its_token_ids_have_the_same_embedding_in_either_encoding() {
     let world = World::new();
     let texts = json!(["The cat sat.", "Grüße"]);
     let answer = embed(&world, &json!({"model": "tiny", "input": texts}));
@@ -63,28 +63,25 @@ fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
             (&json!("embedding"), &json!(index))
         );
         let values = values(one);
-        let length: f32 = values.iter().map(|value| value * value).sum();
-        assert!(
-            values.len() == WIDTH && (length - 1.0).abs() < 1e-4,
-            "{length}"
-        );
+        let norm: f32 = values.iter().map(|value| value * value).sum();
+        assert!(values.len() == WIDTH && (norm - 1.0).abs() < 1e-4, "{norm}");
     }
     assert_ne!(data[0]["embedding"], data[1]["embedding"]);
     let tokens = post(world.addr, "/tokenize", &json!({"prompt": texts})).ok();
     let n_tokens: u64 = tokens["count"]
         .as_array()
-        .expect("counts")
+        .expect("a list of counts")
         .iter()
         .flat_map(Value::as_u64)
         .sum();
     assert_eq!(answer["usage"]["prompt_tokens"], n_tokens);
     assert_eq!(answer["usage"]["total_tokens"], n_tokens);
-    // Token ids, in a list of lists and one list by itself.
-    let of_tokens = embed(
+    // Token ids: a list of lists, then a single list.
+    let from_tokens = embed(
         &world,
         &json!({"input": tokens["tokens"], "dimensions": WIDTH}),
     );
-    assert_eq!(of_tokens["data"], answer["data"]);
+    assert_eq!(from_tokens["data"], answer["data"]);
     let one = embed(
         &world,
         &json!({"input": tokens["tokens"][0], "encoding_format": "float"}),
@@ -98,11 +95,11 @@ fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
     assert_eq!(decoded(&encoded["data"][0]), values(&data[0]));
     let mean = embed(&world, &json!({"input": texts[0], "pooling": "mean"}));
     assert_ne!(mean["data"][0]["embedding"], data[0]["embedding"]);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn dimensions_keep_the_first_values_at_length_1() {
+fn dimensions_keep_the_first_values_with_norm_1() {
     let world = World::new();
     let whole = embed(&world, &json!({"input": "The cat sat."}));
     let whole = values(&whole["data"][0]);
@@ -111,8 +108,8 @@ fn dimensions_keep_the_first_values_at_length_1() {
         let cut = embed(&world, &call);
         let cut = values(&cut["data"][0]);
         let kept = &whole[..dimensions];
-        let length: f32 = kept.iter().map(|value| value * value).sum::<f32>().sqrt();
-        let is_close = |(cut, kept): (&f32, &f32)| (cut - kept / length).abs() < 1e-5;
+        let norm: f32 = kept.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let is_close = |(cut, kept): (&f32, &f32)| (cut - kept / norm).abs() < 1e-5;
         assert!(
             cut.len() == dimensions && cut.iter().zip(kept).all(is_close),
             "{dimensions}: {cut:?} {kept:?}"
@@ -121,7 +118,7 @@ fn dimensions_keep_the_first_values_at_length_1() {
         let encoded = embed(&world, &call);
         assert_eq!(decoded(&encoded["data"][0]), cut, "{dimensions}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -161,7 +158,7 @@ fn invalid_fields_of_embedding_requests_are_refused_by_name() {
     }
     let beyond = post(world.addr, "/v1/embeddings", &json!({"input": [[1, 288]]}));
     assert_eq!(beyond.status, 400, "{}", beyond.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 fn numbers(list: &Value) -> Vec<f64> {
@@ -201,7 +198,7 @@ fn scores_are_the_probabilities_of_the_labels_after_each_item() {
     assert_eq!(scored["object"], "scoring");
     assert_eq!(scored["usage"]["prompt_tokens"], 5 + 4);
     let soft = call(json!({"apply_softmax": true}));
-    let turned = call(json!({"item_first": true}));
+    let item_first = call(json!({"item_first": true}));
     for (index, item) in items.iter().enumerate() {
         let expected = probabilities(&[&query[..], item].concat());
         let scores = numbers(&scored["scores"][index]);
@@ -210,9 +207,9 @@ fn scores_are_the_probabilities_of_the_labels_after_each_item() {
         let shares: Vec<f64> = expected.iter().map(|one| one / sum).collect();
         assert!(is_close(&numbers(&soft["scores"][index]), &shares));
         let expected = probabilities(&[&item[..], &query].concat());
-        assert!(is_close(&numbers(&turned["scores"][index]), &expected));
+        assert!(is_close(&numbers(&item_first["scores"][index]), &expected));
     }
-    // Texts are joined before they are encoded; a single item is a list of one.
+    // Texts are joined before they are tokenized. A string in `items` is one item.
     let text = json!({"query": "The cat", "items": " sat", "label_token_ids": labels});
     let scored = post(world.addr, "/v1/score", &text).ok();
     let tokens = post(world.addr, "/tokenize", &json!({"prompt": "The cat sat"})).ok();
@@ -226,7 +223,7 @@ fn scores_are_the_probabilities_of_the_labels_after_each_item() {
         &numbers(&scored["scores"][0]),
         &probabilities(&tokens)
     ));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -282,7 +279,7 @@ fn invalid_fields_of_score_requests_are_refused_by_name() {
     for (body, param, part) in table {
         check_refused(&world, "/v1/score", &body, param, part);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -296,5 +293,5 @@ fn a_query_is_charged_once_for_each_item_before_it_is_copied() {
     });
     let refused = post(world.addr, "/v1/score", &body);
     assert_eq!(refused.status, 413, "{}", refused.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

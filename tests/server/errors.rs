@@ -85,7 +85,7 @@ fn check_all<const N: usize>(path: &str, table: [(Value, Value, &str); N]) {
         body["stream"] = true.into();
         check(&post(world.addr, path, &body), 400, param, message);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn top_p_0_and_unbounded_top_k_are_accepted_by_every_endpoint() {
         )
         .ok();
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn top_p_0_samples_the_most_likely_token() {
     };
     assert_eq!(all(0), all(-1));
     assert_ne!(all(0), greedy);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

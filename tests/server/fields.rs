@@ -13,7 +13,7 @@ fn documented() -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
     serde_json::from_str(json).expect("the fixture is JSON")
 }
 
-/// The field names in a row of the table in docs/api.md.
+/// The names of the fields in a row of the table in docs/api.md.
 fn row(name: &str) -> BTreeSet<&'static str> {
     let document = include_str!("../../docs/api.md");
     let start = format!("| {name} |");
@@ -22,7 +22,7 @@ fn row(name: &str) -> BTreeSet<&'static str> {
     row.split('`').skip(1).step_by(2).collect()
 }
 
-/// The smallest valid body of a call.
+/// A minimal valid body for an endpoint.
 fn body(endpoint: &str) -> Value {
     let messages = json!([{"role": "user", "content": "hello"}]);
     match endpoint {
@@ -92,14 +92,14 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
                 }
                 names(&post(world.addr, &endpoint, &body), field)
             });
-            // An ignored field may be read by this endpoint.
+            // Some endpoints read a field that others ignore.
             if !is_named && !ignored.contains(field) {
                 silent.push(format!("{endpoint} {field}"));
             }
         }
     }
     assert_eq!(silent, Vec::<String>::new());
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -120,13 +120,13 @@ fn every_endpoint_that_takes_a_body_is_tested() {
     assert_eq!(left_out, Vec::<&str>::new());
 }
 
-/// The object in the body that a source's fields are in; empty for the body itself.
+/// The name of the object in the body that contains a source's fields; empty if the body itself contains them.
 fn place(source: &str) -> &str {
     source.split_once(", in ").map_or("", |(_, place)| place)
 }
 
 #[test]
-fn empty_lists_and_objects_of_refused_fields_are_refused_and_values_for_off_are_accepted() {
+fn refused_fields_accept_only_values_that_disable_them() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
     let refused = row("refused");
     let documented = documented();
@@ -194,5 +194,5 @@ fn empty_lists_and_objects_of_refused_fields_are_refused_and_values_for_off_are_
     body["sampling_params"]["stop_regex"] = json!([]);
     let answer = post(world.addr, "/generate", &body);
     assert!(names(&answer, "stop_regex"), "{}", answer.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

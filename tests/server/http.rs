@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Maximum time that a test waits for a server's next byte.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Response {
     pub status: u16,
@@ -87,7 +87,7 @@ pub fn open(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
 pub fn connect(addr: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(addr).expect("the server listens");
     stream
-        .set_read_timeout(Some(PATIENCE))
+        .set_read_timeout(Some(READ_TIMEOUT))
         .expect("the timeout is not zero");
     stream
 }

@@ -70,7 +70,7 @@ fn a_replay_has_the_events_of_the_stream() {
             assert_eq!(rest, sent[sent.len().min(after + 1)..], "after {after}");
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_response_that_was_not_streamed_can_be_replayed() {
     check_order(&sent);
     let last = sent.last().expect("events");
     assert_eq!(last["response"], whole);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn invalid_replays_are_refused_by_name() {
     // OpenAI's client may add these query parameters.
     let sent = replayed(&world, &path, "&include_obfuscation=false&include[]=x");
     assert_eq!(sent.last().expect("events")["response"], response);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
     pinned("a response that is not stored is not pinned", 2);
     delete(world.addr, &path_of(&fork)).ok();
     pinned("a deleted response is not pinned", 1);
-    // Three are kept: the newest evict the others.
+    // The store holds three responses, so the new ones evict all earlier ones.
     for input in ["hello 1", "hello 2", "hello 3"] {
         ask(json!({ "input": input }));
     }
@@ -144,13 +144,13 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
     pinned("a warm-up is pinned", 1);
     delete(world.addr, &path_of(&warm)).ok();
     pinned("a deleted warm-up is not pinned", 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn nothing_is_pinned_without_a_pin_ttl() {
     let world = world(0);
     post(world.addr, PATH, &json!({"input": "hello"})).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert_eq!(world.stats().soft_pins, 0);
 }

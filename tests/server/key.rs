@@ -79,16 +79,19 @@ fn only_open_routes_are_served_without_the_key() {
             &format!("Bearer {KEY}"),
             &format!("{KEY}0"),
         ];
-        let both = |key: &str| authorization("none") + &format!("x-api-key: {key}\r\n");
-        let wrong = bearers.map(authorization).into_iter().chain(keys.map(both));
+        let both_headers = |key: &str| authorization("none") + &format!("x-api-key: {key}\r\n");
+        let wrong = bearers
+            .map(authorization)
+            .into_iter()
+            .chain(keys.map(both_headers));
         for headers in wrong.chain([String::new()]) {
             check_refused(&ask(&world, &what, &headers), &what);
         }
-        for headers in [both(KEY), authorization(&format!("Bearer {KEY}"))] {
+        for headers in [both_headers(KEY), authorization(&format!("Bearer {KEY}"))] {
             assert_ne!(ask(&world, &what, &headers).status, 401, "{what}");
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

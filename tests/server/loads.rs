@@ -46,11 +46,11 @@ fn an_idle_engine_has_no_load_and_reports_its_capacity() {
     let world = World::new();
     let load = get(world.addr, SMG).ok();
     assert_eq!(load["version"], env!("CARGO_PKG_VERSION"));
-    let moment = load["timestamp"].as_str().expect("a text");
-    assert!(moment.ends_with('Z') && moment.contains('T'), "{moment}");
+    let time = load["timestamp"].as_str().expect("a text");
+    assert!(time.ends_with('Z') && time.contains('T'), "{time}");
     let rank = rank(&world, SMG);
     for name in COUNTS {
-        let count = rank[name].as_u64().unwrap_or_else(|| panic!("{name}"));
+        let count = rank[name].as_u64().unwrap_or_else(|| panic!("no {name}"));
         assert!(i32::try_from(count).is_ok(), "{name}");
         let expected = match name {
             "max_total_num_tokens" => CONTEXT_TOKENS as u64 + 1024,
@@ -70,16 +70,16 @@ fn an_idle_engine_has_no_load_and_reports_its_capacity() {
     for name in ["weight_gb", "kv_cache_gb"] {
         assert!(memory[name].as_f64() > Some(0.0), "{memory}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn running_and_waiting_requests_are_counted_until_they_leave() {
+fn running_and_waiting_requests_are_counted_until_they_end() {
     let world = World::with(|engine, _| engine.max_running_requests = Some(1));
-    let mut runs = stream(world.addr, "/generate", &call(10..110, 60_000));
-    runs.next_json();
+    let mut running = stream(world.addr, "/generate", &call(10..110, 60_000));
+    running.next_json();
     let prompts = [200..230, 240..280];
-    let waits = prompts.map(|tokens| open(world.addr, "/generate", &call(tokens, 5)));
+    let waiting = prompts.map(|tokens| open(world.addr, "/generate", &call(tokens, 5)));
     world.wait_until("two requests wait", |stats| stats.waiting_requests == 2);
     post(
         world.addr,
@@ -103,13 +103,13 @@ fn running_and_waiting_requests_are_counted_until_they_leave() {
     assert_eq!(rank["token_usage"].as_f64(), Some(usage));
     assert_eq!(rank["utilization"], 1.0, "the only row is in use");
     assert_eq!(rank["queues"]["waiting"], 2);
-    let older = json!([{
+    let legacy = json!([{
         "dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": used + 70, "num_pending_tokens": 70,
     }]);
-    assert_eq!(get(world.addr, "/get_load").ok(), older);
-    drop((runs, waits));
+    assert_eq!(get(world.addr, "/get_load").ok(), legacy);
+    drop((running, waiting));
     post(world.addr, "/continue_generation", &json!({})).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
     let rank = self::rank(&world, "/v1/loads");
     for name in [
         "num_total_reqs",
@@ -121,17 +121,17 @@ fn running_and_waiting_requests_are_counted_until_they_leave() {
 }
 
 #[test]
-fn the_hit_rate_is_that_of_the_last_admission() {
+fn the_hit_rate_covers_only_the_last_admission() {
     let world = World::new();
-    let known = || 10..100;
+    let shared = || 10..100;
     for (rest, rate) in [(100..110, 0.0), (200..210, 0.9)] {
-        let mut body = call(known().chain(rest), 4);
+        let mut body = call(shared().chain(rest), 4);
         body["stream"] = false.into();
         post(world.addr, "/generate", &body).ok();
         let rank = rank(&world, "/v1/loads");
         assert_eq!(rank["cache_hit_rate"], rate, "{rank}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod agents;
 mod as_sent;
 mod claude_code;
 mod disconnects;
+mod dying_engine;
 mod embedding;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
@@ -17,7 +18,6 @@ mod key;
 mod loads;
 mod messages;
 mod misses;
-mod mortal;
 mod native;
 mod openai;
 mod openapi;

@@ -61,7 +61,7 @@ pub fn events(addr: SocketAddr, body: Value) -> Vec<(String, Value)> {
 }
 
 /// Assembles a stream as clients do.
-pub fn together(events: &[(String, Value)]) -> Value {
+pub fn assemble(events: &[(String, Value)]) -> Value {
     let (first, rest) = events.split_first().expect("events");
     assert_eq!(first.0, "message_start");
     let mut message = first.1["message"].clone();
@@ -93,7 +93,7 @@ pub fn together(events: &[(String, Value)]) -> Value {
                 let (index, json) = open.take().expect("a block is open");
                 assert_eq!(data["index"], index);
                 if content[index]["type"] == "tool_use" {
-                    // Null in a truncated call.
+                    // The arguments of a truncated call are invalid JSON, which becomes null.
                     content[index]["input"] = serde_json::from_str(&json).unwrap_or_default();
                 }
             }
@@ -112,11 +112,11 @@ pub fn together(events: &[(String, Value)]) -> Value {
     message
 }
 
-/// The whole answer, which the stream must equal except for ids and, in a truncated call, the part that only the
-/// stream has sent.
+/// Sends a call with and without streaming, and returns the answer without. Both must be equal except for ids and
+/// for the start of a truncated tool call, which only the stream contains.
 fn answer(world: &World, body: Value) -> Value {
     let whole = post(world.addr, PATH, &body).ok();
-    let mut streamed = together(&events(world.addr, body));
+    let mut streamed = assemble(&events(world.addr, body));
     let blocks = streamed["content"].as_array_mut().expect("a list");
     if blocks
         .pop_if(|block| block["input"].is_null() && block["type"] == "tool_use")
@@ -130,7 +130,7 @@ fn answer(world: &World, body: Value) -> Value {
     streamed["id"] = whole["id"].clone();
     let content = whole["content"].as_array().expect("a list");
     for (index, block) in content.iter().enumerate() {
-        // Ids of calls are derived from the message's.
+        // The ids of calls derive from the message's id, which differs.
         if block["type"] == "tool_use" && streamed["content"][index]["id"].is_string() {
             streamed["content"][index]["id"] = block["id"].clone();
         }
@@ -211,7 +211,7 @@ fn reasoning_text_and_calls_are_blocks_in_their_order() {
             .all(|id| id.as_str().is_some_and(|id| id.starts_with("toolu_")))
     );
     assert_ne!(ids[0], ids[1]);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn stop_reasons_have_an_order_of_precedence() {
     assert_eq!(reason(stopped), (json!("stop_sequence"), json!("of")));
     let short = with(ask("capital"), json!({"max_tokens": 1}));
     assert_eq!(reason(short), (json!("max_tokens"), Value::Null));
-    // The length takes precedence over a complete call, and that over a stop sequence.
+    // `max_tokens` takes precedence over `tool_use`, and `tool_use` over `stop_sequence`.
     let tools = with(ask("compare"), json!({"tools": [weather()]}));
     let whole = post(world.addr, PATH, &tools).ok();
     let n_tokens = whole["usage"]["output_tokens"].as_u64().expect("a number");
@@ -257,7 +257,7 @@ fn stop_reasons_have_an_order_of_precedence() {
     .ok();
     assert_eq!(warm["content"], json!([{"type": "text", "text": ""}]));
     assert_eq!(warm["usage"]["output_tokens"], 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn tool_choice_is_followed() {
             part,
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The number of prompt tokens that the endpoint counts for a call.
@@ -311,7 +311,7 @@ fn count(world: &World, body: &Value) -> u64 {
 
 /// The count equals the usage of the same call, and the prompt is that of the same chat in OpenAI's format.
 #[test]
-fn a_prompt_has_as_many_tokens_as_are_counted() {
+fn counted_tokens_equal_the_usage_of_the_same_call() {
     let world = two_calls();
     let conversation = json!([
         {"role": "user", "content": [{"type": "text", "text": "The weather?"}]},
@@ -357,7 +357,7 @@ fn a_prompt_has_as_many_tokens_as_are_counted() {
     assert_eq!(chat["usage"]["prompt_tokens"], prompt);
     let cached = &chat["usage"]["prompt_tokens_details"]["cached_tokens"];
     assert_eq!(*cached, prompt - 1, "the prompt is the same");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn a_final_message_of_the_assistant_is_continued() {
         "send its tool_result",
     );
     assert!(count(&world, &calls) > 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn thinking_can_be_switched_off_and_hidden() {
     );
     assert_eq!(hidden["content"][0]["thinking"], "");
     assert_eq!(hidden["content"][1]["text"], "Two.");
-    // The template begins the answer with an empty thought.
+    // With thinking disabled, the template adds an empty thinking block to the prompt.
     let on = count(&world, &ask(json!({"type": "adaptive"})));
     let off = count(&world, &ask(json!({"type": "disabled"})));
     assert!(off > on, "{off} {on}");
@@ -420,7 +420,7 @@ fn thinking_can_be_switched_off_and_hidden() {
         let refused = post(world.addr, PATH, &ask(wrong));
         check_error(&refused, 400, "invalid_request_error", part);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -468,7 +468,7 @@ fn an_answer_follows_the_schema_of_its_output_config() {
         );
         check_error(&refused, 400, "invalid_request_error", part);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Checks that the calls are refused, whole and streamed, with errors that name the fields.
@@ -489,11 +489,11 @@ fn check_refused<const N: usize>(cases: [(Value, &str); N]) {
             part,
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn invalid_messages_are_refused_by_their_place() {
+fn errors_of_invalid_messages_name_the_index_and_field() {
     let messages = |messages: Value| with(ask("x"), json!({"messages": messages}));
     let user = |content: Value| messages(json!([{"role": "user", "content": content}]));
     let assistant = |content: Value| messages(json!([{"role": "assistant", "content": content}]));
@@ -642,7 +642,7 @@ fn errors_before_a_handler_have_anthropics_form_too() {
                 .is_some_and(|id| id.starts_with("req_"))
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
     let loading = World::without_engine(ServerConfig::default());
     let refused = post_text(loading.addr, PATH, &body);
     check_error(&refused, 503, "overloaded_error", "being loaded");
@@ -668,10 +668,10 @@ fn a_prompt_that_is_too_long_is_refused_in_streams_and_by_the_count() {
         "invalid_request_error",
         "prompt is too long: 140013 tokens > ",
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// A header of Claude Code's form.
+/// The billing header of Claude Code, whose hash changes in each turn.
 fn header(turn: usize) -> String {
     let hash = format!("{:05x}", (turn * 7919 + 0xa1b2) % 0xfffff);
     format!("x-anthropic-billing-header: cc_version=2.1.37; cc_entrypoint=cli; cch={hash};")
@@ -712,7 +712,7 @@ fn a_changing_header_is_dropped_from_system_text_unless_configured_to_stay() {
         user > count(&world, &ask("x")) + 10,
         "the header stays in a message of the user"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
     let keeps = World::scripted_with(&[], |_, server| server.drop_changing_headers = false);
     assert!(count(&keeps, &body(with_header)) > expected + 10);
 }
@@ -720,7 +720,7 @@ fn a_changing_header_is_dropped_from_system_text_unless_configured_to_stay() {
 /// Twelve turns as Claude Code sends them: a changing header, results of tools, and a system reminder in each
 /// turn; the model's answers come back unchanged.
 #[test]
-fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
+fn each_turn_of_an_agent_reuses_the_cached_earlier_turns() {
     const PAGE: u64 = 16;
     const TURNS: usize = 12;
     let lines: Vec<(String, String)> = (1..=TURNS)
@@ -753,7 +753,7 @@ fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
                 {"type": "text", "text": instructions, "cache_control": {"type": "ephemeral"}},
             ],
         });
-        let message = together(&events(world.addr, body));
+        let message = assemble(&events(world.addr, body));
         assert_eq!(message["stop_reason"], "tool_use", "{message}");
         let usage = &message["usage"];
         let number = |name: &str| usage[name].as_u64().expect("a number");
@@ -771,7 +771,7 @@ fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
             {"type": "text", "text": format!("question {}.", turn + 1)},
         ]}));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -789,7 +789,6 @@ fn the_report_of_a_miss_names_a_changing_value() {
             .expect("an id")
             .to_owned()
     };
-    // Only the hash in the header changes.
     let report = |rid: &str, key: &str| {
         let line = format!("Authorization: Bearer {key}");
         let head = format!(
@@ -809,7 +808,7 @@ fn the_report_of_a_miss_names_a_changing_value() {
         outline.get("hint").is_none() && outline.get("text").is_none(),
         "{outline}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -830,5 +829,5 @@ fn tool_references_are_accepted_in_this_turn_and_later_ones() {
         messages.push(json!({"role": "assistant", "content": "yes"}));
         messages.push(json!({"role": "user", "content": later}));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -77,7 +77,7 @@ fn a_divergence_is_shown_as_text_on_both_sides() {
         let series = format!("souffleur_prefix_misses_total{{cause=\"{cause}\"}}");
         assert!(page.contains(&series), "{cause}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn evicted_and_salted_prompts_are_reported_over_http() {
     run_tokens(&world, "first", 10, None);
     run_tokens(&world, "salted", 10, Some("secret"));
     let salted = report(&world, "salted");
-    // Prefixes that are cached without the salt are in another namespace, and the other way round.
+    // The same prompt is cached without a salt, but a salted request searches another namespace.
     assert_eq!(salted["cause"], "never_cached", "{salted}");
     assert_eq!(salted["elsewhere"], Value::Null, "{salted}");
     assert!(!salted.to_string().contains("secret"), "{salted}");
@@ -107,7 +107,7 @@ fn evicted_and_salted_prompts_are_reported_over_http() {
     );
     // Request ids may contain slashes.
     assert_eq!(report(&world, "filler/1")["cause"], "never_cached");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -122,5 +122,5 @@ fn an_unknown_request_and_disabled_diagnostics_are_404() {
             (404, &json!("unknown_request"))
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

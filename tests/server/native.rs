@@ -35,7 +35,7 @@ fn one_prompt_gets_one_object_with_meta_info() {
     let again = post(world.addr, "/generate", &call).ok();
     assert_eq!(again["output_ids"], reply["output_ids"]);
     assert_eq!(again["meta_info"]["cached_tokens"], prompt_tokens - 1);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -66,11 +66,11 @@ fn batches_and_samples_get_lists_in_order() {
     });
     let second = post(world.addr, "/generate", &second).ok();
     assert_eq!(second["output_ids"], samples[1]["output_ids"]);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn a_stream_carries_everything_so_far_and_ends_like_the_whole() {
+fn each_event_repeats_all_output_and_the_last_equals_the_whole_answer() {
     let world = World::new();
     let mut call = json!({"text": "abc", "return_logprob": true, "sampling_params": greedy(12)});
     let whole = post(world.addr, "/generate", &call).ok();
@@ -92,7 +92,7 @@ fn a_stream_carries_everything_so_far_and_ends_like_the_whole() {
         last["meta_info"]["finish_reason"],
         whole["meta_info"]["finish_reason"]
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn members_of_a_streamed_batch_carry_their_index() {
         ended[index] |= !event["meta_info"]["finish_reason"].is_null();
     }
     assert_eq!(ended, [true, true]);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn log_probabilities_cover_the_prompt_and_the_output() {
         meta["output_token_logprobs"][0]
     );
     assert_eq!(meta["output_token_ids_logprobs"][0][0][1], 7);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -163,5 +163,5 @@ fn an_abort_ends_the_named_request_and_no_other() {
     let last = other.rest().pop().expect("events");
     assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
     assert_eq!(post(world.addr, "/abort_request", &json!({})).status, 400);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

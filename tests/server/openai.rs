@@ -60,7 +60,7 @@ fn a_streamed_completion_equals_the_whole_one() {
         json!(offsets),
         whole["choices"][0]["logprobs"]["text_offset"]
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_tokens_log_probability_is_one_number_in_both_lists() {
         assert!(alone.is_number(), "{logprobs}");
         assert_eq!(alone, &logprobs["top_logprobs"][index][name], "{index}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn an_echo_with_no_new_tokens_scores_the_prompt() {
         logprobs["tokens"],
         json!(["h", "bytes:\\xc3", "bytes:\\xa9"])
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn prompts_and_samples_are_choices_in_order() {
     let indices: Vec<&Value> = choices.iter().map(|choice| &choice["index"]).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert_eq!(reply["usage"]["completion_tokens"], 12);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_streamed_chat_equals_the_whole_one() {
         .map(Vec::len)
         .sum();
     assert_eq!(tokens, content.len());
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn a_chat_without_a_limit_runs_to_the_end_of_the_context() {
     let reply = post(world.addr, "/v1/chat/completions", &call).ok();
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     let total = reply["usage"]["total_tokens"].as_u64().expect("a count");
-    // SGLang's arithmetic leaves the last places of the context free.
+    // Like SGLang's, the limit leaves the last positions of the context unused.
     assert!((60..=64).contains(&total), "{reply}");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// SGLang's `bench_serving --cache-report` reads the numbers from this extension.
@@ -200,5 +200,5 @@ fn cached_tokens_are_in_sglangs_extension_if_requested() {
         );
         assert!(events.iter().all(|event| event.get("sglext").is_none()));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -77,19 +77,19 @@ fn examples_are_answered_as_the_document_says() {
             );
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Values just outside the range of a number's schema.
 fn beyond(schema: &Value) -> Vec<Value> {
     let bound = |name: &str| schema.get(name).filter(|bound| bound.is_number());
-    let moved = |bound: &Value, by: i64| match bound.as_i64() {
+    let shifted = |bound: &Value, by: i64| match bound.as_i64() {
         Some(bound) => bound.checked_add(by).map(Value::from),
         None => None,
     };
-    let least = bound("minimum").and_then(|bound| moved(bound, -1));
+    let least = bound("minimum").and_then(|bound| shifted(bound, -1));
     let above = bound("exclusiveMinimum").cloned();
-    let most = bound("maximum").and_then(|bound| moved(bound, 1));
+    let most = bound("maximum").and_then(|bound| shifted(bound, 1));
     least.into_iter().chain(above).chain(most).collect()
 }
 
@@ -125,7 +125,7 @@ fn numbers_beyond_the_documented_bounds_are_refused_by_name() {
         }
     }
     assert!(tried > 60, "{tried} values");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn ask(world: &World, path: &str, header: &str) -> Response {
 }
 
 #[test]
-fn the_page_comes_from_the_server_alone() {
+fn the_page_loads_nothing_from_other_sites() {
     let world = World::without_engine(Default::default());
     let page = get(world.addr, "/docs");
     assert_eq!(page.status, 200);

@@ -34,7 +34,7 @@ fn a_full_engine_answers_503_with_retry_after() {
         );
     }
     drop(running);
-    world.wait_until_whole();
+    world.wait_until_idle();
     let sampling = json!({"max_new_tokens": 2});
     post(
         world.addr,
@@ -49,11 +49,11 @@ fn a_batch_is_admitted_whole_or_not_at_all() {
     let world = World::with(|engine, _| engine.max_queued_requests = 2);
     let sampling = json!({"max_new_tokens": 1});
     let call = json!({"text": ["a", "b", "c"], "sampling_params": sampling});
-    // Even if the first of them would end at once.
+    // The batch is refused every time, although its first request could finish quickly.
     for _ in 0..20 {
         assert_eq!(post(world.addr, "/generate", &call).status, 503);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn prompts_are_counted_by_their_tokens_too() {
         "the engine already has 90 prompt tokens, the limit is 100: try again in 1 s"
     );
     drop(running);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -95,5 +95,5 @@ fn a_stream_that_waits_in_the_queue_is_kept_open_by_comments() {
     post(world.addr, "/abort_request", &json!({"rid": "first"})).ok();
     let last = waiting.rest().pop().expect("events");
     assert_eq!(last["meta_info"]["completion_tokens"], 2);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

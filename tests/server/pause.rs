@@ -15,7 +15,7 @@ fn completion(max_tokens: usize) -> Value {
     })
 }
 
-fn begun(world: &World, max_tokens: usize) -> Events {
+fn begin_stream(world: &World, max_tokens: usize) -> Events {
     let mut body = completion(max_tokens);
     body["stream"] = true.into();
     let mut events = stream(world.addr, "/v1/completions", &body);
@@ -45,10 +45,10 @@ fn running_and_new_requests_wait_in_place_and_continue_with_the_same_text() {
     assert_eq!(info["internal_states"][0]["is_paused"], true);
     let second = open(world.addr, "/v1/completions", &completion(2));
     world.wait_until("the second call waits", |stats| stats.waiting_requests > 0);
-    // A step that was being planned when the pause came is in flight by now.
+    // If a step was being planned when the pause arrived, the step is in flight by now.
     let steps = world.stats().steps;
     assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 400);
-    assert_eq!(world.stats().steps, steps, "nothing is planned");
+    assert_eq!(world.stats().steps, steps, "no step is planned");
     // A second pause has no effect.
     post_ok(&world, PAUSE, json!({"mode": "in_place"}));
     post_ok(&world, CONTINUE, json!({}));
@@ -62,14 +62,14 @@ fn running_and_new_requests_wait_in_place_and_continue_with_the_same_text() {
     }
     assert_eq!(text, expected);
     read_response(second).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn a_pause_cancels_running_requests_unless_its_mode_keeps_them() {
     let world = World::new();
     for mode in [json!({}), json!({"mode": "abort"})] {
-        let events = begun(&world, 30_000);
+        let events = begin_stream(&world, 30_000);
         post_ok(&world, PAUSE, mode);
         let last = events.rest().pop().expect("events");
         assert_eq!(last["choices"][0]["finish_reason"], "abort", "{last}");
@@ -77,23 +77,23 @@ fn a_pause_cancels_running_requests_unless_its_mode_keeps_them() {
         world.wait_until("a request waits", |stats| stats.waiting_requests == 1);
         post_ok(&world, CONTINUE, json!({}));
         read_response(waits).ok();
-        world.wait_until_whole();
+        world.wait_until_idle();
     }
 }
 
 #[test]
 fn requests_of_clients_that_disconnect_in_a_pause_are_freed() {
     let world = World::new();
-    let runs = begun(&world, 30_000);
+    let runs = begin_stream(&world, 30_000);
     post_ok(&world, PAUSE, json!({"mode": "in_place"}));
     let waits = open(world.addr, "/v1/completions", &completion(2));
     world.wait_until("a request waits", |stats| stats.waiting_requests > 0);
     drop((runs, waits));
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 200);
     post_ok(&world, CONTINUE, json!({}));
     post(world.addr, "/v1/completions", &completion(2)).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -118,5 +118,5 @@ fn unsupported_modes_and_clients_without_the_admin_key_are_refused() {
         assert!(text.contains(part), "{text}");
     }
     assert!(!world.stats().is_paused);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

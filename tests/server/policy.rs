@@ -36,10 +36,10 @@ fn policies_can_be_changed_during_a_stream_and_are_shown() {
     let eviction = json!({"radix_eviction_policy": "mru"});
     post(world.addr, "/set_policy", &eviction).ok();
     let policy = json!({"schedule_policy": "lof"});
-    let half = post(world.addr, "/set_policy", &policy).ok();
-    let both = json!({"schedule_policy": "lof", "radix_eviction_policy": "mru"});
-    assert_eq!(half, both);
-    world.wait_until_whole();
+    let answer = post(world.addr, "/set_policy", &policy).ok();
+    let expected = json!({"schedule_policy": "lof", "radix_eviction_policy": "mru"});
+    assert_eq!(answer, expected);
+    world.wait_until_idle();
 }
 
 #[test]

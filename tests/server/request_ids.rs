@@ -14,7 +14,7 @@ use crate::http::{self, Response, get, post, send, stream};
 use crate::world::World;
 
 /// Maximum time to wait for a line.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The access log of all servers of this process, as the binary would write it.
 struct Log {
@@ -35,7 +35,7 @@ impl Log {
             let only = Targets::new().with_target("souffleur::access", tracing::Level::INFO);
             let lines = fmt::layer().with_ansi(false).with_writer(&LOG);
             let subscriber = registry().with(lines.with_filter(only));
-            tracing::subscriber::set_global_default(subscriber).expect("the only one");
+            tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
         });
         &LOG
     }
@@ -47,11 +47,11 @@ impl Log {
     /// Waits for a line with all these parts.
     #[track_caller]
     fn line(&self, parts: &[&str]) -> String {
-        let is_meant = |line: &&String| parts.iter().all(|part| line.contains(part));
-        let find = |lines: &Vec<String>| lines.iter().find(is_meant).cloned();
+        let matches = |line: &&String| parts.iter().all(|part| line.contains(part));
+        let find = |lines: &Vec<String>| lines.iter().find(matches).cloned();
         let waited = self
             .more
-            .wait_timeout_while(self.lines(), PATIENCE, |lines| find(lines).is_none());
+            .wait_timeout_while(self.lines(), LINE_TIMEOUT, |lines| find(lines).is_none());
         let (lines, _) = waited.expect("no holder of the lines panics");
         find(&lines).unwrap_or_else(|| panic!("no line with {parts:?} in {lines:?}"))
     }
@@ -262,7 +262,7 @@ fn a_stream_is_logged_at_its_end_with_whether_the_client_left() {
         line.contains("status=200") && line.contains("ended=\"client_left\""),
         "{line}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn a_client_that_leaves_before_its_answer_is_logged_with_499() {
     let line = log.line(&["rids=left-early"]);
     assert!(line.contains("status=499 bytes=0"), "{line}");
     assert!(line.contains("ended=\"client_left\""), "{line}");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn probes_are_left_out_and_the_log_can_be_turned_off() {
         200
     );
     let last = get(world.addr, "/v1/models");
-    // Workers write their lines when an answer has ended: closed servers have written theirs.
+    // A worker writes a request's line when the answer ends, so a dropped server has written all its lines.
     drop(world);
     log.line(&[id_of(&last), "path=/v1/models "]);
     let lines = log.lines();

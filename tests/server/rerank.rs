@@ -16,7 +16,7 @@ const DOCUMENTS: [&str; 4] = [
 ];
 const DEFAULT: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
-/// The prompt of the model's card, before and after the document.
+/// The prompt from the model card of Qwen3-Reranker, split at the document.
 fn template(instruction: &str, query: &str) -> [String; 2] {
     let system = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
                   Note that the answer can only be \"yes\" or \"no\".";
@@ -43,14 +43,14 @@ fn scores(world: &World, instruction: &str, documents: &[&str]) -> Vec<f64> {
         .collect()
 }
 
-/// Documents with their scores, the best first.
+/// Document indices with scores, best first.
 fn ranked(scores: &[f64]) -> Vec<(u64, f64)> {
     let mut ranked: Vec<(u64, f64)> = (0..).zip(scores.iter().copied()).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     ranked
 }
 
-/// Documents with their scores, from an answer.
+/// Document indices with scores, from an answer.
 fn results(results: &Value, score: &str) -> Vec<(u64, f64)> {
     let results = results.as_array().expect("a list").iter();
     let results = results.map(|result| {
@@ -95,7 +95,7 @@ fn results_equal_those_of_the_score_endpoint_for_the_models_prompts() {
         let index = result["index"].as_u64().expect("an index") as usize;
         assert_eq!(result["document"], json!({"text": DOCUMENTS[index]}));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -108,11 +108,11 @@ fn equal_scores_keep_the_order_of_the_documents() {
     let results = results(&answer["results"], "relevance_score");
     let order: Vec<u64> = results.iter().map(|(index, _)| *index).collect();
     assert!(
-        [[0, 2, 1, 3], [1, 3, 0, 2]].contains(&order[..].try_into().expect("four")),
+        [[0, 2, 1, 3], [1, 3, 0, 2]].contains(&order[..].try_into().expect("four results")),
         "{order:?}"
     );
     assert_eq!(results[0].1, results[1].1);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn all_prompts_but_the_first_find_instruction_and_query_in_the_cache() {
         let tokens = post(world.addr, "/tokenize", &json!({"prompt": text})).ok();
         tokens["count"].as_u64().expect("a count")
     };
-    // The blank before a document may be part of its first token.
+    // The space before a document may belong to the document's first token.
     let shared = count(start.trim_end());
     let answer = rerank(&world, json!({}));
     let usage = &answer["usage"];
@@ -140,7 +140,7 @@ fn all_prompts_but_the_first_find_instruction_and_query_in_the_cache() {
         (others * shared..tokens).contains(&cached),
         "{cached} of {others} * {shared}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn top_n_limits_the_results_and_0_is_no_limit() {
         let expected = &all.as_array().expect("a list")[..expected];
         assert_eq!(answer["results"], json!(expected), "{top_n}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn calls_in_the_form_of_other_servers_are_answered_in_that_form() {
             "{fields}"
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn texts_are_ranked_in_a_bare_list() {
     for (rank, (index, _)) in with_text.as_array().expect("a list").iter().zip(&expected) {
         assert_eq!(rank["text"], DOCUMENTS[*index as usize]);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn invalid_calls_are_refused_by_name() {
             "{text:?} has no {part:?}"
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_vocabulary_without_yes_and_no_is_refused() {
         message.contains("has no token") && message.contains("Qwen3-Reranker"),
         "{message}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn query_and_instruction_are_charged_once_for_each_document_before_they_are_copi
         let refused = post(world.addr, "/v1/rerank", &call(fields));
         assert_eq!(refused.status, 413, "{}", refused.body);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

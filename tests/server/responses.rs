@@ -8,7 +8,7 @@ use crate::http::{delete, get, open, post, stream};
 use crate::world::World;
 
 const PATH: &str = "/v1/responses";
-/// Formatted as no template does: several spaces, and an unnecessary escape.
+/// Arguments in a format that no template writes: several spaces, and an unnecessary escape.
 const LISBON: &str = r#"{"city":   "Lis\u0062on",  "days": 3}"#;
 
 fn call(name: &str, arguments: &str) -> String {
@@ -22,12 +22,12 @@ fn weather() -> Value {
     }})
 }
 
-/// A model that reasons, then writes a text and two calls, and has replies to their results.
-fn traveller() -> World {
-    traveller_with_pages(1)
+/// A model that reasons, then writes a text and two calls, and that replies to the results of the calls.
+fn two_calls_world() -> World {
+    two_calls_world_with_page_size(1)
 }
 
-fn traveller_with_pages(page: u32) -> World {
+fn two_calls_world_with_page_size(page: u32) -> World {
     let calls = [call("weather", LISBON), call("weather", "{}")].join("\n");
     let line = format!("<think>\nWhich one?\n</think>\n\nBoth.\n{calls}");
     let lines: [(&str, &str); 5] = [
@@ -45,7 +45,7 @@ fn ask(world: &World, body: &Value) -> Value {
     post(world.addr, PATH, body).ok()
 }
 
-/// The events of a stream, each checked against the name that it is sent under.
+/// The events of a stream. Checks that each event's name equals its type.
 #[track_caller]
 pub fn events(addr: SocketAddr, mut body: Value) -> Vec<Value> {
     body["stream"] = true.into();
@@ -61,8 +61,8 @@ pub fn events(addr: SocketAddr, mut body: Value) -> Vec<Value> {
     events
 }
 
-/// Checks the properties that clients rely on: numbers without a gap, one item after the other, deltas only for the
-/// open item, and all items again at the end.
+/// Checks the event order that clients rely on: sequence numbers have no gaps, items do not interleave, deltas belong
+/// to the open item, and the last event repeats all items.
 #[track_caller]
 pub fn check_order(events: &[Value]) {
     let (first, last) = (&events[0], &events[events.len() - 1]);
@@ -85,7 +85,7 @@ pub fn check_order(events: &[Value]) {
                 joined.clear();
             }
             "output_item.done" => {
-                let added = open.take().expect("an added item");
+                let added = open.take().expect("an item was added");
                 for key in ["id", "type", "call_id", "name"] {
                     assert_eq!(added[key], event["item"][key], "{key}");
                 }
@@ -127,14 +127,14 @@ fn comparable(response: &Value) -> Value {
 
 #[test]
 fn an_answer_has_the_shape_that_clients_know() {
-    let world = traveller();
+    let world = two_calls_world();
     let body = json!({
         "model": "any", "input": "hello", "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5,
         "max_output_tokens": 64, "prompt_cache_key": "k", "something_new": {"x": 1}, "truncation": "auto",
     });
     let response = ask(&world, &body);
     let id = response["id"].as_str().expect("an id");
-    let digits = id.strip_prefix("resp_").expect("its prefix");
+    let digits = id.strip_prefix("resp_").expect("the id begins with resp_");
     assert!(digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
     for (key, value) in [
         ("object", json!("response")),
@@ -163,12 +163,12 @@ fn an_answer_has_the_shape_that_clients_know() {
         .zip(usage["output_tokens"].as_u64());
     assert_eq!(sum.map(|(a, b)| a + b), usage["total_tokens"].as_u64());
     assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn a_stream_has_the_official_order_and_adds_up_to_the_whole_answer() {
-    let world = traveller();
+    let world = two_calls_world();
     let body = json!({
         "input": "compare", "tools": [weather()], "include": ["reasoning.encrypted_content"],
     });
@@ -223,12 +223,12 @@ fn a_stream_has_the_official_order_and_adds_up_to_the_whole_answer() {
     );
     assert_ne!(output[2]["call_id"], output[3]["call_id"]);
     assert!(whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn custom_and_namespaced_tools_keep_their_names_and_hosted_tools_are_ignored() {
-    let world = traveller();
+    let world = two_calls_world();
     let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
     let tools = json!([
         {"type": "web_search"},
@@ -277,12 +277,12 @@ fn custom_and_namespaced_tools_keep_their_names_and_hosted_tools_are_ignored() {
         });
         assert_eq!(ask(&world, &body)["output"][0]["type"], "custom_tool_call");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn a_continuation_finds_all_earlier_tokens_in_the_cache() {
-    let world = traveller();
+    let world = two_calls_world();
     let first = ask(&world, &json!({"input": "compare", "tools": [weather()]}));
     let results = results_of(&first, "sunny");
     assert_eq!(results.len(), 2);
@@ -299,21 +299,21 @@ fn a_continuation_finds_all_earlier_tokens_in_the_cache() {
     let known = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
     let cached = &second["usage"]["input_tokens_details"]["cached_tokens"];
     assert_eq!(*cached, known);
-    // Sent as a whole, the conversation has other tokens: the model formatted its arguments differently.
+    // If the client sends the whole conversation, the tokens differ: the template formats the arguments differently.
     let mut input = vec![json!({"role": "user", "content": "compare"})];
     input.extend(first["output"].as_array().expect("items").iter().cloned());
     input.extend(results);
     let whole = ask(&world, &json!({"input": input, "tools": [weather()]}));
     assert_eq!(whole["output"][0]["content"][0]["text"], "Lisbon it is.");
     assert!(whole["usage"]["input_tokens_details"]["cached_tokens"].as_u64() < Some(known));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Twelve turns of a tool loop, each with reasoning and with calls in a format that no template writes.
 #[test]
 fn continuations_find_all_earlier_tokens_cached_with_any_page_size() {
     for page in [1, 16] {
-        let world = traveller_with_pages(page);
+        let world = two_calls_world_with_page_size(page);
         let mut before: Option<Value> = None;
         for turn in 0..12 {
             let input = match &before {
@@ -334,7 +334,7 @@ fn continuations_find_all_earlier_tokens_cached_with_any_page_size() {
             }
             before = Some(response);
         }
-        world.wait_until_whole();
+        world.wait_until_idle();
     }
 }
 
@@ -351,8 +351,8 @@ fn results_of(response: &Value, text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn instructions_do_not_carry_over_and_forks_share_their_past() {
-    let world = traveller();
+fn instructions_do_not_carry_over_and_a_response_can_be_continued_twice() {
+    let world = two_calls_world();
     let first = ask(
         &world,
         &json!({"input": "hello", "instructions": "compare nothing"}),
@@ -372,7 +372,7 @@ fn instructions_do_not_carry_over_and_forks_share_their_past() {
     let other = ask(&world, &next("sunny?"));
     assert_eq!(other["output"][0]["content"][0]["text"], "Lisbon it is.");
     assert_ne!(one["id"], other["id"]);
-    // A truncated answer can be continued as well: it is rendered again.
+    // A truncated answer can be continued as well: the template renders it again.
     let cut = ask(&world, &json!({"input": "hello", "max_output_tokens": 2}));
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
@@ -381,7 +381,7 @@ fn instructions_do_not_carry_over_and_forks_share_their_past() {
         ask(&world, &next)["output"][0]["content"][0]["text"],
         "Lisbon it is."
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 fn greeting() -> Value {
@@ -393,7 +393,7 @@ fn greeting() -> Value {
 
 #[test]
 fn stored_responses_can_be_read_and_listed() {
-    let world = traveller();
+    let world = two_calls_world();
     let response = ask(&world, &greeting());
     let id = response["id"].as_str().expect("an id");
     let path = format!("{PATH}/{id}");
@@ -427,12 +427,12 @@ fn stored_responses_can_be_read_and_listed() {
         assert!(matches!(refused.status, 400 | 404), "{query}");
         assert_eq!(refused.json()["error"]["param"], param);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn stored_items_can_be_referenced_until_they_are_deleted() {
-    let world = traveller();
+    let world = two_calls_world();
     let response = ask(&world, &greeting());
     let id = response["id"].as_str().expect("an id");
     let path = format!("{PATH}/{id}");
@@ -472,7 +472,7 @@ fn stored_items_can_be_referenced_until_they_are_deleted() {
     assert_eq!(gone.status, 400);
     assert_eq!(gone.json()["error"]["code"], "previous_response_not_found");
     assert_eq!(gone.json()["error"]["param"], "previous_response_id");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -490,7 +490,7 @@ fn a_full_store_evicts_the_oldest() {
             .iter()
             .map(|id| get(world.addr, &path(id)).status)
             .collect();
-        // A client that continues a deleted response gets an error; the others continue.
+        // Continuing an evicted response is an error.
         for (id, status) in ids.iter().zip(&found) {
             let next = json!({"input": "hello", "previous_response_id": id});
             if *status == 404 {
@@ -507,7 +507,7 @@ fn a_full_store_evicts_the_oldest() {
     assert_eq!(
         by_bytes,
         [gone.clone(), kept.clone()].concat(),
-        "the oldest go first"
+        "the oldest responses are evicted first"
     );
     assert!(!kept.is_empty() && gone.len() >= 2, "{by_bytes:?}");
     assert_eq!(fills(1000, 10 << 10, &long), [404; 6], "no response fits");
@@ -515,7 +515,7 @@ fn a_full_store_evicts_the_oldest() {
 
 #[test]
 fn responses_with_store_false_are_not_stored() {
-    let world = traveller();
+    let world = two_calls_world();
     let response = ask(&world, &json!({"input": "hello", "store": false}));
     assert_eq!(response["store"], false);
     let path = format!("{PATH}/{}", response["id"].as_str().expect("an id"));
@@ -528,7 +528,7 @@ fn responses_with_store_false_are_not_stored() {
 
 #[test]
 fn a_client_can_send_its_reasoning_back() {
-    let world = traveller();
+    let world = two_calls_world();
     let body = json!({
         "input": "compare", "tools": [weather()], "store": false, "include": ["reasoning.encrypted_content"],
     });
@@ -589,12 +589,12 @@ fn an_answer_follows_its_text_format() {
     );
     let unique = json!({"type": "json_schema", "schema": {"type": "array", "uniqueItems": true}});
     assert_eq!(refused(unique).as_deref(), Some("text.format"));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn log_probabilities_are_sent_with_the_text() {
-    let world = traveller();
+    let world = two_calls_world();
     let body = json!({
         "input": "hello", "top_logprobs": 2, "include": ["message.output_text.logprobs"],
     });
@@ -623,7 +623,7 @@ fn log_probabilities_are_sent_with_the_text() {
 
 #[test]
 fn unsupported_or_invalid_fields_are_refused_by_name() {
-    let world = traveller();
+    let world = two_calls_world();
     let check = |body: Value, status: u16, param: &str| {
         let refused = post(world.addr, PATH, &body);
         assert_eq!(refused.status, status, "{body}: {}", refused.body);
@@ -679,7 +679,7 @@ fn unsupported_or_invalid_fields_are_refused_by_name() {
         400,
         "tool_choice",
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -699,7 +699,7 @@ fn a_failure_in_a_stream_is_its_last_event() {
     }
     assert!(last.starts_with("event: response.failed\n"), "{last}");
     assert!(last.contains("\"status\":\"failed\"") && last.contains("\"type\":\"aborted\""));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -709,12 +709,12 @@ fn a_client_that_disconnects_cancels_its_response() {
     let client = open(world.addr, PATH, &body);
     world.wait_until("the request runs", |stats| stats.running_requests == 1);
     drop(client);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn a_warm_up_computes_a_prompt_that_can_be_continued() {
-    let world = traveller();
+    let world = two_calls_world();
     let warm = json!({
         "input": [{"role": "developer", "content": "Be brief."}], "tools": [weather()], "generate": false,
     });
@@ -733,5 +733,5 @@ fn a_warm_up_computes_a_prompt_that_can_be_continued() {
         next["usage"]["input_tokens_details"]["cached_tokens"].as_u64(),
         tokens
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -15,7 +15,7 @@ use crate::websocket::Client;
 use crate::world::{World, block_on};
 
 const PATH: &str = "/v1/responses";
-/// More tokens than a test has time for.
+/// More tokens than any test generates.
 const ENDLESS: u32 = 60_000;
 
 async fn connect(addr: SocketAddr) -> Client {
@@ -86,7 +86,7 @@ fn text(response: &Value) -> Option<&str> {
 }
 
 #[test]
-fn requests_of_one_lane_are_answered_in_order_with_one_end_each() {
+fn responses_of_one_lane_come_in_order_with_one_terminal_event_each() {
     let world = scripted_world();
     block_on(async {
         let mut client = connect(world.addr).await;
@@ -104,7 +104,7 @@ fn requests_of_one_lane_are_answered_in_order_with_one_end_each() {
         frame["stream"] = false.into();
         assert_eq!(text(&ask(&mut other, frame).await), Some("Good bye."));
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -122,12 +122,12 @@ fn lanes_are_answered_concurrently_and_named_in_every_event() {
             let events = seen.entry(lane).or_default();
             assert_eq!(
                 event["sequence_number"], *events,
-                "numbers of a lane have no gap"
+                "the sequence numbers of a lane have no gaps"
             );
             *events += 1;
         }
         assert_eq!(seen.keys().collect::<Vec<_>>(), ["a", "b"]);
-        // An abort by request id makes room for the waiting lane.
+        // An abort by request id lets the waiting lane start.
         let addr = world.addr;
         let abort = move || crate::http::post(addr, "/abort_request", &json!({"rid": "a"})).ok();
         tokio::task::spawn_blocking(abort).await.expect("an answer");
@@ -142,7 +142,7 @@ fn lanes_are_answered_concurrently_and_named_in_every_event() {
         assert_eq!(failed, 1);
     });
     // The connection is closed, which cancels its requests.
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert!(world.stats().steps < u64::from(ENDLESS));
 }
 
@@ -179,7 +179,7 @@ fn a_conversation_continues_although_nothing_is_stored() {
             "previous_response_not_found",
         )
         .await;
-        // A failed fork on another lane keeps the response; a failure on its own lane drops it.
+        // A failure on another lane keeps the response; a failure on the response's lane drops the response.
         let mut wrong = next.clone();
         wrong["background"] = true.into();
         wrong["stream_id"] = "fork".into();
@@ -197,7 +197,7 @@ fn a_conversation_continues_although_nothing_is_stored() {
         assert_eq!(error.get("stream_id"), None);
         refused(&mut client, next, 400, "previous_response_not_found").await;
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -229,11 +229,11 @@ fn a_warm_up_fills_the_cache_and_generates_nothing() {
             assert!(cached >= warm["usage"]["input_tokens"].as_u64(), "{answer}");
         }
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn a_request_that_fails_after_its_beginning_has_one_end() {
+fn a_request_that_fails_after_it_started_has_one_terminal_event() {
     let world = World::scripted_with(&[], |engine, _| engine.max_total_tokens = Some(512));
     block_on(async {
         let mut client = connect(world.addr).await;
@@ -249,7 +249,7 @@ fn a_request_that_fails_after_its_beginning_has_one_end() {
         client.send(create("hi")).await;
         assert_eq!(client.json().await["type"], "response.created");
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Frames that are refused, and the codes of their errors.
@@ -336,7 +336,7 @@ fn invalid_frames_get_errors_and_the_connection_stays() {
             Some("Hello to you.")
         );
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn waiting_requests_are_limited_and_cancelled_with_their_connection() {
         assert_eq!(error["headers"]["retry-after"], "1");
         assert_eq!(error["stream_id"], "a");
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -376,13 +376,13 @@ fn messages_that_are_too_large_end_the_connection_before_they_have_arrived() {
         let code = loop {
             match client.any().await {
                 Message::Close(Some(frame)) => break frame.code,
-                Message::Close(None) => panic!("no code"),
+                Message::Close(None) => panic!("the close frame has no code"),
                 _ => (),
             }
         };
         assert_eq!(code, CloseCode::Size);
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

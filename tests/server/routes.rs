@@ -6,9 +6,9 @@ use crate::http::get;
 
 #[derive(Debug, PartialEq)]
 pub struct Route {
-    /// In upper case, as in requests.
+    /// The method in upper case, as requests write it.
     pub method: String,
-    /// With a value for each parameter.
+    /// The path with a value for each parameter.
     pub path: String,
     /// Whether the document describes a request body.
     pub takes_body: bool,
@@ -37,7 +37,7 @@ pub fn all(addr: SocketAddr) -> Vec<Route> {
     routes
 }
 
-/// The paths that have this method.
+/// The routes that have this method.
 pub fn with_method(addr: SocketAddr, method: &str) -> Vec<Route> {
     let mut routes = all(addr);
     routes.retain(|route| route.method == method);

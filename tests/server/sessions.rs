@@ -10,7 +10,7 @@ use crate::world::{World, block_on};
 
 fn open(world: &World, body: &Value) -> String {
     let id = post(world.addr, "/open_session", body).ok();
-    id.as_str().expect("the id").to_owned()
+    id.as_str().expect("an id").to_owned()
 }
 
 /// A call that continues the session's request `rid`.
@@ -64,7 +64,7 @@ fn a_request_continues_an_earlier_one_of_its_session() {
     let first_output = ids(&first);
     assert_eq!(first_output, plain(&world, &[10, 11, 12]));
     let so_far = [&[10, 11, 12][..], &first_output].concat();
-    // A streamed request is kept like any other.
+    // The session stores streamed requests too.
     let mut second = call(&id, Some("a"), "b", &[20, 21]);
     second["stream"] = true.into();
     let events = stream(world.addr, "/generate", &second).rest();
@@ -85,7 +85,7 @@ fn a_request_continues_an_earlier_one_of_its_session() {
     branch["session_params"]["replace"] = true.into();
     let branch = post(world.addr, "/generate", &branch).ok();
     assert_eq!(ids(&branch), plain(&world, &[10, 11, 40]));
-    // The replaced turn is gone.
+    // The replaced request is gone.
     let gone = call(&id, Some("b"), "e", &[1]);
     check_refused(&world, "/generate", &gone, 400, "has no request \"b\"");
     let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
@@ -97,7 +97,7 @@ fn a_request_continues_an_earlier_one_of_its_session() {
         400,
         "is not open",
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn texts_are_continued_without_another_bos_token() {
         })
     };
     let first = post(world.addr, "/generate", &text(Value::Null, "a", "The cat")).ok();
-    let both = post(world.addr, "/generate", &text("a".into(), "b", " sat.")).ok();
+    let second = post(world.addr, "/generate", &text("a".into(), "b", " sat.")).ok();
     let count = |reply: &Value| {
         reply["meta_info"]["prompt_tokens"]
             .as_u64()
@@ -123,8 +123,8 @@ fn texts_are_continued_without_another_bos_token() {
         "/tokenize",
         &json!({"prompt": " sat.", "add_special_tokens": false}),
     );
-    assert_eq!(count(&both) - count(&first), alone.ok()["count"]);
-    world.wait_until_whole();
+    assert_eq!(count(&second) - count(&first), alone.ok()["count"]);
+    world.wait_until_idle();
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn token_ids_are_continued_without_another_bos_token() {
     let prompt = [&[bos, 11][..], &ids(&first), &[21]].concat();
     assert_eq!(next["meta_info"]["prompt_tokens"], prompt.len());
     assert_eq!(ids(&next), plain(&world, &prompt));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -167,13 +167,13 @@ fn a_request_that_is_refused_replaces_nothing() {
     replacing["session_params"]["replace"] = true.into();
     assert_eq!(post(world.addr, "/generate", &replacing).status, 503);
     drop(running);
-    world.wait_until_whole();
+    world.wait_until_idle();
     let next = post(world.addr, "/generate", &call(&id, Some("b"), "d", &[40])).ok();
     assert_eq!(
         next["meta_info"]["prompt_tokens"],
         1 + 5 + 1 + ids(&kept).len() + 1
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_websocket_continues_sessions_too() {
     });
     let over_http = post(world.addr, "/generate", &call(&id, Some("c"), "d", &[40]));
     assert_eq!(over_http.status, 200, "{}", over_http.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// A server that keeps at most two sessions, in at most 4 KiB.
@@ -292,7 +292,7 @@ fn invalid_sessions_are_refused_by_name_and_sessions_are_limited() {
     let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
     assert_eq!(closed.status, 200);
     open(&world, &json!({"capacity_of_str_len": 9}));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -329,14 +329,14 @@ fn invalid_calls_of_sessions_are_refused_by_name_and_their_size_is_limited() {
         400,
         "session_params.id is missing",
     );
-    // No client can fill the memory.
+    // Once the sessions' memory limit is reached, further requests are refused.
     let filled = (0..10).map(|at| {
         let call = call(&id, None, &format!("r{at}"), &[7; 40]);
         post(world.addr, "/generate", &call).status
     });
     let filled: Vec<u16> = filled.collect();
     assert_eq!((filled[0], filled[9]), (200, 503), "{filled:?}");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn settings_can_be_changed_while_the_server_runs() {
         set(json!({"max_micro_batch_size": 3})),
         json!([{"updated": false}])
     );
-    // All or nothing.
+    // One unsupported setting rejects all settings of the call.
     let both = json!({"schedule_policy": "fcfs", "max_micro_batch_size": 3});
     assert_eq!(set(both), json!([{"updated": false}]));
     assert_eq!(world.stats().schedule_policy, "lpm");

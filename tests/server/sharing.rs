@@ -1,4 +1,4 @@
-//! Tests of sixteen clients that share 512 tokens: the cached tokens in answers and metrics agree exactly.
+//! Tests that answers and metrics report the same cached tokens for sixteen clients that share a prefix of 512 tokens.
 
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ fn world(model: &str, page_size: u32) -> World {
 
 #[track_caller]
 fn check_counters(world: &World, model: &str, cached: u64) {
-    world.wait_until_whole();
+    world.wait_until_idle();
     let prompts = (CLIENTS * (SHARED_TOKENS + OWN_TOKENS)) as u64;
     assert_eq!(counter(world, "sglang:prompt_tokens_total", model), prompts);
     assert_eq!(counter(world, "sglang:cached_tokens_total", model), cached);
@@ -80,7 +80,7 @@ fn check_counters(world: &World, model: &str, cached: u64) {
 }
 
 #[test]
-fn clients_one_after_another_find_the_page_floored_common_prefix() {
+fn sequential_clients_find_the_common_prefix_in_whole_pages() {
     for page_size in [1, 16, 64] {
         let model = format!("in-turn-{page_size}");
         let world = world(&model, page_size);
@@ -99,7 +99,7 @@ fn clients_one_after_another_find_the_page_floored_common_prefix() {
 }
 
 #[test]
-fn of_clients_at_once_all_but_one_find_the_prefix() {
+fn all_but_one_of_concurrent_clients_find_the_prefix() {
     for page_size in [1, 16] {
         let model = format!("at-once-{page_size}");
         let world = world(&model, page_size);

@@ -78,7 +78,7 @@ fn samples_of_a_native_call_are_valid_and_streamed_alike() {
         so_far.clone_into(&mut streamed[index]);
     }
     assert_eq!(streamed, texts);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -109,5 +109,5 @@ fn samples_of_a_chat_are_valid_and_streamed_alike() {
         }
     }
     assert_eq!(streamed, texts);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

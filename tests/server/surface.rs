@@ -9,12 +9,12 @@ use serde_json::json;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
+use crate::dying_engine::{kill, world_with_dying_engine};
 use crate::http::{get, post, send, stream};
-use crate::mortal::{kill, mortal_world};
 use crate::world::{World, wait_until};
 
 #[test]
-fn a_server_without_its_engine_says_that_it_is_loading() {
+fn a_server_without_its_engine_answers_that_it_is_loading() {
     let world = World::without_engine(ServerConfig::default());
     for path in [
         "/health",
@@ -49,20 +49,20 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
     );
 }
 
-/// A supervisor that restarts a process after a failed liveness probe would end the rebuild that repairs it.
+/// If the liveness probe failed during a rebuild, a supervisor would restart the process and so end the rebuild.
 #[test]
-fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
-    let (world, _model, fail) = mortal_world();
+fn a_rebuilding_server_is_alive_but_not_ready_and_a_failed_one_is_neither() {
+    let (world, _model, fail) = world_with_dying_engine();
     assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
     kill(&world);
     assert_eq!(get(world.addr, "/health").ok()["status"], "rebuilding");
     fail.send(()).expect("a rebuild");
     wait_until("rebuild fails", || get(world.addr, "/health").status == 503);
-    let over = get(world.addr, "/ready");
+    let failed = get(world.addr, "/ready");
     assert!(
-        over.status == 503 && over.body.contains("is not rebuilt"),
+        failed.status == 503 && failed.body.contains("is not rebuilt"),
         "{}",
-        over.body
+        failed.body
     );
 }
 
@@ -97,7 +97,7 @@ fn a_loaded_server_describes_itself() {
         assert_eq!(info["max_total_tokens"], info["max_total_num_tokens"]);
         assert_eq!(info["is_embedding"], false);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_stopping_server_is_not_ready_and_finishes_running_requests() {
 }
 
 #[test]
-fn requests_that_outlast_the_deadline_are_aborted_with_an_end() {
+fn requests_that_outlast_the_deadline_end_with_an_abort() {
     let mut world = World::with(|_, server| server.shutdown_deadline_s = 0);
     let sampling = json!({"max_new_tokens": 60000, "ignore_eos": true});
     let call = json!({"text": "a", "sampling_params": sampling, "stream": true});
@@ -212,12 +212,12 @@ fn a_host_mounts_two_servers_and_its_own_routes() {
     assert_eq!(get(addr, "/b/metrics").body, "page");
     assert_eq!(get(addr, "/elsewhere").status, 404);
     // The server guards the routes that it mounts, but not the host's routes.
-    let stranger = |path: &str| {
+    let foreign_request = |path: &str| {
         let lines = "Host: evil.example\r\nOrigin: http://evil.example\r\nConnection: close";
         send(addr, &format!("GET {path} HTTP/1.1\r\n{lines}\r\n\r\n")).status
     };
-    assert_eq!(stranger("/a/health"), 403);
-    assert_eq!(stranger("/own"), 200);
+    assert_eq!(foreign_request("/a/health"), 403);
+    assert_eq!(foreign_request("/own"), 200);
     drop(stop);
     host.join().expect("the host does not panic");
 }

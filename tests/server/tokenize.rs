@@ -38,7 +38,7 @@ fn a_text_becomes_tokens_and_the_tokens_the_text() {
             (&json!(TEXT), &json!(TEXT))
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_chat_has_the_tokens_of_its_prompt() {
             .expect("a text")
             .contains("<|im_start|>")
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn invalid_calls_are_refused_by_their_field() {
     ] {
         check_refused(&world, "/detokenize", &body, param, part);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
     let loading = World::without_engine(ServerConfig::default());
     for path in ["/tokenize", "/detokenize"] {
         let body = json!({"prompt": "x", "tokens": [1]});
@@ -162,12 +162,12 @@ fn invalid_calls_are_refused_by_their_field() {
 fn large_texts_wait_for_each_other_and_delay_no_other_request() {
     let world = World::new();
     let body = json!({"prompt": "some words of a long text. ".repeat(100_000)});
-    // With one text more, the request that disconnects could take the place of another one.
+    // These requests and the one that disconnects are the most that the budget of answers admits at once.
     let large: Vec<_> = (0..7)
         .map(|_| open(world.addr, "/tokenize", &body))
         .collect();
-    let left = open(world.addr, "/tokenize", &body);
-    drop(left);
+    let disconnected = open(world.addr, "/tokenize", &body);
+    drop(disconnected);
     for _ in 0..3 {
         let call = json!({"prompt": "The sea", "max_tokens": 4});
         post(world.addr, "/v1/completions", &call).ok();
@@ -183,5 +183,5 @@ fn large_texts_wait_for_each_other_and_delay_no_other_request() {
     }
     let small = post(world.addr, "/tokenize", &json!({"prompt": "The sea"})).ok();
     assert!(small["count"].as_u64() > Some(0));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -62,7 +62,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Name and arguments of the calls of a whole chat.
+/// Name and arguments of the calls of a chat that is not streamed.
 fn of_chat(answer: &Value) -> Vec<(String, String)> {
     let calls = list(&answer["choices"][0]["message"]["tool_calls"]).iter();
     calls
@@ -75,7 +75,7 @@ fn of_chat(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Name and arguments of the completed calls of a whole response.
+/// Name and arguments of a response's completed calls.
 fn of_response(answer: &Value) -> Vec<(String, String)> {
     let items = list(&answer["output"]).iter();
     items
@@ -84,7 +84,7 @@ fn of_response(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Name and input of the calls of a whole message.
+/// Name and input of a message's calls.
 fn of_message(answer: &Value) -> Vec<(String, Value)> {
     let blocks = list(&answer["content"]).iter();
     blocks
@@ -140,9 +140,9 @@ fn a_fenced_object_that_names_a_tool_is_a_call_in_every_api() {
     let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
     assert_eq!(of_message(&answer), [("weather".to_owned(), input.clone())]);
     assert_eq!(answer["stop_reason"], "tool_use");
-    let answer = messages::together(&messages::events(world.addr, message("Lisbon?", json!({}))));
+    let answer = messages::assemble(&messages::events(world.addr, message("Lisbon?", json!({}))));
     assert_eq!(of_message(&answer), [("weather".to_owned(), input)]);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
     assert_eq!(content(&without), line);
     let (calls, streamed, _) = streamed_chat(&world, chat("A train?", json!({})));
     assert_eq!((calls.len(), streamed), (0, other));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The text of all messages of a response.
@@ -185,8 +185,8 @@ fn a_call_that_is_no_json_is_text_and_never_a_call() {
     assert_eq!(answer["choices"][0]["message"]["content"], line.as_str());
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
-    let begun = r#"{"city": "Lisbon","#;
-    assert_eq!(calls, [("weather".to_owned(), begun.to_owned())]);
+    let partial = r#"{"city": "Lisbon","#;
+    assert_eq!(calls, [("weather".to_owned(), partial.to_owned())]);
     assert_eq!(content, "Well.}}\n</tool_call>");
     assert_eq!(reason, "stop");
 
@@ -203,13 +203,13 @@ fn a_call_that_is_no_json_is_text_and_never_a_call() {
     assert_eq!(answer["stop_reason"], "end_turn");
     let events = messages::events(world.addr, message("Lisbon?", json!({})));
     let stop = events.iter().find(|(name, _)| name == "message_delta");
-    let (_, stop) = stop.expect("an end");
+    let (_, stop) = stop.expect("a message_delta event");
     assert_eq!(stop["delta"]["stop_reason"], "end_turn");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// A model that keeps calling until it is stopped.
-fn tireless() -> World {
+/// A model that writes forty calls.
+fn forty_calls() -> World {
     let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
     let line = vec![one.as_str(); 40].join("\n");
     World::scripted(&[("again", &line)])
@@ -217,7 +217,7 @@ fn tireless() -> World {
 
 #[test]
 fn a_named_tool_is_called_once_in_every_api() {
-    let world = tireless();
+    let world = forty_calls();
     let function = json!({"type": "function", "function": {"name": "weather"}});
     for parallel in [json!(null), json!(true), json!(false)] {
         let more = json!({"tool_choice": function, "parallel_tool_calls": parallel});
@@ -243,12 +243,12 @@ fn a_named_tool_is_called_once_in_every_api() {
     let more = json!({"tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
     let answer = post(world.addr, MESSAGES, &message("again", more)).ok();
     assert_eq!(of_message(&answer).len(), 1);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn required_calls_have_a_bound_in_every_api() {
-    let world = tireless();
+fn the_number_of_required_calls_is_limited_in_every_api() {
+    let world = forty_calls();
     let required = json!({"tool_choice": "required"});
     let answer = post(world.addr, CHAT, &chat("again", required.clone())).ok();
     assert_eq!(of_chat(&answer).len(), 16, "{answer}");
@@ -270,11 +270,11 @@ fn required_calls_have_a_bound_in_every_api() {
         (of_message(&answer).len(), &answer["stop_reason"]),
         (16, &json!("tool_use"))
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// Models end their answer after a line break: a grammar that took that for the beginning of another call would keep
-/// them calling.
+/// Some models end an answer with a line break. If the grammar took the line break for the start of another call, it
+/// would force calls without end.
 #[test]
 fn a_line_break_after_a_required_call_does_not_force_another() {
     let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
@@ -283,7 +283,7 @@ fn a_line_break_after_a_required_call_does_not_force_another() {
     let answer = post(world.addr, CHAT, &chat("once", required)).ok();
     assert_eq!(of_chat(&answer).len(), 1, "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -302,8 +302,8 @@ fn a_truncated_call_is_never_sent_as_a_complete_one() {
             .expect("a number");
         for most in 1..tokens {
             let place = format!("{most} tokens of {cue}");
-            check_cut_chat(&world, cue, most, &place);
-            check_cut_response(&world, cue, most, &place);
+            check_truncated_chat(&world, cue, most, &place);
+            check_truncated_response(&world, cue, most, &place);
             let body = message(cue, json!({"max_tokens": most}));
             let answer = post(world.addr, MESSAGES, &body).ok();
             assert_eq!(answer["stop_reason"], "max_tokens", "{place}");
@@ -317,23 +317,23 @@ fn a_truncated_call_is_never_sent_as_a_complete_one() {
             assert!(!list(&answer["content"]).is_empty(), "{place}");
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-fn check_cut_chat(world: &World, cue: &str, most: u64, place: &str) {
+fn check_truncated_chat(world: &World, cue: &str, most: u64, place: &str) {
     let body = chat(cue, json!({"max_tokens": most}));
     let answer = post(world.addr, CHAT, &body).ok();
     assert_eq!(answer["choices"][0]["finish_reason"], "length", "{place}");
     let content = text(&answer["choices"][0]["message"]["content"]);
     assert!(!content.contains("<tool_call>"), "{place}: {content}");
     for (_, arguments) in of_chat(&answer) {
-        serde_json::from_str::<Value>(&arguments).expect("whole calls only");
+        serde_json::from_str::<Value>(&arguments).expect("complete calls only");
     }
     let (_, streamed, reason) = streamed_chat(world, body);
     assert_eq!((streamed, reason.as_str()), (content, "length"), "{place}");
 }
 
-fn check_cut_response(world: &World, cue: &str, most: u64, place: &str) {
+fn check_truncated_response(world: &World, cue: &str, most: u64, place: &str) {
     let events = responses::events(
         world.addr,
         response(cue, json!({"max_output_tokens": most})),
@@ -353,11 +353,11 @@ fn check_cut_response(world: &World, cue: &str, most: u64, place: &str) {
         .collect();
     assert_eq!(done, completed, "{place}");
     for arguments in completed {
-        serde_json::from_str::<Value>(&arguments).expect("whole calls only");
+        serde_json::from_str::<Value>(&arguments).expect("complete calls only");
     }
 }
 
-/// Half of a command is another command.
+/// A truncated command can be a different and harmful command.
 #[test]
 fn the_input_of_a_custom_tool_is_sent_whole_or_not_at_all() {
     let line = call("shell", r#"{"input": "rm -rf /tmp/x"}"#);
@@ -380,7 +380,7 @@ fn the_input_of_a_custom_tool_is_sent_whole_or_not_at_all() {
             }
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The grammar of a constant forces the whole output, so the next request finds prompt and constant in the cache.
@@ -402,7 +402,7 @@ fn forced_tokens_of_a_grammar_do_not_count_as_cached_prompt_tokens() {
 
 #[test]
 fn cached_tokens_never_exceed_the_prompt() {
-    let world = tireless();
+    let world = forty_calls();
     let function = json!({"type": "function", "function": {"name": "weather"}});
     let body = chat("again", json!({"tool_choice": function}));
     for turn in 0..3 {
@@ -416,5 +416,5 @@ fn cached_tokens_never_exceed_the_prompt() {
     }
     let stats = world.stats();
     assert!(stats.cached_tokens <= stats.prompt_tokens, "{stats:?}");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -45,7 +45,7 @@ fn embeddings_of_tokens_get_the_same_output_as_the_tokens() {
             assert_eq!(meta["cached_tokens"], 0);
         }
     }
-    // One prompt by itself has one answer.
+    // A single prompt gets one answer instead of a list.
     let one = json!({"input_embeds": vectors(prompts[0]), "sampling_params": greedy(9)});
     let got = post(world.addr, "/generate", &one).ok();
     assert_eq!(got["output_ids"], expected[0]["output_ids"]);
@@ -71,7 +71,7 @@ fn embeddings_of_tokens_get_the_same_output_as_the_tokens() {
         }
         assert_eq!(json!(tokens), expected[0]["output_ids"]);
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[track_caller]
@@ -88,7 +88,7 @@ fn check_refused(world: &World, fields: Value, param: &str, part: &str) {
 }
 
 #[test]
-fn invalid_vectors_are_refused_by_their_place() {
+fn errors_of_invalid_vectors_name_their_index() {
     let world = World::with(|engine, _| engine.context_length = Some(64));
     let vector = || vec![0.5; WIDTH];
     let table = [
@@ -127,8 +127,8 @@ fn invalid_vectors_are_refused_by_their_place() {
     let scored =
         json!({"input_embeds": [vector()], "return_logprob": true, "logprob_start_len": 0});
     check_refused(&world, scored, "logprob_start_len", "no log probabilities");
-    // An empty list is no prompt.
+    // An empty `input_embeds` counts as absent.
     let none = json!({"input_embeds": [], "text": "a", "sampling_params": greedy(2)});
     post(world.addr, "/generate", &none).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

@@ -35,7 +35,7 @@ fn a_warm_up_over_generate_leaves_its_prompt_in_the_cache() {
     let last = &events.last().expect("one event at least")["meta_info"];
     assert_eq!(last["finish_reason"]["type"], "length");
     assert_eq!(last["completion_tokens"], 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[track_caller]
@@ -72,7 +72,7 @@ fn warm_ups_work_over_openais_endpoints() {
     assert_eq!(reply["choices"][0]["text"], "a scored prompt");
     echo["echo"] = false.into();
     check_openai(&world, "/v1/completions", &mut echo);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn time_limits_end_requests_with_503_and_name_the_limit() {
     let long = post(world.addr, "/generate", &runs);
     assert_eq!(long.status, 503, "{}", long.body);
     assert!(long.body.contains("ran for 200 ms"), "{}", long.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
     let page = get(world.addr, "/metrics").body;
     assert!(page.contains("souffleur_requests_failed_total{code=\"timeout\"}"));
 }

@@ -56,8 +56,8 @@ impl Client {
                 .0
                 .next()
                 .await
-                .expect("another frame")
-                .expect("the connection holds")
+                .expect("the server sends a frame")
+                .expect("the frame is valid")
             {
                 Message::Ping(_) | Message::Pong(_) => (),
                 frame => return frame,
@@ -86,12 +86,12 @@ fn generate(rid: &str, max_new_tokens: u32) -> Value {
     json!({"op": "generate", "rid": rid, "text": rid, "sampling_params": sampling})
 }
 
-/// More tokens than a test has time for.
+/// More tokens than any test generates.
 const ENDLESS: u32 = 60_000;
 
 #[track_caller]
-fn ends_early(world: &World) {
-    world.wait_until_whole();
+fn check_ends_early(world: &World) {
+    world.wait_until_idle();
     assert!(
         world.stats().steps < u64::from(ENDLESS),
         "the request ran to its end"
@@ -136,7 +136,7 @@ fn requests_share_a_connection_and_answer_as_over_http() {
             assert_eq!(whole["output_ids"], json!(tokens[rid]));
         }
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_abort_ends_one_request_and_leaves_the_others() {
         client.send(json!({"op": "abort", "rid": "b"})).await;
         while client.json().await["done"] != true {}
     });
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn an_abort_right_after_its_request_is_not_lost() {
             while client.json().await["done"] != true {}
         }
     });
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_client_that_disappears_cancels_its_requests() {
         // No closing handshake: the socket just closes.
         drop(client);
     });
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn frames_that_cannot_be_served_are_answered_and_the_connection_stays() {
         client.send(generate("e", 2)).await;
         while client.json().await["done"] != true {}
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn an_overloaded_engine_closes_idle_connections_with_try_again() {
         assert_eq!(idle.close_code().await, CloseCode::Again);
         assert_eq!(busy.json().await["rid"], "a");
     });
-    ends_early(&world);
+    check_ends_early(&world);
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn clients_that_answer_no_pings_are_dropped() {
         client
     });
     // The client holds the connection and reads nothing, so it answers no ping.
-    ends_early(&world);
+    check_ends_early(&world);
     drop(client);
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the errors for prompts that are too long: the words that each API's clients look for, and the token count.
+//! Tests of the errors for prompts that are too long: the texts that each API's clients expect, and the token count.
 
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -7,14 +7,14 @@ use crate::http::{post, stream};
 use crate::websocket::Client;
 use crate::world::{CONTEXT_TOKENS, World, block_on};
 
-/// The most tokens of a prompt.
+/// Maximum tokens of a prompt.
 const LIMIT: usize = CONTEXT_TOKENS - 2;
 
 fn user(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
-/// The tokens of a text as a plain prompt.
+/// The number of tokens of a text that is sent as a plain prompt.
 fn tokens(world: &World, text: &str) -> usize {
     let engine = world.engine();
     let encoded = engine.text().expect("a tokenizer").encode(text);
@@ -32,7 +32,7 @@ fn refusal(world: &World, path: &str, body: &Value) -> (Value, String) {
 }
 
 #[test]
-fn errors_for_plain_prompts_have_their_true_length() {
+fn errors_for_plain_prompts_state_the_token_count() {
     let world = World::scripted(&[]);
     let text = "word, and another word ".repeat(40_000);
     let n = tokens(&world, &text);
@@ -43,8 +43,8 @@ fn errors_for_plain_prompts_have_their_true_length() {
     );
     let body = json!({"prompt": text});
     assert_eq!(refusal(&world, "/v1/completions", &body).1, openai);
-    let of_the_list = json!({"prompt": ["a", text]});
-    assert_eq!(refusal(&world, "/v1/completions", &of_the_list).1, openai);
+    let in_a_list = json!({"prompt": ["a", text]});
+    assert_eq!(refusal(&world, "/v1/completions", &in_a_list).1, openai);
     let sglang = format!(
         "the input ({n} tokens) is longer than the model's context length ({LIMIT} tokens): shorten the prompt"
     );
@@ -58,11 +58,11 @@ fn errors_for_plain_prompts_have_their_true_length() {
         message.contains(&format!("you requested {} tokens", LIMIT + 7)),
         "{message}"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn errors_for_chats_have_the_words_of_their_api() {
+fn errors_for_chats_have_the_text_of_their_api() {
     let world = World::scripted(&[]);
     let text = "word ".repeat(70_000);
     let (openai, message) = refusal(
@@ -102,7 +102,7 @@ fn errors_for_chats_have_the_words_of_their_api() {
         let (_, message) = refusal(&world, path, &body);
         assert!(message.starts_with(expected), "{message}");
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -133,14 +133,14 @@ fn a_streamed_response_begins_and_then_fails() {
     assert_eq!(response["error"]["code"], "context_length_exceeded");
     let message = response["error"]["message"].as_str().expect("a text");
     assert!(message.contains("exceeds the context window"), "{message}");
-    // Other errors are a status, before any event.
+    // Other errors set the HTTP status, and no event is sent.
     let wrong = json!({"input": "hello", "temperature": -1, "stream": true});
     assert_eq!(post(world.addr, "/v1/responses", &wrong).status, 400);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
-fn the_websocket_of_generate_has_the_words_of_generate() {
+fn the_websocket_has_the_error_text_of_the_generate_endpoint() {
     let world = World::scripted(&[]);
     block_on(async {
         let connecting = Client::connect_to(world.addr, "/v1/ws/generate", None);
@@ -150,7 +150,7 @@ fn the_websocket_of_generate_has_the_words_of_generate() {
             .send(json!({"op": "generate", "rid": "a", "text": text}))
             .await;
         let Message::Text(answer) = client.any().await else {
-            panic!("no text")
+            panic!("the answer is not text")
         };
         let answer: Value = serde_json::from_str(&answer).expect("frames are JSON");
         let message = answer["error"]["message"].as_str().expect("a text");
@@ -159,5 +159,5 @@ fn the_websocket_of_generate_has_the_words_of_generate() {
             "{message}"
         );
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

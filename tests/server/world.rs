@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 
 use crate::scripted::{self, Line};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest sequence of the model: more tokens than a test has time for.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The model's context length: more tokens than any test generates.
 pub const CONTEXT_TOKENS: usize = 1 << 16;
 /// Ids of the tokens `no` and `yes` in [`long_model`].
 pub const NO_TOKEN: u32 = 126;
@@ -44,12 +44,12 @@ impl World {
         Self::built(configure, |state| state)
     }
 
-    /// As [`Self::with`], with a state that the test adapts.
+    /// Like [`Self::with`]; `adapt` changes the server's state before the server starts.
     pub fn built(
         configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
         adapt: impl FnOnce(AppState) -> AppState,
     ) -> Self {
-        // The engine's metrics go to the recorder that is installed when it starts.
+        // The engine's metrics go to the recorder that is installed when the engine starts.
         recorder();
         let model = long_model();
         let mut engine = EngineConfig {
@@ -138,7 +138,7 @@ impl World {
 
     /// Waits until no request is in flight and every page is free or cached.
     #[track_caller]
-    pub fn wait_until_whole(&self) {
+    pub fn wait_until_idle(&self) {
         self.wait_until("no page is in use", |stats| stats.is_idle_and_whole());
         let engine = self.engine();
         wait_until("no request is active", || engine.requests_inside() == 0);
@@ -155,7 +155,7 @@ impl World {
 
     #[track_caller]
     pub fn join(&mut self) {
-        let thread = self.thread.take().expect("joined once");
+        let thread = self.thread.take().expect("the server is joined once");
         wait_until("the server stops", || thread.is_finished());
         thread
             .join()
@@ -182,7 +182,7 @@ impl Drop for World {
 pub fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < PATIENCE, "waited too long until {what}");
+        assert!(started.elapsed() < TIMEOUT, "timed out before {what}");
         std::thread::yield_now();
     }
 }
@@ -199,11 +199,11 @@ pub fn recorder() -> &'static PrometheusHandle {
     RECORDER.get_or_init(|| {
         PrometheusBuilder::new()
             .install_recorder()
-            .expect("the only recorder")
+            .expect("no other recorder is installed")
     })
 }
 
-/// A tiny random model with a longer context than it was made for, and a chat template.
+/// A tiny random model with a chat template, and with a context longer than the fixture's.
 pub fn long_model() -> TempDir {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let folder = TempDir::new().expect("a folder can be made");
@@ -222,7 +222,7 @@ pub fn long_model() -> TempDir {
     folder
 }
 
-/// The model's tokenizer with the tokens `no` and `yes`, in place of two bytes that no UTF-8 text has.
+/// The model's tokenizer with the tokens `no` and `yes` instead of two bytes that never occur in UTF-8.
 fn with_answers(source: &Path) -> Value {
     let mut tokenizer = read_json(source.join("tokenizer.json"));
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut();

@@ -1,4 +1,4 @@
-//! `souffleur simulate` as its users see it: tables, JSON, plots and errors.
+//! Tests of the tables, JSON, plots and errors of `souffleur simulate`.
 
 use std::process::{Command, Output};
 
@@ -107,7 +107,7 @@ fn pages_of_a_replay_may_be_as_large_as_a_block_or_larger() {
     assert_eq!(hits(&["--page-size", "512"]), hits(&[]));
     assert!(hits(&["--page-size", "1024"]) <= hits(&[]));
     let refused = simulate(&[&trace, "--page-size", "512"]);
-    assert!(!refused.status.success(), "an engine has no such pages");
+    assert!(!refused.status.success(), "engine pages are smaller");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_load_gives_percentiles_counts_and_moments() {
             (&120.into(), &0.into())
         );
         assert!(run["ttft_s"]["p99"].as_f64() >= run["ttft_s"]["p50"].as_f64());
-        assert!(!run["timeline"].as_array().expect("moments").is_empty());
+        assert!(!run["timeline"].as_array().expect("a timeline").is_empty());
         assert_eq!(run["requests"].as_array().map(Vec::len), Some(120));
     }
     assert!(found["runs"][0]["stats"]["evicted_tokens"].as_u64() > Some(0));

@@ -1,4 +1,4 @@
-//! The engine's states in virtual time: invariants under any load, and known results of small loads.
+//! Tests of the simulated engine in virtual time: invariants under any load, and known results of small loads.
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::engine::{Simulation, simulate};
@@ -48,7 +48,7 @@ fn load(requests: usize, rate: f64) -> SyntheticLoad {
     }
 }
 
-fn built(load: &SyntheticLoad) -> Trace {
+fn trace(load: &SyntheticLoad) -> Trace {
     load.trace().expect("the load is valid")
 }
 
@@ -56,8 +56,8 @@ fn built(load: &SyntheticLoad) -> Trace {
 const DECODE_S: f64 = 150e-6 + (8.03e9 - 0.525e9) * 2.0 / (3350e9 * 0.85);
 
 #[test]
-fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
-    let outcome = run(&EngineConfig::default(), None, true, &built(&load(1, 1.0)));
+fn a_single_request_takes_one_prefill_and_a_decode_per_further_token() {
+    let outcome = run(&EngineConfig::default(), None, true, &trace(&load(1, 1.0)));
     let request = outcome.requests[0];
     assert_eq!(
         (request.output_tokens, request.end),
@@ -65,7 +65,7 @@ fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
     );
     assert_eq!((outcome.prefill_steps, outcome.decode_steps), (1, 49));
     let ttft_s = outcome.ttft_s()[0];
-    // Without the embedding and the output head.
+    // The parameters without the embedding and the output head.
     let flops_s = 2.0 * 6.98e9 * 1000.0 / (989.4e12 * 0.7);
     assert!((flops_s..1.2 * flops_s).contains(&ttft_s), "{ttft_s}");
     let tpot_s = outcome.tpot_s()[0];
@@ -76,7 +76,7 @@ fn a_lone_request_takes_a_prefill_and_a_decode_for_each_further_token() {
 #[test]
 fn every_request_ends_with_all_its_tokens_whatever_the_load() {
     for (rate, kv_tokens) in [(5.0, None), (1000.0, None), (1000.0, Some(20_000))] {
-        let trace = built(&SyntheticLoad {
+        let trace = trace(&SyntheticLoad {
             input_tokens: Lengths::Uniform(1, 4000),
             output_tokens: Lengths::Uniform(1, 200),
             ..load(400, rate)
@@ -110,20 +110,20 @@ fn shared_prefixes_are_computed_once() {
         shared_fraction: 1.0,
         ..load(200, 20.0)
     };
-    let outcome = run(&EngineConfig::default(), None, true, &built(&shared));
+    let outcome = run(&EngineConfig::default(), None, true, &trace(&shared));
     assert_eq!(outcome.stats.cached_tokens, 196 * 3000);
     let off = EngineConfig {
         disable_radix_cache: true,
         ..EngineConfig::default()
     };
-    let without = run(&off, None, true, &built(&shared));
+    let without = run(&off, None, true, &trace(&shared));
     assert_eq!(without.stats.cached_tokens, 0);
     assert!(without.busy_s > outcome.busy_s);
 }
 
 #[test]
 fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
-    let trace = built(&SyntheticLoad {
+    let trace = trace(&SyntheticLoad {
         arrivals: Arrivals::Burst,
         output_tokens: Lengths::Fixed(800),
         ..load(60, 1.0)
@@ -147,7 +147,7 @@ fn a_small_pool_retracts_when_memory_is_reserved_for_a_part_of_the_outputs() {
 
 #[test]
 fn a_full_queue_delays_requests_and_prompts_that_cannot_fit_are_refused() {
-    let trace = built(&SyntheticLoad {
+    let trace = trace(&SyntheticLoad {
         arrivals: Arrivals::Burst,
         ..load(100, 1.0)
     });

@@ -1,4 +1,4 @@
-//! The simulator: the reference curve, the engine's states in virtual time, the KV store, and traces.
+//! Tests of the simulator: replays of prompts, the engine in virtual time, the KV store, and trace files.
 
 mod cli;
 mod engine;

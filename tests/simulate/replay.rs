@@ -1,4 +1,4 @@
-//! Replays of prompts only: hit rates of Mooncake's synthetic trace equal those of SGLang's own tree.
+//! Tests of replays of prompts: hit rates on Mooncake's synthetic trace equal those of SGLang's radix tree.
 
 use souffleur::simulate::replay::{ReplayCache, Replayed, replay_prompts};
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -42,7 +42,7 @@ fn the_synthetic_trace_hits_as_often_and_evicts_as_many_nodes_as_the_reference()
 }
 
 #[test]
-fn prompts_longer_than_the_cache_miss_and_leave_it_as_it_is() {
+fn prompts_longer_than_the_cache_miss_and_do_not_change_it() {
     let trace = mooncake(Some(40));
     let whole = replay_prompts(&trace, cache(None, 512)).expect("the cache is valid");
     let tiny = replay_prompts(&trace, cache(Some(20), 512)).expect("the cache is valid");

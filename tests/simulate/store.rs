@@ -1,4 +1,4 @@
-//! The engine with a KV store in virtual time: a load computed by hand, hits of a naive store, busy loads.
+//! Tests of the simulated engine with a KV store: a load computed by hand, the hits of a naive store, and busy loads.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use souffleur::simulate::trace::{Prompt, Segment, Trace, TraceRequest};
 use crate::mooncake;
 
 const GIB: u64 = 1 << 30;
-/// K/V of a token of Qwen3-0.6B in 16 bits.
+/// K/V bytes per token of Qwen3-0.6B in 16 bits.
 const TOKEN_BYTES: f64 = 114_688.0;
 
 /// Two cores with a disk.
@@ -24,7 +24,7 @@ fn cores() -> Hardware {
     Hardware::load("zen4-2-cores").expect("the preset is compiled in")
 }
 
-/// A pool and an optional store of `disk_bytes` bytes.
+/// The configuration of an engine with a store of `disk_bytes` bytes, or without a store.
 fn config(disk_bytes: Option<u64>) -> EngineConfig {
     EngineConfig {
         kv_disk_path: disk_bytes.map(|_| PathBuf::from("nowhere")),
@@ -79,8 +79,8 @@ fn trace(prompts: &[&[(u32, u32)]], output_tokens: u32, gap_s: f64) -> Trace {
 }
 
 #[test]
-fn an_evicted_prompt_comes_from_the_disk_in_the_time_that_the_disk_takes() {
-    // The pool holds one of the prompts with its output, so the second one takes the place of the first.
+fn an_evicted_prompt_is_loaded_in_the_time_that_the_disk_takes() {
+    // The pool holds one prompt with its output, so the second prompt evicts the first.
     let prompts: [&[(u32, u32)]; 3] = [&[(0, 1000)], &[(10, 1000)], &[(0, 1000)]];
     let load = trace(&prompts, 50, 100.0);
     let hardware = cores();
@@ -89,7 +89,7 @@ fn an_evicted_prompt_comes_from_the_disk_in_the_time_that_the_disk_takes() {
     assert!(without.store.is_none());
     assert!(without.stats.cached_tokens < 64, "{:?}", without.stats);
     let with = run(&config(Some(GIB)), on, 1100, &load);
-    // Fifteen whole blocks of the prompt's 1,000 tokens.
+    // The prompt's 1,000 tokens contain fifteen whole blocks.
     let requests = &with.requests;
     assert_eq!(requests[2].cached_tokens, 960);
     let in_memory = 960 - requests[2].loaded_tokens;
@@ -100,14 +100,14 @@ fn an_evicted_prompt_comes_from_the_disk_in_the_time_that_the_disk_takes() {
     );
     let store = with.store.expect("the outcome has a store");
     assert_eq!(store.read, 15);
-    // Of each prompt and its output 1,049 tokens are stored: 16 blocks. The last block of the third request differs.
+    // 1,049 tokens of each prompt and its output are stored, in 16 blocks. The last block of the third request differs.
     assert!((32..=33).contains(&store.written), "{store:?}");
     let block_bytes = 64.0 * TOKEN_BYTES;
     let fetch_s = 100e-6 + 15.0 * block_bytes / 0.68e9;
     assert!((store.read_s - fetch_s).abs() < 1e-9, "{store:?}");
     let write_s = store.written as f64 * block_bytes / 1.1e9;
     assert!((store.write_s - write_s).abs() < 1e-9, "{store:?}");
-    // Then a step copies the blocks within memory and computes 40 tokens, in 0.05 to 0.3 seconds.
+    // After the fetch, a step copies the blocks within memory and computes 40 tokens, in 0.05 to 0.3 seconds.
     let copy_s = f64::from(requests[2].loaded_tokens) * TOKEN_BYTES * 2.0 / (57.6e9 * 0.62);
     let ttft_s = with.ttft_s();
     let step_s = ttft_s[2] - fetch_s - copy_s;
@@ -126,7 +126,7 @@ fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
         (random >> 33) as u32 % n
     };
     let prompt = |_| {
-        // A few beginnings, with few continuations.
+        // Four beginnings, and two continuations per turn.
         let turns = 1 + below(3);
         let mut runs = vec![(below(4) * 100, 512)];
         for turn in 0..turns {
@@ -140,7 +140,7 @@ fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
 }
 
 #[test]
-fn one_request_after_another_hits_what_a_naive_store_has() {
+fn sequential_requests_hit_the_same_blocks_as_a_naive_store() {
     let prompts = conversations(60);
     let prompts: Vec<&[(u32, u32)]> = prompts.iter().map(Vec::as_slice).collect();
     let load = trace(&prompts, 2, 1000.0);
@@ -149,7 +149,7 @@ fn one_request_after_another_hits_what_a_naive_store_has() {
         kv_host_bytes: Some(4 * GIB),
         ..config(Some(1000 * GIB))
     };
-    // Whole blocks, by all tokens up to their end: every computed block is in memory or on disk.
+    // The naive store identifies a block by all tokens up to its end, and never evicts a computed block.
     let mut stored: HashSet<Vec<u32>> = HashSet::new();
     let mut expected = Vec::new();
     for request in &load.requests {
@@ -184,7 +184,7 @@ fn one_request_after_another_hits_what_a_naive_store_has() {
 }
 
 #[test]
-fn every_request_of_a_busy_trace_ends_whatever_the_disk() {
+fn all_requests_of_a_busy_trace_end_with_any_disk() {
     let load = mooncake(Some(120));
     let slow = Hardware {
         disk_read_gb_s: Some(0.01),

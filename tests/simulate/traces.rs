@@ -1,4 +1,4 @@
-//! Trace files: both formats, and the errors for files in neither.
+//! Tests of reading trace files: Mooncake's and Azure's formats, and the errors for other files.
 
 use std::io::Write;
 use std::path::Path;

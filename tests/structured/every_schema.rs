@@ -1,4 +1,4 @@
-//! Every kind of schema, on random weights with a bias towards closing tokens.
+//! Tests that outputs for every kind of schema are valid, on random weights with a bias towards closing tokens.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -7,10 +7,10 @@ use crate::model::{Model, agents};
 use crate::schemas::schemas;
 use crate::validity::{Tally, check_schema};
 
-/// Sets the streams of each schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
+/// Sets the requests per schema: `SOUFFLEUR_SCHEMA_STREAMS=100 cargo test --test structured every_schema`.
 const STREAMS: &str = "SOUFFLEUR_SCHEMA_STREAMS";
 const USUAL_STREAMS: u64 = 8;
-/// Number of schemas whose streams run at once.
+/// Number of schemas whose requests run at once.
 const AT_ONCE: usize = 4;
 
 fn streams() -> u64 {
@@ -32,7 +32,7 @@ async fn outputs_end_and_are_valid() {
     let tallies: Vec<Tally> = stream::iter(checked).buffered(AT_ONCE).collect().await;
     let mut all = Tally::default();
     for (tally, written) in tallies.iter().zip(&schemas) {
-        if tally.cut > 0 {
+        if tally.truncated > 0 {
             eprintln!("{tally:?}: {written}");
         }
         all.add(tally);

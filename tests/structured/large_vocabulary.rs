@@ -1,4 +1,4 @@
-//! A vocabulary as large as those of today's models: 150,000 byte-level tokens, some of them malformed.
+//! Tests structured output with a vocabulary of 150,000 byte-level tokens, some of them malformed.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::validity::{Tally, check_schema};
 const TOKENS: usize = 150_000;
 /// Rows of the output head that belong to no token.
 const SPARE: usize = 64;
-/// One in this many schemas is tested.
+/// Every sixth schema is tested.
 const EVERY: usize = 6;
 const STREAMS: u64 = 8;
 

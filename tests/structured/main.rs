@@ -1,4 +1,4 @@
-//! Structured output through whole engines: random weights, real tokenizers, real executors.
+//! Tests of structured output through whole engines, with random weights and real tokenizers and executors.
 
 mod every_schema;
 mod large_vocabulary;

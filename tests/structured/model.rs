@@ -1,4 +1,4 @@
-//! An engine with a tokenizer, and requests to it.
+//! An engine with a tokenizer for the tests of structured output, and requests to the engine.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::world::{Gated, World, within};
 
 /// A grammar that allows any text.
 pub const EVERY_TEXT: &str = "(?s:.*)";
-/// Output tokens of two requests that are sent first and have the longest outputs. The second is sent while the first
-/// runs, without pages reserved for the rest of the first.
+/// The output length of the two longest requests, which are sent first. The second is admitted while the first runs,
+/// when no pages are reserved for the rest of the first output.
 pub const GROWING_TOKENS: u32 = 100;
-/// A pool size in tokens that holds either of them to its end, but not both.
+/// A pool size in tokens that holds one of the two requests to its end, but not both.
 pub const TIGHT_POOL_TOKENS: usize = 144;
 
-/// Texts of tokens that bring an output nearer to its end: for JSON values, and for strings with patterns.
+/// Tokens that bring an output closer to its end: `CLOSERS` in any JSON, `PATTERN_CLOSERS` in strings with patterns.
 const CLOSERS: [&str; 3] = ["\"", "}", "]"];
 const PATTERN_CLOSERS: [&str; 6] = ["@", ":", "Z", " ", ".", "/"];
-/// By how much the bias of the latter is smaller, in nats.
+/// The bias of `PATTERN_CLOSERS` is smaller than that of `CLOSERS` by this many nats.
 const PATTERN_DISCOUNT: f32 = 2.0;
 
 pub struct Model {
@@ -36,7 +36,7 @@ pub struct Model {
 
 /// The whole output of a request.
 #[derive(Debug)]
-pub struct Said {
+pub struct Output {
     pub text: String,
     pub tokens: Vec<u32>,
     /// Bits of their log probabilities, if requested.
@@ -63,7 +63,7 @@ impl Model {
         Self::start_with(config, |parts| parts)
     }
 
-    /// As [`Self::start`], with parts that the test changes.
+    /// Like [`Self::start`], with engine parts that the test changes.
     pub fn start_with(
         config: EngineConfig,
         change: impl FnOnce(EngineParts) -> EngineParts,
@@ -82,7 +82,7 @@ impl Model {
         }
     }
 
-    /// A request whose prompt follows from its number, constrained or not; greedy if the seed is even.
+    /// A request with a prompt that depends on `number`. The request is greedy if the seed is even.
     pub fn request(
         &self,
         number: u64,
@@ -105,12 +105,12 @@ impl Model {
         request
     }
 
-    pub fn ask(&self, request: GenerateRequest) -> impl Future<Output = Said> + use<> {
-        said(self.world.generate(request))
+    pub fn ask(&self, request: GenerateRequest) -> impl Future<Output = Output> + use<> {
+        output(self.world.generate(request))
     }
 
     /// An engine that runs no step before the sender is dropped.
-    pub fn start_behind(config: EngineConfig) -> (Self, crossbeam_channel::Sender<()>) {
+    pub fn start_gated(config: EngineConfig) -> (Self, crossbeam_channel::Sender<()>) {
         let (open, gate) = crossbeam_channel::bounded(0);
         let model = Self::start_with(config, |mut parts: EngineParts| {
             let make = parts.executor.clone();
@@ -126,7 +126,7 @@ impl Model {
     }
 
     /// Waits until this many requests are in flight and the first is in a step.
-    pub async fn until_begun(&self, requests: usize) {
+    pub async fn until_started(&self, requests: usize) {
         self.world.until(|stats| stats.running_requests > 0).await;
         self.world.until_inside(requests).await;
     }
@@ -160,8 +160,8 @@ pub fn schema(schema: &Value) -> Constraint {
     }
 }
 
-pub async fn said(mut generation: Generation) -> Said {
-    let mut said = Said {
+pub async fn output(mut generation: Generation) -> Output {
+    let mut output = Output {
         text: String::new(),
         tokens: Vec::new(),
         logprobs: Vec::new(),
@@ -175,15 +175,15 @@ pub async fn said(mut generation: Generation) -> Said {
             Event::Finished(end) => (end.delta, Some(end.reason)),
             other => panic!("ended with {other:?}"),
         };
-        said.text.push_str(&delta.text);
-        said.tokens.extend(delta.tokens);
+        output.text.push_str(&delta.text);
+        output.tokens.extend(delta.tokens);
         let logprobs = delta.output_logprobs.iter();
         let bits = logprobs.filter_map(|at| at.logprob).map(f32::to_bits);
-        said.logprobs.extend(bits);
-        said.num_retractions = delta.usage.num_retractions;
+        output.logprobs.extend(bits);
+        output.num_retractions = delta.usage.num_retractions;
         if let Some(end) = end {
-            said.end = end;
-            return said;
+            output.end = end;
+            return output;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The message log of an engine whose requests follow grammars: replaying the log needs no grammar.
+//! Tests that the message log of an engine with constrained requests can be replayed without grammars.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use souffleur_request::FinishReason;
 use souffleur_state::control::ControlSetup;
 use souffleur_state::grammar::Constraint;
 
-use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
+use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, output, schema};
 use crate::schemas::schemas;
 
 const REQUESTS: usize = 48;
@@ -21,10 +21,10 @@ const GROWING: std::ops::Range<usize> = 0..2;
 async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     let dir = tempfile::tempdir().expect("a folder can be made");
     let file = dir.path().join("control.log");
-    let (model, open) = Model::start_behind(EngineConfig {
+    let (model, open) = Model::start_gated(EngineConfig {
         record: Some(file.clone()),
         max_total_tokens: Some(TIGHT_POOL_TOKENS),
-        // Prompts are admitted at once, however slow the machine is.
+        // Admits all prompts in one step, even on a slow machine.
         max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
         context_length: Some(256),
@@ -48,12 +48,12 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     let mut sent = Vec::new();
     for number in 0..REQUESTS {
         sent.push(ask(number));
-        model.until_begun(sent.len()).await;
+        model.until_started(sent.len()).await;
     }
     drop(open);
-    let said = join_all(sent.into_iter().map(said)).await;
-    assert!(said.iter().any(|said| said.end == FinishReason::Grammar));
-    assert!(said.iter().any(|said| said.num_retractions > 0));
+    let outputs = join_all(sent.into_iter().map(output)).await;
+    assert!(outputs.iter().any(|out| out.end == FinishReason::Grammar));
+    assert!(outputs.iter().any(|out| out.num_retractions > 0));
     model.stop().await;
     let log = std::fs::read(&file).expect("a log");
     let replayed = replay(log.as_slice(), &ControlSetup::build).expect("the log can be replayed");

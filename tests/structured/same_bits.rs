@@ -1,5 +1,5 @@
-//! Outputs that follow grammars are bit for bit the same under any schedule: in a batch, chunked, retracted, preempted,
-//! and after lost steps.
+//! Tests that constrained outputs are bit for bit the same under any schedule: in a batch, chunked, retracted,
+//! preempted, and after lost steps.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use souffleur_state::grammar::Constraint;
 use souffleur_state::sampling::LogprobWish;
 use souffleur_state::step::{StepOutput, StepPlan};
 
-use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, said, schema};
+use crate::model::{EVERY_TEXT, GROWING_TOKENS, Model, TIGHT_POOL_TOKENS, agents, output, schema};
 
 const REQUESTS: u64 = 16;
 /// Number of requests that run at once in the test of preemption.
 const RUNNING: u64 = 4;
 /// Requests whose grammar allows any text, and which generate [`GROWING_TOKENS`] tokens.
 const GROWING: [u64; 2] = [6, 14];
-/// Steps that are lost; a request survives both.
+/// The numbers of the steps whose results are lost. A request survives two lost steps.
 const LOST: [u64; 2] = [10, 30];
 
 /// Tokens, the bits of their log probabilities, text and end.
@@ -60,7 +60,7 @@ fn constraint(number: u64) -> Option<Constraint> {
     }
 }
 
-/// A long request, of whose output the scheduler reserves only a part.
+/// A long request. The scheduler reserves pages for only a part of its output.
 fn request(model: &Model, number: u64) -> GenerateRequest {
     let mut request = model.request(number, number, constraint(number));
     request.logprobs = Some(LogprobWish::default());
@@ -80,8 +80,8 @@ fn request(model: &Model, number: u64) -> GenerateRequest {
 }
 
 async fn bits(generation: Generation) -> Bits {
-    let said = said(generation).await;
-    (said.tokens, said.logprobs, said.text, said.end)
+    let output = output(generation).await;
+    (output.tokens, output.logprobs, output.text, output.end)
 }
 
 /// The outputs of the requests, each alone in an engine without a prefix cache.
@@ -104,16 +104,16 @@ fn assert_same(got: &[Bits], expected: &[Bits], how: &str) {
     }
 }
 
-/// The order in which requests come.
+/// The order in which requests arrive.
 #[derive(Clone, Copy, PartialEq)]
 enum Arrival {
-    /// All at once, but those of the lowest priority are in the first step.
-    WorstFirst,
+    /// All together, but the requests of the lowest priority are in the first step.
+    LowestFirst,
     /// One by one, [`GROWING`] before the others.
     GrowingFirst,
 }
 
-async fn crowd(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
+async fn run(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<()>) -> Vec<Bits> {
     let mut order: Vec<u64> = (0..REQUESTS).collect();
     if arrival == Arrival::GrowingFirst {
         order.sort_by_key(|number| !GROWING.contains(number));
@@ -121,14 +121,14 @@ async fn crowd(model: &Model, arrival: Arrival, open: crossbeam_channel::Sender<
     let mut sent = Vec::new();
     for number in order {
         if sent.len() == RUNNING as usize {
-            // If all came at once, those of the highest priority would run first.
+            // If all requests were sent together, those of the highest priority would run first.
             model.world.until(|stats| stats.running_requests > 0).await;
         }
         let mut request = request(model, number);
         request.priority = Some((number / RUNNING) as i64 * 100);
         sent.push((number, model.world.generate(request)));
         if arrival == Arrival::GrowingFirst {
-            model.until_begun(sent.len()).await;
+            model.until_started(sent.len()).await;
         }
     }
     model.world.until_inside(sent.len()).await;
@@ -167,7 +167,7 @@ async fn schedules_change_no_bit() {
             "retracted",
             EngineConfig {
                 max_total_tokens: Some(TIGHT_POOL_TOKENS),
-                // Prompts are admitted at once, however slow the machine is.
+                // Admits all prompts in one step, even on a slow machine.
                 max_prefill_step_ms: 0,
                 schedule_conservativeness: 0.01,
                 ..config()
@@ -183,12 +183,12 @@ async fn schedules_change_no_bit() {
         ),
     ];
     for (how, config) in configs {
-        let (model, open) = Model::start_behind(config);
+        let (model, open) = Model::start_gated(config);
         let arrival = match how {
             "retracted" => Arrival::GrowingFirst,
-            _ => Arrival::WorstFirst,
+            _ => Arrival::LowestFirst,
         };
-        let got = crowd(&model, arrival, open).await;
+        let got = run(&model, arrival, open).await;
         let stats = model.world.assert_whole().await;
         match how {
             "retracted" => assert!(stats.retractions > 0, "{stats:?}"),
@@ -238,7 +238,7 @@ async fn lost_steps_change_no_bit() {
 async fn a_grammar_that_allows_every_text_changes_no_bit() {
     let model = Model::start(config());
     let pieces = model.text.pieces().expect("the tokenizer is byte-level");
-    // Markers and parts of characters are not text.
+    // Markers and incomplete characters are not text.
     let is_text =
         |piece: &TokenPiece| matches!(piece, TokenPiece::Bytes(bytes) if bytes.is_ascii());
     let rows = model.world.engine.model().vocab_size as u32;

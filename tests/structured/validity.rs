@@ -1,9 +1,9 @@
-//! Validates outputs against their schemas.
+//! Checks that outputs are valid against their schemas, and counts the outputs that end.
 
 use jsonschema::Validator;
 use serde_json::Value;
 
-use crate::model::{Model, Said, schema};
+use crate::model::{Model, Output, schema};
 
 /// The share of outputs that must end, in percent.
 const MIN_ENDED: usize = 95;
@@ -11,22 +11,22 @@ const MIN_ENDED: usize = 95;
 #[derive(Debug, Default)]
 pub struct Tally {
     pub ended: usize,
-    pub cut: usize,
+    pub truncated: usize,
 }
 
 impl Tally {
     pub fn add(&mut self, other: &Self) {
         self.ended += other.ended;
-        self.cut += other.cut;
+        self.truncated += other.truncated;
     }
 
     pub fn assert_enough(&self) {
-        let all = self.ended + self.cut;
+        let all = self.ended + self.truncated;
         assert!(self.ended * 100 >= all * MIN_ENDED, "{self:?}");
     }
 }
 
-/// Requests values of a schema, one for each seed, all at once, and checks those that finish.
+/// Sends one request per seed for a value of a schema, all at once, and checks the outputs.
 pub async fn check_schema(
     model: &Model,
     (number, written): (usize, &Value),
@@ -38,33 +38,33 @@ pub async fn check_schema(
         .expect("the schema is valid");
     let ask = |seed| model.ask(model.request(number as u64, seed, Some(schema(written))));
     let mut tally = Tally::default();
-    for said in futures_util::future::join_all(seeds.map(ask)).await {
-        match said.end.as_str() {
+    for output in futures_util::future::join_all(seeds.map(ask)).await {
+        match output.end.as_str() {
             "stop" => tally.ended += 1,
-            _ => tally.cut += 1,
+            _ => tally.truncated += 1,
         }
-        check(model, written, &validator, &said);
+        check(model, written, &validator, &output);
     }
     tally
 }
 
-fn check(model: &Model, written: &Value, validator: &Validator, said: &Said) {
+fn check(model: &Model, written: &Value, validator: &Validator, output: &Output) {
     use souffleur_state::detok::TokenText;
-    let text = &said.text;
-    let output = match said.tokens.split_last() {
+    let text = &output.text;
+    let tokens = match output.tokens.split_last() {
         Some((last, before)) if model.eos.contains(last) => before,
-        _ => &said.tokens[..],
+        _ => &output.tokens[..],
     };
-    let decoded = model.text.decode(output, true, true);
-    assert_eq!(*text, decoded, "{written}: {said:?}");
+    let decoded = model.text.decode(tokens, true, true);
+    assert_eq!(*text, decoded, "{written}: {output:?}");
     let is_control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     assert!(!text.contains(is_control), "{written}: {text:?}");
-    if said.end.as_str() != "stop" {
+    if output.end.as_str() != "stop" {
         return;
     }
     match serde_json::from_str::<Value>(text) {
         Ok(value) => assert!(validator.is_valid(&value), "{written}: {text}"),
-        // The text is JSON with a number outside the range of f64.
+        // The text may be JSON with a number outside the range of f64.
         Err(error) => assert!(
             error.to_string().contains("out of range"),
             "{written}: {text:?}: {error}"

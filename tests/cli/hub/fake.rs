@@ -1,4 +1,4 @@
-//! A fake Hugging Face hub, and a second host, as a CDN, for its large files.
+//! A fake Hugging Face Hub, and a fake CDN host that serves the large files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -83,8 +83,8 @@ pub struct Behaviour {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
-    /// `hub` or `cdn`.
+pub struct HubRequest {
+    /// The host that received the request: `hub` or `cdn`.
     pub host: &'static str,
     pub method: String,
     pub path: String,
@@ -95,7 +95,7 @@ pub struct Asked {
 pub struct FakeHub {
     pub endpoint: String,
     pub behaviour: Arc<Mutex<Behaviour>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<HubRequest>>>,
 }
 
 impl FakeHub {
@@ -112,19 +112,19 @@ impl FakeHub {
         let address = |listener: &TcpListener| listener.local_addr().expect("an address");
         let (hub_address, cdn_address) = (address(&hub), address(&cdn));
         let behaviour = Arc::new(Mutex::new(Behaviour::default()));
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let requests = Arc::new(Mutex::new(Vec::new()));
         for (host, listener) in [("hub", hub), ("cdn", cdn)] {
-            let (behaviour, asked) = (behaviour.clone(), asked.clone());
+            let (behaviour, requests) = (behaviour.clone(), requests.clone());
             std::thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
-                    let _ = answer(stream, host, cdn_address, &behaviour, &asked);
+                    let _ = answer(stream, host, cdn_address, &behaviour, &requests);
                 }
             });
         }
         Self {
             endpoint: format!("http://{hub_address}"),
             behaviour,
-            asked,
+            requests,
         }
     }
 
@@ -141,8 +141,8 @@ impl FakeHub {
         lock(&self.behaviour)
     }
 
-    pub fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut lock(&self.asked))
+    pub fn requests(&self) -> Vec<HubRequest> {
+        std::mem::take(&mut lock(&self.requests))
     }
 }
 
@@ -150,16 +150,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads one request and answers it; the connection ends with the answer.
+/// Reads one request, answers it, and closes the connection.
 fn answer(
     mut stream: TcpStream,
     host: &'static str,
     cdn: SocketAddr,
     behaviour: &Mutex<Behaviour>,
-    asked: &Mutex<Vec<Asked>>,
+    requests: &Mutex<Vec<HubRequest>>,
 ) -> std::io::Result<()> {
     let request = read_request(&stream, host)?;
-    lock(asked).push(request.clone());
+    lock(requests).push(request.clone());
     let reply = match host {
         "hub" => hub_reply(&request, cdn, &lock(behaviour)),
         _ => cdn_reply(&request, &mut lock(behaviour)),
@@ -182,20 +182,20 @@ fn answer(
         stream.write_all(&body[..sent_bytes.unwrap_or(body.len())])?;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
-    // Waits until the client has closed its side too: closing earlier would lose data that it has not read.
+    // Waits until the client has closed its side, too. Closing earlier would lose data that the client has not read.
     let _ = stream.read(&mut [0]);
     Ok(())
 }
 
-fn read_request(stream: &TcpStream, host: &'static str) -> std::io::Result<Asked> {
+fn read_request(stream: &TcpStream, host: &'static str) -> std::io::Result<HubRequest> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let mut words = first.split(' ').map(str::to_owned);
-    let mut request = Asked {
+    let mut request = HubRequest {
         host,
         method: words.next().unwrap_or_default(),
         path: words.next().unwrap_or_default(),
-        ..Asked::default()
+        ..HubRequest::default()
     };
     for line in lines {
         let line = line?;
@@ -233,7 +233,7 @@ impl Reply {
     }
 }
 
-fn hub_reply(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
+fn hub_reply(request: &HubRequest, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
     if let Some((status, code)) = behaviour.refusal {
         return Reply::new(status, &[("X-Error-Code", code)], "{}");
     }
@@ -243,7 +243,7 @@ fn hub_reply(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
         ["api", "models", owner, name, rest] => {
             let revision = ["revision/", "tree/"]
                 .iter()
-                .find_map(|way| rest.strip_prefix(way));
+                .find_map(|prefix| rest.strip_prefix(prefix));
             let revision = revision.unwrap_or_default();
             (
                 format!("{owner}/{name}"),
@@ -333,7 +333,7 @@ fn tree(files: &Files) -> Value {
     entries.collect()
 }
 
-fn cdn_reply(request: &Asked, behaviour: &mut Behaviour) -> Reply {
+fn cdn_reply(request: &HubRequest, behaviour: &mut Behaviour) -> Reply {
     let path = request.path.split('?').next().unwrap_or_default();
     let etag = path.rsplit('/').next().unwrap_or_default();
     let all = behaviour

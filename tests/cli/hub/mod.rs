@@ -1,4 +1,4 @@
-//! Downloads of models by their ids, from a fake Hugging Face hub.
+//! Tests of downloads of models by id, from a fake Hugging Face Hub.
 
 mod fake;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use souffleur::hub::{Extent, Hub, HubError, HubModel, HubSettings, Token};
 
 use super::{souffleur, stderr, stdout, tiny_model};
-use fake::{Asked, COMMIT, FakeHub, Files, OLD_COMMIT, RepoFile, SIGNATURE};
+use fake::{COMMIT, FakeHub, Files, HubRequest, OLD_COMMIT, RepoFile, SIGNATURE};
 
 const SECRET: &str = "hf_s3cr3tToken";
 
@@ -33,7 +33,7 @@ fn tiny_files() -> Files {
     files
 }
 
-/// A model whose weights are only bytes, for tests that do not load it.
+/// A model with arbitrary bytes as weights, for tests that do not load the model.
 fn bare_files(weights: &[u8]) -> Files {
     Files::from([
         ("config.json".to_owned(), RepoFile::small("{}")),
@@ -41,7 +41,7 @@ fn bare_files(weights: &[u8]) -> Files {
     ])
 }
 
-/// Adds the files without which a cached model counts as partly downloaded.
+/// Adds tokenizer files: a cached model without them counts as incomplete.
 fn with_tokenizer(mut files: Files) -> Files {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         files.insert(name.to_owned(), RepoFile::small("{}"));
@@ -61,7 +61,6 @@ fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
     }
 }
 
-/// Fetches from the fake hub, into a cache.
 fn fetch_by(settings: HubSettings, id: &str, revision: Option<&str>) -> Result<PathBuf, HubError> {
     let model = HubModel::parse(id).expect("the id is valid");
     Hub::new(settings).fetch(&model, revision, Extent::Whole, &mut |_| ())
@@ -75,12 +74,12 @@ fn repo_folder(cache: &Path) -> PathBuf {
     cache.join("models--owner--tiny")
 }
 
-fn ranges(asked: &[Asked]) -> Vec<Option<&str>> {
-    let of_cdn = asked.iter().filter(|asked| asked.host == "cdn");
-    of_cdn.map(|asked| asked.range.as_deref()).collect()
+fn ranges(requests: &[HubRequest]) -> Vec<Option<&str>> {
+    let of_cdn = requests.iter().filter(|request| request.host == "cdn");
+    of_cdn.map(|request| request.range.as_deref()).collect()
 }
 
-/// The command with a separate home folder and no proxy between it and the fake hub.
+/// Runs the binary against the fake hub, with a separate home folder and without a proxy.
 fn run_at(hub: &str, home: &Path, args: &[&str], more: &[(&str, &str)]) -> Output {
     let mut command = souffleur(args);
     for (name, _) in std::env::vars_os() {
@@ -112,24 +111,24 @@ fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
         !text.contains(SECRET) && !text.contains(SIGNATURE),
         "{text}"
     );
-    let asked = hub.asked();
-    for request in &asked {
+    let requests = hub.requests();
+    for request in &requests {
         let expected = (request.host == "hub").then(|| format!("Bearer {SECRET}"));
         assert_eq!(request.authorization, expected, "{request:?}");
         assert!(!request.path.contains("README"), "{request:?}");
         assert!(!request.path.contains(".bin"), "{request:?}");
     }
-    assert_eq!(ranges(&asked), [None]);
-    assert_eq!(asked.len(), 1 + 4 + 2, "{asked:?}");
+    assert_eq!(ranges(&requests), [None]);
+    assert_eq!(requests.len(), 1 + 4 + 2, "{requests:?}");
     check_layout(&home.path().join("hub"));
     let second = run(&[]);
     assert!(second.status.success(), "{}", stderr(&second));
-    let asked = hub.asked();
-    assert_eq!(asked.len(), 1, "only main's commit: {asked:?}");
-    assert_eq!(asked[0].authorization, None);
+    let requests = hub.requests();
+    assert_eq!(requests.len(), 1, "only the commit of main: {requests:?}");
+    assert_eq!(requests[0].authorization, None);
     let offline = run(&[("HF_HUB_OFFLINE", "1")]);
     assert!(offline.status.success(), "{}", stderr(&offline));
-    assert!(hub.asked().is_empty());
+    assert!(hub.requests().is_empty());
 }
 
 /// Checks that the cache has the layout that huggingface_hub gives the same files.
@@ -141,7 +140,7 @@ fn check_layout(cache: &Path) {
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         let etag = files[name].etag();
         let link = folder.join("snapshots").join(COMMIT).join(name);
-        let bytes = fs::read(&link).expect("it exists");
+        let bytes = fs::read(&link).expect("the link exists");
         assert!(bytes == files[name].bytes, "{name}");
         assert!(folder.join("blobs").join(&etag).is_file(), "{name}");
         #[cfg(unix)]
@@ -161,11 +160,11 @@ fn a_download_resumes_where_it_stopped() {
     let etag = RepoFile::large(weights.clone()).etag();
     let check = |cache: &Path, expected: &[Option<&str>]| {
         let folder = fetch(&hub, cache, "owner/tiny").expect("model downloaded");
-        let got = fs::read(folder.join("model.safetensors")).expect("it exists");
+        let got = fs::read(folder.join("model.safetensors")).expect("the weights exist");
         assert!(got == weights);
-        assert_eq!(ranges(&hub.asked()), expected);
+        assert_eq!(ranges(&hub.requests()), expected);
     };
-    // Within a run, when the host hangs up.
+    // The host closes the connection, and the same run continues the download.
     hub.behaviour().cuts = vec![40_000, 0, 10_000];
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let parts = [
@@ -175,7 +174,7 @@ fn a_download_resumes_where_it_stopped() {
         Some("bytes=50000-"),
     ];
     check(cache.path(), &parts);
-    // From one run to the next.
+    // A run continues the download of an earlier run.
     let partial = |bytes: &[u8]| {
         let cache = tempfile::tempdir().expect("a temporary folder can be made");
         let blobs = repo_folder(cache.path()).join("blobs");
@@ -186,7 +185,7 @@ fn a_download_resumes_where_it_stopped() {
     check(partial(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
     // The file is complete but was never renamed.
     check(partial(&weights).path(), &[]);
-    // The partial file is longer than the file, or has other bytes: the download starts again.
+    // The partial file is longer than the complete one, or has different bytes: the download starts again.
     check(partial(&[1; 100_001]).path(), &[None]);
     check(partial(&[1; 70_000]).path(), &[Some("bytes=70000-"), None]);
     // The host ignores ranges and sends the whole file.
@@ -203,17 +202,17 @@ fn downloads_from_a_host_that_keeps_hanging_up_fail() {
     let hub = FakeHub::with("owner/tiny", bare_files(&weights()));
     hub.behaviour().cuts = vec![0; 100];
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
-    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("no download ends");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("every download is interrupted");
     let text = error.to_string();
     assert!(!text.contains(SIGNATURE), "{text}");
-    assert_eq!(ranges(&hub.asked()).len(), 5);
-    // Tries that start from the first byte each time make no progress either.
+    assert_eq!(ranges(&hub.requests()).len(), 5);
+    // Attempts that restart at the first byte make no progress either.
     let mut behaviour = hub.behaviour();
     behaviour.cuts = vec![40_000; 100];
     behaviour.ignores_ranges = true;
     drop(behaviour);
-    fetch(&hub, cache.path(), "owner/tiny").expect_err("no try gets further");
-    assert_eq!(ranges(&hub.asked()).len(), 5);
+    fetch(&hub, cache.path(), "owner/tiny").expect_err("no attempt gets further");
+    assert_eq!(ranges(&hub.requests()).len(), 5);
 }
 
 #[test]
@@ -225,13 +224,13 @@ fn cached_files_are_neither_locked_nor_rewritten() {
     let refs = repo_folder(cache.path()).join("refs");
     let entries = fs::read_dir(&refs).expect("a folder");
     assert_eq!(entries.count(), 1, "no other files remain");
-    fs::remove_dir_all(&locks).expect("it exists");
+    fs::remove_dir_all(&locks).expect("the locks exist");
     let written = || {
-        let metadata = fs::metadata(refs.join("main")).expect("it exists");
+        let metadata = fs::metadata(refs.join("main")).expect("the ref exists");
         metadata.modified().expect("a modified time")
     };
     let before = written();
-    let again = fetch(&hub, cache.path(), "owner/tiny").expect("it exists");
+    let again = fetch(&hub, cache.path(), "owner/tiny").expect("the model is cached");
     assert_eq!(again, folder);
     assert_eq!(written(), before);
     if cfg!(unix) {
@@ -248,18 +247,18 @@ fn redirects_without_metadata_are_followed() {
     drop(behaviour);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let folder = fetch(&hub, cache.path(), "owner/tiny").expect("model downloaded");
-    let weights = fs::read(folder.join("model.safetensors")).expect("it exists");
+    let weights = fs::read(folder.join("model.safetensors")).expect("the weights exist");
     assert_eq!(weights, b"weights");
-    let asked = hub.asked();
-    let mut of_cdn = asked.iter().filter(|asked| asked.host == "cdn");
-    assert!(of_cdn.clone().any(|asked| asked.method == "HEAD"));
-    assert!(of_cdn.all(|asked| asked.authorization.is_none()));
+    let requests = hub.requests();
+    let mut of_cdn = requests.iter().filter(|request| request.host == "cdn");
+    assert!(of_cdn.clone().any(|request| request.method == "HEAD"));
+    assert!(of_cdn.all(|request| request.authorization.is_none()));
 }
 
 #[test]
 fn small_files_over_the_limit_are_refused() {
     let mut files = bare_files(b"weights");
-    let config = files.get_mut("config.json").expect("it exists");
+    let config = files.get_mut("config.json").expect("the file exists");
     config.claimed_bytes = Some((64 << 20) + 1);
     let hub = FakeHub::with("owner/tiny", files);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
@@ -272,7 +271,7 @@ fn small_files_over_the_limit_are_refused() {
 }
 
 #[test]
-fn damaged_files_are_thrown_away() {
+fn damaged_files_are_deleted() {
     let weights = weights();
     let hub = FakeHub::with("owner/tiny", bare_files(&weights));
     hub.behaviour().damages = true;
@@ -289,10 +288,9 @@ fn damaged_files_are_thrown_away() {
     fetch(&hub, cache.path(), "owner/tiny").expect("the files are intact now");
     let mut behaviour = hub.behaviour();
     let key = ("owner/tiny".to_owned(), "main".to_owned());
-    let (_, files) = behaviour.repos.get_mut(&key).expect("it exists");
+    let (_, files) = behaviour.repos.get_mut(&key).expect("the repo exists");
     files.insert("config.json".to_owned(), RepoFile::small("[]"));
     drop(behaviour);
-    // The listed git hash is that of the old file.
     let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("the file has changed");
     assert!(
         error.to_string().contains("config.json: its git SHA-1 is"),
@@ -308,16 +306,16 @@ fn revisions_are_branches_tags_and_commits() {
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", Some(revision));
     let weights = |folder: PathBuf| {
-        let bytes = fs::read(folder.join("model.safetensors")).expect("it exists");
+        let bytes = fs::read(folder.join("model.safetensors")).expect("the weights exist");
         String::from_utf8(bytes).expect("the text is UTF-8")
     };
-    assert_eq!(at("pr/1").map(weights).expect("it exists"), "old");
-    assert_eq!(at("main").map(weights).expect("it exists"), "new");
+    assert_eq!(at("pr/1").map(weights).expect("a download"), "old");
+    assert_eq!(at("main").map(weights).expect("a download"), "new");
     let kept = fs::read_to_string(repo_folder(cache.path()).join("refs/pr/1"));
     assert_eq!(kept.expect("the ref is cached"), OLD_COMMIT);
-    hub.asked();
-    assert_eq!(at(OLD_COMMIT).map(weights).expect("it exists"), "old");
-    assert!(hub.asked().is_empty(), "a commit never changes");
+    hub.requests();
+    assert_eq!(at(OLD_COMMIT).map(weights).expect("a download"), "old");
+    assert!(hub.requests().is_empty(), "a commit never changes");
     for (revision, part) in [
         ("v2", "owner/tiny has no revision \"v2\""),
         ("../../x", "--revision is \"../../x\", must be"),
@@ -343,10 +341,10 @@ fn a_cached_commit_is_requested_again_if_files_may_be_missing() {
     let hub = FakeHub::with("owner/tiny", files);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let snapshot = repo_folder(cache.path()).join("snapshots").join(COMMIT);
-    let check = |id: &str, path: &Path, is_asked: bool| {
+    let check = |id: &str, path: &Path, is_requested: bool| {
         let found = fetch_by(settings(&hub, cache.path()), id, Some(COMMIT));
-        assert_eq!(found.expect("it exists"), path, "{id}");
-        assert_eq!(!hub.asked().is_empty(), is_asked, "{id}");
+        assert_eq!(found.expect("the model is cached"), path, "{id}");
+        assert_eq!(!hub.requests().is_empty(), is_requested, "{id}");
     };
     let ud = snapshot.join("tiny-UD-Q4_K_M.gguf");
     let plain = snapshot.join("tiny-Q4_K_M.gguf");
@@ -357,14 +355,14 @@ fn a_cached_commit_is_requested_again_if_files_may_be_missing() {
     check("owner/tiny:Q4_K_M", &plain, false);
     check("owner/tiny", &snapshot, true);
     check("owner/tiny", &snapshot, false);
-    // As if a program without need of the tokenizer had filled the cache.
-    fs::remove_file(snapshot.join("tokenizer.json")).expect("it exists");
+    // As if a program that needs no tokenizer had filled the cache.
+    fs::remove_file(snapshot.join("tokenizer.json")).expect("the tokenizer exists");
     check("owner/tiny", &snapshot, true);
     assert!(snapshot.join("tokenizer.json").is_file());
 }
 
 #[test]
-fn offline_a_plain_id_is_a_gguf_model_only_if_nothing_else_is_there() {
+fn offline_a_plain_id_selects_the_only_cached_gguf_file() {
     let mut files = Files::new();
     for name in ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"] {
         files.insert(name.to_owned(), RepoFile::large(name));
@@ -383,7 +381,7 @@ fn offline_a_plain_id_is_a_gguf_model_only_if_nothing_else_is_there() {
     let shard = first.with_file_name("model-00001-of-00002.safetensors");
     fs::write(&shard, "a shard without its index").expect("writable");
     plain().expect_err("safetensors take precedence");
-    fs::remove_file(&shard).expect("it exists");
+    fs::remove_file(&shard).expect("the shard exists");
     fetch(&hub, cache.path(), "owner/tiny:Q8_0").expect("model downloaded");
     plain().expect_err("two files are cached");
 }
@@ -495,9 +493,9 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     let found = fetch(&hub, cache.path(), "owner/tiny").expect("the model is cached");
     assert_eq!(found, folder);
     // As after a partial download by huggingface_hub.
-    fs::remove_file(folder.join("model.safetensors")).expect("it exists");
+    fs::remove_file(folder.join("model.safetensors")).expect("the weights exist");
     for settings in [offline(), unreachable()] {
-        let error = fetch_by(settings, "owner/tiny", None).expect_err("it is incomplete");
+        let error = fetch_by(settings, "owner/tiny", None).expect_err("the model is incomplete");
         let text = error.to_string();
         assert!(
             text.contains("owner/tiny at revision \"main\" is not complete in"),
@@ -512,7 +510,7 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
         return;
     }
     let mut files = bare_files(b"weights");
-    let weights = files.get_mut("model.safetensors").expect("it exists");
+    let weights = files.get_mut("model.safetensors").expect("the file exists");
     weights.claimed_bytes = Some(1 << 60);
     let hub = FakeHub::with("owner/tiny", files);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
@@ -522,7 +520,7 @@ fn a_model_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded() {
         text.contains(&(1u64 << 60).to_string()) && text.contains("HF_HOME"),
         "{text}"
     );
-    assert_eq!(ranges(&hub.asked()).len(), 0);
+    assert_eq!(ranges(&hub.requests()).len(), 0);
 }
 
 #[test]
@@ -549,13 +547,13 @@ fn all_shards_and_parts_are_downloaded_and_shapes_need_no_weights() {
     hub.behaviour().lists_names_only = true;
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let model = HubModel::parse("owner/tiny").expect("the id is valid");
-    let by = Hub::new(settings(&hub, cache.path()));
-    let folder = by
+    let downloader = Hub::new(settings(&hub, cache.path()));
+    let folder = downloader
         .fetch(&model, None, Extent::Shape, &mut |_| ())
         .expect("model downloaded");
     let names = |folder: &Path| {
         let entries = fs::read_dir(folder).expect("a folder");
-        let names = entries.map(|entry| entry.expect("readable").file_name());
+        let names = entries.map(|entry| entry.expect("the entry can be read").file_name());
         let mut names: Vec<_> = names
             .map(|name| name.into_string().expect("text"))
             .collect();
@@ -564,10 +562,11 @@ fn all_shards_and_parts_are_downloaded_and_shapes_need_no_weights() {
     };
     assert_eq!(names(&folder), ["config.json"]);
     let mut seen = Vec::new();
-    by.fetch(&model, None, Extent::Whole, &mut |transfer| {
-        seen.push((transfer.done_bytes, transfer.all_bytes));
-    })
-    .expect("model downloaded");
+    downloader
+        .fetch(&model, None, Extent::Whole, &mut |transfer| {
+            seen.push((transfer.done_bytes, transfer.all_bytes));
+        })
+        .expect("model downloaded");
     let whole = ["config.json", "m-1.safetensors", "m-2.safetensors"];
     assert_eq!(names(&folder)[..3], whole);
     assert_eq!(names(&folder).len(), 4);
@@ -580,7 +579,7 @@ fn all_shards_and_parts_are_downloaded_and_shapes_need_no_weights() {
         let first = fetch(&hub, cache.path(), id).expect("model downloaded");
         assert_eq!(first, folder.join("Q8_0/tiny-Q8_0-00001-of-00002.gguf"));
         let second = first.with_file_name("tiny-Q8_0-00002-of-00002.gguf");
-        assert_eq!(fs::read(second).expect("it exists"), b"part 2");
+        assert_eq!(fs::read(second).expect("the part exists"), b"part 2");
     }
     files.remove("m-2.safetensors");
     hub.put("owner/tiny", "main", OLD_COMMIT, files);

@@ -12,7 +12,7 @@ STREAMING = ["--streaming"]
 
 
 def profile(endpoint, *flags):
-    """All requests succeed with the requested number of tokens, and both sides count the same."""
+    """Checks that all requests succeed with the requested number of tokens, and that client and server count the same."""
 
     def check(bin_folder, server):
         folder = server.out / "artifacts"
@@ -20,19 +20,20 @@ def profile(endpoint, *flags):
             bin_folder / "aiperf", "profile", "--model", MODEL, "--url", server.url, "--endpoint-type", endpoint, "--tokenizer", MODEL_FOLDER,
             "--request-count", REQUESTS, "--concurrency", 4, "--isl", 64, "--isl-stddev", 8, "--osl", OUTPUT_TOKENS, "--random-seed", 7, "--ui", "none",
             "--extra-inputs", "ignore_eos:true", "--no-gpu-telemetry", "--output-artifact-dir", folder, *flags,
-            # Offline, it looks for tokenizers in the hub's cache alone, and not in folders.
+            # Offline, AIPerf looks for tokenizers only in the hub's cache, not in folders.
             offline=False,
         )
         if problems:
             return problems
         record = json.loads((folder / "profile_export_aiperf.json").read_text())
-        prompt_tokens, said_tokens = server.tokens()
+        prompt_tokens, output_tokens = server.tokens()
         problems += differ("requests that succeeded", record["request_count"]["avg"], REQUESTS)
         problems += [f"error: {str(error)[:300]}" for error in record["error_summary"] or []]
-        problems += differ("tokens said, by the server", said_tokens, REQUESTS * OUTPUT_TOKENS)
-        # It reads the usage of `response.completed` alone; a response that its length ends is `response.incomplete`.
+        problems += differ("output tokens, by the server", output_tokens, REQUESTS * OUTPUT_TOKENS)
+        # AIPerf reads only the usage of `response.completed`. Responses that end at their length limit are
+        # `response.incomplete`.
         if endpoint != "responses":
-            problems += differ("tokens said, by the client", record["total_usage_completion_tokens"]["avg"], REQUESTS * OUTPUT_TOKENS)
+            problems += differ("output tokens, by the client", record["total_usage_completion_tokens"]["avg"], REQUESTS * OUTPUT_TOKENS)
             problems += differ("prompt tokens, by the client", record["total_usage_prompt_tokens"]["avg"], prompt_tokens)
         if endpoint == "completions":
             problems += differ("prompt tokens, by the client's tokenizer", record["total_isl"]["avg"], prompt_tokens)

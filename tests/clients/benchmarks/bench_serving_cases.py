@@ -15,7 +15,7 @@ SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", GROUP
 
 
 def bench(bin_folder, server, backend, *flags):
-    """Runs it; returns the problems and the record that it writes."""
+    """Runs bench_serving; returns the problems, the record that it writes, and its output."""
     record = server.out / "record.jsonl"
     command = [bin_folder / "python", "-m", "sglang.benchmark.serving", "--backend", backend, "--base-url", server.url, "--model", MODEL, "--tokenizer", MODEL_FOLDER,
                "--num-prompts", PROMPTS, "--max-concurrency", 4, "--seed", 3, "--warmup-requests", 0, "--disable-tqdm", "--output-file", record, "--output-details", *flags]
@@ -29,17 +29,17 @@ def bench(bin_folder, server, backend, *flags):
 
 
 def generation(backend, *flags, counts_prompts=True):
-    """All requests succeed, and both sides count the same tokens. Streams of OpenAI's endpoints do not report prompt lengths."""
+    """Checks that all requests succeed, and that client and server count the same tokens. Streams of OpenAI's endpoints do not report prompt lengths."""
 
     def check(bin_folder, server):
         problems, record, printed = bench(bin_folder, server, backend, *flags)
         if not record:
             return problems
-        asked = re.search(r"^#Output tokens: (\d+)$", printed, re.MULTILINE)
-        prompt_tokens, said_tokens = server.tokens()
-        if asked:
-            problems += differ("tokens said, by the client", record["total_output_tokens"], int(asked.group(1)))
-        problems += differ("tokens said, by the server", said_tokens, record["total_output_tokens"])
+        requested = re.search(r"^#Output tokens: (\d+)$", printed, re.MULTILINE)
+        prompt_tokens, output_tokens = server.tokens()
+        if requested:
+            problems += differ("output tokens, by the client", record["total_output_tokens"], int(requested.group(1)))
+        problems += differ("output tokens, by the server", output_tokens, record["total_output_tokens"])
         if counts_prompts:
             problems += differ("prompt tokens, by the server", prompt_tokens, sum(record["input_lens"]))
         if any(not text for text in record["generated_texts"]):
@@ -54,7 +54,7 @@ def generation(backend, *flags, counts_prompts=True):
 
 
 def embeddings(bin_folder, server):
-    """All requests succeed, and the server counts their tokens. The client counts ids that it drew, and sends their text."""
+    """Checks that all requests succeed. The client counts random ids but sends their text, so the server counts other tokens."""
     problems, record, _ = bench(bin_folder, server, "sglang-embedding", *RANDOM)
     if record and server.tokens()[0] < PROMPTS:
         problems.append(f"the server counted {server.tokens()[0]} tokens of {PROMPTS} prompts")

@@ -1,4 +1,4 @@
-"""Virtual environments of the clients: made once, and again when their lists of packages change."""
+"""Creates the clients' virtual environments, and creates them again when the lists of packages change."""
 
 import hashlib
 import shutil

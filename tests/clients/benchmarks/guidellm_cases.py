@@ -10,7 +10,7 @@ REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 24, 64, 16
 
 
 def benchmark(path, *, backend="", data=""):
-    """All requests succeed with the requested number of tokens, and both sides count the same."""
+    """Checks that all requests succeed with the requested number of tokens, and that client and server count the same."""
 
     def check(bin_folder, server):
         record = server.out / "record.json"
@@ -23,11 +23,11 @@ def benchmark(path, *, backend="", data=""):
             return problems
         (run,) = json.loads(record.read_text())["benchmarks"]
         metrics = run["metrics"]
-        prompt_tokens, said_tokens = server.tokens()
+        prompt_tokens, output_tokens = server.tokens()
         problems += differ("requests", metrics["request_totals"], {"successful": REQUESTS, "errored": 0, "incomplete": 0, "total": REQUESTS})
-        problems += differ("tokens said, by the client", metrics["output_token_count"]["successful"]["total_sum"], REQUESTS * OUTPUT_TOKENS)
-        problems += differ("tokens said, by the server", said_tokens, REQUESTS * OUTPUT_TOKENS)
-        # The client adds means up.
+        problems += differ("output tokens, by the client", metrics["output_token_count"]["successful"]["total_sum"], REQUESTS * OUTPUT_TOKENS)
+        problems += differ("output tokens, by the server", output_tokens, REQUESTS * OUTPUT_TOKENS)
+        # The client computes this sum from means.
         problems += differ("prompt tokens, by the client", round(metrics["prompt_token_count"]["successful"]["total_sum"], 3), prompt_tokens)
         if path == "/v1/completions" and not data:
             problems += differ("prompt tokens, by the server", prompt_tokens, REQUESTS * PROMPT_TOKENS)

@@ -13,7 +13,7 @@ TASK_FOLDER = MODEL_FOLDER.parents[1] / "tests" / "clients" / "benchmarks" / "ta
 
 
 def evaluate(bin_folder, server, name, *model):
-    """Runs it with a model; returns the problems, and the responses by task, in the order of the documents."""
+    """Runs lm_eval with a model; returns the problems, and the responses by task, in the order of the documents."""
     out = server.out / name
     problems, _ = server.client(bin_folder / "lm_eval", "run", *model, "--tasks", ",".join(TASKS), "--include_path", ".", "--log_samples", "--output_path", out, cwd=TASK_FOLDER)
     if problems:
@@ -37,7 +37,7 @@ def compare(got, want):
 
 
 def against_transformers(model, path):
-    """The server's responses are those of transformers."""
+    """Checks that the server's responses equal those of transformers."""
 
     def check(bin_folder, server):
         remote = f"model={MODEL},base_url={server.url}{path},tokenizer={MODEL_FOLDER},tokenizer_backend=huggingface,num_concurrent=4,max_retries=1"

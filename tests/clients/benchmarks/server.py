@@ -1,4 +1,4 @@
-"""The server under test, started anew for each case, and the server's own counts."""
+"""Starts the server under test for each case, and reads the server's counters."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, env=environment, text=True)
 
     def __enter__(self):
-        # The last line that it prints is a command with its address.
+        # The last line that the server prints is a command with the server's address.
         for line in self.process.stdout:
             if found := re.search(r"curl -N (http://[^/]+)/", line):
                 self.url = found.group(1)
@@ -67,7 +67,7 @@ class Server:
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^\n]*}})? (\S+)$", page, re.MULTILINE))
 
     def tokens(self):
-        """The numbers of tokens that it has read and generated."""
+        """The numbers of prompt tokens and output tokens that the server has counted."""
         return int(self.metric("sglang:prompt_tokens_total")), int(self.metric("sglang:generation_tokens_total"))
 
     def left_over(self):
@@ -89,7 +89,7 @@ class Case:
     check: object
 
     def problems(self, bin_folder, server):
-        """The problems of the run, including those of the state that it leaves in the server."""
+        """The problems of the run, including the requests and pages that the server still has after it."""
         return self.check(bin_folder, server) + server.left_over()
 
 

@@ -124,9 +124,9 @@ pub const CURL: [(&str, Check); 22] = [
         expect(is_number, "the expression does not match")
     }),
     ("Move the curtain.", |out| {
-        let way = content(&parse(out)?)?;
+        let direction = content(&parse(out)?)?;
         expect(
-            ["curtain up", "curtain down"].contains(&way.as_str()),
+            ["curtain up", "curtain down"].contains(&direction.as_str()),
             "the text does not match the grammar",
         )
     }),
@@ -140,7 +140,7 @@ pub const CURL: [(&str, Check); 22] = [
     }),
 ];
 
-/// The same for each Python example.
+/// Like [`CURL`], for each Python example.
 pub const PYTHON: [(&str, Check); 6] = [
     ("free in row 6?", |out| {
         expect(

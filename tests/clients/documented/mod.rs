@@ -1,5 +1,4 @@
-//! Runs every example of `docs/api.md` unchanged against a model that replies with the lines below, and checks the
-//! answer against the text around the example.
+//! Runs every example of `docs/api.md` unchanged against a scripted model, and checks the output of each.
 
 mod checks;
 
@@ -17,7 +16,7 @@ use crate::world::World;
 /// The address in the document.
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
-/// Parts of prompts, and the reply that the model prefers for each. Some constraints force another reply.
+/// A part of the prompt, and the model's reply. In some examples, a constraint forces a different reply.
 const LINES: [(&str, &str); 23] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
@@ -69,7 +68,7 @@ const SET_LIGHT: &str =
 const OPEN_CURTAIN: &str =
     "<tool_call>\n{\"name\": \"open_curtain\", \"arguments\": {}}\n</tool_call>";
 
-/// The blocks of the document in one language.
+/// The code blocks of the document in one language.
 fn examples(language: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/api.md");
     let text = fs::read_to_string(path).expect("the document exists");
@@ -79,7 +78,7 @@ fn examples(language: &str) -> Vec<String> {
     blocks.map(str::to_owned).collect()
 }
 
-/// Runs the examples of a language; each has one check, and each check an example.
+/// Runs the examples of a language. Each example needs exactly one check.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
     // A scripted model has neither hidden states nor probabilities.
     let (world, model) = (World::scripted(&LINES), World::new());
@@ -107,7 +106,7 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("{example}\n{reason}:\n{output}");
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

@@ -8,42 +8,42 @@ import httpx2
 from fleet import Fleet
 from world import wait_until
 
-# Of the first engine.
+# The process id of the first engine.
 VICTIM = int(os.environ["SOUFFLEUR_PID"])
 PLACES = ("Stage", "Pit", "Box", "Wings")
 LATER_REQUESTS = 40
 
 
 class Death(Fleet):
-    # In the last event of a stream that ends well.
+    # Text in the last event of a stream that ends without an error.
     ending = None
 
     def prompt(self, index, times):
         return f"{PLACES[index % len(PLACES)]}: what comes next? " * times
 
-    def under_way(self, index):
+    def in_flight(self, index):
         """A stream in flight."""
         raise NotImplementedError
 
     def ask_later(self):
-        """Prompts that each engine has in its cache, alternating."""
+        """Sends prompts that one engine or the other has in its cache, alternating."""
         raise NotImplementedError
 
     def check(self):
         victim, survivor = self.engines
         with contextlib.ExitStack() as streams:
-            # All are in flight at once: one engine does not get them all.
-            under_way = [streams.enter_context(self.under_way(index)) for index in range(len(PLACES))]
+            # All streams are in flight at once, so that both engines get some of them.
+            in_flight = [streams.enter_context(self.in_flight(index)) for index in range(len(PLACES))]
             lost, kept = self.check_both_run(len(PLACES))
-            # None of its streams ends before it does.
+            # Pauses the engine, so that none of its streams ends before it is killed.
             victim.pause()
             os.kill(VICTIM, signal.SIGKILL)
             wait_until("the engine is gone", lambda: not self.answers(victim))
             before = survivor.prompt_tokens()
             self.ask_later()
             self.assertGreater(survivor.prompt_tokens(), before)
-            self.assertEqual(sum(self.ends_well(lines) for lines in under_way), kept, f"{lost} are lost")
-        self.wait_until_whole([survivor])
+            self.assertEqual(sum(self.ends_well(lines) for lines in in_flight), kept, f"{lost} are lost")
+        self.wait_until_idle([survivor])
 
     def ends_well(self, lines):
         """A lost stream has an error, with or without an end marker, or its connection ends."""

@@ -6,7 +6,7 @@ import time
 import unittest
 
 import httpx2
-from world import LONG, PATIENCE_S, URL, openai_client, wait_until
+from world import LONG, TIMEOUT_S, URL, openai_client, wait_until
 
 ENGINES = os.environ["SOUFFLEUR_ENGINES"].split()
 # The engines as the gateway names them.
@@ -19,7 +19,7 @@ class Engine:
 
     def __init__(self, url):
         self.url = url
-        self.http = httpx2.Client(base_url=url, timeout=PATIENCE_S)
+        self.http = httpx2.Client(base_url=url, timeout=TIMEOUT_S)
 
     def stats(self):
         info = self.http.get("/server_info").json()
@@ -34,25 +34,25 @@ class Engine:
         return self.stats()["evictable_tokens"]
 
     def pause(self):
-        """Requests stay in the engine, with all the memory that they hold."""
+        """Pauses the engine. Its requests stay in the engine and keep their memory."""
         self.http.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
 
-    def go_on(self):
+    def resume(self):
         self.http.post("/continue_generation").raise_for_status()
 
-    def is_whole(self):
+    def is_idle(self):
         now = self.stats()
         idle = ("requests_inside", "running_requests", "waiting_requests", "private_tokens", "protected_tokens")
         return not any(now[name] for name in idle)
 
 
 class Fleet(unittest.TestCase):
-    """Clients of a gateway in front of two engines, which are whole after every test."""
+    """Clients of a gateway in front of two engines, which must be idle after every test."""
 
     @classmethod
     def setUpClass(cls):
         cls.engines = [Engine(url) for url in ENGINES]
-        cls.http = httpx2.Client(base_url=URL, timeout=PATIENCE_S)
+        cls.http = httpx2.Client(base_url=URL, timeout=TIMEOUT_S)
         cls.client = openai_client()
         for closed in (cls.http, cls.client, *(engine.http for engine in cls.engines)):
             cls.addClassCleanup(closed.close)
@@ -67,7 +67,7 @@ class Fleet(unittest.TestCase):
         try:
             readiness = cls.http.get("/readiness")
         except httpx2.TransportError:
-            # It does not listen yet.
+            # The gateway does not listen yet.
             return False
         if readiness.status_code != 200 or readiness.json()["healthy_workers"] != len(ENGINES):
             return False
@@ -81,19 +81,19 @@ class Fleet(unittest.TestCase):
             health = cls.http.get("/health").json()
             listed = cls.http.get("/v1/models").json()["data"]
         except httpx2.TransportError:
-            # It does not listen yet.
+            # The gateway does not listen yet.
             return False
         workers = [instance for instance in health["instances"] if instance["endpoint"] == "generate"]
         if len(workers) < len(ENGINES) or not listed:
             return False
-        # The router learns of engines after they are listed: once it has routed a request to one, it knows it.
+        # The router learns of engines only after they are listed. It knows an engine to which it has routed a request.
         call = {"model": listed[0]["id"], "prompt": f"{time.monotonic()}", "max_tokens": 1}
         cls.http.post("/v1/completions", json=call)
         return all(engine.prompt_tokens() for engine in cls.engines)
 
-    def wait_until_whole(self, engines=None):
+    def wait_until_idle(self, engines=None):
         for engine in engines or self.engines:
-            wait_until(f"{engine.url} is whole", engine.is_whole)
+            wait_until(f"{engine.url} is idle", engine.is_idle)
 
     @contextlib.contextmanager
     def endless(self, path="/generate", **call):
@@ -114,7 +114,7 @@ class Fleet(unittest.TestCase):
         return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
 
     @contextlib.contextmanager
-    def paused_under_way(self, *path, **call):
+    def paused_request(self, *path, **call):
         """A request that neither ends nor disconnects."""
         with self.endless(*path, **call):
             try:
@@ -123,14 +123,14 @@ class Fleet(unittest.TestCase):
                 yield
             finally:
                 for engine in self.engines:
-                    engine.go_on()
+                    engine.resume()
 
     def is_one_loaded(self):
-        # 100 tokens of the prompt, and those of the answer so far.
+        # The load is the 100 tokens of the prompt and the tokens of the answer so far.
         return sorted(load > 100 for load in self.loads()) == [False, True]
 
     def loads(self):
-        """Tokens that each engine holds, by the gateway's own account."""
+        """The tokens in use on each engine, as the gateway reports them."""
         loads = self.http.get("/get_loads").json()
         if GATEWAY == "sglang_router":
             self.assertTrue(all(worker["load"] >= 0 for worker in loads["workers"]), loads)
@@ -151,7 +151,7 @@ class Fleet(unittest.TestCase):
     def check_both_run(self, requests):
         running = self.running()
         self.assertEqual(sum(running), requests)
-        self.assertTrue(all(running), f"one engine has them all: {running}")
+        self.assertTrue(all(running), f"one engine has all requests: {running}")
         return running
 
     def generate(self, http=None, **fields):

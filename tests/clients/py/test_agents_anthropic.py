@@ -1,4 +1,4 @@
-"""Tools, thinking, counts and errors of Messages, with the unmodified Anthropic client."""
+"""Tests of tools, thinking, token counts and errors of `/v1/messages`, with the unmodified Anthropic client."""
 
 import json
 
@@ -10,7 +10,7 @@ LISBON_QUESTION = "What is the weather in Lisbon?"
 
 
 def tool(function):
-    """A tool of the shared ones as Anthropic's clients declare it."""
+    """A shared tool as Anthropic's clients declare it."""
     function = function["function"]
     schema = function.get("parameters", {"type": "object", "properties": {}})
     return {"name": function["name"], "description": function["description"], "input_schema": schema}
@@ -66,7 +66,7 @@ class Answers(Messages):
         self.assertEqual(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"])
         self.assertEqual(set(kinds[2:-3]), {"content_block_delta"})
 
-    def test_answers_stop_where_they_are_told_to(self):
+    def test_stop_sequences_and_max_tokens_end_answers(self):
         message = self.ask("Hello", stop_sequences=["nothing"])
         self.assertEqual((message.stop_reason, message.stop_sequence), ("stop_sequence", "nothing"))
         self.assertEqual(message.content[0].text, "I have ")
@@ -126,14 +126,14 @@ class Tools(Messages):
             self.assertEqual(message.content[-1].text, LINES['"booked": 4'])
             self.assertEqual(message.stop_reason, "end_turn")
 
-    def test_hosted_tools_are_passed_over(self):
+    def test_hosted_tools_are_ignored(self):
         search = {"type": "web_search_20250305", "name": "web_search"}
         message = self.ask(LISBON_QUESTION, tools=[search, *ANTHROPIC_TOOLS])
         self.assertEqual([block.type for block in message.content], ["tool_use"])
 
 
 class Thinking(Messages):
-    def test_thoughts_are_blocks_of_their_own(self):
+    def test_thinking_is_a_separate_block(self):
         for ask in (self.ask, self.streamed):
             message = ask("Think first.", thinking={"type": "enabled", "budget_tokens": 1024})
             thought, text = message.content

@@ -1,4 +1,4 @@
-"""Tools and structured output with the unmodified langchain-openai."""
+"""Tests of tools and structured output with the unmodified langchain-openai."""
 
 import functools
 import operator

@@ -1,9 +1,9 @@
-"""Tools, structured output and reasoning with the unmodified litellm."""
+"""Tests of tools, structured output and reasoning with the unmodified litellm."""
 
 import json
 import os
 
-# Without this, importing it asks the network for prices.
+# Without this variable, importing litellm requests prices over the network.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm

@@ -1,4 +1,4 @@
-"""Tools, structured output and reasoning in chat completions, with the unmodified OpenAI client."""
+"""Tests of tools, structured output and reasoning in chat completions, with the unmodified OpenAI client."""
 
 import json
 
@@ -48,7 +48,7 @@ class Tools(Agents):
         (call,) = choice.message.tool_calls
         self.assertEqual((call.type, call.function.name), ("function", "weather"))
         self.assertRegex(call.id, r"^call_\w+$")
-        # As the model wrote them.
+        # The arguments are exactly as the model wrote them.
         self.assertEqual(call.function.arguments, '{"city": "Lisbon", "days": 3}')
 
     def test_every_choice_of_tools_is_obeyed(self):
@@ -64,7 +64,7 @@ class Tools(Agents):
             with self.subTest(choice):
                 self.assertEqual(self.calls(LISBON_QUESTION, tools=TOOLS, tool_choice=choice), [("weather", LISBON)])
 
-    def test_a_tool_that_must_be_called_is_called_whatever_the_model_would_say(self):
+    def test_a_required_tool_is_called_regardless_of_the_models_reply(self):
         only_clock = {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}
         for choice in (CLOCK_CHOICE, {"type": "allowed_tools", "allowed_tools": only_clock}):
             with self.subTest(choice):
@@ -76,7 +76,7 @@ class Tools(Agents):
         self.assertEqual((choice.finish_reason, choice.message.tool_calls), ("stop", None))
         self.assertEqual(choice.message.content, LINES[""])
 
-    def test_without_any_choice_the_prompt_has_no_tools(self):
+    def test_with_tool_choice_none_the_prompt_has_no_tools(self):
         without = self.chat("Hello")
         none = self.chat("Hello", tools=TOOLS, tool_choice="none")
         self.assertEqual(none.choices[0].message, without.choices[0].message)
@@ -125,7 +125,7 @@ class Tools(Agents):
             call["function"].pop("parsed_arguments", None)
         return dumped
 
-    def test_choices_call_tools_for_themselves(self):
+    def test_each_choice_has_its_own_call(self):
         answer = self.chat(LISBON_QUESTION, tools=TOOLS, n=2)
         ids = set()
         for choice in answer.choices:
@@ -136,14 +136,14 @@ class Tools(Agents):
 
     def test_log_probabilities_cover_the_call(self):
         choice = self.choice(LISBON_QUESTION, tools=TOOLS, logprobs=True, top_logprobs=2)
-        said = b"".join(bytes(token.bytes) for token in choice.logprobs.content).decode()
-        self.assertEqual(said.removesuffix("<|im_end|>"), LINES["weather in Lisbon"])
+        generated = b"".join(bytes(token.bytes) for token in choice.logprobs.content).decode()
+        self.assertEqual(generated.removesuffix("<|im_end|>"), LINES["weather in Lisbon"])
         stream = self.chat(LISBON_QUESTION, tools=TOOLS, logprobs=True, top_logprobs=2, stream=True)
         chunks = [chunk.choices[0] for chunk in stream]
         tokens = [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content]
         self.assertEqual(tokens, choice.logprobs.content)
 
-    def test_an_answer_cut_short_ends_by_its_length(self):
+    def test_a_truncated_answer_has_finish_reason_length(self):
         choice = self.choice(LISBON_QUESTION, tools=TOOLS, max_tokens=8)
         self.assertEqual(choice.finish_reason, "length")
 
@@ -167,7 +167,7 @@ class Streams(Agents):
         return list(self.chat(question, stream=True, stream_options={"include_usage": True}, **options))
 
     def check_order(self, chunks, choices=1):
-        """Every choice has its role first and its reason last; the usage ends the stream."""
+        """Checks that each choice begins with its role and ends with its finish reason, and that the usage comes last."""
         *chunks, last = chunks
         self.assertEqual(last.choices, [])
         self.assertEqual(last.usage.total_tokens, last.usage.prompt_tokens + last.usage.completion_tokens)
@@ -182,7 +182,7 @@ class Streams(Agents):
             self.assertEqual([choice.finish_reason for choice in own[:-1]], [None] * (len(own) - 1))
 
     def check_calls(self, choices):
-        """Calls come one after the other; id and name once each, before the arguments."""
+        """Checks that calls do not interleave, and that the id and name of a call come once, before the arguments."""
         calls = []
         for choice in choices:
             for delta in choice.delta.tool_calls or []:
@@ -220,7 +220,7 @@ class Streams(Agents):
         ]
         self.assertGreater(sum(map(bool, parts)), 2)
 
-    def test_choices_are_streamed_side_by_side(self):
+    def test_choices_are_streamed_concurrently(self):
         chunks = self.chunks(COMPARISON, tools=TOOLS, n=2)
         self.check_order(chunks, choices=2)
         for index in range(2):
@@ -274,7 +274,7 @@ class StructuredOutput(Agents):
                 parts = [chunk.choices[0].delta.content or "" for chunk in stream]
                 self.assertEqual("".join(parts), choice.message.content)
 
-    def test_a_schema_holds_whatever_the_model_would_say(self):
+    def test_a_schema_is_followed_regardless_of_the_models_reply(self):
         schema = {"type": "object", "properties": {"open": {"enum": [True]}}, "required": ["open"],
                   "additionalProperties": False}
         response_format = {"type": "json_schema", "json_schema": {"name": "open", "schema": schema, "strict": True}}
@@ -312,7 +312,7 @@ class Reasoning(Agents):
         self.assertEqual(message.content, LINES["Think first"])
 
     def test_no_effort_switches_thinking_off(self):
-        """The template then begins the answer with an empty thought."""
+        """Without thinking, the template adds an empty thinking block to the prompt."""
         thinking = self.chat("Hello").usage.prompt_tokens
         off = self.chat("Hello", reasoning_effort="none").usage.prompt_tokens
         kwargs = self.chat("Hello", extra_body={"chat_template_kwargs": {"enable_thinking": False}}).usage.prompt_tokens
@@ -326,7 +326,7 @@ class Reasoning(Agents):
 
 class Refusals(Agents):
     def refuses(self, param, *parts, **options):
-        """Both a whole answer and a stream are refused, with the field named."""
+        """Checks that the options are refused with the name of the field, streaming or not."""
         for stream in (False, True):
             with self.assertRaises(openai.BadRequestError) as raised:
                 self.chat("Hello", stream=stream, **options)
@@ -336,13 +336,13 @@ class Refusals(Agents):
             for part in parts:
                 self.assertIn(part, error.body["message"])
 
-    def test_tools_that_are_none(self):
+    def test_invalid_tools(self):
         self.refuses("tools", tools="weather")
         self.refuses("tools", tools=[{"type": "function"}])
         self.refuses("tools", "weather", tools=[WEATHER, WEATHER])
         self.refuses("tools", tools=[{"type": "custom", "custom": {"name": "free"}}])
 
-    def test_choices_without_such_a_tool(self):
+    def test_tool_choices_without_a_matching_tool(self):
         self.refuses("tool_choice", tools=TOOLS, tool_choice="sometimes")
         self.refuses("tool_choice", "stage", tools=TOOLS,
                      tool_choice={"type": "function", "function": {"name": "stage"}})

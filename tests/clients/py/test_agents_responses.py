@@ -1,11 +1,11 @@
-"""Responses over HTTP, as a stream and over a WebSocket, with the unmodified OpenAI client."""
+"""Tests of `/v1/responses` over HTTP, as a stream and over a WebSocket, with the unmodified OpenAI client."""
 
 import asyncio
 import json
 
 import openai
 from agents import HAMLET, LINES, LISBON, MODEL, NOTE, RESULTS, Play
-from world import PATIENCE_S, World, openai_client
+from world import TIMEOUT_S, World, openai_client
 
 
 def function(name, properties):
@@ -24,7 +24,7 @@ EVENING = "The sky is clear, and row 4 is yours."
 
 
 def results(response):
-    """Results of the calls of a response, as the next input."""
+    """The results of a response's calls, as the next input."""
     return [
         {"type": "function_call_output", "call_id": item.call_id, "output": RESULTS[item.name]}
         for item in response.output
@@ -48,7 +48,7 @@ class Turns(World):
         self.assertEqual([part.text for part in thoughts[0].content], ["The weather decides."])
 
     def check_cached(self, turns):
-        """Everything before the new items is cached, but for the token that ended the answer."""
+        """Checks that each turn finds all earlier tokens in the cache, except the token that ended the answer."""
         for earlier, later in zip(turns, turns[1:]):
             self.assertGreaterEqual(later.usage.input_tokens_details.cached_tokens, earlier.usage.total_tokens - 1)
 
@@ -56,8 +56,8 @@ class Turns(World):
 class Responses(Turns):
     def test_two_tools_and_an_answer(self):
         turns = [self.create("Plan my evening.", tools=TOOLS)]
-        while news := results(turns[-1]):
-            turns.append(self.create(news, tools=TOOLS, previous_response_id=turns[-1].id))
+        while outputs := results(turns[-1]):
+            turns.append(self.create(outputs, tools=TOOLS, previous_response_id=turns[-1].id))
         self.check_evening(turns)
         self.check_cached(turns)
 
@@ -65,9 +65,9 @@ class Responses(Turns):
         conversation = [{"role": "user", "content": "Plan my evening."}]
         options = {"tools": TOOLS, "store": False, "include": ["reasoning.encrypted_content"]}
         turns = [self.create(conversation, **options)]
-        while news := results(turns[-1]):
+        while outputs := results(turns[-1]):
             conversation += [item.model_dump(exclude_none=True) for item in turns[-1].output]
-            conversation += news
+            conversation += outputs
             turns.append(self.create(conversation, **options))
         self.check_evening(turns)
         with self.assertRaises(openai.NotFoundError):
@@ -88,7 +88,7 @@ class Responses(Turns):
         response = self.client.responses.parse(model=MODEL, input="Describe the play.", text_format=Play)
         self.assertEqual(response.output_parsed, HAMLET)
 
-    def test_what_is_kept(self):
+    def test_stored_responses_are_read_counted_and_deleted(self):
         response = self.create("Hello", instructions="Be brief.", metadata={"a": "b"})
         self.assertEqual(response.output_text, LINES[""])
         found = self.client.responses.retrieve(response.id)
@@ -106,14 +106,14 @@ class Responses(Turns):
             self.create("Hello", previous_response_id=response.id)
         self.assertEqual(raised.exception.code, "previous_response_not_found")
 
-    def test_an_answer_cut_short_is_incomplete(self):
+    def test_a_truncated_answer_is_incomplete(self):
         response = self.create("Hello", max_output_tokens=2)
         self.assertEqual((response.status, response.incomplete_details.reason), ("incomplete", "max_output_tokens"))
 
 
 class Connections(Turns):
     def answer(self, connection, lane=None):
-        """The next response of a lane, with the same events as a stream."""
+        """Reads the next response of a lane, and checks its events."""
         kinds = []
         for event in connection:
             self.assertNotEqual(event.type, "error", event)
@@ -158,7 +158,7 @@ class Connections(Turns):
                     break
         self.assertEqual(ended, dict.fromkeys(lanes, LINES[""]))
 
-    def test_an_error_leaves_the_connection_as_it_is(self):
+    def test_a_connection_is_usable_after_an_error(self):
         with self.client.responses.connect() as connection:
             connection.response.create(model=MODEL, input="Hello", previous_response_id="resp_unknown")
             event = connection.recv()
@@ -167,7 +167,7 @@ class Connections(Turns):
             connection.response.create(model=MODEL, input="Hello")
             self.assertEqual(self.answer(connection).output_text, LINES[""])
 
-    def test_the_asynchronous_client(self):
+    def test_the_asynchronous_client_reads_the_answer(self):
         async def evening():
             async with openai_client(openai.AsyncOpenAI) as client, client.responses.connect() as connection:
                 await connection.response.create(model=MODEL, input="Hello")
@@ -175,6 +175,6 @@ class Connections(Turns):
                     if event.type == "response.completed":
                         return event.response
 
-        response = asyncio.run(asyncio.wait_for(evening(), PATIENCE_S))
+        response = asyncio.run(asyncio.wait_for(evening(), TIMEOUT_S))
         self.assertEqual(response.output_text, LINES[""])
 

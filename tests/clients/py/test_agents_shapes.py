@@ -1,5 +1,5 @@
-"""Every event and answer for agents against the types of the clients' libraries: nothing is missing, of another type or
-unknown. The clients themselves forgive all three, until code reads the field."""
+"""Checks every event and answer against the types of the clients' libraries: no field is missing, unknown or of another
+type. The clients themselves tolerate all three until code reads the field."""
 
 import functools
 import json
@@ -12,16 +12,16 @@ from test_agents_anthropic import ANTHROPIC_TOOLS
 from test_agents_responses import TOOLS as RESPONSE_TOOLS
 from world import World
 
-# The services send these, and the libraries have no name for them.
+# Fields that the services send but that the libraries' types lack.
 BEYOND = {
-    # The bytes of a token, which the same log probabilities have at the end of their text.
+    # The bytes of a token, which the types of complete output texts do contain.
     "response_text_delta_event.Logprob.bytes",
     "response_text_delta_event.LogprobTopLogprob.bytes",
     "response_text_done_event.Logprob.bytes",
     "response_text_done_event.LogprobTopLogprob.bytes",
     "ResponseFunctionCallArgumentsDoneEvent.name",
     "ResponseCustomToolCall.status",
-    # Whether it is kept.
+    # Whether the response is stored.
     "Response.store",
     # On named lanes of a WebSocket.
     "stream_id",
@@ -59,7 +59,7 @@ def unknown(value):
             yield from unknown(item)
 
 
-# The schema of a union of all events takes much longer to build than an event to check.
+# Building the schema of all events takes much longer than checking an event, so schemas are cached.
 adapter = functools.cache(TypeAdapter)
 
 
@@ -67,7 +67,7 @@ class Shapes(World):
     def check(self, kind, text):
         value = adapter(kind).validate_json(text, strict=True)
         self.assertEqual(list(unknown(value)), [], text)
-        # No field was read as another type.
+        # Checks that no field was converted to another type.
         self.assertEqual(adapter(kind).dump_python(value, mode="json", exclude_unset=True, by_alias=True), json.loads(text))
 
     def post(self, path, body):
@@ -76,7 +76,7 @@ class Shapes(World):
         return response.text
 
     def check_stream(self, kind, text):
-        """Checks the events of a stream, and returns the kinds that there are."""
+        """Checks the events of a stream, and returns the kinds of events."""
         kinds = set()
         for event in text.removesuffix("\n\n").split("\n\n"):
             name, data = event.split("\n")

@@ -1,4 +1,4 @@
-"""Clients that disconnect: the server cancels all their requests, and the pool is whole again."""
+"""Tests that the server cancels all requests of clients that disconnect, and frees their memory."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ class Cancel(World):
         self.aborted = self.metrics("sglang:num_aborted_requests_total")
 
     def check_all_were_aborted(self, requests):
-        """The metrics count an aborted request as ended too: here every ended request was aborted."""
+        """Checks that this many requests ended, and that all of them were aborted."""
         wait_until(f"{requests} requests ended", lambda: self.ended_requests() >= requests)
-        self.wait_until_whole()
+        self.wait_until_idle()
         self.assertEqual((self.ended_requests(), self.aborted_requests()), (requests, requests))
 
     def ended_requests(self):
@@ -47,7 +47,7 @@ class Cancel(World):
         self.check_all_were_aborted(5)
 
     def test_a_timeout_of_the_client_cancels(self):
-        # Far more than is generated meanwhile.
+        # The requests generate for much longer than this timeout.
         impatient = self.client.with_options(timeout=2)
         with self.assertRaises(openai.APITimeoutError):
             impatient.completions.create(**{**COMPLETION, "n": 64})
@@ -83,13 +83,13 @@ class Cancel(World):
             # The client stays open: only the tasks' connections are closed.
             await asyncio.to_thread(self.check_all_were_aborted, 4)
 
-    def test_clients_that_vanish_while_prompts_are_prefilled_leave_nothing(self):
+    def test_requests_of_clients_that_disconnect_in_prefill_are_cancelled(self):
         async def ask(client, index):
             await client.completions.create(
                 model="any", prompt=[index + 1, *LONG_PROMPT], max_tokens=2000, extra_body={"ignore_eos": True}
             )
 
-        async def vanish():
+        async def disconnect():
             async with openai_client(openai.AsyncOpenAI) as client:
                 tasks = [asyncio.create_task(ask(client, index)) for index in range(4)]
                 await asyncio.to_thread(self.wait_until_inside, 4)
@@ -97,10 +97,10 @@ class Cancel(World):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run(vanish())
+        asyncio.run(disconnect())
         self.check_all_were_aborted(4)
 
-    def test_others_go_on_when_a_neighbour_leaves(self):
+    def test_other_requests_continue_when_a_client_disconnects(self):
         options = {"model": "any", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
         alone = self.client.completions.create(**options).choices[0].text
         stream = self.client.completions.create(stream=True, n=16, **COMPLETION)
@@ -110,11 +110,11 @@ class Cancel(World):
         stream.close()
         text += "".join(chunk.choices[0].text for chunk in stay)
         self.assertEqual(text, alone)
-        wait_until("all of them ended", lambda: self.ended_requests() == 18)
-        wait_until("the neighbour's are counted", lambda: self.aborted_requests() >= 16)
+        wait_until("all 18 requests ended", lambda: self.ended_requests() == 18)
+        wait_until("16 aborted requests are counted", lambda: self.aborted_requests() >= 16)
         self.assertEqual(self.aborted_requests(), 16)
 
-    def test_an_abort_by_name_ends_the_answer_and_says_so(self):
+    def test_an_abort_by_request_id_ends_the_answer_with_finish_reason_abort(self):
         async def abort():
             async with openai_client(openai.AsyncOpenAI) as client:
                 options = {**CHAT, "extra_body": {"ignore_eos": True, "rid": "to-abort"}}

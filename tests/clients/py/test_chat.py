@@ -1,4 +1,4 @@
-"""The chat completions of the unmodified OpenAI client."""
+"""Tests of chat completions with the unmodified OpenAI client."""
 
 from world import World
 
@@ -52,7 +52,7 @@ class Chat(World):
         self.assertEqual(answer.choices[0].message.content, self.content())
         self.assertEqual(answer.usage.prompt_tokens, self.chat().usage.prompt_tokens)
 
-    def test_both_names_of_the_length_limit_it(self):
+    def test_max_tokens_and_max_completion_tokens_limit_the_length(self):
         for name in ("max_tokens", "max_completion_tokens"):
             answer = self.chat(**{name: 5})
             self.assertEqual((answer.choices[0].finish_reason, answer.usage.completion_tokens), ("length", 5))
@@ -82,7 +82,7 @@ class Chat(World):
         (choice,) = self.chat(logprobs=True, max_tokens=3).choices
         self.assertEqual([token.top_logprobs for token in choice.logprobs.content], [[], [], []])
 
-    def test_samples_are_those_of_seeds_that_follow(self):
+    def test_samples_equal_answers_with_consecutive_seeds(self):
         options = {"temperature": 1.2, "max_tokens": 24}
         answer = self.chat(n=3, seed=21, **options)
         contents = [choice.message.content for choice in answer.choices]
@@ -130,7 +130,7 @@ class Chat(World):
         answer = first.choices[0].message.content
         self.assertEqual(first.usage.prompt_tokens_details.cached_tokens, 0)
         second = self.chat(messages(QUESTION, answer, "Tell me a story."), **salt)
-        # All but the last token, which was sampled and never computed.
+        # The K/V of the last sampled token was never computed.
         computed = first.usage.prompt_tokens + first.usage.completion_tokens - 1
         self.assertEqual(second.usage.prompt_tokens_details.cached_tokens, computed)
         stranger = self.chat(messages(QUESTION, answer, "Tell me a story."), extra_body={"cache_salt": "another"})

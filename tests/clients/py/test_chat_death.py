@@ -1,4 +1,4 @@
-"""One of two engines that a gateway speaks gRPC with is killed: its streams are lost, and no later chat fails."""
+"""Kills one of two engines that serve a gateway over gRPC: its streams are lost, and no later chat fails."""
 
 import deaths
 
@@ -9,7 +9,7 @@ class Death(deaths.Death):
     def messages(self, index):
         return [{"role": "user", "content": self.prompt(index, 6)}]
 
-    def under_way(self, index):
+    def in_flight(self, index):
         return self.endless("/v1/chat/completions", messages=self.messages(index))
 
     def ask_later(self):

@@ -1,4 +1,4 @@
-"""The completions of the unmodified OpenAI client."""
+"""Tests of completions with the unmodified OpenAI client."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ class Completions(World):
         usage = completion.usage
         self.assertEqual((usage.prompt_tokens, usage.completion_tokens, usage.total_tokens), (4, 8, 12))
 
-    def test_sixteen_tokens_are_the_default_and_none_are_possible(self):
+    def test_sixteen_tokens_are_the_default_and_zero_is_accepted(self):
         self.assertEqual(self.complete(extra_body={"ignore_eos": True}).usage.completion_tokens, 16)
         nothing = self.complete(max_tokens=0)
         self.assertEqual((nothing.choices[0].text, nothing.choices[0].finish_reason), ("", "length"))
@@ -79,7 +79,7 @@ class Completions(World):
         self.assertEqual(self.text(echo=True, max_tokens=0), STORY)
         self.assertEqual(self.text(self.token_ids(STORY), echo=True, max_tokens=0), STORY)
 
-    def test_samples_of_one_request_are_those_of_seeds_that_follow(self):
+    def test_samples_equal_answers_with_consecutive_seeds(self):
         options = {"temperature": 1, "max_tokens": 24}
         completion = self.complete(n=3, seed=5, **options)
         self.assertEqual([choice.index for choice in completion.choices], [0, 1, 2])

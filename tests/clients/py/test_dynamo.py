@@ -1,5 +1,5 @@
-"""Clients of Dynamo's frontend in front of two engines, each with its sidecar: its answers are an engine's, and KV
-events tell it which engine has a prompt."""
+"""Tests of Dynamo's frontend with two engines and their sidecars: answers equal those of an engine, and KV events
+determine which engine gets a prompt."""
 
 import re
 
@@ -9,7 +9,7 @@ from world import wait_until
 
 
 class Dynamo(chats.Chats):
-    def test_completions_have_the_length_that_is_asked_for(self):
+    def test_completions_have_the_requested_length(self):
         prompt = self.client.completions.create(
             model=self.model, prompt="The curtain", temperature=0, max_tokens=8, extra_body={"ignore_eos": True}
         )
@@ -17,7 +17,7 @@ class Dynamo(chats.Chats):
 
     def test_no_event_is_refused(self):
         self.chat(MESSAGES * 4)
-        wait_until("an event was taken", lambda: self.known() > 0)
+        wait_until("an event was applied", lambda: self.known() > 0)
         page = self.http.get("/metrics").text
         refused = re.findall(r'^dynamo_component_kv_cache_events_applied{.*status="(?!ok")\w+".*} (\S+)$', page, re.MULTILINE)
         self.assertTrue(refused)

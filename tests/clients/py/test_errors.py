@@ -1,4 +1,4 @@
-"""Errors as the unmodified OpenAI client raises them."""
+"""Tests of errors as the unmodified OpenAI client raises them."""
 
 import openai
 from world import World
@@ -8,7 +8,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 class Errors(World):
     def check(self, kind, code, param, parts, call, **options):
-        """The call raises this error, whose message holds every part."""
+        """Checks that the call raises this error, and that its message contains every part."""
         with self.assertRaises(openai.APIStatusError) as raised:
             call(**options)
         error = raised.exception
@@ -22,7 +22,7 @@ class Errors(World):
         self.check(openai.BadRequestError, code, param, parts, call, model="any", **options)
 
     def refuses(self, param, *parts, **options):
-        """Both endpoints refuse the options, streaming or not."""
+        """Checks that both endpoints refuse the options, streaming or not."""
         for stream in (False, True):
             self.check_bad(param, parts, self.client.completions.create, prompt="Hello", stream=stream, **options)
             self.check_bad(param, parts, self.client.chat.completions.create, messages=HELLO, stream=stream, **options)
@@ -49,14 +49,14 @@ class Errors(World):
         self.refuses("seed", 'seed is "x"', seed="x")
         self.refuses("logit_bias", "not a token id", logit_bias={"x": 1})
 
-    def test_what_is_not_supported_is_refused_by_name(self):
+    def test_unsupported_fields_are_refused_by_name(self):
         for param, value in (("audio", {"format": "wav", "voice": "alloy"}), ("web_search_options", {"a": 1})):
             self.check_bad(
                 param, [f"{param} is not supported"], self.client.chat.completions.create,
                 code="not_supported", messages=HELLO, **{param: value},
             )
 
-    def test_tools_and_formats_that_are_none_name_their_place(self):
+    def test_errors_of_invalid_tools_and_formats_name_the_field(self):
         create = self.client.chat.completions.create
         custom = [{"type": "custom", "custom": {"name": "look_up"}}]
         self.check_bad("tools[0].type", ['"custom"'], create, messages=HELLO, tools=custom)
@@ -70,7 +70,7 @@ class Errors(World):
         long = [{"role": "user", "content": "word " * 5000}]
         self.check_bad(None, [limit], self.client.chat.completions.create, code=code, messages=long)
 
-    def test_prompts_that_are_none_are_refused(self):
+    def test_invalid_prompts_are_refused(self):
         for param, parts, prompt in (
             ("prompt", [], {}),
             ("prompt[0]", ["-1"], [-1]),
@@ -80,7 +80,7 @@ class Errors(World):
         ):
             self.check_bad(param, parts, self.client.completions.create, prompt=prompt)
 
-    def test_messages_that_are_none_are_refused(self):
+    def test_invalid_messages_are_refused(self):
         image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
         for param, conversation in (
             ("messages", []),
@@ -92,7 +92,7 @@ class Errors(World):
         ):
             self.check_bad(param, [param], self.client.chat.completions.create, messages=conversation)
 
-    def test_what_does_not_exist_is_not_found(self):
+    def test_unknown_models_and_routes_are_not_found(self):
         kind = openai.NotFoundError
         parts = ['"nobody"', '"souffleur-tiny"']
         self.check(kind, "model_not_found", "model", parts, self.client.models.retrieve, model="nobody")

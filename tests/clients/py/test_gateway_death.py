@@ -1,4 +1,4 @@
-"""One of two engines of a gateway is killed: its streams are lost, and no later request fails."""
+"""Kills one of two engines that serve a gateway over HTTP: its streams are lost, and no later request fails."""
 
 import deaths
 
@@ -6,7 +6,7 @@ import deaths
 class Death(deaths.Death):
     ending = '"finish_reason":{"type":"length"'
 
-    def under_way(self, index):
+    def in_flight(self, index):
         return self.endless(text=self.prompt(index, 4))
 
     def ask_later(self):

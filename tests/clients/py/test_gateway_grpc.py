@@ -1,4 +1,4 @@
-"""Clients of smg in front of two engines that it speaks gRPC with: KV events tell it which engine has a prompt."""
+"""Tests of smg with two engines over gRPC: KV events determine which engine gets a prompt."""
 
 import os
 import re
@@ -18,18 +18,18 @@ class Gateway(chats.Chats):
 
     def test_the_load_of_engines_is_known(self):
         messages = [{"role": "user", "content": "A play without an end. " * 25}]
-        with self.paused_under_way("/v1/chat/completions", messages=messages):
+        with self.paused_request("/v1/chat/completions", messages=messages):
             wait_until("one of two engines has the load", self.is_one_loaded)
-        self.wait_until_whole()
+        self.wait_until_idle()
         wait_until("the load is gone", lambda: not any(self.loads()))
 
     def test_flushing_empties_every_engine_that_is_idle(self):
         for engine in self.engines:
             self.ask(engine, MESSAGES * 3)
-        self.wait_until_whole()
+        self.wait_until_idle()
         self.assertTrue(all(engine.cached_tokens() for engine in self.engines))
         self.flush()
         self.assertFalse(any(engine.cached_tokens() for engine in self.engines))
-        with self.paused_under_way("/v1/chat/completions", messages=MESSAGES):
+        with self.paused_request("/v1/chat/completions", messages=MESSAGES):
             refused = self.http.post("/flush_cache")
             self.assertEqual(refused.status_code, 206, refused.text)

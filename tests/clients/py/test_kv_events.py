@@ -1,4 +1,4 @@
-"""KV events, read by libzmq and decoded with the shapes that SGLang publishes."""
+"""Tests of KV events, received with libzmq and decoded as the events that SGLang publishes."""
 
 import hashlib
 import itertools
@@ -8,7 +8,7 @@ from typing import Optional, Union
 import msgspec
 import zmq
 
-from world import PATIENCE_S, World, wait_until
+from world import TIMEOUT_S, World, wait_until
 
 END_OF_REPLAY = struct.pack(">q", -1)
 
@@ -63,9 +63,9 @@ class KvEvents(World):
     def connect(self, kind, port):
         socket = self.context.socket(kind)
         self.addCleanup(socket.close, linger=0)
-        socket.setsockopt(zmq.RCVTIMEO, PATIENCE_S * 1000)
+        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_S * 1000)
         socket.setsockopt(zmq.HEARTBEAT_IVL, 100)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PATIENCE_S * 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, TIMEOUT_S * 1000)
         socket.connect(f"tcp://127.0.0.1:{port}")
         return socket
 
@@ -80,7 +80,7 @@ class KvEvents(World):
         return struct.unpack(">q", seq)[0], msgspec.msgpack.decode(payload, type=EventBatch)
 
     def replay(self, first, kind=zmq.DEALER):
-        """The batches from a number on."""
+        """Requests a replay from batch `first` on, and returns the batches."""
         with self.connect(kind, self.info["replay_endpoint_port_base"]) as socket:
             question = struct.pack(">Q", first)
             socket.send_multipart([b"", question] if kind == zmq.DEALER else [question])
@@ -95,7 +95,7 @@ class KvEvents(World):
                 seq, batch = self.message(frames)
                 batches[seq] = batch
                 if kind == zmq.REQ:
-                    # A REQ takes one answer to one question.
+                    # A REQ socket receives one answer per request.
                     return batches
 
     def blocks(self, batches):
@@ -132,7 +132,7 @@ class KvEvents(World):
         return head + [(seed * 31 + at * 7) % 200 + 10 for at in range(length - 2)]
 
     def wait_for_blocks(self, tokens):
-        """All batches, once they hold the prompt's blocks, which arrive one step after the answer."""
+        """Waits until the prompt's blocks are published, one step after the answer, and returns all batches."""
         expected = block_ids(tokens, self.info["block_size"])
         batches = {}
 
@@ -143,7 +143,7 @@ class KvEvents(World):
         wait_until(f"{len(expected)} blocks are published", holds)
         return batches
 
-    def test_a_prompt_is_published_with_the_ids_that_anybody_can_compute(self):
+    def test_a_prompt_is_published_with_sglangs_block_ids(self):
         tokens = self.prompt(1)
         self.cache(tokens)
         known = self.blocks(self.wait_for_blocks(tokens))
@@ -152,13 +152,13 @@ class KvEvents(World):
             self.assertEqual(known[block], (before, tokens[at * size : (at + 1) * size]))
             before = block
 
-    def test_a_prompt_that_shares_a_prefix_adds_what_is_its_own(self):
+    def test_a_prompt_with_a_shared_prefix_publishes_only_new_blocks(self):
         first = self.prompt(2)
         second = first[:40] + self.prompt(3)
         for tokens in (first, second):
             self.cache(tokens)
             self.wait_for_blocks(tokens)
-        # A salt keeps its blocks apart, and is named with them.
+        # A salt separates the blocks, and their events contain the salt.
         self.cache(first, cache_salt="s")
 
         def salted():
@@ -174,7 +174,7 @@ class KvEvents(World):
         subscriber.setsockopt(zmq.RCVTIMEO, 50)
         batches, seeds = {}, itertools.count(1000)
 
-        def hears():
+        def receives_batch():
             # A subscription takes some time to arrive.
             self.cache(self.prompt(next(seeds)))
             try:
@@ -184,8 +184,8 @@ class KvEvents(World):
             batches[seq] = batch
             return True
 
-        wait_until("the subscriber hears something", hears)
-        subscriber.setsockopt(zmq.RCVTIMEO, PATIENCE_S * 1000)
+        wait_until("the subscriber receives a batch", receives_batch)
+        subscriber.setsockopt(zmq.RCVTIMEO, TIMEOUT_S * 1000)
         (first,) = batches
         self.assertGreater(first, 0)
         tokens = self.prompt(4000)
@@ -203,11 +203,11 @@ class KvEvents(World):
         with self.assertRaises(zmq.Again):
             other.recv_multipart(zmq.NOBLOCK)
 
-    def test_a_flush_says_that_everything_is_gone(self):
+    def test_a_flush_clears_all_published_blocks(self):
         tokens = self.prompt(5)
         self.cache(tokens)
         self.wait_for_blocks(tokens)
-        self.wait_until_whole()
+        self.wait_until_idle()
         flushed = self.http.post("/flush_cache")
         self.assertEqual(flushed.status_code, 200, flushed.text)
         wait_until("nothing is stored", lambda: self.blocks(self.replay(0)) == {})

@@ -1,19 +1,19 @@
-"""KV events in positional encoding, as llm-d's reader decodes them, to a subscriber that binds its socket."""
+"""Tests of KV events in array encoding, as llm-d's reader decodes them, with a subscriber that binds the socket."""
 
 import msgspec
 import zmq
 
 from test_kv_events import block_ids
-from world import PATIENCE_S, World
+from world import TIMEOUT_S, World
 
 
 class KvEventArrays(World):
-    def test_a_prompt_is_published_by_places_to_whoever_waits_for_it(self):
+    def test_a_prompt_is_published_in_array_encoding(self):
         info = self.http.get("/server_info").json()["kv_events"]
         context = zmq.Context()
         self.addCleanup(context.destroy, linger=0)
         socket = context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVTIMEO, PATIENCE_S * 1000)
+        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_S * 1000)
         socket.setsockopt(zmq.SUBSCRIBE, b"kv@")
         socket.bind(f"tcp://127.0.0.1:{info['endpoint_port_base']}")
         self.assertEqual(info["endpoint_host"], "127.0.0.1")

@@ -1,4 +1,4 @@
-"""KV events over Unix sockets, read by libzmq."""
+"""Tests of KV events over Unix sockets, received with libzmq."""
 
 import os
 import stat
@@ -8,11 +8,11 @@ import msgspec
 import zmq
 
 from test_kv_events import END_OF_REPLAY, BlockStored, EventBatch, block_ids
-from world import PATIENCE_S, World
+from world import TIMEOUT_S, World
 
 
-class KvEventsByFiles(World):
-    def test_events_come_by_files_that_are_the_users_alone(self):
+class KvEventsOverUnixSockets(World):
+    def test_events_come_over_sockets_that_only_the_user_can_open(self):
         info = self.http.get("/server_info").json()["kv_events"]
         self.assertEqual(info["endpoint_port_base"], 0)
         self.assertNotIn("replay_endpoint_port_base", info)
@@ -25,7 +25,7 @@ class KvEventsByFiles(World):
         tokens = list(range(20, 84))
         self.generate(input_ids=tokens, sampling_params={"max_new_tokens": 1})
         socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.RCVTIMEO, PATIENCE_S * 1000)
+        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_S * 1000)
         socket.connect(info["replay_endpoint"])
         stored = {}
         while not stored:
@@ -41,7 +41,7 @@ class KvEventsByFiles(World):
                 stored.update({event.token_ids[0]: event for event in events})
         ids = block_ids(tokens, 16)
         self.assertEqual(stored[20].block_hashes, ids[: len(stored[20].block_hashes)])
-        # A subscriber receives later events only, once its subscription has arrived.
+        # A subscriber receives only events that are published after its subscription has arrived.
         subscriber = context.socket(zmq.SUB)
         subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
         subscriber.connect(info["endpoint_host"])
@@ -50,4 +50,4 @@ class KvEventsByFiles(World):
             if subscriber.poll(200):
                 self.assertEqual(subscriber.recv_multipart()[0], b"kv")
                 return
-        self.fail("nothing is heard")
+        self.fail("the subscriber received no event")

@@ -1,4 +1,4 @@
-"""SGLang's native endpoint, as its users' scripts call it."""
+"""Tests of SGLang's native endpoint, called as users' scripts call it."""
 
 import json
 
@@ -66,7 +66,7 @@ class Native(World):
         self.assertEqual((last["text"], last["output_ids"]), (whole["text"], whole["output_ids"]))
         self.assertEqual(last["meta_info"]["finish_reason"], whole["meta_info"]["finish_reason"])
 
-    def test_members_of_a_streamed_batch_are_told_apart_by_index(self):
+    def test_events_of_a_streamed_batch_have_an_index(self):
         texts = [STORY, "Hello"]
         whole = self.generate(text=texts, sampling_params=self.sampled())
         events = self.stream(text=texts, sampling_params=self.sampled())
@@ -75,8 +75,8 @@ class Native(World):
             self.assertEqual(last["text"], answer["text"])
 
     def test_log_probabilities_are_triples_of_value_token_and_text(self):
-        wish = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "return_text_in_logprobs": True}
-        answer = self.generate(text=STORY, sampling_params=self.sampled(6), token_ids_logprob=[5, 6], **wish)
+        options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+        answer = self.generate(text=STORY, sampling_params=self.sampled(6), token_ids_logprob=[5, 6], **options)
         meta = answer["meta_info"]
         inputs, outputs = meta["input_token_logprobs"], meta["output_token_logprobs"]
         self.assertEqual([text for _, _, text in inputs], ["Once", " upon", " a", " time"])
@@ -90,10 +90,10 @@ class Native(World):
         self.assertEqual(chosen, [[5, 6]] * 6)
         # Scoring the answer as a prompt gives the same log probabilities as generating it.
         ids = [token for _, token, _ in inputs] + answer["output_ids"]
-        scored = self.generate(input_ids=ids, sampling_params={"max_new_tokens": 0}, **wish)
+        scored = self.generate(input_ids=ids, sampling_params={"max_new_tokens": 0}, **options)
         self.assertEqual(scored["meta_info"]["input_token_logprobs"], inputs + outputs)
 
-    def test_errors_are_the_error_object(self):
+    def test_errors_have_openais_error_object(self):
         for fields, param in (
             ({}, "text"),
             ({"text": "a", "input_ids": [1]}, "input_ids"),
@@ -109,11 +109,11 @@ class Native(World):
                 self.assertEqual((response.status_code, error["param"]), (400, param), error)
                 self.assertEqual((error["type"], error["code"]), ("invalid_request_error", "invalid_request"))
 
-    def test_a_stream_that_is_left_is_cancelled(self):
+    def test_a_stream_is_cancelled_when_the_client_disconnects(self):
         aborted = self.metrics("sglang:num_aborted_requests_total")
         fields = {"text": STORY, "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True}, "stream": True}
         with self.http.stream("POST", "/generate", json=fields) as response:
             lines = response.iter_lines()
             next(lines)
             self.wait_until_running(1)
-        wait_until("it is cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 1)
+        wait_until("the request is cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 1)

@@ -1,4 +1,4 @@
-"""A server with two slots, and clients that send more requests."""
+"""Tests of a server that admits two requests, with clients that send more."""
 
 import openai
 from world import LONG, World, openai_client
@@ -8,7 +8,7 @@ SHORT = {"model": "any", "prompt": "Hello", "max_tokens": 1}
 
 
 class Overload(World):
-    def test_one_too_many_is_told_to_come_back(self):
+    def test_a_request_above_the_limit_gets_503_and_retry_after(self):
         streams = [self.client.completions.create(stream=True, **ENDLESS) for _ in range(2)]
         for stream in streams:
             next(stream)
@@ -21,20 +21,20 @@ class Overload(World):
         for stream in streams:
             stream.close()
 
-    def test_a_client_that_retries_gets_in(self):
+    def test_a_client_that_retries_is_admitted(self):
         streams = [self.client.completions.create(stream=True, **ENDLESS) for _ in range(2)]
         refused = []
 
         def on_response(response):
             refused.append(response.status_code)
-            # No other request delays the second try.
+            # With the streams closed, no other request delays the next attempt.
             for stream in streams:
                 stream.close()
 
-        patient = openai_client(max_retries=5)
-        patient._client.event_hooks["response"].append(on_response)
-        with patient:
-            completion = patient.completions.create(**SHORT)
+        retrying = openai_client(max_retries=5)
+        retrying._client.event_hooks["response"].append(on_response)
+        with retrying:
+            completion = retrying.completions.create(**SHORT)
         self.assertEqual(completion.usage.completion_tokens, 1)
         self.assertEqual((refused[0], refused[-1]), (503, 200))
 

@@ -1,4 +1,4 @@
-"""A server that runs one request at a time: clients that disconnect while queued are cancelled in the queue."""
+"""Tests that queued requests of disconnected clients are cancelled, on a server that runs one request at a time."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ class Queue(World):
     def setUp(self):
         self.ended = self.metrics("sglang:num_requests_total")
 
-    def test_those_who_leave_the_queue_are_cancelled_and_those_before_them_are_not(self):
+    def test_only_requests_of_disconnected_clients_are_cancelled(self):
         tokens, samples = 800, 5
         alone = self.client.completions.create(max_tokens=tokens, **STORY).choices[0].text
         self.setUp()
@@ -20,13 +20,13 @@ class Queue(World):
         generated = self.metrics("sglang:generation_tokens_total")
         texts = asyncio.run(self.run_some_and_leave(tokens, samples, leaving=5))
         self.assertEqual(texts, [alone] * samples)
-        wait_until("they are cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 5)
-        self.wait_until_whole()
-        # None of them generated a token.
+        wait_until("five requests are cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 5)
+        self.wait_until_idle()
+        # The cancelled requests generated no token.
         self.assertEqual(self.metrics("sglang:generation_tokens_total") - generated, tokens * samples)
 
     async def run_some_and_leave(self, tokens, samples, leaving):
-        """The texts of samples that run one by one while other requests queue after all of them and disconnect."""
+        """Runs samples one by one, while other requests queue after them and disconnect; returns the samples' texts."""
         texts = [""] * samples
         async with openai_client(openai.AsyncOpenAI) as client:
             first = await client.completions.create(stream=True, n=samples, max_tokens=tokens, **STORY)
@@ -34,7 +34,7 @@ class Queue(World):
             texts[chunk.choices[0].index] += chunk.choices[0].text
             options = [{**STORY, "max_tokens": LONG, "stream": index % 2 == 0} for index in range(leaving)]
             tasks = [asyncio.create_task(client.completions.create(**each)) for each in options]
-            await asyncio.to_thread(self.wait_until_came, samples + leaving)
+            await asyncio.to_thread(self.wait_until_arrived, samples + leaving)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -43,11 +43,11 @@ class Queue(World):
                 texts[chunk.choices[0].index] += chunk.choices[0].text
         return texts
 
-    def wait_until_came(self, requests):
-        """Reads the ended requests first: one that ends in between is missed, not counted twice."""
+    def wait_until_arrived(self, requests):
+        """Reads the ended requests first, so that a request that ends in between is missed rather than counted twice."""
 
-        def came():
+        def arrived():
             ended = self.metrics("sglang:num_requests_total") - self.ended
             return ended + self.stats()["requests_inside"]
 
-        wait_until(f"{requests} requests came", lambda: came() >= requests)
+        wait_until(f"{requests} requests arrived", lambda: arrived() >= requests)

@@ -1,4 +1,4 @@
-"""Sixteen clients share a prefix: the cached tokens that each answer reports, and the sums in the metrics."""
+"""Tests of sixteen clients that share a prefix: the cached tokens in the answers, and their sums in the metrics."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class Sharing(World):
         return [self.metrics(name) for name in ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")]
 
     def prompts(self, shared_tokens):
-        """Prompts that differ from the first token after the shared ones."""
+        """Prompts that differ from the first token after the shared tokens on."""
         shared = [100 + index * 7 % 1000 for index in range(shared_tokens)]
         firsts = range(1200, 1200 + CLIENTS * OWN_TOKENS, OWN_TOKENS)
         return [[*shared, *range(first, first + OWN_TOKENS)] for first in firsts]
@@ -39,7 +39,7 @@ class Sharing(World):
         self.assertEqual(counted, [prompt_tokens, sum(cached)])
         return cached
 
-    def test_one_after_another_all_but_the_first_find_the_prefix(self):
+    def test_all_but_the_first_of_sequential_clients_find_the_prefix(self):
         for shared_tokens in (512, 500):
             with self.subTest(shared_tokens):
                 self.setUp()
@@ -48,7 +48,7 @@ class Sharing(World):
                 completions = [self.client.completions.create(**self.options(prompt, salt)) for prompt in prompts]
                 self.assertEqual(self.check(shared_tokens, completions)[0], 0)
 
-    def test_at_once_all_but_one_find_the_prefix(self):
+    def test_all_but_one_of_concurrent_clients_find_the_prefix(self):
         for shared_tokens in (512, 500):
             with self.subTest(shared_tokens):
                 self.setUp()
@@ -56,7 +56,7 @@ class Sharing(World):
                 self.check(shared_tokens, completions)
 
     async def at_once(self, prompts, salt):
-        """Each client has a separate connection, open before the first prompt is sent."""
+        """Sends all prompts at once, each over a separate connection that is already open."""
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(openai_client(openai.AsyncOpenAI)) for _ in prompts]
             await asyncio.gather(*(client.models.list() for client in clients))

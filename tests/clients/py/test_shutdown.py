@@ -1,4 +1,4 @@
-"""SIGTERM while clients are served: running requests complete, new ones are refused."""
+"""Tests of SIGTERM while clients are served: running requests complete, and new ones are refused."""
 
 import concurrent.futures
 import json
@@ -8,7 +8,7 @@ import signal
 import openai
 from websockets.exceptions import ConnectionClosedOK
 from websockets.sync.client import connect
-from world import LONG, PATIENCE_S, URL, World, openai_client, wait_until
+from world import LONG, TIMEOUT_S, URL, World, openai_client, wait_until
 
 TOKENS = 2000
 ADDRESS = URL.replace("http://", "ws://") + "/v1/ws/generate"
@@ -19,7 +19,7 @@ class Shutdown(World):
         """The server is gone; the caller checks its exit code."""
 
     def connect(self):
-        return connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S)
+        return connect(ADDRESS, open_timeout=TIMEOUT_S, close_timeout=TIMEOUT_S)
 
     def stream(self):
         return self.client.completions.create(
@@ -28,24 +28,24 @@ class Shutdown(World):
         )
 
     def read_to_the_end(self, socket):
-        """The end of the one request on a WebSocket, which the server closes afterwards."""
-        while not (frame := json.loads(socket.recv(timeout=PATIENCE_S))).get("done"):
+        """Reads the only request on a WebSocket to its end, and checks that the server then closes the connection."""
+        while not (frame := json.loads(socket.recv(timeout=TIMEOUT_S))).get("done"):
             self.assertNotIn("error", frame)
         self.check_going_away(socket)
         return frame["meta"]
 
     def check_going_away(self, socket):
         with self.assertRaises(ConnectionClosedOK) as closed:
-            socket.recv(timeout=PATIENCE_S)
+            socket.recv(timeout=TIMEOUT_S)
         self.assertEqual(closed.exception.rcvd.code, 1001)
 
-    def check_newcomers_are_refused(self):
+    def check_new_requests_are_refused(self):
         with self.assertRaises(openai.InternalServerError) as raised:
             self.client.completions.create(model="any", prompt="Hello")
         self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
 
     def brake(self):
-        """Longer than any wait: the server cannot stop before this request is aborted by name."""
+        """Sends requests that run until they are aborted by id, so that the server cannot stop earlier."""
         with openai_client() as client:
             return client.completions.create(
                 model="any", prompt="Hello", n=16, max_tokens=LONG, extra_body={"ignore_eos": True, "rid": "brake"}
@@ -63,11 +63,11 @@ class Shutdown(World):
             self.assertEqual(self.http.get("/ready").status_code, 200)
 
             os.kill(int(os.environ["SOUFFLEUR_PID"]), signal.SIGTERM)
-            # Both are read while they run: the server disconnects a client that does not read.
+            # Both answers are read while they are generated, because the server disconnects clients that do not read.
             chunks, end = threads.submit(list, stream), threads.submit(self.read_to_the_end, busy)
-            wait_until("it is not ready", lambda: self.http.get("/ready").status_code == 503)
+            wait_until("the server is not ready", lambda: self.http.get("/ready").status_code == 503)
             self.assertEqual(self.http.get("/health").status_code, 200)
-            self.check_newcomers_are_refused()
+            self.check_new_requests_are_refused()
             self.check_going_away(idle)
             self.assertEqual(self.http.post("/abort_request", json={"rid": "brake"}).json(), {"aborted": 16})
             self.assertEqual({choice.finish_reason for choice in brake.result().choices}, {"abort"})

@@ -1,11 +1,11 @@
-"""The native WebSocket: many requests on one connection."""
+"""Tests of the native WebSocket, with many requests on one connection."""
 
 import contextlib
 import json
 
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
-from world import LONG, PATIENCE_S, URL, World, wait_until
+from world import LONG, TIMEOUT_S, URL, World, wait_until
 
 STORY = "Once upon a time"
 ADDRESS = URL.replace("http://", "ws://") + "/v1/ws/generate"
@@ -19,7 +19,7 @@ class WebSocket(World):
     def connected(self):
         # A client with a bounded queue stops reading when it is full, and then closes only after its timeout.
         unbounded = {"max_queue": None}
-        with connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S, **unbounded) as socket:
+        with connect(ADDRESS, open_timeout=TIMEOUT_S, close_timeout=TIMEOUT_S, **unbounded) as socket:
             self.socket = socket
             yield socket
 
@@ -27,7 +27,7 @@ class WebSocket(World):
         self.socket.send(json.dumps(frame))
 
     def receive(self):
-        return json.loads(self.socket.recv(timeout=PATIENCE_S))
+        return json.loads(self.socket.recv(timeout=TIMEOUT_S))
 
     def ask(self, rid, text=STORY, max_new_tokens=20, **sampling):
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, **sampling}
@@ -35,7 +35,7 @@ class WebSocket(World):
 
     def check_aborted(self, requests):
         wait_until(f"{requests} requests are cancelled", lambda: self.aborted_requests() >= requests)
-        self.wait_until_whole()
+        self.wait_until_idle()
         self.assertEqual(self.aborted_requests(), requests)
 
     def aborted_requests(self):
@@ -54,7 +54,7 @@ class WebSocket(World):
             while None in ends.values():
                 frame = self.receive()
                 rid = frame["rid"]
-                self.assertIsNone(ends[rid], "nothing comes after the end")
+                self.assertIsNone(ends[rid], "a frame follows the end")
                 if frame.get("done"):
                     ends[rid] = frame["meta"]
                 else:
@@ -65,7 +65,7 @@ class WebSocket(World):
             self.assertEqual(ends[rid]["finish_reason"], answer["meta_info"]["finish_reason"])
             self.assertEqual(ends[rid]["completion_tokens"], len(answer["output_ids"]))
 
-    def test_an_aborted_request_ends_and_its_neighbour_goes_on(self):
+    def test_an_abort_ends_one_request_and_others_continue(self):
         with self.connected():
             self.ask("long", max_new_tokens=LONG, ignore_eos=True)
             self.assertEqual(self.receive()["rid"], "long")
@@ -78,7 +78,7 @@ class WebSocket(World):
                     reasons[frame["rid"]] = frame["meta"]["finish_reason"]["type"]
             self.assertEqual(reasons, {"long": "abort", "short": "length"})
             self.check_aborted(1)
-            # Its name is free again.
+            # The request id can be used again.
             self.ask("long", max_new_tokens=1)
             self.assertEqual(self.receive()["rid"], "long")
 
@@ -86,9 +86,9 @@ class WebSocket(World):
         with self.connected() as socket:
             self.send(op="ping")
             self.assertEqual(self.receive(), {"op": "pong"})
-            self.assertTrue(socket.ping(b"are you there").wait(PATIENCE_S))
+            self.assertTrue(socket.ping(b"are you there").wait(TIMEOUT_S))
 
-    def test_bad_frames_are_answered_and_the_connection_lives(self):
+    def test_invalid_frames_get_errors_and_the_connection_stays_open(self):
         with self.connected() as socket:
             for frame, rid, param in (
                 ("{", None, None),
@@ -108,7 +108,7 @@ class WebSocket(World):
             self.send(op="ping")
             self.assertEqual(self.receive(), {"op": "pong"})
 
-    def test_a_name_in_use_is_refused(self):
+    def test_a_request_id_in_use_is_refused(self):
         with self.connected():
             self.ask("twice", max_new_tokens=LONG, ignore_eos=True)
             self.receive()
@@ -136,5 +136,5 @@ class WebSocket(World):
 
     def test_a_page_of_another_site_may_not_connect(self):
         with self.assertRaises(InvalidStatus) as raised:
-            connect(ADDRESS, open_timeout=PATIENCE_S, origin="https://elsewhere.example")
+            connect(ADDRESS, open_timeout=TIMEOUT_S, origin="https://elsewhere.example")
         self.assertEqual(raised.exception.response.status_code, 403)

@@ -1,4 +1,4 @@
-"""Shared by the test modules: clients of the server under test, and the check that every test leaves it whole."""
+"""Clients of the server under test, for all test modules, and a check that every test leaves the server idle."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ import httpx2
 import openai
 
 URL = os.environ["SOUFFLEUR_URL"]
-PATIENCE_S = 60
+TIMEOUT_S = 60
 # More tokens than are generated before a test cancels.
 LONG = 3900
 
@@ -23,20 +23,20 @@ def openai_client(kind=openai.OpenAI, **options):
 
 
 def wait_until(what, holds):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE_S} s until {what}")
-        # Lets an event loop in another thread have the interpreter.
+            raise AssertionError(f"timed out after {TIMEOUT_S} s waiting until {what}")
+        # Releases the interpreter, so that an event loop in another thread can run.
         time.sleep(0.002)
 
 
 class World(unittest.TestCase):
-    """Clients of one server, and its pool, which is whole after every test."""
+    """Clients of one server, which must be idle after every test, with no token of its pool lost."""
 
     @classmethod
     def setUpClass(cls):
-        cls.http = httpx2.Client(base_url=URL, timeout=PATIENCE_S)
+        cls.http = httpx2.Client(base_url=URL, timeout=TIMEOUT_S)
         cls.client = openai_client()
         cls.addClassCleanup(cls.http.close)
         cls.addClassCleanup(cls.client.close)
@@ -45,7 +45,7 @@ class World(unittest.TestCase):
         cls.of_this_model = f'model_name="{model["id"]}"'
 
     def tearDown(self):
-        self.wait_until_whole()
+        self.wait_until_idle()
 
     def generate(self, **fields):
         response = self.http.post("/generate", json=fields)
@@ -53,7 +53,7 @@ class World(unittest.TestCase):
         return response.json()
 
     def token_ids(self, text):
-        """The prompt's token ids, as scoring it names them."""
+        """The prompt's token ids, from the prompt's log probabilities."""
         scored = self.generate(
             text=text, return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 0}
         )
@@ -69,10 +69,10 @@ class World(unittest.TestCase):
         values = re.findall(rf"^{re.escape(name)}(?:{{([^\n]*)}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for labels, value in values if label in labels)
 
-    def wait_until_whole(self):
-        """Waits until no request is inside and every token of the pool is free or can be evicted."""
+    def wait_until_idle(self):
+        """Waits until the server has no request and every token of the pool is free or can be evicted."""
 
-        def is_whole():
+        def is_idle():
             now = self.stats()
             idle = ("requests_inside", "running_requests", "waiting_requests", "private_tokens", "protected_tokens")
             return (
@@ -81,7 +81,7 @@ class World(unittest.TestCase):
                 and now["free_tokens"] + now["evictable_tokens"] == now["total_tokens"]
             )
 
-        wait_until("the pool is whole", is_whole)
+        wait_until("the server is idle", is_idle)
         for bug in ("souffleur_integrity_failures_total", "souffleur_pages_lost_total"):
             self.assertEqual(self.metrics(bug), 0, bug)
         for gauge in ("sglang:num_running_reqs", "sglang:num_queue_reqs"):
@@ -91,4 +91,4 @@ class World(unittest.TestCase):
         wait_until(f"{requests} requests run", lambda: self.stats()["running_requests"] == requests)
 
     def wait_until_inside(self, requests):
-        wait_until(f"{requests} requests are inside", lambda: self.stats()["requests_inside"] == requests)
+        wait_until(f"the server has {requests} requests", lambda: self.stats()["requests_inside"] == requests)

@@ -1,15 +1,15 @@
-"""Keeps the calls that schemathesis makes short: few tokens, few samples, and no time limits that a call could miss."""
+"""Shortens the calls that Schemathesis generates: few tokens, few samples, and no time limits."""
 
 import schemathesis
 
 MAX_TOKENS = 8
 MAX_SAMPLES = 2
-# The largest `n` that the server takes: a larger one must be refused, so it stays.
-MAX_TAKEN_SAMPLES = 128
+# The largest `n` that the server accepts. A larger `n` must be refused, so it is not changed.
+MAX_ACCEPTED_SAMPLES = 128
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
-# A call that misses its own limit gets 503, as it should.
-TIMES = ("waiting_timeout", "running_timeout")
-# Limits of endpoints that would otherwise generate as long as they can.
+# Time limits are removed, because a call that exceeds its time limit correctly gets 503.
+TIMEOUTS = ("waiting_timeout", "running_timeout")
+# The length limits of endpoints that would otherwise generate to the end of the context.
 UNLIMITED = {
     "/v1/chat/completions": "max_tokens",
     "/v1/responses": "max_output_tokens",
@@ -22,13 +22,13 @@ def is_above(value, limit):
 
 
 def shorten(body):
-    for name in TIMES:
+    for name in TIMEOUTS:
         if is_above(body.get(name), 0):
             del body[name]
     for name in LIMITS:
         if is_above(body.get(name), MAX_TOKENS):
             body[name] = MAX_TOKENS
-    if is_above(body.get("n"), MAX_SAMPLES) and body["n"] <= MAX_TAKEN_SAMPLES:
+    if is_above(body.get("n"), MAX_SAMPLES) and body["n"] <= MAX_ACCEPTED_SAMPLES:
         body["n"] = MAX_SAMPLES
 
 

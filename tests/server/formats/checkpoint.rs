@@ -6,13 +6,13 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-use super::family::{Call, Family, Form, Said, Thoughts};
+use super::family::{Answer, Call, Family, Form, Reasoning};
 use crate::scripted;
 
-/// The number of added tokens that every family keeps from the tiny checkpoint: those around turns.
+/// The number of the tiny checkpoint's added tokens that every family keeps: the markers of turns.
 const KEPT_TOKENS: usize = 3;
 const FIRST_ID: u64 = 704;
-/// The end of the range of token ids that the checkpoint has room for.
+/// The exclusive end of the token ids in the checkpoint's embedding table.
 const END_ID: u64 = 720;
 
 /// Writes a checkpoint of this family, and returns its folder.
@@ -68,18 +68,18 @@ fn add_tokens(family: &Family, tokenizer: &mut Value) {
 fn ends(family: &Family) -> (&'static str, Vec<u64>) {
     let id = |text: &str| {
         let place = family.tokens.iter().position(|token| *token == text);
-        FIRST_ID + (KEPT_TOKENS + place.expect("a token of the family")) as u64
+        FIRST_ID + (KEPT_TOKENS + place.expect("the family has the token")) as u64
     };
     match family.form {
         Form::Tagged { .. } => ("<|im_end|>", vec![FIRST_ID + 2]),
-        Form::Messages if family.calls_once => {
+        Form::Messages if family.ends_after_first_call => {
             ("<|return|>", vec![id("<|return|>"), id("<|call|>")])
         }
         Form::Messages => ("<|return|>", vec![id("<|return|>")]),
     }
 }
 
-/// A template with an example of a call, from which the engine detects the format, and with earlier calls.
+/// A chat template. The engine detects the format of calls from the template's example of a call.
 fn template(family: &Family) -> String {
     let (turn, end, reply) = match &family.form {
         Form::Messages => (
@@ -100,8 +100,8 @@ fn template(family: &Family) -> String {
         format!("{reply}{}", opened(family)),
         quoted(end),
     );
-    let example = family.write(&Said {
-        reasoning: if family.can_say(&thought()) {
+    let example = family.write(&Answer {
+        reasoning: if family.can_produce(&thought()) {
             "THOUGHTS"
         } else {
             ""
@@ -130,10 +130,10 @@ fn template(family: &Family) -> String {
     .concat()
 }
 
-fn thought() -> Said {
-    Said {
+fn thought() -> Answer {
+    Answer {
         reasoning: "So.",
-        ..Said::default()
+        ..Answer::default()
     }
 }
 
@@ -141,7 +141,7 @@ fn thought() -> Said {
 fn opened(family: &Family) -> &'static str {
     match family.form {
         Form::Tagged {
-            thoughts: Thoughts::Opened(tag, _),
+            reasoning: Reasoning::Opened(tag, _),
             ..
         } => tag,
         _ => "",

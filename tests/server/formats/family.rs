@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// The parts of an answer, regardless of the format that a family writes them in.
 #[derive(Clone, Default)]
-pub struct Said {
+pub struct Answer {
     pub reasoning: &'static str,
     pub content: &'static str,
     pub calls: Vec<Call>,
@@ -22,11 +22,11 @@ pub struct Family {
     pub has_special_tokens: bool,
     pub form: Form,
     /// Tags that are plain text instead of tokens; arguments may contain them, too.
-    pub written_tags: &'static [&'static str],
+    pub text_tags: &'static [&'static str],
     /// Text may precede calls.
-    pub speaks_before_calls: bool,
+    pub allows_text_before_calls: bool,
     /// An answer ends after its first call.
-    pub calls_once: bool,
+    pub ends_after_first_call: bool,
     /// The engine's grammars force the same form of calls.
     pub has_grammar: bool,
 }
@@ -35,7 +35,7 @@ pub struct Family {
 pub enum Form {
     /// Reasoning, text and calls one after the other, with tags around reasoning and calls.
     Tagged {
-        thoughts: Thoughts,
+        reasoning: Reasoning,
         calls: fn(&[Call]) -> String,
     },
     /// Each part in a message with a header.
@@ -43,7 +43,7 @@ pub enum Form {
 }
 
 /// The tags around reasoning.
-pub enum Thoughts {
+pub enum Reasoning {
     None,
     /// Both tags are in the output, if there is reasoning.
     Tags(&'static str, &'static str),
@@ -74,12 +74,12 @@ impl Call {
     }
 }
 
-impl Thoughts {
+impl Reasoning {
     /// The texts around the reasoning of an answer.
-    fn around(&self, said: &Said) -> (&'static str, &'static str) {
+    fn around(&self, answer: &Answer) -> (&'static str, &'static str) {
         match *self {
             Self::Opened(_, end) => ("", end),
-            Self::Tags(start, end) if !said.reasoning.is_empty() => (start, end),
+            Self::Tags(start, end) if !answer.reasoning.is_empty() => (start, end),
             Self::None | Self::Tags(..) => ("", ""),
         }
     }
@@ -87,32 +87,32 @@ impl Thoughts {
 
 impl Family {
     /// An answer as models of this family write it.
-    pub fn write(&self, said: &Said) -> String {
+    pub fn write(&self, answer: &Answer) -> String {
         let (start, end) = match self.form {
-            Form::Tagged { ref thoughts, .. } => thoughts.around(said),
+            Form::Tagged { ref reasoning, .. } => reasoning.around(answer),
             Form::Messages => ("", ""),
         };
-        self.written(said, start, end)
+        self.written(answer, start, end)
     }
 
     /// Like [`Self::write`], without the white space around reasoning.
-    pub fn write_tight(&self, said: &Said) -> String {
+    pub fn write_tight(&self, answer: &Answer) -> String {
         let (start, end) = match self.form {
-            Form::Tagged { ref thoughts, .. } => thoughts.around(said),
+            Form::Tagged { ref reasoning, .. } => reasoning.around(answer),
             Form::Messages => ("", ""),
         };
-        self.written(said, start.trim_start(), end.trim_end())
+        self.written(answer, start.trim_start(), end.trim_end())
     }
 
-    fn written(&self, said: &Said, start: &str, end: &str) -> String {
+    fn written(&self, answer: &Answer, start: &str, end: &str) -> String {
         let Form::Tagged { calls, .. } = self.form else {
-            return messages(said);
+            return messages(answer);
         };
-        let (reasoning, content) = (said.reasoning, said.content);
-        let (line, calls) = match (content, said.calls.as_slice()) {
+        let (reasoning, content) = (answer.reasoning, answer.content);
+        let (line, calls) = match (content, answer.calls.as_slice()) {
             (_, []) => ("", String::new()),
-            ("", said) => ("", calls(said)),
-            (_, said) => ("\n", calls(said)),
+            ("", list) => ("", calls(list)),
+            (_, list) => ("\n", calls(list)),
         };
         format!("{start}{reasoning}{end}{content}{line}{calls}")
     }
@@ -133,25 +133,25 @@ impl Family {
     }
 
     /// Whether a grammar that requires calls allows this answer.
-    pub fn can_be_told(&self, said: &Said) -> bool {
-        let n_calls = said.calls.len();
+    pub fn grammar_allows(&self, reply: &Answer) -> bool {
+        let n_calls = reply.calls.len();
         let is_message = matches!(self.form, Form::Messages);
-        self.has_grammar && said.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
+        self.has_grammar && reply.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
     }
 
     /// Whether models of this family can produce this answer.
-    pub fn can_say(&self, said: &Said) -> bool {
+    pub fn can_produce(&self, answer: &Answer) -> bool {
         let thinks = !matches!(
             self.form,
             Form::Tagged {
-                thoughts: Thoughts::None,
+                reasoning: Reasoning::None,
                 ..
             }
         );
-        let has_calls = !said.calls.is_empty();
-        (thinks || said.reasoning.is_empty())
-            && (self.speaks_before_calls || said.content.is_empty() || !has_calls)
-            && (!self.calls_once || said.calls.len() <= 1)
+        let has_calls = !answer.calls.is_empty();
+        (thinks || answer.reasoning.is_empty())
+            && (self.allows_text_before_calls || answer.content.is_empty() || !has_calls)
+            && (!self.ends_after_first_call || answer.calls.len() <= 1)
     }
 }
 
@@ -314,21 +314,21 @@ fn braced(value: &Value) -> String {
 }
 
 /// Each part in a separate message; the prompt contains the start of the first one.
-fn messages(said: &Said) -> String {
+fn messages(answer: &Answer) -> String {
     let mut messages = Vec::new();
-    if !said.reasoning.is_empty() {
-        let text = said.reasoning;
+    if !answer.reasoning.is_empty() {
+        let text = answer.reasoning;
         messages.push(format!("<|channel|>analysis<|message|>{text}<|end|>"));
     }
-    if !said.content.is_empty() {
-        let (text, channel, end) = if said.calls.is_empty() {
-            (said.content, "final", "")
+    if !answer.content.is_empty() {
+        let (text, channel, end) = if answer.calls.is_empty() {
+            (answer.content, "final", "")
         } else {
-            (said.content, "commentary", "<|end|>")
+            (answer.content, "commentary", "<|end|>")
         };
         messages.push(format!("<|channel|>{channel}<|message|>{text}{end}"));
     }
-    for call in &said.calls {
+    for call in &answer.calls {
         let (name, arguments) = (call.name, call.json());
         let header = format!("<|channel|>commentary to=functions.{name} <|constrain|>json");
         messages.push(format!("{header}<|message|>{arguments}<|call|>"));

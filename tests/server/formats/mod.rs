@@ -4,17 +4,17 @@
 //! A test defines a format by the family's markers, its reasoning tags, and a function that writes calls. The engine
 //! detects the format from the checkpoint, as it does with real checkpoints.
 
+mod checker;
 mod checkpoint;
 mod family;
-mod heard;
-mod speaker;
+mod received;
 
 use crate::world::World;
-use family::{Call, Family, Form, Said, Thoughts};
-use heard::Heard;
-use speaker::{Speaker, ask, call};
+use checker::{Checker, ask, call};
+use family::{Answer, Call, Family, Form, Reasoning};
+use received::Received;
 
-const THINK: Thoughts = Thoughts::Tags("<think>\n", "\n</think>\n\n");
+const THINK: Reasoning = Reasoning::Tags("<think>\n", "\n</think>\n\n");
 const QWEN: &[&str] = &["<tool_call>", "</tool_call>", "<think>", "</think>"];
 const GLM: &[&str] = &[
     "<tool_call>",
@@ -60,16 +60,16 @@ const PARAMETER_ENDS: &[&str] = &[
 /// A family whose markers are special tokens.
 const fn tagged(
     tokens: &'static [&'static str],
-    thoughts: Thoughts,
+    reasoning: Reasoning,
     calls: fn(&[Call]) -> String,
 ) -> Family {
     Family {
         tokens,
         has_special_tokens: true,
-        form: Form::Tagged { thoughts, calls },
-        written_tags: &[],
-        speaks_before_calls: true,
-        calls_once: false,
+        form: Form::Tagged { reasoning, calls },
+        text_tags: &[],
+        allows_text_before_calls: true,
+        ends_after_first_call: false,
         has_grammar: true,
     }
 }
@@ -77,8 +77,8 @@ const fn tagged(
 /// Like [`tagged`], without reasoning, and with calls only at the start of an answer.
 const fn bare(tokens: &'static [&'static str], calls: fn(&[Call]) -> String) -> Family {
     Family {
-        speaks_before_calls: false,
-        ..tagged(tokens, Thoughts::None, calls)
+        allows_text_before_calls: false,
+        ..tagged(tokens, Reasoning::None, calls)
     }
 }
 
@@ -90,15 +90,15 @@ const fn shown(family: Family) -> Family {
     }
 }
 
-/// A family with tags that are no tokens.
-const fn with_tags(written_tags: &'static [&'static str], family: Family) -> Family {
+/// A family that writes these tags as ordinary text.
+const fn with_tags(text_tags: &'static [&'static str], family: Family) -> Family {
     Family {
-        written_tags,
+        text_tags,
         ..family
     }
 }
 
-/// A family whose calls have another form than the engine's grammars force.
+/// A family whose calls differ from those that the engine's grammars force.
 const fn without_grammar(family: Family) -> Family {
     Family {
         has_grammar: false,
@@ -106,16 +106,16 @@ const fn without_grammar(family: Family) -> Family {
     }
 }
 
-/// Checks a family on every answer that it can give.
+/// Runs all checks of a family.
 fn check(family: &Family) {
-    let speaker = Speaker::new(family);
-    speaker.check_answers();
-    speaker.check_strays();
-    speaker.check_cuts();
-    speaker.check_required();
-    speaker.check_alone();
-    speaker.check_results();
-    speaker.world.wait_until_whole();
+    let checker = Checker::new(family);
+    checker.check_answers();
+    checker.check_stray_markers();
+    checker.check_truncated();
+    checker.check_required();
+    checker.check_single_call();
+    checker.check_tool_results();
+    checker.world.wait_until_idle();
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn llama3() {
 
 #[test]
 fn llama3_with_its_tag() {
-    let family = tagged(&["<|python_tag|>"], Thoughts::None, family::llama3_tagged);
+    let family = tagged(&["<|python_tag|>"], Reasoning::None, family::llama3_tagged);
     check(&family);
 }
 
@@ -165,7 +165,7 @@ fn pythonic() {
 #[test]
 fn pythonic_with_its_tags() {
     let tokens = &["<|python_tag|>", "<|python_start|>", "<|python_end|>"];
-    let family = tagged(tokens, Thoughts::None, family::pythonic_tagged);
+    let family = tagged(tokens, Reasoning::None, family::pythonic_tagged);
     check(&without_grammar(family));
 }
 
@@ -183,7 +183,7 @@ fn lfm2() {
 #[test]
 fn lfm2_with_objects() {
     let tokens = &["<|tool_call_start|>", "<|tool_call_end|>"];
-    let family = tagged(tokens, Thoughts::None, family::lfm2_objects);
+    let family = tagged(tokens, Reasoning::None, family::lfm2_objects);
     check(&without_grammar(family));
 }
 
@@ -197,14 +197,14 @@ fn granite() {
 #[test]
 fn phi4_mini() {
     let tokens = &["<|tool_call|>", "<|/tool_call|>"];
-    check(&tagged(tokens, Thoughts::None, family::phi4_mini));
+    check(&tagged(tokens, Reasoning::None, family::phi4_mini));
 }
 
 #[test]
 fn mistral() {
     check(&tagged(
         &["[TOOL_CALLS]"],
-        Thoughts::None,
+        Reasoning::None,
         family::mistral_list,
     ));
 }
@@ -212,54 +212,54 @@ fn mistral() {
 #[test]
 fn mistral_with_reasoning() {
     let tokens = &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"];
-    let thoughts = Thoughts::Tags("[THINK]", "[/THINK]");
-    check(&tagged(tokens, thoughts, family::mistral_named));
+    let reasoning = Reasoning::Tags("[THINK]", "[/THINK]");
+    check(&tagged(tokens, reasoning, family::mistral_named));
 }
 
 #[test]
 fn glm45() {
-    let thoughts = Thoughts::Tags("\n<think>", "</think>\n");
-    check(&shown(tagged(GLM, thoughts, family::glm45)));
+    let reasoning = Reasoning::Tags("\n<think>", "</think>\n");
+    check(&shown(tagged(GLM, reasoning, family::glm45)));
 }
 
 #[test]
 fn glm47_with_special_tokens() {
-    let thoughts = Thoughts::Opened("<think>", "</think>");
-    check(&tagged(GLM, thoughts, family::glm47));
+    let reasoning = Reasoning::Opened("<think>", "</think>");
+    check(&tagged(GLM, reasoning, family::glm47));
 }
 
 #[test]
 fn gemma4_with_special_tokens() {
-    let thoughts = Thoughts::Tags("<|channel>thought\n", "\n<channel|>");
-    check(&tagged(GEMMA4, thoughts, family::gemma4));
+    let reasoning = Reasoning::Tags("<|channel>thought\n", "\n<channel|>");
+    check(&tagged(GEMMA4, reasoning, family::gemma4));
 }
 
 #[test]
 fn deepseek_r1() {
-    let thoughts = Thoughts::Opened("<think>\\n", "\n</think>\n\n");
-    check(&tagged(DEEPSEEK, thoughts, family::deepseek_v3));
+    let reasoning = Reasoning::Opened("<think>\\n", "\n</think>\n\n");
+    check(&tagged(DEEPSEEK, reasoning, family::deepseek_v3));
 }
 
 #[test]
 fn deepseek_v31() {
-    let thoughts = Thoughts::Opened("<think>", "</think>");
-    check(&shown(tagged(DEEPSEEK, thoughts, family::deepseek_v31)));
+    let reasoning = Reasoning::Opened("<think>", "</think>");
+    check(&shown(tagged(DEEPSEEK, reasoning, family::deepseek_v31)));
 }
 
 const MESSAGES: Family = Family {
     tokens: GPT_OSS,
     has_special_tokens: true,
     form: Form::Messages,
-    written_tags: &[],
-    speaks_before_calls: true,
-    calls_once: false,
+    text_tags: &[],
+    allows_text_before_calls: true,
+    ends_after_first_call: false,
     has_grammar: true,
 };
 
 #[test]
 fn gpt_oss() {
     check(&Family {
-        calls_once: true,
+        ends_after_first_call: true,
         ..MESSAGES
     });
 }
@@ -273,7 +273,7 @@ fn gpt_oss_that_continues_after_calls() {
 #[test]
 fn gpt_oss_without_arguments() {
     let family = Family {
-        calls_once: true,
+        ends_after_first_call: true,
         ..MESSAGES
     };
     let header = "<|channel|>commentary to=functions.clock <|constrain|>json";
@@ -282,10 +282,10 @@ fn gpt_oss_without_arguments() {
     let world = World::scripted_with(&[("", &line)], |config, _| {
         config.model_path = folder.path().to_owned();
     });
-    let said = Said {
+    let wanted = Answer {
         calls: vec![call("clock", serde_json::json!({}))],
-        ..Said::default()
+        ..Answer::default()
     };
-    Heard::ask(&world, &ask("Now?")).check(&said, &line);
-    world.wait_until_whole();
+    Received::ask(&world, &ask("Now?")).check(&wanted, &line);
+    world.wait_until_idle();
 }

@@ -1,4 +1,4 @@
-//! Tests that requests of a host in the process count towards the admission limits; see `tests/embedding/doors.rs`.
+//! Tests that requests of a program that embeds the engine count towards the server's admission limits.
 
 use serde_json::json;
 use souffleur::actors::messages::{CancelRequest, Generate};
@@ -9,7 +9,7 @@ use crate::http::post;
 use crate::world::{World, block_on};
 
 #[test]
-fn a_request_of_a_host_counts_like_one_of_a_client() {
+fn a_request_of_an_embedding_program_counts_towards_the_queue_limit() {
     let world = World::with(|engine, _| engine.max_queued_requests = 1);
     let doors = world.engine().doors().expect("a live engine");
     let mut endless = GenerateRequest::new(Prompt::Tokens([7, 8].into()));
@@ -28,6 +28,6 @@ fn a_request_of_a_host_counts_like_one_of_a_client() {
     let flag = Some(flag);
     doors.cancel.do_send(CancelRequest { rid, flag });
     while !block_on(events.recv()).expect("an event").is_terminal() {}
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert_eq!(post(world.addr, "/generate", &body).status, 200);
 }

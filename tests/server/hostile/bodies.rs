@@ -9,9 +9,9 @@ use super::child::{ChildServer, MIB};
 use crate::http::{Response, connect, post, post_text, read_response};
 use crate::world::wait_until;
 
-/// The size of the bodies of zeros.
+/// The approximate size of each hostile body.
 pub(super) const BODY_BYTES: usize = 2 * MIB;
-/// The most memory per byte of a body: a token id of two bytes is read into four, and copied once into a shared list.
+/// Maximum memory per byte of a body: a token id of two bytes (`0,`) takes four, and is copied once to a shared list.
 const MOST_PER_BYTE: usize = 10;
 
 const NATIVE: [&str; 12] = [
@@ -67,39 +67,39 @@ fn lists_of_zeros_take_little_more_memory_than_their_text_in_any_field() {
                 "text"
             };
             let body = format!("{{\"{prompt}\": \"a\", \"{name}\": {value}, \"stream\": 5}}");
-            bounded(&server, "/generate", &body, name);
+            check(&server, "/generate", &body, name);
         }
     }
     for name in SAMPLING {
         let body = format!(
             "{{\"text\": [\"a\", \"b\"], \"sampling_params\": {{\"{name}\": {zeros}}}, \"stream\": 5}}"
         );
-        bounded(&server, "/generate", &body, name);
+        check(&server, "/generate", &body, name);
     }
     for name in CHAT {
         let messages = if name == "messages" { "x" } else { "messages" };
         for value in [&zeros, &lists, &fields] {
             let chat = "[{\"role\": \"user\", \"content\": \"a\"}]";
             let body = format!("{{\"{messages}\": {chat}, \"{name}\": {value}, \"stream\": 5}}");
-            bounded(&server, "/v1/chat/completions", &body, name);
+            check(&server, "/v1/chat/completions", &body, name);
         }
     }
     for value in [&zeros, &lists, &fields] {
         let body = format!("{{\"prompt\": {value}, \"stream\": 5}}");
-        bounded(&server, "/v1/completions", &body, "prompt");
-        bounded(
+        check(&server, "/v1/completions", &body, "prompt");
+        check(
             &server,
             "/abort_request",
             &format!("{{\"rid\": {value}}}"),
             "rid",
         );
-        bounded(&server, "/set_policy", value, "a body");
+        check(&server, "/set_policy", value, "a body");
     }
 }
 
-/// Posts a body, and checks that it gets a short refusal and takes bounded memory.
+/// Posts a body, and checks that it gets a short refusal and takes little memory.
 #[track_caller]
-pub(super) fn bounded(server: &ChildServer, path: &str, body: &str, name: &str) {
+pub(super) fn check(server: &ChildServer, path: &str, body: &str, name: &str) {
     let growth = server.growth_bytes(|| {
         let response = post_text(server.addr, path, body);
         let text = &response.body;
@@ -127,7 +127,7 @@ fn conversations_have_no_more_values_than_the_limit() {
     );
 }
 
-/// A connection on which a large body arrives, except for its last byte.
+/// A connection that has sent a large body without the last byte.
 struct SlowBody {
     stream: TcpStream,
 }
@@ -197,7 +197,7 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
 #[test]
 fn a_content_length_alone_takes_no_memory() {
     let server = ChildServer::start(&["--max-bodies-bytes", "67108864"]);
-    let promises: Vec<TcpStream> = (0..64)
+    let announced: Vec<TcpStream> = (0..64)
         .map(|_| {
             let mut stream = connect(server.addr);
             let head = "POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n\
@@ -208,5 +208,5 @@ fn a_content_length_alone_takes_no_memory() {
         .collect();
     let large = format!("{{\"text\": \"a\", \"stream\": 5{}}}", " ".repeat(8 * MIB));
     assert_eq!(post_text(server.addr, "/generate", &large).status, 400);
-    drop(promises);
+    drop(announced);
 }

@@ -1,4 +1,4 @@
-//! Runs the real binary in a separate process, whose memory can be measured.
+//! Runs the `souffleur` binary in a child process, and measures the memory of that process.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -11,7 +11,7 @@ use crate::world::long_model;
 
 pub const MIB: usize = 1 << 20;
 
-/// A process that serves requests; it is killed when this is dropped.
+/// A child process that serves requests. Dropping this value kills the process.
 pub struct ChildServer {
     child: Child,
     _stdout: BufReader<ChildStdout>,
@@ -48,7 +48,7 @@ impl ChildServer {
         }
     }
 
-    /// The maximum of resident bytes since the start, or since [`ChildServer::reset_peak`].
+    /// Peak resident bytes since the start, or since [`ChildServer::reset_peak`].
     pub fn peak_bytes(&self) -> usize {
         self.status("VmHWM:")
     }
@@ -61,10 +61,10 @@ impl ChildServer {
     /// Resets [`ChildServer::peak_bytes`] to the bytes that are resident now.
     pub fn reset_peak(&self) {
         let file = format!("/proc/{}/clear_refs", self.child.id());
-        fs::write(file, "5").expect("the system keeps a high-water mark");
+        fs::write(file, "5").expect("the peak can be reset");
     }
 
-    /// The growth of the maximum of resident bytes while `work` ran.
+    /// The growth of the peak of resident bytes while `work` ran.
     pub fn growth_bytes(&self, work: impl FnOnce()) -> usize {
         self.reset_peak();
         let before = self.resident_bytes();
@@ -79,8 +79,8 @@ impl ChildServer {
     /// The number of sockets that the process has open.
     pub fn sockets(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
-        let open = fs::read_dir(folder).expect("the process lives");
-        // A socket that is closed meanwhile has no target.
+        let open = fs::read_dir(folder).expect("the process runs");
+        // The link of a descriptor that was closed in the meantime cannot be read.
         let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         let is_socket =
             |target: &std::path::PathBuf| target.to_string_lossy().starts_with("socket:");
@@ -89,10 +89,10 @@ impl ChildServer {
 
     fn status(&self, key: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
-        let status = status.expect("the process lives");
+        let status = status.expect("the process runs");
         let line = status.lines().find_map(|line| line.strip_prefix(key));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
-        kib.expect("the system counts memory") << 10
+        kib.expect("the kernel reports memory") << 10
     }
 }
 
@@ -103,7 +103,7 @@ impl Drop for ChildServer {
     }
 }
 
-/// The address that is printed once the model is loaded, or all that was printed.
+/// The address that the server prints once the model is loaded. The error is the server's whole output.
 fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
     let mut printed = String::new();
     loop {

@@ -67,7 +67,7 @@ fn every_extreme_engine_setting_is_refused_with_a_sentence_or_serves() {
         record: Some(model.path().join("log")),
         ..EngineConfig::default()
     };
-    let base = serde_json::to_value(base).expect("plain data");
+    let base = serde_json::to_value(base).expect("the configuration is JSON");
     let (mut n_serving, mut n_refused) = (0, 0);
     for (key, value, config) in extreme_configurations(&base) {
         let what = format!("{key} = {value}");
@@ -133,7 +133,7 @@ fn websocket_answers(world: &World) -> bool {
     block_on(async {
         let stream = TcpStream::connect(world.addr).await.expect("a connection");
         match client_async(address, stream).await {
-            // No more connections are accepted.
+            // The server accepts no more connections.
             Err(_) => true,
             Ok((mut socket, _)) => {
                 let _ = socket.send(Message::text(call.to_string())).await;
@@ -145,7 +145,7 @@ fn websocket_answers(world: &World) -> bool {
 
 #[test]
 fn every_extreme_server_setting_is_refused_with_a_sentence_or_serves() {
-    let base = serde_json::to_value(ServerConfig::default()).expect("plain data");
+    let base = serde_json::to_value(ServerConfig::default()).expect("the configuration is JSON");
     let call = json!({"input_ids": [5], "sampling_params": {"max_new_tokens": 1}});
     let (mut n_serving, mut n_refused) = (0, 0);
     for (key, value, config) in extreme_configurations(&base) {
@@ -182,7 +182,7 @@ fn the_largest_accepted_sizes_serve() {
     });
     let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
     post(world.addr, "/generate", &call).ok();
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Runs `serve` with these flags, which it must refuse; returns the exit code and the log.
@@ -211,9 +211,9 @@ fn a_channel_too_large_for_any_request_is_refused_at_the_start() {
 
 #[test]
 fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is_refused() {
-    const ASKED: usize = 1 << 53;
+    const REQUESTED: usize = 1 << 53;
     let world = World::with(|engine, _| {
-        engine.max_total_tokens = Some(ASKED);
+        engine.max_total_tokens = Some(REQUESTED);
         engine.mem_fraction_static = Some(0.05);
         engine.page_size = 256;
     });
@@ -221,14 +221,14 @@ fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is
     post(world.addr, "/generate", &call).ok();
     let info = get(world.addr, "/server_info").ok();
     let tokens = info["max_total_num_tokens"].as_u64().expect("a number");
-    assert!(tokens > 0 && tokens < ASKED as u64, "{tokens}");
-    world.wait_until_whole();
+    assert!(tokens > 0 && tokens < REQUESTED as u64, "{tokens}");
+    world.wait_until_idle();
     let model = long_model();
     let plan = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
         command.args(["plan", "--page-size", "256", "--model-path"]);
         command.arg(model.path()).args(more);
-        command.args(["--max-total-tokens", &ASKED.to_string()]);
+        command.args(["--max-total-tokens", &REQUESTED.to_string()]);
         let output = command.output().expect("the binary runs");
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -236,7 +236,7 @@ fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is
     };
     let (code, printed, log) = plan(&["--mem-fraction-static", "0.05"]);
     assert_eq!(code, Some(0), "{log}");
-    let warning = format!("warning: --max-total-tokens {ASKED} would take");
+    let warning = format!("warning: --max-total-tokens {REQUESTED} would take");
     assert!(printed.contains(&warning), "{printed}");
     assert!(
         log.contains("exceeds the limit set by mem_fraction_static"),
@@ -245,19 +245,19 @@ fn a_pool_beyond_the_fraction_is_clamped_with_a_warning_and_one_beyond_memory_is
     // Without a fraction, a pool larger than the memory is an error.
     let (code, _, log) = plan(&[]);
     assert_eq!(code, Some(1), "{log}");
-    let reason = format!("max_total_tokens is {ASKED}, whose K/V takes");
+    let reason = format!("max_total_tokens is {REQUESTED}, whose K/V takes");
     assert!(log.contains(&reason), "{log}");
     assert!(log.contains("tokens fit: "), "{log}");
 }
 
-/// Changes a key of the model's `config.json` and `generation_config.json`.
+/// Sets `eos_token_id` in the model's `config.json` and `generation_config.json`.
 fn set_eos(model: &Path, of_config: &Value, of_generation: &Value) {
     for (file, value) in [
         ("config.json", of_config),
         ("generation_config.json", of_generation),
     ] {
         let file = model.join(file);
-        let text = fs::read_to_string(&file).expect("the model has it");
+        let text = fs::read_to_string(&file).expect("the model has the file");
         let mut json: Value = serde_json::from_str(&text).expect("JSON");
         json["eos_token_id"] = value.clone();
         fs::write(&file, json.to_string()).expect("a writable file");
@@ -309,11 +309,9 @@ fn an_eos_id_of_the_tokenizer_alone_respects_min_new_tokens() {
     }
 }
 
-/// Sends a prompt of this family; returns the number of its cached tokens.
-fn cached(world: &World, family: u32) -> u64 {
-    let ids: Vec<u32> = (0..200)
-        .map(|at| 2 + (at * 7 + family * 31) % 250)
-        .collect();
+/// Sends the prompt of a seed, and returns the number of the prompt's cached tokens.
+fn cached(world: &World, seed: u32) -> u64 {
+    let ids: Vec<u32> = (0..200).map(|at| 2 + (at * 7 + seed * 31) % 250).collect();
     let call = json!({"input_ids": ids, "sampling_params": {"max_new_tokens": 2}});
     let answer = post(world.addr, "/generate", &call).ok();
     answer["meta_info"]["cached_tokens"]
@@ -331,8 +329,8 @@ fn a_flush_empties_the_cache_and_reports_the_freed_tokens() {
         let world = World::with(|engine, _| engine.page_size = page_size);
         assert_eq!(cached(&world, 1), 0);
         assert!(cached(&world, 1) > 180);
-        // The last request's K/V is in the cache only after the plan that follows its end.
-        world.wait_until_whole();
+        // The last request's K/V enters the cache only when the scheduler plans after the request's end.
+        world.wait_until_idle();
         let in_cache = world.stats().evictable_tokens;
         assert!(in_cache > 180, "{in_cache}");
         let answer = flush(&world).ok();
@@ -348,7 +346,7 @@ fn a_flush_empties_the_cache_and_reports_the_freed_tokens() {
         assert_eq!(flush(&world).ok()["flushed_tokens"], 0);
         assert_eq!(cached(&world, 1), 0);
         assert!(cached(&world, 1) > 180);
-        world.wait_until_whole();
+        world.wait_until_idle();
     }
 }
 
@@ -366,7 +364,7 @@ fn a_flush_is_refused_while_a_request_runs_and_disturbs_nothing() {
     assert_eq!(refused.status, 400, "{}", refused.body);
     let error = &refused.json()["error"];
     assert_eq!(error["code"], "busy");
-    let text = error["message"].as_str().expect("a sentence");
+    let text = error["message"].as_str().expect("a message");
     assert!(
         text.starts_with("1 requests are running and 0 are waiting"),
         "{text}"
@@ -374,9 +372,9 @@ fn a_flush_is_refused_while_a_request_runs_and_disturbs_nothing() {
     running.next_json();
     assert!(cached(&world, 1) > 180);
     drop(running);
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert!(flush(&world).ok()["flushed_tokens"].as_u64() > Some(200));
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -388,15 +386,15 @@ fn a_flush_keeps_pinned_prefixes_and_frees_nothing_without_a_cache() {
     let engine = world.engine();
     let ttl = std::time::Duration::from_secs(1000);
     let pin = engine.pin_prefix(Default::default(), tokens[..150].into(), ttl);
-    let pinned = block_on(pin).expect("few are pinned");
+    let pinned = block_on(pin).expect("the pin succeeds");
     assert_eq!(pinned.tokens, 150);
     assert_eq!(flush(&world).ok()["kept_tokens"], 150);
     assert_eq!(cached(&world, 1), 150);
     assert_eq!(cached(&world, 2), 0);
-    let bare = World::with(|engine, _| engine.disable_radix_cache = true);
-    cached(&bare, 1);
+    let without_cache = World::with(|engine, _| engine.disable_radix_cache = true);
+    cached(&without_cache, 1);
     let nothing = json!({"flushed_tokens": 0, "flushed_pages": 0, "kept_tokens": 0});
-    assert_eq!(flush(&bare).ok(), nothing);
+    assert_eq!(flush(&without_cache).ok(), nothing);
 }
 
 #[test]

@@ -93,13 +93,13 @@ impl Client {
         serde_json::from_slice(&payload).expect("texts are JSON")
     }
 
-    /// Reads a request's answer to its end, which must not be an error.
+    /// Reads all events of a request's answer, none of which may be an error.
     #[track_caller]
-    fn is_answered(&mut self) {
-        while let news = self.json()
-            && news["done"] != true
+    fn check_answered(&mut self) {
+        while let event = self.json()
+            && event["done"] != true
         {
-            assert_eq!(news["error"], Value::Null);
+            assert_eq!(event["error"], Value::Null);
         }
     }
 
@@ -114,7 +114,7 @@ impl Client {
     #[track_caller]
     fn ends(mut self) {
         let mut rest = Vec::new();
-        // A server that has unread bytes of ours resets the connection.
+        // A server that has not read all bytes of the client resets the connection.
         let _ = self.0.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{rest:?}");
     }
@@ -166,7 +166,7 @@ fn close_payload(code: u16, reason: &[u8]) -> Vec<u8> {
     [&code.to_be_bytes(), reason].concat()
 }
 
-/// The code of the close frame that answers `bytes`, which must be the first answer.
+/// Sends `bytes`, and returns the code of the close frame, which must be the server's first frame.
 #[track_caller]
 fn refusal(addr: SocketAddr, bytes: &[u8]) -> u16 {
     let mut client = Client::connect(addr);
@@ -191,7 +191,7 @@ fn a_frame_is_refused_by_its_header_and_other_streams_continue() {
                 neighbour.send(&frame(LAST | TEXT, story.to_string().as_bytes()));
                 client.flood(&block, 32 * MIB);
                 assert_eq!(client.close_code(), TOO_LARGE, "{claim} bytes");
-                neighbour.is_answered();
+                neighbour.check_answered();
             }
         }
     });
@@ -199,7 +199,7 @@ fn a_frame_is_refused_by_its_header_and_other_streams_continue() {
 }
 
 #[test]
-fn a_message_for_a_response_is_bounded_like_a_body() {
+fn a_message_to_the_responses_websocket_is_limited_like_a_body() {
     let server = ChildServer::start(&["--max-body-bytes", "3000000"]);
     let block = vec![0; MIB];
     let growth = server.growth_bytes(|| {
@@ -228,7 +228,7 @@ fn a_fragmented_message_is_bounded_while_it_arrives() {
         let half = frame(TEXT, &vec![b'x'; LIMIT as usize / 2]);
         let mut client = Client::connect(server.addr);
         client.send(&half);
-        // Not a byte of the second half arrives.
+        // The payload of the second half is never sent.
         client.send(&header(LAST | CONTINUATION, LIMIT / 2 + 1));
         assert_eq!(client.close_code(), TOO_LARGE);
 
@@ -352,7 +352,7 @@ fn invalid_utf8_has_its_own_close_code() {
         ("a truncated text", frame(LAST | TEXT, b"\xe2\x82")),
         ("a surrogate", frame(LAST | TEXT, b"\xed\xa0\x80")),
         ("an overlong slash", frame(LAST | TEXT, b"\xc0\xaf")),
-        // The end of these messages never arrives.
+        // The last frame of these messages is never sent.
         ("a first fragment", frame(TEXT, b"\xff")),
         (
             "a later fragment",
@@ -430,7 +430,7 @@ fn a_refused_frame_cancels_the_requests_of_its_socket() {
     client.json();
     client.send(&header(LAST | TEXT, 1 << 40));
     while client.frame().0 != LAST | CLOSE {}
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert!(world.stats().steps < 60_000, "the request ran to its end");
 }
 

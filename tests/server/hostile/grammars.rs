@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Map, Value, json};
 
 use super::child::{ChildServer, MIB};
-use super::tokenizer::{check_streams_go_on, metric};
+use super::tokenizer::{check_streams_continue, metric};
 use crate::http::{Response, open, post};
 use crate::world::{World, wait_until};
 
-/// Memory that one hostile grammar, or four that are compiled at a time, may take while they are compiled and run.
+/// Maximum growth of memory while up to four hostile grammars at a time are compiled and used.
 const GROWTH_BYTES: usize = 256 * MIB;
-/// Memory that thousands of grammars may leave: the last 64 are kept, and the system's allocator keeps some.
+/// Maximum memory that stays in use after thousands of grammars: the last 64 are cached, and the allocator keeps some.
 const LEFT_BYTES: usize = 256 * MIB;
 /// The number of different schemas that are sent.
 const N_SCHEMAS: usize = 10_000;
@@ -65,7 +65,7 @@ fn check_whole(server: &ChildServer) {
     assert!(!log.contains("panicked"), "{log}");
 }
 
-/// The value of a metric with labels.
+/// The sum of a metric's values over all its labels.
 fn labelled(addr: SocketAddr, name: &str) -> usize {
     let page = crate::http::get(addr, "/metrics").body;
     let values = page.lines().filter_map(|line| {
@@ -75,10 +75,10 @@ fn labelled(addr: SocketAddr, name: &str) -> usize {
     values.map(|value| value as usize).sum()
 }
 
-/// Sends bombs while another client's stream continues; each must stay within its memory.
+/// Sends hostile calls while another client's stream continues. Each call must take less than `GROWTH_BYTES`.
 fn survive(bombs: &[Bomb]) {
     let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
-    check_streams_go_on(&server, || {
+    check_streams_continue(&server, || {
         for Bomb(name, body) in bombs {
             let is_chat = body["messages"].is_array();
             let path = if is_chat {
@@ -288,7 +288,7 @@ fn thousands_of_schemas_leave_only_cached_grammars_in_memory() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    while let Some(at) = below(&next, end) {
+                    while let Some(at) = take_below(&next, end) {
                         let schema = json!({"enum": [at, format!("{at}")]}).to_string();
                         let sampling = json!({"json_schema": schema, "max_new_tokens": 1});
                         let body = json!({"input_ids": [5], "sampling_params": sampling});
@@ -310,8 +310,8 @@ fn thousands_of_schemas_leave_only_cached_grammars_in_memory() {
     assert_eq!(count("grammar_cache_hit"), 0);
 }
 
-/// Takes the next number, if it is below the end.
-fn below(next: &AtomicUsize, end: usize) -> Option<usize> {
+/// Takes the next number, if it is take_below the end.
+fn take_below(next: &AtomicUsize, end: usize) -> Option<usize> {
     let update = |at| (at < end).then_some(at + 1);
     next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update)
         .ok()
@@ -327,7 +327,7 @@ fn many_hostile_grammars_at_once_do_not_block_other_requests() {
         json!({"input_ids": [5], "sampling_params": sampling})
     };
     let grown = server.growth_bytes(|| {
-        check_streams_go_on(&server, || {
+        check_streams_continue(&server, || {
             std::thread::scope(|scope| {
                 for at in 0..32 {
                     let server = &server;
@@ -372,7 +372,7 @@ fn cached_and_failed_grammars_are_counted() {
 }
 
 #[test]
-fn json_that_a_model_never_closes_ends_by_its_length() {
+fn json_that_a_model_never_closes_ends_at_the_length_limit() {
     let endless = format!("{{\"text\": \"{}", "more and ".repeat(3_000));
     let world = World::scripted(&[("", &endless)]);
     for stream in [false, true] {
@@ -384,7 +384,7 @@ fn json_that_a_model_never_closes_ends_by_its_length() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(answer.body.contains("\"finish_reason\":\"length\""));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -406,5 +406,5 @@ fn endless_openings_of_calls_are_delivered_as_text() {
         .map(|event| &event["choices"][0]["delta"]["content"]);
     let streamed: String = deltas.filter_map(Value::as_str).collect();
     assert_eq!(streamed, text);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

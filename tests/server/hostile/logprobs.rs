@@ -9,7 +9,7 @@ use super::child::{ChildServer, MIB};
 use crate::http::{open, post, stream};
 use crate::world::{World, wait_until};
 
-/// Tokens of the tests' model, and so the most alternatives of a position.
+/// The vocabulary size of the tests' model, which is the maximum number of alternatives of a position.
 const VOCABULARY: usize = 288;
 
 fn tokens(count: usize) -> Vec<usize> {
@@ -98,7 +98,7 @@ fn the_prompts_log_probabilities_come_once_with_the_last_event() {
             "each event has the log probabilities of its tokens"
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn alternatives_do_not_grow_with_the_square_of_the_output() {
         length(&last["meta_info"]["output_top_logprobs"]),
         NEW_TOKENS
     );
-    // An alternative takes 25 bytes; repeated in every event, all would take 400 / 2 times as much.
+    // An alternative takes 25 bytes. If every event repeated all earlier ones, the stream would be 200 times as large.
     assert!(bytes < 60 * NEW_TOKENS * VOCABULARY, "{bytes} bytes");
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 fn few_entries() -> World {
@@ -132,7 +132,7 @@ fn an_accumulated_answer_ends_with_an_error_beyond_the_limit() {
     let (events, _) = events_of(world.addr, "/generate", &call);
     let text = events.last().expect("events")["error"]["message"].to_string();
     assert!(text.contains("limit is 2000"), "{text}");
-    world.wait_until_whole();
+    world.wait_until_idle();
     assert!(world.stats().steps < 60_000, "the requests ran to the end");
 }
 
@@ -151,7 +151,7 @@ fn the_samples_of_a_call_share_the_limit() {
     });
     let refused = post(world.addr, "/v1/completions", &call);
     assert_eq!(refused.status, 400, "{}", refused.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn incremental_streams_are_not_limited() {
         .iter()
         .map(|event| length(&event["choices"][0]["logprobs"]["content"]));
     assert_eq!(shown.sum::<usize>(), 300);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -198,11 +198,10 @@ fn a_long_echo_is_streamed_in_small_chunks() {
         json!(joined("text_offset")),
         whole["choices"][0]["logprobs"]["text_offset"]
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
-/// A worker that writes a large answer without a pause delays another stream's tokens: its channel fills, and the
-/// next event carries all tokens since the last one.
+/// If a worker wrote a large answer without yielding, the next event of its other stream would carry many tokens.
 #[test]
 fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
     const CHANNEL_EVENTS: usize = 256;
@@ -237,7 +236,7 @@ fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
         "{most} tokens at once, {seen} in all"
     );
     drop(events);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -265,11 +264,11 @@ fn unread_answers_share_a_budget() {
     call["top_logprobs_num"] = 256.into();
     let unread = || {
         let client = open(child.addr, "/generate", &call);
-        let begun = client.peek(&mut [0]).expect("the answer begins");
-        assert_eq!(begun, 1);
+        let peeked = client.peek(&mut [0]).expect("the answer begins");
+        assert_eq!(peeked, 1);
         client
     };
-    let held = [unread(), unread()];
+    let unread_answers = [unread(), unread()];
     let refused = post(child.addr, "/generate", &call);
     assert_eq!(
         (refused.status, refused.header("retry-after")),
@@ -277,7 +276,7 @@ fn unread_answers_share_a_budget() {
     );
     let small = post(child.addr, "/generate", &everything(5, 1));
     assert_eq!(small.status, 200, "{}", small.body);
-    drop(held);
+    drop(unread_answers);
     wait_until("the memory is released", || {
         post(child.addr, "/generate", &call).status == 200
     });

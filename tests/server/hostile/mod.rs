@@ -1,7 +1,7 @@
 //! Tests of hostile requests: none takes memory, time or a slot that another request needs.
 //!
-//! Memory is measured by the high-water mark of a child process, stalls by the tokens that another stream received
-//! meanwhile. Nothing here measures wall time.
+//! The tests measure memory as the peak of a child process, and stalls as the number of tokens that another stream has
+//! not yet received, but never wall time.
 
 mod child;
 

@@ -1,4 +1,4 @@
-//! Tests of hostile parameters: lists that are multiplied by the prompts of a batch, and long names that are kept.
+//! Tests of hostile parameters: lists that each prompt of a batch would copy, and long names of namespaces.
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Map, Value, json};
@@ -12,10 +12,10 @@ use super::child::{ChildServer, MIB};
 use crate::http::{post, stream};
 use crate::world::{World, block_on};
 
-/// The most prompts that a call may have.
+/// The maximum number of prompts of a call.
 const PROMPTS: usize = 1024;
 
-/// A body of many short prompts with some fields.
+/// A body of many short prompts with these fields.
 fn batch(fields: Value) -> Value {
     let mut body = json!({ "text": vec!["a"; PROMPTS] });
     for (name, value) in fields.as_object().expect("an object") {
@@ -41,7 +41,7 @@ fn biases() -> Map<String, Value> {
     Map::from_iter((0..20_000).map(|token| (token.to_string(), json!(1))))
 }
 
-/// Checks that each body is refused with its words, and takes no more memory than a few lists.
+/// Checks that each body is refused with a message that contains its words, and takes little memory.
 fn check_refused<const N: usize>(path: &str, table: [(Value, &str); N]) {
     let server = ChildServer::start(&["--workers", "1"]);
     for (body, words) in table {
@@ -137,7 +137,7 @@ fn lists_within_their_limits_are_shared_by_all_prompts() {
     let ids: Vec<u32> = (0..1024).map(|token| token % 200).collect();
     let stops: Vec<String> = (0..32).map(|n| "x".repeat(990 + n)).collect();
     let biases = Map::from_iter((0..200).map(|token| (token.to_string(), json!(1))));
-    // The last field is wrong, so the parser has read all others by then.
+    // The last field is invalid, so the parser reads all other fields before the body is refused.
     let body = batch(json!({
         "sampling_params": {"stop": stops, "stop_token_ids": ids, "logit_bias": biases},
         "return_logprob": true, "token_ids_logprob": ids, "waiting_timeout": "never",
@@ -156,7 +156,7 @@ fn tables_of_stop_strings_are_shared_by_all_prompts() {
         let replies = post(server.addr, "/generate", body).ok();
         assert_eq!(replies.as_array().map(Vec::len), Some(PROMPTS));
     };
-    // The first call takes the memory that any batch needs.
+    // The first call allocates the memory that every batch needs.
     answers(&batch(json!({"sampling_params": {"max_new_tokens": 1}})));
     let body = batch(json!({ "sampling_params": sampling }));
     let growth = server.growth_bytes(|| answers(&body));
@@ -216,7 +216,7 @@ fn names_of_namespaces_are_bounded_on_websockets_and_for_hosts() {
             other => panic!("{other:?} is not a refusal"),
         }
     });
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn parameters_without_effect_are_accepted() {
     });
     let events = stream(world.addr, "/v1/chat/completions", &chat).rest();
     assert!(!events.is_empty());
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

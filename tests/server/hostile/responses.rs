@@ -23,7 +23,7 @@ fn stable_headers(response: &Response, same_body: bool) -> Vec<(&str, &str)> {
     let mut headers: Vec<_> = headers
         .filter(|(name, _)| name != "date" && name != "x-request-id")
         .filter(|(name, _)| same_body || name != "content-length")
-        // A list in no fixed order.
+        // The order of this header's list is not fixed.
         .filter(|(name, _)| name != "access-control-expose-headers")
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
@@ -135,7 +135,7 @@ fn http_1_0_streams_end_with_the_connection() {
             let (events, rest) = response
                 .body
                 .rsplit_once("data: [DONE]\n\n")
-                .expect("its end");
+                .expect("the stream's end");
             assert_eq!(rest, "", "{path}");
             for event in events.split_terminator("\n\n") {
                 let data = event
@@ -145,7 +145,7 @@ fn http_1_0_streams_end_with_the_connection() {
             }
         }
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// The lines of a page of metrics without their values.
@@ -199,7 +199,7 @@ fn the_metrics_keep_their_order_from_scrape_to_scrape() {
     }
 }
 
-/// Bytes that are not HTTP, or stop being HTTP: the server answers and closes.
+/// Byte sequences that are not valid HTTP or, after a handshake, not valid WebSocket frames.
 fn malformed() -> Vec<Vec<u8>> {
     let head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let texts = [

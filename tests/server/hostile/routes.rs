@@ -3,13 +3,13 @@
 
 use serde_json::{Value, json};
 
-use super::bodies::{BODY_BYTES, bounded};
+use super::bodies::{BODY_BYTES, check};
 use super::child::{ChildServer, MIB};
 use crate::http::{Response, delete, get, post, post_text};
 use crate::websocket::Client;
 use crate::world::{World, block_on};
 
-/// Routes, a field to send along, and the fields that hold more than a number or a name.
+/// Each route, a field that every body to the route contains, and the fields to test.
 const FIELDS: [(&str, &str, &[&str]); 12] = [
     (
         "/v1/responses",
@@ -116,7 +116,7 @@ fn large_values_take_little_more_memory_than_their_text_in_any_field() {
     let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
     let fields = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(BODY_BYTES / 6));
     for value in [&zeros, &lists, &fields] {
-        each_field(value, |path, name, body| bounded(&server, path, body, name));
+        each_field(value, |path, name, body| check(&server, path, body, name));
     }
 }
 
@@ -156,14 +156,14 @@ fn values_of_any_depth_and_kind_are_refused_with_a_sentence() {
             check_refusal(&response, &format!("{path}, {name}: {:.80}", value));
         });
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Checks that a request is refused with a short message.
 #[track_caller]
 fn check_refusal(response: &Response, what: &str) {
     let text = &response.body;
-    // Some routes ignore fields that they do not read, and fail because there is no such session.
+    // Some routes ignore unknown fields, and refuse because the session does not exist.
     let is_refused = matches!(response.status, 400 | 404 | 413);
     let is_untouched = response.status == 200 && what.starts_with("/set_internal_state");
     assert!(
@@ -181,7 +181,7 @@ fn check_refusal(response: &Response, what: &str) {
 /// A route, a body, and the field that the error names.
 type Refused = (&'static str, String, &'static str);
 
-/// Routes, the start of a body, and the name of the number that follows.
+/// A route, the start of a body, and the field whose value ends the body.
 const NUMBERS: [(&str, &str, &str); 8] = [
     (
         "/v1/embeddings",
@@ -227,7 +227,7 @@ const NUMBERS: [(&str, &str, &str); 8] = [
 
 fn invalid_numbers() -> impl Iterator<Item = Refused> {
     NUMBERS.into_iter().flat_map(|(path, start, name)| {
-        // The length of an answer has no separate limit.
+        // The maximum length of an answer may be any large number.
         let large = if name.starts_with("max_") {
             "[]"
         } else {
@@ -238,7 +238,7 @@ fn invalid_numbers() -> impl Iterator<Item = Refused> {
     })
 }
 
-/// A vector that ends with the value.
+/// Input embeddings of one token whose last element is `value`.
 fn vector(value: &str) -> String {
     format!("[[{}{value}]]", "0.5,".repeat(63))
 }
@@ -325,14 +325,14 @@ fn numbers_at_the_edges_are_refused_by_name() {
         vector(&format!("0.{}", "3".repeat(5000)))
     );
     assert_eq!(post_text(world.addr, "/generate", &long).status, 200);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
 fn unknown_ids_get_the_same_answer() {
     let world = World::scripted(&[("hello", "Hello to you.")]);
-    let kept = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
-    let unkept = post(
+    let stored = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
+    let not_stored = post(
         world.addr,
         "/v1/responses",
         &json!({"input": "hello", "store": false}),
@@ -355,9 +355,9 @@ fn unknown_ids_get_the_same_answer() {
         id
     });
     check_unknown(&world, &on_socket);
-    check_unknown(&world, &unkept["id"]);
-    check_unknown(&world, &kept["output"][0]["id"]);
-    let id = kept["id"].as_str().expect("an id");
+    check_unknown(&world, &not_stored["id"]);
+    check_unknown(&world, &stored["output"][0]["id"]);
+    let id = stored["id"].as_str().expect("an id");
     for id in [
         id.to_uppercase(),
         id[..id.len() - 1].to_owned(),
@@ -370,8 +370,8 @@ fn unknown_ids_get_the_same_answer() {
     ] {
         check_unknown(&world, &json!(id));
     }
-    assert_eq!(get(world.addr, &format!("/v1/responses/{id}")).ok(), kept);
-    // A conversation cannot refer to itself: a response that does not exist yet cannot be continued.
+    assert_eq!(get(world.addr, &format!("/v1/responses/{id}")).ok(), stored);
+    // Ids that no response can have.
     for (previous, status) in [
         (json!(""), 400),
         (json!(5), 400),
@@ -383,7 +383,7 @@ fn unknown_ids_get_the_same_answer() {
         assert_eq!(refused.status, status, "{}", refused.body);
         assert!(refused.body.len() < 1000, "{}", refused.body);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 /// Checks that every request for a response with this id gets the answer for an unknown id.
@@ -435,7 +435,7 @@ fn expired_responses_are_gone() {
     let response = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
     check_unknown(&world, &response["id"]);
     world.wait_until("the response's pin is gone", |stats| stats.soft_pins == 0);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -457,7 +457,7 @@ fn full_stores_take_no_more_memory_than_their_limits() {
             post(server.addr, "/v1/responses", &body).ok();
         }
     };
-    // The cache, the allocator's pools and the store fill up first.
+    // The first round fills the cache, the allocator's pools and the store.
     keep(300);
     let growth = server.growth_bytes(|| keep(300));
     assert!(growth < 40 * MIB, "{growth} bytes for 300 responses");
@@ -510,7 +510,7 @@ fn unusual_session_ids_are_accepted() {
         let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
         assert_eq!((closed.status, closed.body.as_str()), (200, ""));
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests that other sites' web pages, wrong host names and clients without a key get no access, prompt or slot.
+//! Tests that pages of other sites, wrong host names and clients without a key get no access and see no prompts.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -109,7 +109,7 @@ fn a_body_that_is_not_declared_as_json_is_refused_on_every_post_route() {
         get(world.addr, "/server_info").ok()["schedule_policy"],
         "fcfs"
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn pages_of_allowed_origins_pass_preflights_and_read_everything() {
         );
     }
     check_readable(&ask(world.addr, "GET /generate", &[CHAT, &bearer], ""), 405);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn the_binary_accepts_the_hosts_and_origins_of_its_flags() {
     assert_eq!(abort.status, 403, "{}", abort.body);
 }
 
-/// Computes a prompt, so that it is cached in its namespace.
+/// Runs a prompt, so that it is cached in the namespace.
 fn run(world: &World, rid: &str, tokens: &[u32], namespace: Value) {
     let mut call = json!({
         "rid": rid, "input_ids": tokens, "sampling_params": {"max_new_tokens": 0},
@@ -360,7 +360,7 @@ fn run(world: &World, rid: &str, tokens: &[u32], namespace: Value) {
     ask(world.addr, "POST /generate", &lines, &call.to_string()).ok();
 }
 
-/// The report of a request without the request's name.
+/// The prefix report of a request, without the request's id.
 fn report(world: &World, rid: &str, authorization: &str) -> Value {
     let path = format!("GET /debug/prefix/{rid}");
     let mut report = ask(world.addr, &path, &[authorization], "").ok();
@@ -401,7 +401,7 @@ fn a_report_does_not_confirm_a_guess_of_a_salted_prompt() {
             assert_eq!(full["elsewhere"], Value::Null, "{full}");
         }
     }
-    // Both prompts are cached without a salt by now, so the report names both.
+    // Both prompts are now also cached without a salt, so the reports may mention them.
     for guess in [&wrong, &prompt] {
         let (outline, full) = reported(guess, &json!({"extra_key": "secret-name"}));
         let expected = json!({"cause": "different_namespace", "position": 0});
@@ -411,7 +411,7 @@ fn a_report_does_not_confirm_a_guess_of_a_salted_prompt() {
             json!({"extra_key": null, "cached_tokens": 49})
         );
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -430,12 +430,12 @@ fn a_report_hides_where_another_prompt_diverges_inside_a_page() {
         run(&world, rid, &guess(n_right), json!({}));
         report(&world, rid, "Accept: */*")
     };
-    // Two of the second page's tokens are right, or ten, or none: the first page is cached each time.
+    // The guess matches 2, 10 or 0 tokens of the second page. The report is the same each time.
     for (rid, n_right) in [("two", 18), ("ten", 26), ("none", 16)] {
         let expected = json!({"cause": "divergence", "position": 16});
         assert_eq!(reported(rid, n_right), expected, "{rid}");
     }
-    // A match shorter than a page looks like no match.
+    // A match shorter than a page is reported like no match.
     let expected = json!({"cause": "never_cached", "position": 0});
     assert_eq!(reported("one", 1), expected);
     let full = report(&world, "two", &bearer(ADMIN_KEY));
@@ -443,7 +443,7 @@ fn a_report_hides_where_another_prompt_diverges_inside_a_page() {
         (&full["position"], &full["cached_tokens"]),
         (&json!(18), &json!(16))
     );
-    world.wait_until_whole();
+    world.wait_until_idle();
 }
 
 #[test]
@@ -497,7 +497,7 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
             }
             (_, false) => outline(&admin),
         }
-        world.wait_until_whole();
+        world.wait_until_idle();
     }
 }
 
@@ -560,8 +560,8 @@ fn call(rid: &str, max_new_tokens: usize) -> Value {
 }
 
 #[test]
-fn two_hundred_health_checks_share_one_probe_and_take_no_clients_place() {
-    const ASKERS: usize = 200;
+fn two_hundred_health_checks_share_one_probe_and_take_no_queue_slot() {
+    const CHECKS: usize = 200;
     let world = World::with(|engine, server| {
         engine.max_queued_requests = 2;
         engine.max_running_requests = Some(1);
@@ -586,8 +586,8 @@ fn two_hundred_health_checks_share_one_probe_and_take_no_clients_place() {
         drop(gone);
         assert!(world.stats().waiting_requests <= 1);
     }
-    let askers: Vec<_> = (0..ASKERS).map(|_| begin()).collect();
-    wait_until("all checks wait", || waiting_health_checks(addr) >= ASKERS);
+    let askers: Vec<_> = (0..CHECKS).map(|_| begin()).collect();
+    wait_until("all checks wait", || waiting_health_checks(addr) >= CHECKS);
     world.wait_until("the probe waits", |stats| stats.waiting_requests == 1);
     assert_eq!(
         world.engine().requests_inside(),
@@ -612,7 +612,7 @@ fn two_hundred_health_checks_share_one_probe_and_take_no_clients_place() {
         let answer = read_response(asker);
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
-    world.wait_until_whole();
+    world.wait_until_idle();
     // A probe has one token; `long` and `other` have three each.
     let probes = world.stats().prompt_tokens - 6;
     let bound = 1 + began.elapsed().as_secs();
@@ -657,5 +657,5 @@ fn a_probe_is_admitted_regardless_of_priorities() {
     assert_eq!(read_response(better).status, 200);
     let answer = asker.join().expect("an answer");
     assert_eq!(answer.status, 200, "{}", answer.body);
-    world.wait_until_whole();
+    world.wait_until_idle();
 }

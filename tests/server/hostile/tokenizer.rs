@@ -1,7 +1,7 @@
 //! Tests that encoding one client's prompts does not stall other clients' streams.
 //!
-//! The clock is the engine itself: it generates the tokens of a stream whether or not they are sent. A stall is the
-//! number of generated tokens that the stream's client has not received.
+//! Time is counted in generated tokens: the engine generates a stream's tokens even if they are not sent. A stall is
+//! the number of generated tokens that the stream's client has not received.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::child::{ChildServer, MIB};
 use crate::http::{get, open, post, stream};
 use crate::world::wait_until;
 
-/// Tokens to wait for after the other client was answered, because work for that client may continue.
+/// Tokens to generate after the other client got its answer, because work for that client may continue.
 const TOKENS_AFTER: usize = 3000;
-/// The bytes of a prompt that takes a second or two to encode; a longer one is refused unencoded, as it cannot fit.
+/// The size of a prompt that takes one or two seconds to tokenize. Longer prompts are refused before tokenization.
 const LONG_BYTES: usize = 1_700_000;
-/// A position past every prompt: log probabilities from there are refused once the prompt is encoded.
+/// A position past every prompt. Log probabilities from this position are refused after the prompt is tokenized.
 const NO_POSITION: u32 = 65_000;
 
 /// A stream that another thread reads to its end, and its progress.
 struct Listener {
     received: Arc<AtomicUsize>,
-    is_left: Arc<AtomicBool>,
+    is_dropped: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -36,11 +36,11 @@ impl Listener {
             "stream": true, "stream_options": usage,
         });
         let mut events = stream(addr, "/v1/completions", &body);
-        let (received, is_left) = (
+        let (received, is_dropped) = (
             Arc::new(AtomicUsize::new(0)),
             Arc::new(AtomicBool::new(false)),
         );
-        let (count, end) = (received.clone(), is_left.clone());
+        let (count, end) = (received.clone(), is_dropped.clone());
         let reader = std::thread::spawn(move || {
             while !end.load(Ordering::Relaxed) {
                 let event = events.next_json();
@@ -50,7 +50,7 @@ impl Listener {
         });
         Self {
             received,
-            is_left,
+            is_dropped,
             reader: Some(reader),
         }
     }
@@ -62,7 +62,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.is_left.store(true, Ordering::Relaxed);
+        self.is_dropped.store(true, Ordering::Relaxed);
         let ended = self.reader.take().map(JoinHandle::join);
         if !std::thread::panicking() {
             ended.expect("a reader").expect("a stream without errors");
@@ -83,32 +83,32 @@ fn encoded_bytes(addr: SocketAddr) -> usize {
     metric(addr, "souffleur_encoded_prompt_bytes_total")
 }
 
-/// Asserts that a stream receives most of its tokens when they are generated, while and after another client's requests
-/// are answered.
+/// Checks that a stream receives most of its tokens without delay while the server answers the requests of `ask`, and
+/// shortly afterwards.
 #[track_caller]
-pub(super) fn check_streams_go_on(server: &ChildServer, ask: impl FnOnce() + Send) {
+pub(super) fn check_streams_continue(server: &ChildServer, ask: impl FnOnce() + Send) {
     let addr = server.addr;
     let listener = Listener::start(addr);
     wait_until("the stream has begun", || listener.received() > 100);
-    let made = || metric(addr, "souffleur_steps_planned_total");
-    let (made_before, received_before) = (made(), listener.received());
+    let steps = || metric(addr, "souffleur_steps_planned_total");
+    let (steps_before, received_before) = (steps(), listener.received());
     let answered = AtomicUsize::new(usize::MAX);
-    let (mut most_waiting, mut made_now) = (0, 0);
+    let (mut most_waiting, mut steps_now) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             ask();
-            answered.store(made(), Ordering::SeqCst);
+            answered.store(steps(), Ordering::SeqCst);
         });
-        while made_now < answered.load(Ordering::SeqCst).saturating_add(TOKENS_AFTER) {
-            made_now = made();
+        while steps_now < answered.load(Ordering::SeqCst).saturating_add(TOKENS_AFTER) {
+            steps_now = steps();
             let received = listener.received() - received_before;
-            most_waiting = most_waiting.max((made_now - made_before).saturating_sub(received));
+            most_waiting = most_waiting.max((steps_now - steps_before).saturating_sub(received));
         }
     });
-    let made = made_now - made_before;
+    let steps = steps_now - steps_before;
     assert!(
-        most_waiting < made / 2,
-        "{most_waiting} of {made} tokens waited for the other client"
+        most_waiting < steps / 2,
+        "{most_waiting} of {steps} tokens waited for the other client"
     );
 }
 
@@ -139,20 +139,20 @@ fn words(bytes: usize) -> String {
 #[test]
 fn template_arguments_of_six_megabytes_stall_no_stream() {
     let server = ChildServer::start(&[]);
-    check_streams_go_on(&server, || {
+    check_streams_continue(&server, || {
         let body = chat(json!({"note": words(6_000_000)}));
         refused(&server, "/v1/chat/completions", &body);
     });
     assert!(
         encoded_bytes(server.addr) < 1000,
-        "what cannot fit is not encoded"
+        "a prompt that cannot fit is not encoded"
     );
 }
 
 #[test]
 fn template_arguments_that_may_fit_stall_no_stream() {
     let server = ChildServer::start(&[]);
-    check_streams_go_on(&server, || {
+    check_streams_continue(&server, || {
         let body = chat(json!({"note": words(LONG_BYTES)}));
         refused(&server, "/v1/chat/completions", &body);
     });
@@ -161,7 +161,7 @@ fn template_arguments_that_may_fit_stall_no_stream() {
 #[test]
 fn template_arguments_without_text_stall_no_stream() {
     let server = ChildServer::start(&[]);
-    check_streams_go_on(&server, || {
+    check_streams_continue(&server, || {
         let empties = vec![json!([]); 1_000_000];
         let body = chat(json!({"empties": empties, "note": words(200_000)}));
         refused(&server, "/v1/chat/completions", &body);
@@ -173,7 +173,7 @@ fn samples_of_a_long_prompt_stall_no_stream_and_are_encoded_once() {
     let server = ChildServer::start(&[]);
     let mut body = encoded_only(words(800_000).into());
     body["sampling_params"]["n"] = 64.into();
-    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+    check_streams_continue(&server, || refused(&server, "/generate", &body));
     let encoded = encoded_bytes(server.addr);
     assert!((800_000..801_000).contains(&encoded), "{encoded} bytes");
 }
@@ -183,14 +183,14 @@ fn a_thousand_prompts_of_some_kilobytes_stall_no_stream() {
     let server = ChildServer::start(&[]);
     let prompts: Vec<String> = (0..1024).map(|i| format!("{i} {}", words(7000))).collect();
     let body = encoded_only(prompts.into());
-    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+    check_streams_continue(&server, || refused(&server, "/generate", &body));
 }
 
 #[test]
 fn many_calls_of_short_prompts_stall_no_stream() {
     let server = ChildServer::start(&[]);
     let body = encoded_only(words(1000).into());
-    check_streams_go_on(&server, || {
+    check_streams_continue(&server, || {
         let sent: Vec<TcpStream> = (0..400)
             .map(|_| open(server.addr, "/generate", &body))
             .collect();
@@ -208,7 +208,7 @@ fn a_thousand_prompts_of_token_ids_stall_no_stream() {
         "input_ids": prompts, "return_logprob": true, "logprob_start_len": NO_POSITION,
         "sampling_params": {"max_new_tokens": 1},
     });
-    check_streams_go_on(&server, || refused(&server, "/generate", &body));
+    check_streams_continue(&server, || refused(&server, "/generate", &body));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_short_prompt_is_answered_while_long_ones_of_others_are_encoded() {
     let encoded = encoded_bytes(server.addr);
     assert!(
         encoded < 2 * LONG_BYTES + 100_000,
-        "{encoded} bytes came before the short prompts"
+        "{encoded} bytes were encoded before the short prompts"
     );
     drop(long);
 }
@@ -243,7 +243,7 @@ fn prompts_of_disconnected_clients_are_not_encoded() {
         drop(open(server.addr, "/generate", &body));
     }
     refused(&server, "/generate", &body);
-    // The first prompt may have been begun before its client disconnected.
+    // The server may have encoded one prompt before its client disconnected.
     let encoded = encoded_bytes(server.addr);
     let expected = LONG_BYTES..2 * LONG_BYTES + 1000;
     assert!(expected.contains(&encoded), "{encoded} bytes");

@@ -137,7 +137,7 @@ const COUNTS: [&str; 14] = [
     "{99999999999}",
 ];
 
-/// Makes random constraints, each as a piece of JSON.
+/// Generates random constraints as JSON text.
 struct Maker(Rng);
 
 impl Maker {
@@ -375,7 +375,7 @@ pub fn call(number: u64) -> Call {
     let kind = maker.0.u8(..10);
     let chat = "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": 6";
     let completion = "\"prompt\": \"x\", \"max_tokens\": 6";
-    let of_text = |key: &str, constraint: &str, endpoint: u8| match endpoint % 3 {
+    let with_constraint = |key: &str, constraint: &str, endpoint: u8| match endpoint % 3 {
         0 => Call {
             path: "/v1/completions",
             body: format!("{{{completion}, \"structured_outputs\": {{\"{key}\": {constraint}}}}}"),
@@ -394,9 +394,9 @@ pub fn call(number: u64) -> Call {
     };
     let endpoint = maker.0.u8(..);
     match kind {
-        0 => of_text("regex", &text(&maker.regex(3)), endpoint),
-        1 => of_text("grammar", &text(&maker.ebnf()), endpoint),
-        2 => of_text("grammar", &text(&maker.lark()), endpoint),
+        0 => with_constraint("regex", &text(&maker.regex(3)), endpoint),
+        1 => with_constraint("grammar", &text(&maker.ebnf()), endpoint),
+        2 => with_constraint("grammar", &text(&maker.lark()), endpoint),
         _ => {
             let depth = 1 + maker.0.usize(..4);
             of_schema(&maker.schema(depth), endpoint, chat, completion)

@@ -11,16 +11,16 @@ use self::calls::{Call, call};
 use super::child::ChildServer;
 use crate::http::post_text;
 
-/// The number of calls: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
+/// Sets the number of calls: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
 const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
-/// The number of the first call; another number gives other calls.
+/// Sets the number of the first call. A call's number is the seed of its random content.
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
 /// Takes about a minute alongside the other tests on two busy cores.
 const USUAL_CONSTRAINTS: usize = 20_000;
 const CLIENTS: usize = 3;
 
-/// Internal words, which do not help a client and which no message may contain.
-const INSIDE_WORDS: [&str; 6] = [
+/// Internal words that no message to a client may contain.
+const INTERNAL_WORDS: [&str; 6] = [
     "coerce_one_of",
     "feature",
     "in this build",
@@ -47,8 +47,8 @@ fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
         200 => drop(served.fetch_add(1, Ordering::Relaxed)),
         400 => {
             let message = answer.json()["error"]["message"].to_string();
-            let inside = INSIDE_WORDS.iter().find(|word| message.contains(**word));
-            assert_eq!(inside, None, "{number}: {path} {}: {message}", shown());
+            let found = INTERNAL_WORDS.iter().find(|word| message.contains(**word));
+            assert_eq!(found, None, "{number}: {path} {}: {message}", shown());
         }
         _ => {}
     }

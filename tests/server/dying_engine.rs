@@ -1,4 +1,4 @@
-//! A server whose engine dies.
+//! A test server whose engine panics at its first step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,17 +17,17 @@ use crate::http::{get, post};
 use crate::world::{World, long_model, wait_until};
 
 /// An executor that panics at its first step.
-struct Mortal;
+struct PanickingExecutor;
 
-impl Executor for Mortal {
+impl Executor for PanickingExecutor {
     fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
         panic!("the device is gone");
     }
 }
 
-/// A server whose engine dies at its first request, with its model's folder. The rebuild waits for a message on this
-/// channel, and then fails.
-pub fn mortal_world() -> (World, TempDir, Sender<()>) {
+/// A server whose engine panics at its first step, the model's folder, and a channel. The engine's rebuild waits for a
+/// message on the channel, and then fails.
+pub fn world_with_dying_engine() -> (World, TempDir, Sender<()>) {
     let world = World::without_engine(ServerConfig::default());
     let model = long_model();
     let config = EngineConfig {
@@ -41,7 +41,7 @@ pub fn mortal_world() -> (World, TempDir, Sender<()>) {
     let is_first = AtomicBool::new(true);
     parts.executor = Arc::new(move || {
         if is_first.swap(false, Ordering::SeqCst) {
-            return Ok(Box::new(Mortal) as Box<dyn Executor>);
+            return Ok(Box::new(PanickingExecutor) as Box<dyn Executor>);
         }
         let () = failing.recv().expect("a message");
         Err(LoadError::Device("there is no device".to_owned()))
@@ -51,7 +51,7 @@ pub fn mortal_world() -> (World, TempDir, Sender<()>) {
     (world, model, fail)
 }
 
-/// Sends the request that kills [`mortal_world`]'s engine, and waits until the rebuild has begun.
+/// Sends a request, at which the engine of [`world_with_dying_engine`] panics, and waits until the rebuild has begun.
 pub fn kill(world: &World) {
     let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
     assert_eq!(post(world.addr, "/generate", &call).status, 503);

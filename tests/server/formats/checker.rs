@@ -1,11 +1,11 @@
-//! A scripted model that produces all kinds of outputs of its family, and checks of the answers that clients receive.
+//! Checks the answers that clients receive from a scripted model, for every kind of output of a model family.
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::checkpoint;
-use super::family::{Call, Family, Said};
-use super::heard::Heard;
+use super::family::{Answer, Call, Family};
+use super::received::Received;
 use crate::world::World;
 
 fn weather(city: &str, days: u32) -> Call {
@@ -18,7 +18,7 @@ fn weather(city: &str, days: u32) -> Call {
 /// A call with these arguments.
 pub fn call(name: &'static str, arguments: Value) -> Call {
     let Value::Object(arguments) = arguments else {
-        panic!("arguments are an object");
+        panic!("the arguments must be an object");
     };
     Call { name, arguments }
 }
@@ -49,29 +49,29 @@ fn tools() -> Value {
 }
 
 /// Answers of all kinds; the last one has reasoning, text and several calls.
-fn answers() -> Vec<Said> {
+fn answers() -> Vec<Answer> {
     let (reasoning, content) = (
         "Which one?\n\nBoth \"<b>\".",
         "Grüße, 観客 🎭!\n\n[1] {\"a\": 1}",
     );
     let tricky = weather("São \"Tomé\" \\ C:\\n\n{[<b>]} 🎭; </x>", 3);
     let clock = call("clock", Value::Object(Map::new()));
-    let said = |reasoning, content, calls: &[&Call]| Said {
+    let wanted = |reasoning, content, calls: &[&Call]| Answer {
         reasoning,
         content,
         calls: calls.iter().map(|call| (*call).clone()).collect(),
     };
     let oslo = weather("Oslo", 1);
     vec![
-        said("", content, &[]),
-        said("", "", &[&tricky]),
-        said("", "", &[&clock]),
-        said("", "", &[&tricky, &oslo]),
-        said("", "Well.", &[&clock, &tricky, &oslo]),
-        said(reasoning, content, &[]),
-        said(reasoning, "", &[&tricky]),
-        said(reasoning, "Well.", &[&clock]),
-        said(reasoning, "Well.", &[&tricky, &clock]),
+        wanted("", content, &[]),
+        wanted("", "", &[&tricky]),
+        wanted("", "", &[&clock]),
+        wanted("", "", &[&tricky, &oslo]),
+        wanted("", "Well.", &[&clock, &tricky, &oslo]),
+        wanted(reasoning, content, &[]),
+        wanted(reasoning, "", &[&tricky]),
+        wanted(reasoning, "Well.", &[&clock]),
+        wanted(reasoning, "Well.", &[&tricky, &clock]),
     ]
 }
 
@@ -81,9 +81,9 @@ pub fn ask(question: &str) -> Value {
 }
 
 /// A server with a scripted model that produces all kinds of outputs of a family.
-pub struct Speaker<'a> {
+pub struct Checker<'a> {
     family: &'a Family,
-    answers: Vec<Said>,
+    answers: Vec<Answer>,
     pub world: World,
     _folder: TempDir,
 }
@@ -103,14 +103,14 @@ fn stray(index: usize) -> String {
     format!("Stray {index}.")
 }
 
-impl<'a> Speaker<'a> {
+impl<'a> Checker<'a> {
     pub fn new(family: &'a Family) -> Self {
         let mut answers = answers();
-        answers.retain(|said| family.can_say(said));
+        answers.retain(|wanted| family.can_produce(wanted));
         let mut lines = Vec::new();
-        for (index, said) in answers.iter().enumerate() {
-            lines.push((answer(index), family.write(said)));
-            lines.push((tight(index), family.write_tight(said)));
+        for (index, wanted) in answers.iter().enumerate() {
+            lines.push((answer(index), family.write(wanted)));
+            lines.push((tight(index), family.write_tight(wanted)));
         }
         for (index, tag) in family.tokens.iter().enumerate() {
             lines.push((stray(index), format!("a{tag}b")));
@@ -132,63 +132,63 @@ impl<'a> Speaker<'a> {
     }
 
     pub fn check_answers(&self) {
-        for (index, said) in self.answers.iter().enumerate() {
-            let line = self.family.write(said);
-            Heard::ask(&self.world, &ask(&answer(index))).check(said, &line);
+        for (index, wanted) in self.answers.iter().enumerate() {
+            let line = self.family.write(wanted);
+            Received::ask(&self.world, &ask(&answer(index))).check(wanted, &line);
         }
     }
 
-    pub fn check_strays(&self) {
+    pub fn check_stray_markers(&self) {
         for index in 0..self.family.tokens.len() {
-            let heard = Heard::ask(&self.world, &ask(&stray(index)));
-            heard.check_without(self.family.hidden());
+            let received = Received::ask(&self.world, &ask(&stray(index)));
+            received.check_without(self.family.hidden());
         }
     }
 
     /// Cuts the last answer after each of its tokens.
-    pub fn check_cuts(&self) {
+    pub fn check_truncated(&self) {
         let index = self.answers.len() - 1;
-        let (said, mut body) = (&self.answers[index], ask(&answer(index)));
-        let n_tokens = Heard::ask(&self.world, &body).completion_tokens;
+        let (wanted, mut body) = (&self.answers[index], ask(&answer(index)));
+        let n_tokens = Received::ask(&self.world, &body).completion_tokens;
         for max_tokens in 1..n_tokens {
             body["max_tokens"] = max_tokens.into();
-            let heard = Heard::ask(&self.world, &body);
-            assert_eq!(heard.completion_tokens, max_tokens);
-            heard.check_cut(self.family, said);
-            heard.check_without(self.family.hidden());
+            let received = Received::ask(&self.world, &body);
+            assert_eq!(received.completion_tokens, max_tokens);
+            received.check_prefix(self.family, wanted);
+            received.check_without(self.family.hidden());
         }
     }
 
-    /// Checks required calls, which follow a grammar that allows the model's output.
+    /// Checks calls that `tool_choice` requires, for outputs that the grammar of required calls allows.
     pub fn check_required(&self) {
         let numbered = self.answers.iter().enumerate();
-        for (index, said) in numbered.filter(|(_, said)| self.family.can_be_told(said)) {
-            let line = self.family.write_tight(said);
+        for (index, wanted) in numbered.filter(|(_, wanted)| self.family.grammar_allows(wanted)) {
+            let line = self.family.write_tight(wanted);
             let mut body = ask(&tight(index));
             body["tool_choice"] = "required".into();
-            Heard::ask(&self.world, &body).check(said, &line);
-            if let [call] = said.calls.as_slice() {
+            Received::ask(&self.world, &body).check(wanted, &line);
+            if let [call] = wanted.calls.as_slice() {
                 let function = json!({"name": call.name});
                 body["tool_choice"] = json!({"type": "function", "function": function});
-                Heard::ask(&self.world, &body).check(said, &line);
+                Received::ask(&self.world, &body).check(wanted, &line);
             }
         }
     }
 
     /// Checks that the first call ends the answer if parallel calls are disabled.
-    pub fn check_alone(&self) {
-        for (index, said) in self.answers.iter().enumerate() {
+    pub fn check_single_call(&self) {
+        for (index, wanted) in self.answers.iter().enumerate() {
             let mut body = ask(&answer(index));
             body["parallel_tool_calls"] = false.into();
-            let mut said = said.clone();
-            said.calls.truncate(1);
-            Heard::ask(&self.world, &body).check(&said, &self.family.write(&said));
+            let mut wanted = wanted.clone();
+            wanted.calls.truncate(1);
+            Received::ask(&self.world, &body).check(&wanted, &self.family.write(&wanted));
         }
     }
 
     /// Checks that a conversation continues after a call.
-    pub fn check_results(&self) {
-        let said = &self.answers[0];
+    pub fn check_tool_results(&self) {
+        let wanted = &self.answers[0];
         let mut body = ask("Now?");
         let function = json!({"name": "clock", "arguments": "{}"});
         let messages = body["messages"].as_array_mut().expect("a list");
@@ -197,6 +197,6 @@ impl<'a> Speaker<'a> {
                 {"id": "call_1", "type": "function", "function": function}]}),
             json!({"role": "tool", "tool_call_id": "call_1", "content": answer(0)}),
         ]);
-        Heard::ask(&self.world, &body).check(said, &self.family.write(said));
+        Received::ask(&self.world, &body).check(wanted, &self.family.write(wanted));
     }
 }

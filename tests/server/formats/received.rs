@@ -2,34 +2,34 @@
 
 use serde_json::{Value, json};
 
-use super::family::{Call, Family, Said};
+use super::family::{Answer, Call, Family};
 use crate::http::{post, stream};
 use crate::world::World;
 
 const PATH: &str = "/v1/chat/completions";
 
 #[derive(Debug, Default, PartialEq)]
-pub struct Heard {
+pub struct Received {
     pub reasoning: String,
     pub content: String,
-    pub calls: Vec<HeardCall>,
+    pub calls: Vec<ReceivedCall>,
     pub finish_reason: String,
     pub completion_tokens: u64,
-    /// Name and arguments of a call that a stream began but did not end.
-    pub half: Option<(String, String)>,
+    /// The name and the arguments so far of a call that the stream did not complete.
+    pub partial: Option<(String, String)>,
 }
 
 /// A call that a client has assembled.
 #[derive(Debug, PartialEq)]
-pub struct HeardCall {
+pub struct ReceivedCall {
     pub id: String,
     pub name: String,
     pub arguments: String,
 }
 
-impl Heard {
-    /// The answer to a request, which must be the same whole and streamed, except for a truncated call: the stream has
-    /// sent its beginning.
+impl Received {
+    /// Sends a request with and without streaming, and returns the answer. Both answers must be equal, except that the
+    /// stream may contain the start of a truncated call.
     #[track_caller]
     pub fn ask(world: &World, body: &Value) -> Self {
         let mut body = body.clone();
@@ -39,14 +39,14 @@ impl Heard {
         body["stream_options"] = json!({"include_usage": true});
         let events = stream(world.addr, PATH, &body).rest();
         let mut streamed = Self::streamed(&events);
-        let half = streamed.calls.get(whole.calls.len()).map(|call| {
+        let partial = streamed.calls.get(whole.calls.len()).map(|call| {
             assert_eq!(whole.finish_reason, "length", "{body}");
             (call.name.clone(), call.arguments.clone())
         });
         assert!(streamed.calls.len() <= whole.calls.len() + 1, "{body}");
         streamed.calls.truncate(whole.calls.len());
         assert_eq!(streamed, whole, "{body}");
-        Self { half, ..whole }
+        Self { partial, ..whole }
     }
 
     fn whole(answer: &Value) -> Self {
@@ -54,7 +54,7 @@ impl Heard {
         let calls = message["tool_calls"].as_array().into_iter().flatten();
         let call = |call: &Value| {
             assert_eq!(call["type"], "function");
-            HeardCall {
+            ReceivedCall {
                 id: text(&call["id"]),
                 name: text(&call["function"]["name"]),
                 arguments: text(&call["function"]["arguments"]),
@@ -66,35 +66,35 @@ impl Heard {
             calls: calls.map(call).collect(),
             finish_reason: text(&choice["finish_reason"]),
             completion_tokens: tokens(answer),
-            half: None,
+            partial: None,
         }
     }
 
     fn streamed(events: &[Value]) -> Self {
-        let mut heard = Self::default();
+        let mut received = Self::default();
         let (usage, chunks) = events.split_last().expect("events");
-        heard.completion_tokens = tokens(usage);
+        received.completion_tokens = tokens(usage);
         for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
             let delta = &choice["delta"];
-            assert_eq!(heard.finish_reason, "", "a chunk follows the finish reason");
-            heard.reasoning += &text(&delta["reasoning_content"]);
-            heard.content += &text(&delta["content"]);
-            heard.finish_reason = text(&choice["finish_reason"]);
+            assert_eq!(received.finish_reason, "", "chunk after the finish reason");
+            received.reasoning += &text(&delta["reasoning_content"]);
+            received.content += &text(&delta["content"]);
+            received.finish_reason = text(&choice["finish_reason"]);
             for part in delta["tool_calls"].as_array().into_iter().flatten() {
-                heard.add_call(part);
+                received.add_call(part);
             }
         }
-        heard
+        received
     }
 
-    /// Takes id and name from the first part of a call, and the arguments from all later ones.
+    /// Adds a delta of a call. The first delta has the id and the name; later deltas have only arguments.
     fn add_call(&mut self, part: &Value) {
         let (id, function) = (text(&part["id"]), &part["function"]);
         let arguments = text(&function["arguments"]);
         if !id.is_empty() {
             assert_eq!(part["index"], self.calls.len());
             let name = text(&function["name"]);
-            self.calls.push(HeardCall {
+            self.calls.push(ReceivedCall {
                 id,
                 name,
                 arguments,
@@ -106,22 +106,22 @@ impl Heard {
         self.calls.last_mut().expect("a call with an id").arguments += &arguments;
     }
 
-    /// Checks that this is the intended answer.
+    /// Checks that this is the wanted answer, with valid and distinct call ids.
     #[track_caller]
-    pub fn check(&self, said: &Said, line: &str) {
-        assert_eq!(self.reasoning, said.reasoning, "{line:?}");
-        assert_eq!(self.content, said.content, "{line:?}");
-        let heard = self
+    pub fn check(&self, wanted: &Answer, line: &str) {
+        assert_eq!(self.reasoning, wanted.reasoning, "{line:?}");
+        assert_eq!(self.content, wanted.content, "{line:?}");
+        let received = self
             .calls
             .iter()
             .map(|call| (call.name.as_str(), call.arguments.clone()));
-        let meant = said
+        let expected = wanted
             .calls
             .iter()
             .map(|call: &Call| (call.name, call.json()));
-        let (heard, meant): (Vec<_>, Vec<_>) = (heard.collect(), meant.collect());
-        assert_eq!(heard, meant, "{line:?}");
-        let reason = if said.calls.is_empty() {
+        let (received, expected): (Vec<_>, Vec<_>) = (received.collect(), expected.collect());
+        assert_eq!(received, expected, "{line:?}");
+        let reason = if wanted.calls.is_empty() {
             "stop"
         } else {
             "tool_calls"
@@ -138,38 +138,38 @@ impl Heard {
         assert_eq!(ids.len(), self.calls.len());
     }
 
-    /// Checks that this is a prefix of the intended answer. A truncated opening of a call yields nothing, and a
-    /// truncated tag that is no token is text. Whole answers have whole calls only.
+    /// Checks that this is a prefix of the wanted answer. Each part may end with the start of a tag that is no token,
+    /// and the content with the start of a call. An answer that is not streamed has complete calls only.
     #[track_caller]
-    pub fn check_cut(&self, family: &Family, said: &Said) {
-        let line = family.write(said);
+    pub fn check_prefix(&self, family: &Family, wanted: &Answer) {
+        let line = family.write(wanted);
         let place = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
-        let openings = family.shown(&family.write(&Said {
+        let openings = family.shown(&family.write(&Answer {
             reasoning: "",
             content: "",
-            ..said.clone()
+            ..wanted.clone()
         }));
         let is_tag = |rest: &str| {
             let is_part = |tag: &str| tag.len() > rest.len() && tag.starts_with(rest);
-            family.written_tags.iter().any(|tag| is_part(tag))
+            family.text_tags.iter().any(|tag| is_part(tag))
         };
         let is_opening = |rest: &str| is_tag(rest) || is_part_of_tag(&openings, rest.trim());
-        let check = |meant: &str, heard: &str, may_follow: &dyn Fn(&str) -> bool| {
-            let rest = rest_of(heard, meant);
+        let check = |expected: &str, received: &str, may_follow: &dyn Fn(&str) -> bool| {
+            let rest = rest_of(received, expected);
             assert!(rest.is_empty() || may_follow(rest), "{rest:?} in {place}");
         };
         assert_eq!(self.finish_reason, "length", "{place}");
-        check(said.reasoning, &self.reasoning, &is_tag);
-        check(said.content, &self.content, &is_opening);
-        assert!(self.calls.len() <= said.calls.len(), "{place}");
-        for (heard, meant) in self.calls.iter().zip(&said.calls) {
-            assert_eq!(heard.name, meant.name, "{place}");
-            assert_eq!(heard.arguments, meant.json(), "{place}");
+        check(wanted.reasoning, &self.reasoning, &is_tag);
+        check(wanted.content, &self.content, &is_opening);
+        assert!(self.calls.len() <= wanted.calls.len(), "{place}");
+        for (received, expected) in self.calls.iter().zip(&wanted.calls) {
+            assert_eq!(received.name, expected.name, "{place}");
+            assert_eq!(received.arguments, expected.json(), "{place}");
         }
-        if let Some((name, arguments)) = &self.half {
-            let meant = &said.calls[self.calls.len()];
-            assert_eq!(name, meant.name, "{place}");
-            check(&meant.json(), arguments, &is_tag);
+        if let Some((name, arguments)) = &self.partial {
+            let expected = &wanted.calls[self.calls.len()];
+            assert_eq!(name, expected.name, "{place}");
+            check(&expected.json(), arguments, &is_tag);
         }
     }
 
@@ -195,16 +195,16 @@ fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     end.is_some_and(|end| rest.len() <= end && opening.starts_with(rest))
 }
 
-/// The rest of a truncated text after its common prefix with the intended text. An incomplete character at the
+/// The rest of a truncated text after its common prefix with the wanted text. An incomplete character at the
 /// end is ignored.
-fn rest_of<'a>(heard: &'a str, meant: &str) -> &'a str {
-    let heard = heard.trim_end_matches('\u{fffd}');
-    let pairs = heard.char_indices().zip(meant.chars());
+fn rest_of<'a>(received: &'a str, expected: &str) -> &'a str {
+    let received = received.trim_end_matches('\u{fffd}');
+    let pairs = received.char_indices().zip(expected.chars());
     let n_common = pairs
-        .take_while(|((_, heard), meant)| heard == meant)
+        .take_while(|((_, received), expected)| received == expected)
         .count();
-    let end = heard.char_indices().nth(n_common);
-    end.map_or("", |(end, _)| &heard[end..])
+    let end = received.char_indices().nth(n_common);
+    end.map_or("", |(end, _)| &received[end..])
 }
 
 fn text(value: &Value) -> String {
